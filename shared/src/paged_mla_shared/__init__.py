@@ -1,0 +1,16 @@
+"""Words and shapes that every Paged MLA package agrees on; no algorithm lives here.
+
+Axes, used in every shape comment of the project:
+
+====  ==========================================================================
+B     rows (requests) of a batch
+T     query tokens of the step, padded ones included
+H     query heads of this rank
+R     ``kv_lora_rank``: width of the cached latent ``ckv``
+P     ``qk_rope_head_dim``: width of the cached rotated key ``k_pe``
+N, V  ``qk_nope_head_dim``, ``v_head_dim`` of the materialised heads
+M     width of the block table
+====  ==========================================================================
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,175 @@
+"""What a case is: literal rows, the hazards around them, and why it exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.dtypes import SHORT_NAMES, numpy_dtype
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Mask, MaskSpelling, Problem, Rope
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request of a step: tokens in all, tokens of this step, and whose prefix it shares."""
+
+    seq_len: int
+    query_len: int
+    shares_prefix_of: int | None = None
+
+    @property
+    def context_len(self) -> int:
+        """Tokens cached before the step (S-2); 0 for a padded row."""
+        return max(self.seq_len - self.query_len, 0)
+
+
+class TableTail(StrEnum):
+    """What stands in block-table entries that no rule lets anyone use (S-9)."""
+
+    INT32_MAX = "int32_max"
+    MINUS_ONE = "minus_one"
+    FOREIGN = "foreign"  # live blocks of other rows
+    ZERO = "zero"
+
+
+class Tree(StrEnum):
+    """Shape of each row's draft tree."""
+
+    RANDOM = "random"
+    CHAIN = "chain"
+    STAR = "star"  # every node a child of the first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A named situation, free of dtype and model dims, which a run supplies.
+
+    Parameters
+    ----------
+    group, name : str
+        Together the stable id; never reused for another situation.
+    why : str
+        What breaks when an implementation fails it.
+    rules : tuple of str
+        Ids of the rules it exercises.
+    rows : tuple of Row
+    then : tuple of tuple of Row
+        Further steps on the same runner, each with fresh blocks and contents.
+    num_heads : int or None
+        ``None`` takes the run's model dims as they are.
+    padded_tokens : int
+        Tokens past ``cu_seqlens_q[-1]``.
+    query_scale : float
+        Factor on the queries; large values make scores of thousands.
+    softmax_scale : float or None
+        ``None`` means ``(N + P) ** -0.5``.
+    table_tail : TableTail
+    table_width : int
+        Extra columns past the longest row.
+    token_padding, block_padding : int
+        Elements, not bytes, between tokens and between blocks of the cache.
+    strided_inputs : bool
+        Queries, latents and the block table arrive as strided views of poisoned arrays.
+    cache_elements : int
+        Lower bound on the cache's size; live blocks are placed at its top.
+    features : tuple of str
+        Capabilities needed beyond what the problem itself implies.
+    """
+
+    group: str
+    name: str
+    why: str
+    rules: tuple[str, ...]
+    rows: tuple[Row, ...]
+    then: tuple[tuple[Row, ...], ...] = ()
+    num_heads: int | None = None
+    block_size: int = 64
+    mask: Mask = Mask.CAUSAL
+    mask_spelling: MaskSpelling = MaskSpelling.QLEN
+    tree: Tree = Tree.RANDOM
+    rope: Rope | None = None
+    padded_tokens: int = 0
+    query_scale: float = 1.0
+    softmax_scale: float | None = None
+    table_tail: TableTail = TableTail.INT32_MAX
+    table_width: int = 3
+    token_padding: int = 0
+    block_padding: int = 0
+    strided_inputs: bool = False
+    explicit_slots: bool = False
+    cache_elements: int = 0
+    features: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The name a person types."""
+        return f"{self.group}-{self.name}"
+
+    @property
+    def steps(self) -> tuple[tuple[Row, ...], ...]:
+        """Rows of every step, in order."""
+        return (self.rows, *self.then)
+
+    @property
+    def required_features(self) -> tuple[str, ...]:
+        """Every feature a backend must declare to be asked this case."""
+        rows = [row for step in self.steps for row in step]
+        found = set(self.features)
+        if self.padded_tokens or any(r.seq_len == 0 or r.query_len == 0 for r in rows):
+            found.add("padding")
+        if any(len({r.query_len for r in step if r.query_len}) > 1 for step in self.steps):
+            found.add("mixed")
+        if self.then:
+            found.add("replay")
+        if self.token_padding or self.block_padding:
+            found.add("strided_cache")
+        if self.strided_inputs:
+            found.add("strided_inputs")
+        if self.explicit_slots:
+            found.add("explicit_slots")
+        if self.cache_elements:
+            found.add("large_offsets")
+        return tuple(sorted(found))
+
+    def problem(self, dims: MlaDims, dtype: str) -> Problem:
+        """Return the static problem of this case for a model and an element type."""
+        if self.num_heads is not None:
+            dims = dims.with_heads(self.num_heads)
+        itemsize = numpy_dtype(dtype).itemsize
+        block_elements = self.block_size * dims.cached_dim
+        needed = max(sum(self._blocks(row) for row in step) for step in self.steps)
+        longest = max((row.seq_len for step in self.steps for row in step), default=0)
+        tree = self.mask is Mask.TREE
+        return Problem(
+            dims=dims,
+            dtype=dtype,
+            cache_format=PLAIN_FORMAT_OF_DTYPE[dtype],
+            block_size=self.block_size,
+            num_blocks=max(2 * needed + 3, -(-self.cache_elements // block_elements)),
+            max_rows=max(1, *map(len, self.steps)),
+            max_query_tokens=max(
+                1, *(n + self.padded_tokens for n in map(_query_tokens, self.steps))
+            ),
+            max_model_len=max(longest, 1),
+            softmax_scale=self.softmax_scale
+            or (dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
+            mask=self.mask,
+            mask_spelling=self.mask_spelling,
+            max_draft_tokens=max(r.query_len for s in self.steps for r in s) if tree else 0,
+            rope=self.rope,
+            token_padding=self.token_padding * itemsize,
+            block_padding=self.block_padding * itemsize,
+        )
+
+    def dtype_id(self, dtype: str) -> str:
+        """Return the case id for one element type, as test ids show it."""
+        return f"{self.id}-{SHORT_NAMES[dtype]}"
+
+    def _blocks(self, row: Row) -> int:
+        return -(-row.seq_len // self.block_size)
+
+
+def _query_tokens(rows: tuple[Row, ...]) -> int:
+    return sum(row.query_len for row in rows)

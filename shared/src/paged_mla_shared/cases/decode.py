@@ -1,0 +1,81 @@
+"""One query token per row: every head count, block size and length edge."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row
+
+GROUP = "decode"
+
+HEADS = (1, 2, 3, 6, 8, 9, 12, 16, 24, 48, 64, 96, 128)
+BLOCK_SIZES = (1, 16, 32, 64, 128, 256)
+
+
+def block_edges(block_size: int) -> tuple[int, ...]:
+    """Return the lengths on, before and after the first two block edges."""
+    edges = {1} | {k * block_size + d for k in (1, 2) for d in (-1, 0, 1)}
+    return tuple(sorted(n for n in edges if n > 0))
+
+
+def _decode(
+    name: str,
+    why: str,
+    seq_lens: tuple[int, ...],
+    *,
+    num_heads: int | None = None,
+    block_size: int = 64,
+    query_scale: float = 1.0,
+    softmax_scale: float | None = None,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-1", "S-4", "S-5", "S-7", "S-9"),
+        rows=tuple(Row(n, 1) for n in seq_lens),
+        num_heads=num_heads,
+        block_size=block_size,
+        query_scale=query_scale,
+        softmax_scale=softmax_scale,
+    )
+
+
+CASES = (
+    *(
+        _decode(f"h{h}", "head counts that are no tile multiple", (1, 64, 65, 130), num_heads=h)
+        for h in HEADS
+    ),
+    *(
+        _decode(
+            f"bs{bs}", "lengths around the edges of this block size", block_edges(bs), block_size=bs
+        )
+        for bs in BLOCK_SIZES
+    ),
+    *(
+        _decode(
+            f"sweep-bs{bs}",
+            "every length up to two blocks and one",
+            tuple(range(1, 2 * bs + 2)),
+            num_heads=2,
+            block_size=bs,
+        )
+        for bs in (16, 64)
+    ),
+    _decode("b1-long", "one row spread over many programs", (2000,)),
+    _decode(
+        "one-long-many-short", "split counts follow each row's own length", (1500, 1, 2, 3, 1, 64)
+    ),
+    _decode("b33", "more rows than a power of two", tuple(3 + 5 * i for i in range(33))),
+    _decode(
+        "scores-large",
+        "scores of thousands must not overflow or be clipped by a sentinel",
+        (1, 63, 200),
+        query_scale=1e3,
+    ),
+    _decode("scores-tiny", "nearly equal weights", (1, 63, 200), query_scale=1e-3),
+    _decode(
+        "softmax-scale",
+        "a scale that no kernel would choose by itself",
+        (1, 65, 130),
+        softmax_scale=0.3,
+    ),
+)

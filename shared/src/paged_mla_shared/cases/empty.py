@@ -1,0 +1,59 @@
+"""Rows and tokens that stand for nothing (S-2, S-6)."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row, TableTail
+
+GROUP = "empty"
+
+
+def _empty(
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    *,
+    padded_tokens: int = 0,
+    table_tail: TableTail = TableTail.INT32_MAX,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-2", "S-6", "S-9"),
+        rows=rows,
+        num_heads=6,
+        padded_tokens=padded_tokens,
+        table_tail=table_tail,
+        features=("padding",),
+    )
+
+
+CASES = (
+    _empty("first", "padded first row", (Row(0, 1), Row(65, 1), Row(3, 1))),
+    _empty("middle", "padded middle row", (Row(65, 1), Row(0, 1), Row(3, 1))),
+    _empty("last", "padded last row", (Row(65, 1), Row(3, 1), Row(0, 1))),
+    _empty("all-rows", "an idle step with padded rows", (Row(0, 1), Row(0, 1), Row(0, 1))),
+    _empty("one-row", "a single padded row", (Row(0, 1),)),
+    _empty("many-tokens", "a padded row with several tokens", (Row(0, 5), Row(70, 2), Row(0, 3))),
+    _empty(
+        "no-queries",
+        "rows that hold keys but ask nothing",
+        (Row(65, 0), Row(65, 1), Row(200, 0), Row(7, 2)),
+    ),
+    _empty("no-query-anywhere", "rows, but no token", (Row(65, 0), Row(1, 0))),
+    _empty("no-rows", "no row and no token", ()),
+    _empty("only-padded-tokens", "no row, only padded tokens", (), padded_tokens=4),
+    _empty(
+        "padded-tokens", "more tokens than the rows own", (Row(65, 1), Row(3, 2)), padded_tokens=6
+    ),
+    *(
+        _empty(
+            f"table-{tail}",
+            "a padded row's table holds what the engine fills with",
+            (Row(0, 1), Row(66, 1), Row(0, 1)),
+            padded_tokens=1,
+            table_tail=tail,
+        )
+        for tail in TableTail
+    ),
+)

@@ -1,0 +1,67 @@
+"""Many query tokens per row: prompts, continued chunks, prefix hits."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row
+
+GROUP = "extend"
+
+
+def _extend(
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    *,
+    num_heads: int | None = None,
+    block_size: int = 64,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-2", "S-4", "S-5", "S-7", "S-9"),
+        rows=rows,
+        num_heads=num_heads,
+        block_size=block_size,
+    )
+
+
+CASES = (
+    *(
+        _extend(f"fresh-q{q}", "a whole prompt, causal within itself", (Row(q, q),), num_heads=6)
+        for q in (1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 130)
+    ),
+    _extend("fresh-q256", "a prompt of several query tiles", (Row(256, 256),), num_heads=16),
+    *(
+        _extend(
+            f"continue-ctx{context}-q{q}",
+            "a chunk that starts at a block edge, one before or one after",
+            (Row(context + q, q),),
+            num_heads=4,
+        )
+        for context in (63, 64, 65)
+        for q in (1, 7, 64)
+    ),
+    _extend("long-prefix-tiny-chunk", "keys past the chunk's own length", (Row(1007, 7),)),
+    _extend(
+        "shared-prefix",
+        "two rows that read the same physical blocks",
+        (Row(150, 20), Row(140, 12, shares_prefix_of=0)),
+        num_heads=8,
+    ),
+    _extend(
+        "full-heads",
+        "all heads of the model, ragged",
+        (Row(40, 40), Row(90, 20), Row(130, 3)),
+    ),
+    *(
+        _extend(
+            f"bs{bs}",
+            "causal bottom-right alignment at this block size",
+            (Row(bs + 5, 5), Row(2 * bs + 1, min(bs + 1, 40))),
+            num_heads=3,
+            block_size=bs,
+        )
+        for bs in (1, 16, 32, 128, 256)
+    ),
+)

@@ -1,0 +1,60 @@
+"""Memory that is not dense, and tables whose tails lie (S-9)."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row, TableTail
+
+GROUP = "layouts"
+
+_ROWS = (Row(1, 1), Row(64, 3), Row(65, 1), Row(150, 20))
+
+
+def _layout(
+    name: str,
+    why: str,
+    *,
+    block_size: int = 64,
+    token_padding: int = 0,
+    block_padding: int = 0,
+    strided_inputs: bool = False,
+    table_tail: TableTail = TableTail.INT32_MAX,
+    table_width: int = 3,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-1", "S-9"),
+        rows=_ROWS,
+        num_heads=6,
+        block_size=block_size,
+        token_padding=token_padding,
+        block_padding=block_padding,
+        strided_inputs=strided_inputs,
+        table_tail=table_tail,
+        table_width=table_width,
+    )
+
+
+CASES = (
+    _layout("block-padding", "blocks further apart than they are long", block_padding=256),
+    _layout("token-padding", "tokens further apart than they are long", token_padding=64),
+    _layout(
+        "both-paddings", "a cache cut out of a larger pool", token_padding=32, block_padding=96
+    ),
+    _layout("bs16-block-padding", "padded small blocks", block_size=16, block_padding=64),
+    _layout("strided-inputs", "queries, latents and table as views", strided_inputs=True),
+    _layout(
+        "strided-everything",
+        "no dense array anywhere",
+        token_padding=32,
+        block_padding=32,
+        strided_inputs=True,
+    ),
+    *(
+        _layout(f"tail-{tail}", "table entries past a row's last block", table_tail=tail)
+        for tail in TableTail
+    ),
+    _layout("wide-table", "a table far wider than any row", table_width=300),
+    _layout("exact-table", "no column past the longest row", table_width=0),
+)

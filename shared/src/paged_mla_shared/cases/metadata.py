@@ -1,0 +1,66 @@
+"""Positions and slots, exactly (S-1, S-3)."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row, TableTail
+from paged_mla_shared.cases.decode import BLOCK_SIZES
+from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
+from paged_mla_shared.problem import Mask
+
+GROUP = "metadata"
+
+
+def _metadata(
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    *,
+    block_size: int = 64,
+    mask: Mask = Mask.CAUSAL,
+    padded_tokens: int = 0,
+    table_tail: TableTail = TableTail.INT32_MAX,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-1", "S-2", "S-3"),
+        rows=rows,
+        num_heads=1,
+        block_size=block_size,
+        mask=mask,
+        padded_tokens=padded_tokens,
+        table_tail=table_tail,
+    )
+
+
+CASES = (
+    *(
+        _metadata(
+            f"bs{bs}",
+            "a chunk that ends on, before and after a block edge",
+            tuple(Row(2 * bs + d, bs + d) for d in (-1, 0, 1) if bs + d > 0),
+            block_size=bs,
+        )
+        for bs in BLOCK_SIZES
+    ),
+    _metadata(
+        "mixed",
+        "a continued chunk counts from its cached length",
+        (CONTINUE_ONE, FRESH, PADDED, DECODE, CONTINUE_MANY),
+    ),
+    _metadata(
+        "tree", "positions follow depth, slots the index", (Row(70, 8), Row(5, 5)), mask=Mask.TREE
+    ),
+    _metadata("padded-rows", "padded rows have no slot", (Row(0, 3), Row(70, 2), Row(0, 1))),
+    _metadata(
+        "padded-tokens", "padded tokens have no slot", (Row(70, 2), Row(3, 1)), padded_tokens=5
+    ),
+    *(
+        _metadata(f"tail-{tail}", "tails give no slot", (Row(64, 64), Row(1, 1)), table_tail=tail)
+        for tail in TableTail
+    ),
+    _metadata(
+        "many-rows", "prefix sums over many rows", tuple(Row(5 + i, 1 + i % 4) for i in range(40))
+    ),
+)

@@ -1,0 +1,59 @@
+"""Fresh prompts, continued chunks, decode and padding in one call, in every kind of order."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row
+
+GROUP = "mixed"
+
+FRESH = Row(37, 37)
+CONTINUE_ONE = Row(65, 1)
+CONTINUE_MANY = Row(100, 23)
+DECODE = Row(129, 1)
+PADDED = Row(0, 0)
+
+_KINDS = (FRESH, CONTINUE_ONE, CONTINUE_MANY, DECODE, PADDED)
+
+
+def _mixed(
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    *,
+    num_heads: int | None = 5,
+    block_size: int = 64,
+    padded_tokens: int = 0,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-2", "S-3", "S-4", "S-6"),
+        rows=rows,
+        num_heads=num_heads,
+        block_size=block_size,
+        padded_tokens=padded_tokens,
+    )
+
+
+CASES = (
+    *(
+        _mixed(f"rotation{i}", "no order of row kinds is special", (*_KINDS[i:], *_KINDS[:i]))
+        for i in range(len(_KINDS))
+    ),
+    _mixed("reversed", "no order of row kinds is special", _KINDS[::-1]),
+    _mixed(
+        "uniform-short-prompts",
+        "short prompts of equal length are not verification rows",
+        (Row(4, 4), Row(4, 4), Row(4, 4)),
+    ),
+    _mixed(
+        "decode-beside-prompt",
+        "decode rows keep their own key range beside a long prompt",
+        (Row(200, 1), Row(120, 120), Row(1, 1)),
+        num_heads=16,
+    ),
+    _mixed("padded-tokens", "tokens past the last row", _KINDS, padded_tokens=9),
+    _mixed("bs16", "block size below the key tile", _KINDS, block_size=16),
+    _mixed("full-heads", "all heads of the model", (DECODE, CONTINUE_MANY, FRESH), num_heads=None),
+)

@@ -1,0 +1,71 @@
+"""Several steps on one runner: nothing of an earlier step may survive (S-17)."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row, TableTail
+from paged_mla_shared.problem import Mask
+
+GROUP = "replay"
+
+
+def _decode(*seq_lens: int) -> tuple[Row, ...]:
+    return tuple(Row(n, 1) for n in seq_lens)
+
+
+def _drafts(query_len: int, *contexts: int) -> tuple[Row, ...]:
+    return tuple(Row(context + query_len, query_len) for context in contexts)
+
+
+def _replay(
+    name: str,
+    why: str,
+    *steps: tuple[Row, ...],
+    mask: Mask = Mask.CAUSAL,
+    padded_tokens: int = 0,
+    table_tail: TableTail = TableTail.FOREIGN,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-17", "S-9"),
+        rows=steps[0],
+        then=steps[1:],
+        num_heads=8,
+        mask=mask,
+        padded_tokens=padded_tokens,
+        table_tail=table_tail,
+    )
+
+
+CASES = (
+    _replay("longer", "lengths are read anew", _decode(8, 3), _decode(300, 65)),
+    _replay("shorter", "stale tails stay unread", _decode(300, 65), _decode(8, 3)),
+    _replay(
+        "fewer-rows", "rows of a larger step are gone", _decode(*range(60, 68)), _decode(70, 5)
+    ),
+    _replay("more-rows", "schedule grows", _decode(70), _decode(*range(60, 68))),
+    _replay(
+        "8-3-1-8", "batch sizes up and down", *(_decode(*range(50, 50 + n)) for n in (8, 3, 1, 8))
+    ),
+    _replay(
+        "empty-then-full", "an idle step before a full one", (Row(0, 1),), _decode(100, 200, 1)
+    ),
+    _replay("full-then-empty", "an idle step after a full one", _decode(100, 200, 1), (Row(0, 1),)),
+    _replay(
+        "decode-extend-decode",
+        "query lengths change between steps",
+        _decode(65, 64),
+        (Row(40, 40), Row(90, 12)),
+        _decode(66, 41),
+    ),
+    _replay(
+        "trees",
+        "another mask in the same buffer, fewer nodes",
+        _drafts(8, 60, 0),
+        _drafts(3, 130),
+        _drafts(8, 1, 2),
+        mask=Mask.TREE,
+    ),
+    _replay("padded-tokens", "padding after padding", _decode(65, 3), _decode(9), padded_tokens=3),
+)

@@ -1,0 +1,76 @@
+"""Speculative verification: chains and draft trees."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row, Tree
+from paged_mla_shared.problem import Mask
+
+GROUP = "verify"
+
+
+def _chain(name: str, why: str, rows: tuple[Row, ...], num_heads: int | None = None) -> Case:
+    return Case(
+        group=GROUP,
+        name=f"chain-{name}",
+        why=why,
+        rules=("S-2", "S-3", "S-4"),
+        rows=rows,
+        num_heads=num_heads,
+    )
+
+
+def _tree(
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    *,
+    num_heads: int | None = 16,
+    tree: Tree = Tree.RANDOM,
+    block_size: int = 64,
+) -> Case:
+    return Case(
+        group=GROUP,
+        name=f"tree-{name}",
+        why=why,
+        rules=("S-3", "S-4", "S-14"),
+        rows=rows,
+        num_heads=num_heads,
+        mask=Mask.TREE,
+        tree=tree,
+        block_size=block_size,
+    )
+
+
+def _uniform(query_len: int, *contexts: int) -> tuple[Row, ...]:
+    return tuple(Row(context + query_len, query_len) for context in contexts)
+
+
+CASES = (
+    *(
+        _chain(f"q{q}", "uniform drafts across a block edge", _uniform(q, 0, 62, 130), num_heads=16)
+        for q in range(2, 9)
+    ),
+    _chain(
+        "ragged",
+        "rows with 1 to 8 drafts",
+        tuple(Row(60 + 7 * q, q) for q in range(1, 9)),
+        num_heads=8,
+    ),
+    _chain("h12-q5", "folded rows that straddle tiles", _uniform(5, 64, 3), num_heads=12),
+    _chain("full-heads", "all heads of the model", _uniform(4, 100, 190)),
+    *(
+        _tree(f"n{n}", "draft nodes of one row share positions, not slots", _uniform(n, 0, 64, 121))
+        for n in (1, 2, 8, 16, 33, 64)
+    ),
+    _tree(
+        "ragged",
+        "mask base differs from row to row",
+        (Row(70, 8), Row(3, 3), Row(200, 1), Row(135, 17)),
+    ),
+    _tree("star", "siblings see the root and themselves", _uniform(8, 50, 130), tree=Tree.STAR),
+    _tree("chain", "a chain given as a tree", _uniform(6, 63, 129), tree=Tree.CHAIN),
+    _tree("h9", "odd heads folded with nodes", _uniform(7, 61), num_heads=9),
+    _tree("full-heads", "all heads of the model", _uniform(8, 100), num_heads=None),
+    _tree("bs16", "a tree over several blocks", _uniform(24, 10, 31), block_size=16),
+    _tree("padded", "a row with no drafts between trees", (Row(20, 5), Row(0, 0), Row(80, 9))),
+)

@@ -1,0 +1,54 @@
+"""Head dimensions of MLA models (names as in the models' ``config.json``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class MlaDims:
+    """Sizes of one MLA attention layer on one rank.
+
+    Parameters
+    ----------
+    num_heads : int
+        H, query heads on this rank, 1..128 in the models served today.
+    kv_lora_rank : int
+        R, width of the cached latent and, absorbed, of keys and values.
+    qk_rope_head_dim : int
+        P, even; width of the shared rotated key.
+    qk_nope_head_dim, v_head_dim : int
+        N and V of the materialised form.
+
+    Notes
+    -----
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1 and the published configs.
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+
+    def with_heads(self, num_heads: int) -> MlaDims:
+        """Return the same layer cut to `num_heads` heads (tensor parallelism)."""
+        return replace(self, num_heads=num_heads)
+
+    @property
+    def cached_dim(self) -> int:
+        """Elements of one cached token, R + P."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+DEEPSEEK_V3 = MlaDims(128, 512, 64, 128, 128)
+DEEPSEEK_V2 = DEEPSEEK_V3
+DEEPSEEK_V2_LITE = DEEPSEEK_V3.with_heads(16)
+SMALL = MlaDims(4, 32, 16, 16, 16)
+
+PRESETS = {
+    "deepseek-v3": DEEPSEEK_V3,
+    "deepseek-v2": DEEPSEEK_V2,
+    "deepseek-v2-lite": DEEPSEEK_V2_LITE,
+    "small": SMALL,
+}

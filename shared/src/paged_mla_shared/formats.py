@@ -1,0 +1,121 @@
+"""Cache formats as declared data: what one cached token is, byte by byte (rule S-11).
+
+Everything that allocates, transfers or sizes a cache derives it from here, so a
+format that keeps scales beside the cache can never be sized as one that does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.dtypes import numpy_dtype
+
+
+class ScaleTensor(StrEnum):
+    """Float32 scales kept outside the token rows."""
+
+    NONE = "none"
+    SCALAR = "scalar"  # one for the layer
+    PER_TOKEN = "per_token"  # [num_blocks, 1, block_size]
+    PER_GROUP = "per_group"  # [num_blocks, 1, 4]: one per block_size / 4 tokens
+
+
+@dataclass(frozen=True)
+class Field:
+    """One run of equal elements inside a token's row."""
+
+    name: str
+    dtype: str
+    offset: int  # bytes from the start of the row
+    count: int  # elements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the run occupies."""
+        return self.count * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class CacheFormat:
+    """A cache format: element types of a row, and where its scales live.
+
+    Parameters
+    ----------
+    name : str
+        The name users select it by.
+    ckv_dtype, k_pe_dtype : str
+        Element types of the latent and of the rotated key.
+    inline_scale_group : int
+        Latent elements that share one float32 scale stored in the row, 0 for none.
+    scale_tensor : ScaleTensor
+        Scales kept beside the cache.
+    """
+
+    name: str
+    ckv_dtype: str
+    k_pe_dtype: str
+    inline_scale_group: int = 0
+    scale_tensor: ScaleTensor = ScaleTensor.NONE
+
+    def fields(self, dims: MlaDims) -> tuple[Field, ...]:
+        """Return the runs of a row in storage order: ``ckv``, ``ckv_scale`` if inline, ``k_pe``."""
+        parts = [("ckv", self.ckv_dtype, dims.kv_lora_rank)]
+        if self.inline_scale_group:
+            parts.append(("ckv_scale", "float32", dims.kv_lora_rank // self.inline_scale_group))
+        parts.append(("k_pe", self.k_pe_dtype, dims.qk_rope_head_dim))
+        fields: list[Field] = []
+        offset = 0
+        for name, dtype, count in parts:
+            fields.append(Field(name, dtype, offset, count))
+            offset += fields[-1].nbytes
+        return tuple(fields)
+
+    def token_bytes(self, dims: MlaDims) -> int:
+        """Return the bytes of one cached token inside the cache tensor."""
+        return sum(field.nbytes for field in self.fields(dims))
+
+    def block_bytes(self, dims: MlaDims, block_size: int) -> int:
+        """Return the bytes one block needs in all: its tokens and its share of the scale tensor."""
+        return block_size * self.token_bytes(dims) + 4 * self._scales_per_block(block_size)
+
+    def scale_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...] | None:
+        """Return the shape of the float32 scale tensor, ``None`` when there is none."""
+        if self.scale_tensor is ScaleTensor.NONE:
+            return None
+        if self.scale_tensor is ScaleTensor.SCALAR:
+            return ()
+        return (num_blocks, 1, self._scales_per_block(block_size))
+
+    def _scales_per_block(self, block_size: int) -> int:
+        if self.scale_tensor is ScaleTensor.PER_TOKEN:
+            return block_size
+        return 4 if self.scale_tensor is ScaleTensor.PER_GROUP else 0
+
+    @property
+    def is_plain(self) -> bool:
+        """True when a row is R + P elements of one type with no scale anywhere."""
+        return (
+            self.ckv_dtype == self.k_pe_dtype
+            and not self.inline_scale_group
+            and self.scale_tensor is ScaleTensor.NONE
+        )
+
+
+_E4M3 = "float8_e4m3"
+
+FORMATS = {
+    f.name: f
+    for f in (
+        CacheFormat("bf16", "bfloat16", "bfloat16"),
+        CacheFormat("fp16", "float16", "float16"),
+        CacheFormat("fp32", "float32", "float32"),
+        CacheFormat("fp8_e4m3", _E4M3, _E4M3, scale_tensor=ScaleTensor.SCALAR),
+        CacheFormat("fp8_ds_mla", _E4M3, "bfloat16", inline_scale_group=128),
+        CacheFormat("fp8_block_token", _E4M3, _E4M3, scale_tensor=ScaleTensor.PER_TOKEN),
+        CacheFormat("fp8_block_group", _E4M3, _E4M3, scale_tensor=ScaleTensor.PER_GROUP),
+    )
+}
+
+PLAIN_FORMAT_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}

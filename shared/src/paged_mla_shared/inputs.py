@@ -1,0 +1,215 @@
+"""Seeded, hostile inputs: whatever no rule lets an implementation read is poisoned.
+
+Blocks are shuffled, dead cache slots and padded tokens hold NaN or huge numbers, table
+tails hold addresses that fault or belong to others, and views have poisoned gaps. The
+same case, dims and dtype give the same bits on every machine.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.dtypes import largest_below, numpy_dtype
+from paged_mla_shared.problem import Batch, Mask, Problem
+
+INT32_MAX = 2**31 - 1
+HUGE = 1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a case, before any rule has been applied.
+
+    Parameters
+    ----------
+    problem : Problem
+    batch : Batch
+        A tree mask is spelled QLEN here, whatever the problem's spelling.
+    context_ckv : dtype [K, R]
+        Latents cached before the step, row after row, K = sum of context lengths.
+    context_k_pe : dtype [K, P]
+        Their keys, already rotated.
+    poison : dtype [2, cached_dim]
+        Contents of unread token slots, alternating: NaN, then huge.
+    """
+
+    problem: Problem
+    batch: Batch
+    context_ckv: NDArray[Any]
+    context_k_pe: NDArray[Any]
+    poison: NDArray[Any]
+
+
+def build_steps(case: Case, dims: MlaDims, dtype: str) -> list[Step]:
+    """Return the steps of `case` at `dims` in element type `dtype`."""
+    problem = case.problem(dims, dtype)
+    rng = np.random.default_rng(zlib.crc32(case.id.encode()))
+    return [_build_step(case, problem, rows, rng) for rows in case.steps]
+
+
+def _build_step(
+    case: Case, problem: Problem, rows: tuple[Row, ...], rng: np.random.Generator
+) -> Step:
+    dims, dtype = problem.dims, problem.dtype
+    query_lens = np.array([row.query_len for row in rows], np.int64)
+    live_tokens = int(query_lens.sum())
+    tokens = live_tokens + case.padded_tokens
+    context_ckv, context_k_pe = _contexts(problem, rows, rng)
+
+    real = np.zeros(tokens, bool)  # tokens some rule lets one read
+    real[:live_tokens] = np.repeat([row.seq_len > 0 for row in rows], query_lens)
+
+    def tensor(*inner: int, scale: float = 1.0) -> NDArray[Any]:
+        values = _normal(rng, (tokens, *inner), dtype, scale)
+        values[~real] = np.nan
+        return _strided(values) if case.strided_inputs else values
+
+    table = _block_table(case, problem, rows, rng)
+    cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+    batch = Batch(
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=np.array([row.seq_len for row in rows], np.int32),
+        block_table=_strided(table) if case.strided_inputs else table,
+        q_nope=tensor(dims.num_heads, dims.kv_lora_rank, scale=case.query_scale),
+        q_pe=tensor(dims.num_heads, dims.qk_rope_head_dim, scale=case.query_scale),
+        ckv=tensor(dims.kv_lora_rank),
+        k_pe=tensor(dims.qk_rope_head_dim),
+        mask=_trees(case.tree, query_lens, rng) if case.mask is Mask.TREE else None,
+        slot_mapping=_slots(problem, table, rows, tokens, rng) if case.explicit_slots else None,
+    )
+    return Step(
+        problem=problem,
+        batch=batch,
+        context_ckv=context_ckv,
+        context_k_pe=context_k_pe,
+        poison=poison_rows(dtype, dims.cached_dim),
+    )
+
+
+def poison_rows(dtype: str, width: int) -> NDArray[Any]:
+    """Return two token rows [2, width] nobody may read: all NaN, and all huge."""
+    rows = np.empty((2, width), numpy_dtype(dtype))
+    rows[0] = np.nan
+    rows[1] = largest_below(dtype, HUGE)
+    return rows
+
+
+def _normal(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1.0
+) -> NDArray[Any]:
+    values = rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+    return values.astype(numpy_dtype(dtype))
+
+
+def _contexts(
+    problem: Problem, rows: tuple[Row, ...], rng: np.random.Generator
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    ckv: list[NDArray[Any]] = []
+    k_pe: list[NDArray[Any]] = []
+    for row in rows:
+        ckv.append(_normal(rng, (row.context_len, problem.dims.kv_lora_rank), problem.dtype))
+        k_pe.append(_normal(rng, (row.context_len, problem.dims.qk_rope_head_dim), problem.dtype))
+        if row.shares_prefix_of is not None:
+            shared = _shared_blocks(row, rows, problem.block_size) * problem.block_size
+            ckv[-1][:shared] = ckv[row.shares_prefix_of][:shared]
+            k_pe[-1][:shared] = k_pe[row.shares_prefix_of][:shared]
+    if not rows:
+        return (
+            _normal(rng, (0, problem.dims.kv_lora_rank), problem.dtype),
+            _normal(rng, (0, problem.dims.qk_rope_head_dim), problem.dtype),
+        )
+    return np.concatenate(ckv), np.concatenate(k_pe)
+
+
+def _shared_blocks(row: Row, rows: tuple[Row, ...], block_size: int) -> int:
+    """Return how many leading blocks are full of context in both rows."""
+    assert row.shares_prefix_of is not None
+    return min(row.context_len, rows[row.shares_prefix_of].context_len) // block_size
+
+
+def _block_table(
+    case: Case, problem: Problem, rows: tuple[Row, ...], rng: np.random.Generator
+) -> NDArray[np.int32]:
+    counts = [-(-row.seq_len // problem.block_size) for row in rows]
+    pool = problem.num_blocks
+    if case.cache_elements:
+        free = np.arange(pool - sum(counts), pool)
+        free = rng.permutation(free)
+    else:
+        free = rng.permutation(pool)
+    width = max(counts, default=0) + case.table_width
+    table = np.full((len(rows), width), -1, np.int64)
+    for b, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        shared = 0
+        if row.shares_prefix_of is not None:
+            shared = _shared_blocks(row, rows, problem.block_size)
+            table[b, :shared] = table[row.shares_prefix_of, :shared]
+        table[b, shared:count], free = free[: count - shared], free[count - shared :]
+    tail = np.arange(width)[None, :] >= np.array(counts, np.int64)[:, None]
+    live = table[~tail]
+    if case.table_tail is TableTail.INT32_MAX:
+        table[tail] = INT32_MAX
+    elif case.table_tail is TableTail.ZERO:
+        table[tail] = 0
+    elif case.table_tail is TableTail.FOREIGN and live.size:
+        table[tail] = rng.choice(live, int(tail.sum()))
+    return table.astype(np.int32)
+
+
+def _slots(
+    problem: Problem,
+    table: NDArray[np.int32],
+    rows: tuple[Row, ...],
+    tokens: int,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Return distinct slots of live blocks in random order, every third token skipped."""
+    counts = [-(-row.seq_len // problem.block_size) for row in rows]
+    live = np.concatenate([table[b, :n] for b, n in enumerate(counts)]).astype(np.int64)
+    slots = (live[:, None] * problem.block_size + np.arange(problem.block_size)).ravel()
+    chosen = rng.permutation(slots)[:tokens]
+    mapping = np.full(tokens, -1, np.int64)
+    mapping[: len(chosen)] = chosen
+    mapping[2::3] = -1
+    return mapping
+
+
+def _trees(
+    shape: Tree, query_lens: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Return each row's ancestor-or-self matrix, flattened and concatenated (QLEN spelling)."""
+    flat: list[NDArray[np.bool_]] = []
+    for nodes in query_lens:
+        sees = np.eye(int(nodes), dtype=bool)
+        for node in range(1, int(nodes)):
+            if shape is Tree.RANDOM:
+                parent = int(rng.integers(0, node))
+            else:
+                parent = node - 1 if shape is Tree.CHAIN else 0
+            sees[node] |= sees[parent]
+        flat.append(sees.ravel())
+    return np.concatenate(flat) if flat else np.zeros(0, bool)
+
+
+def _strided(values: NDArray[Any]) -> NDArray[Any]:
+    """Return an equal view inside a larger array whose gaps hold poison.
+
+    The last axis keeps stride 1, as kernels that load vectors need; a two-dimensional
+    integer array (a block table) is strided along both axes.
+    """
+    if values.dtype.kind == "i":
+        wide = np.full((values.shape[0], 2 * values.shape[1] + 1), INT32_MAX, values.dtype)
+        view = wide[:, : 2 * values.shape[1] : 2]
+    else:
+        extra = (2 * values.shape[0], *values.shape[1:-1], values.shape[-1] + 32)
+        wide = np.full(extra, np.nan, values.dtype)
+        view = wide[: 2 * values.shape[0] : 2, ..., : values.shape[-1]]
+    view[...] = values
+    return view
