@@ -1,0 +1,8 @@
+"""Executable specification of paged MLA attention: the rules S-1 to S-20, in NumPy.
+
+Every module states one group of rules and is written to be read beside it. Arithmetic is
+float64; results are rounded only where a rule says so, and only by
+:func:`paged_mla_reference.rounding.round_to`.
+"""
+
+__version__ = "0.1.0"

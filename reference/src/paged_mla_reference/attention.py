@@ -1,0 +1,142 @@
+"""Rules S-5, S-6 and S-7: scores, softmax, output and lse of every query.
+
+Queries are absorbed: they meet the cached latent directly, which is key and value at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+from paged_mla_reference.cache import read_slots
+from paged_mla_reference.masks import visibility
+from paged_mla_reference.paging import query_spans, slots_of
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.rope import rotate
+from paged_mla_reference.rounding import Rounding, round_to, widen
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What every query gets, and how large the numbers were on the way.
+
+    Parameters
+    ----------
+    out : float64 [T, H, R]
+    lse : float64 [T, H]
+        Nats; -inf where nothing is visible (S-6, S-7).
+    score_bound : float64 [T, H]
+        Largest ``softmax_scale * sum_i |q_i * k_ji|`` over visible keys j: what a score's
+        rounding error is proportional to. 0 where nothing is visible.
+    value_bound : float64 [T, H]
+        Largest ``|ckv|`` over visible keys; 0 where nothing is visible.
+    """
+
+    out: NDArray[np.float64]
+    lse: NDArray[np.float64]
+    score_bound: NDArray[np.float64]
+    value_bound: NDArray[np.float64]
+
+    def output(self, dtype: str) -> Output:
+        """Return the answer as it travels: ``out`` in `dtype`, ``lse`` in float32."""
+        return Output(out=round_to(self.out, dtype), lse=round_to(self.lse, "float32"))
+
+
+def attend(
+    problem: Problem, batch: Batch, image: CacheImage, rounding: Rounding = Rounding.SPEC
+) -> Answer:
+    """Attend every query to what the cache holds now (S-4 to S-7).
+
+    ``s_j = softmax_scale * (q_nope . ckv_j + q_pe . k_pe_j)`` over visible keys j;
+    ``lse = ln sum_j exp(s_j)``; ``out = sum_j exp(s_j - lse) * ckv_j``.
+
+    A query that sees nothing, and a padded token, gets ``out`` 0 and ``lse`` -inf (S-6). No slot
+    is read that no query of its row sees (S-9).
+
+    Parameters
+    ----------
+    problem, batch : Problem, Batch
+        Valid (:mod:`paged_mla_reference.validate`). ``ckv``, ``k_pe`` and ``slot_mapping`` of the
+        batch are not read: append them first.
+    image : CacheImage
+    rounding : Rounding
+        Where results are rounded: nowhere, or at the specification's rounding points. These
+        are a rotated ``q_pe`` (to the problem's dtype), scores (float32), the weights that meet
+        the values (the problem's dtype; the denominator sums float32 weights), ``out`` (the
+        problem's dtype) and ``lse`` (float32).
+    """
+    return attend_visible(problem, batch, image, visibility(problem, batch), rounding)
+
+
+def attend_visible(
+    problem: Problem,
+    batch: Batch,
+    image: CacheImage,
+    visible: Sequence[NDArray[np.bool_]],
+    rounding: Rounding = Rounding.SPEC,
+) -> Answer:
+    """Attend as :func:`attend` does, to the keys named by `visible`.
+
+    Parameters
+    ----------
+    visible : sequence of bool [query_len, seq_len]
+        One matrix per row. A rank of a context-parallel group passes its own keys (S-18).
+    """
+    queries = _queries(problem, batch, rounding)  # [T, H, R+P]
+    answer = _nothing_visible(problem, batch)
+    for row, span in enumerate(query_spans(batch)):
+        seen = visible[row]  # [q, S]
+        read = np.flatnonzero(seen.any(axis=0))  # [K]
+        slots = slots_of(batch.block_table[row], read, problem.block_size)
+        ckv, k_pe = map(widen, read_slots(image, slots))
+        keys = np.hstack([ckv, k_pe])  # [K, R+P]
+        for t, sees in zip(range(span.start, span.stop), seen[:, read], strict=True):
+            if sees.any():
+                one = _attend_one(problem, queries[t], keys[sees], rounding)
+                answer.out[t], answer.lse[t], answer.score_bound[t], answer.value_bound[t] = one
+    return answer
+
+
+def _attend_one(
+    problem: Problem, query: NDArray[np.float64], keys: NDArray[np.float64], rounding: Rounding
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
+    """Return what one query token [H, R+P] gets from the keys it sees [K, R+P], K >= 1."""
+
+    def rounded(x: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+        return x if rounding is Rounding.EXACT else widen(round_to(x, dtype))
+
+    values = keys[:, : problem.dims.kv_lora_rank]  # [K, R]
+    scores = rounded(problem.softmax_scale * (query @ keys.T), "float32")  # [H, K]
+    highest = scores.max(axis=1, keepdims=True)  # [H, 1]
+    weights = rounded(np.exp(scores - highest), "float32")  # [H, K]
+    total = weights.sum(axis=1, keepdims=True)  # [H, 1]
+    out = rounded(rounded(weights, problem.dtype) @ values / total, problem.dtype)  # [H, R]
+    lse = rounded((highest + np.log(total))[:, 0], "float32")  # [H]
+    magnitudes = problem.softmax_scale * (np.abs(query) @ np.abs(keys).T)  # [H, K]
+    return out, lse, magnitudes.max(axis=1), float(np.abs(values).max())
+
+
+def _queries(problem: Problem, batch: Batch, rounding: Rounding) -> NDArray[np.float64]:
+    """Return every query as one vector, ``q_pe`` rotated if the problem says so, [T, H, R+P]."""
+    q_pe = widen(batch.q_pe)
+    if problem.rope is not None:
+        q_pe = rotate(q_pe, metadata(problem, batch).positions, problem.rope)
+        if rounding is Rounding.SPEC:
+            q_pe = widen(round_to(q_pe, problem.dtype))
+    return np.concatenate([widen(batch.q_nope), q_pe], axis=2)
+
+
+def _nothing_visible(problem: Problem, batch: Batch) -> Answer:
+    """Return the answer of queries that see nothing (S-6)."""
+    shape = (batch.num_tokens, problem.dims.num_heads)
+    return Answer(
+        out=np.zeros((*shape, problem.dims.kv_lora_rank)),
+        lse=np.full(shape, -np.inf),
+        score_bound=np.zeros(shape),
+        value_bound=np.zeros(shape),
+    )

@@ -1,0 +1,119 @@
+"""The specification as a backend: it must pass the suite that is built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_mla_shared.backend import Capabilities, Runner
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+
+import paged_mla_reference
+from paged_mla_reference.attention import attend
+from paged_mla_reference.cache import append, gather_context
+from paged_mla_reference.merge import merge
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.validate import validate_batch, validate_problem
+
+CAPABILITIES = Capabilities(
+    ops=frozenset({"plan", "append", "attend", "merge", "gather_context"}),
+    dtypes=frozenset(PLAIN_FORMAT_OF_DTYPE),
+    cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE.values()),
+    block_sizes=frozenset(range(1, 257)),
+    num_heads=frozenset(range(1, 129)),
+    head_dims=frozenset((r, p) for r in (16, 32, 64, 128, 256, 512) for p in (8, 16, 32, 64)),
+    masks=frozenset({"causal", "non_causal", "tree:qlen", "tree:full", "tree:packed"}),
+    ropes=frozenset({"interleaved", "neox"}),
+    features=frozenset(
+        {
+            "mixed",
+            "padding",
+            "replay",
+            "strided_cache",
+            "strided_inputs",
+            "large_offsets",
+            "explicit_slots",
+            "validation",
+        }
+    ),
+    max_query_len=2**20,
+)
+
+
+@dataclass(frozen=True)
+class ReferenceBackend:
+    """NumPy in float64, rounded where the rules round."""
+
+    name: str = "paged-mla-reference"
+    version: str = paged_mla_reference.__version__
+    mode: str = "cpu"
+    device: str = "NumPy"
+    capabilities: Capabilities = CAPABILITIES
+
+    def prepare(self, problem: Problem) -> Runner:
+        """Build a runner whose cache is all zeros."""
+        validate_problem(problem)
+        unmet = self.capabilities.unmet(problem, (), ())
+        if unmet:
+            raise Unsupported("; ".join(unmet))
+        return ReferenceRunner(problem)
+
+
+class ReferenceRunner:
+    """One problem and its cache, as a sparse image. Every call checks its batch first."""
+
+    def __init__(self, problem: Problem) -> None:
+        layout = problem.layout
+        self._problem = problem
+        self._image = CacheImage(
+            layout=layout,
+            block_ids=np.zeros(0, np.int64),
+            blocks=np.zeros((0, layout.block_stride), np.uint8),
+            poison=np.zeros(numpy_dtype(problem.dtype).itemsize, np.uint8),
+        )
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Make the cache equal `image`, poison included."""
+        self._image = image
+
+    def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return raw bytes uint8 [n, block_stride] of those blocks as they are now."""
+        return self._image.read(block_ids)
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Return positions and slots (S-1, S-3)."""
+        validate_batch(self._problem, batch)
+        return metadata(self._problem, batch)
+
+    def append(self, batch: Batch) -> None:
+        """Write the batch's ``ckv`` and ``k_pe`` to the cache (S-10)."""
+        validate_batch(self._problem, batch)
+        self._image = append(self._problem, batch, self._image)
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend every query to what the cache holds now (S-4 to S-7)."""
+        validate_batch(self._problem, batch)
+        answer = attend(self._problem, batch, self._image, Rounding.SPEC)
+        return answer.output(self._problem.dtype)
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Merge float32 partials of one query set (S-8)."""
+        return merge(partials)
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P]."""
+        validate_batch(self._problem, batch)
+        return gather_context(self._problem, batch, self._image)
+
+
+def create() -> ReferenceBackend:
+    """Return the reference as a backend."""
+    return ReferenceBackend()

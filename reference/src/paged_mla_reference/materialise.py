@@ -1,0 +1,72 @@
+"""From a step of a case to what a backend is handed: its batch, and the cache before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_mla_shared.inputs import Step
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling
+
+from paged_mla_reference.cache import encode, write_slots
+from paged_mla_reference.masks import decode_mask, spell_mask
+from paged_mla_reference.paging import context_lens, slots_of, used_blocks
+
+
+def materialise(step: Step) -> tuple[Batch, CacheImage]:
+    """Return the step's batch, its mask respelled, and the cache as it is before the step.
+
+    Context latents lie at their slots (S-1). Every other token row of a live block is poison,
+    NaN at even slots and huge at odd ones; gaps between rows and between blocks are NaN; all
+    other blocks repeat a NaN and a huge element (S-9). Only live blocks are stored, so the
+    number of blocks does not matter.
+    """
+    return _respell(step), _cache_before(step)
+
+
+def live_blocks(step: Step) -> NDArray[np.int64]:
+    """Return the blocks some row uses or some explicit slot names, sorted."""
+    batch, block_size = step.batch, step.problem.block_size
+    found = [used_blocks(batch, row, block_size) for row in range(batch.num_rows)]
+    if batch.slot_mapping is not None:
+        found.append(batch.slot_mapping[batch.slot_mapping >= 0] // block_size)
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+
+
+def _respell(step: Step) -> Batch:
+    problem, batch = step.problem, step.batch
+    if problem.mask is not Mask.TREE:
+        return batch
+    matrices = decode_mask(replace(problem, mask_spelling=MaskSpelling.QLEN), batch)
+    mask = spell_mask(
+        matrices,
+        problem.mask_spelling,
+        batch.seq_lens,
+        problem.max_draft_tokens,
+        batch.num_tokens,
+    )
+    return replace(batch, mask=mask)
+
+
+def _cache_before(step: Step) -> CacheImage:
+    layout, batch = step.problem.layout, step.batch
+    block_ids = live_blocks(step)
+    gap = step.poison[0, :1].view(np.uint8)  # one NaN element
+    blocks = np.tile(gap, (len(block_ids), layout.block_stride // len(gap)))
+    slots = block_ids[:, None] * layout.block_size + np.arange(layout.block_size)
+    rank = layout.dims.kv_lora_rank
+    poison = encode(layout, step.poison[:, :rank], step.poison[:, rank:])  # [2, token_bytes]
+    layout.rows(blocks)[...] = poison[slots % 2]
+    empty = CacheImage(
+        layout=layout,
+        block_ids=block_ids,
+        blocks=blocks,
+        poison=np.ascontiguousarray(step.poison[:, 0]).view(np.uint8),
+    )
+    context = [np.zeros(0, np.int64)]
+    for row, length in enumerate(context_lens(batch).tolist()):
+        context.append(slots_of(batch.block_table[row], np.arange(length), layout.block_size))
+    tokens = encode(layout, step.context_ckv, step.context_k_pe)
+    return write_slots(empty, np.concatenate(context), tokens)

@@ -1,0 +1,65 @@
+"""Rules S-1 and S-2: slots of positions, blocks of rows, lengths of contexts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_mla_shared.problem import Batch
+
+NO_SLOT = -1
+
+
+def blocks_of(seq_len: int, block_size: int) -> int:
+    """Return the blocks that `seq_len` tokens occupy, ``ceil(seq_len / block_size)``."""
+    return -(-seq_len // block_size)
+
+
+def used_blocks(batch: Batch, row: int, block_size: int) -> NDArray[np.int64]:
+    """Return the only table entries of a row that may be read, int64 [blocks] (S-1, S-9)."""
+    return batch.block_table[row, : blocks_of(int(batch.seq_lens[row]), block_size)].astype(
+        np.int64
+    )
+
+
+def slots_of(
+    table_row: NDArray[Any], positions: NDArray[np.int64], block_size: int
+) -> NDArray[np.int64]:
+    """Return where the tokens of one row lie in the cache (S-1).
+
+    ``slot = table_row[p // block_size] * block_size + p % block_size``
+
+    Parameters
+    ----------
+    table_row : int [M]
+        The row's block ids; entries that no position needs are not read.
+    positions : int64 [n]
+        Token indices inside the row, 0 .. seq_len - 1.
+    block_size : int
+        Tokens per block.
+
+    Returns
+    -------
+    int64 [n]
+        In tokens. 64 bits: slots of legal caches exceed 31 bits once multiplied by a stride.
+    """
+    block_ids = table_row[positions // block_size].astype(np.int64)
+    return block_ids * block_size + positions % block_size
+
+
+def context_lens(batch: Batch) -> NDArray[np.int64]:
+    """Return the tokens each row had before this step, int64 [B] (S-2).
+
+    ``context_len = seq_len - query_len``; 0 for a padded row (``seq_len`` 0), however many
+    query tokens it carries.
+    """
+    seq_lens = batch.seq_lens.astype(np.int64)
+    return np.where(seq_lens > 0, seq_lens - batch.query_lens, 0)
+
+
+def query_spans(batch: Batch) -> list[slice]:
+    """Return the query tokens of each row as a slice of the token axis."""
+    bounds = batch.cu_seqlens_q.tolist()
+    return [slice(start, stop) for start, stop in pairwise(bounds)]

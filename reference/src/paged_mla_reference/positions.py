@@ -1,0 +1,46 @@
+"""Rule S-3: positions of query tokens, and the slots their keys are written to."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_mla_shared.problem import Batch, Mask, Metadata, Problem
+
+from paged_mla_reference.masks import decode_mask
+from paged_mla_reference.paging import NO_SLOT, context_lens, query_spans, slots_of
+
+
+def metadata(problem: Problem, batch: Batch) -> Metadata:
+    """Return what a plan derives from lengths, table and mask (S-1, S-3).
+
+    Token i of a row has index ``context_len + i`` and its key goes to the slot of that index.
+    Its position is the same number, except in a draft tree, where it is ``context_len`` plus
+    the node's depth: siblings share a position, never a slot.
+
+    Returns
+    -------
+    Metadata
+        Position 0 and slot -1 for padding: tokens of rows with ``seq_len`` 0, and tokens at or
+        past ``cu_seqlens_q[-1]``. ``batch.slot_mapping`` plays no part.
+    """
+    positions = np.zeros(batch.num_tokens, np.int64)
+    slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
+    depths = _depths(problem, batch)
+    contexts = context_lens(batch).tolist()
+    for row, span in enumerate(query_spans(batch)):
+        if batch.seq_lens[row] == 0:
+            continue
+        index = contexts[row] + np.arange(span.stop - span.start)  # [q]
+        positions[span] = contexts[row] + depths[row]
+        slots[span] = slots_of(batch.block_table[row], index, problem.block_size)
+    return Metadata(positions=positions, slot_mapping=slots)
+
+
+def _depths(problem: Problem, batch: Batch) -> list[NDArray[np.int64]]:
+    """Return each query's distance from the end of its row's context, one int64 [q] per row.
+
+    A tree node is as deep as the number of drafts it sees besides itself.
+    """
+    if problem.mask is Mask.TREE:
+        return [tree.sum(axis=1, dtype=np.int64) - 1 for tree in decode_mask(problem, batch)]
+    return [np.arange(q, dtype=np.int64) for q in batch.query_lens.tolist()]

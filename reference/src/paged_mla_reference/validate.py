@@ -1,0 +1,183 @@
+"""Every input the rules forbid, and the error it raises.
+
+An implementation that declares the feature "validation" raises :class:`InvalidArgument` for
+each of these before anything is written, naming the same argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_mla_shared.dtypes import dtype_name, numpy_dtype
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope
+
+from paged_mla_reference.paging import blocks_of, context_lens, used_blocks
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.validate_mask import validate_mask
+
+
+def validate_problem(problem: Problem) -> None:
+    """Raise ``InvalidArgument`` if no runner can be built for `problem`."""
+    if problem.dtype not in PLAIN_FORMAT_OF_DTYPE:
+        raise InvalidArgument("dtype", problem.dtype, "one of " + ", ".join(PLAIN_FORMAT_OF_DTYPE))
+    if problem.cache_format not in FORMATS:
+        raise InvalidArgument("cache_format", problem.cache_format, "one of " + ", ".join(FORMATS))
+    stored = FORMATS[problem.cache_format]
+    if stored.is_plain and stored.ckv_dtype != problem.dtype:
+        allowed = f"{PLAIN_FORMAT_OF_DTYPE[problem.dtype]} for dtype {problem.dtype}"
+        raise InvalidArgument("cache_format", problem.cache_format, allowed)
+    _validate_sizes(problem)
+    itemsize = numpy_dtype(stored.ckv_dtype).itemsize
+    for name in ("token_padding", "block_padding"):
+        padding = getattr(problem, name)
+        if padding < 0 or padding % itemsize:
+            raise InvalidArgument(name, f"{padding} bytes", f"multiples of {itemsize}, >= 0")
+    scale = problem.softmax_scale
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidArgument("softmax_scale", scale, "a finite number > 0")
+    if problem.rope is not None:
+        _validate_rope(problem.rope)
+
+
+def _validate_sizes(problem: Problem) -> None:
+    dims = problem.dims
+    sizes = {
+        "num_heads": dims.num_heads,
+        "kv_lora_rank": dims.kv_lora_rank,
+        "qk_rope_head_dim": dims.qk_rope_head_dim,
+        "qk_nope_head_dim": dims.qk_nope_head_dim,
+        "v_head_dim": dims.v_head_dim,
+        "block_size": problem.block_size,
+        "num_blocks": problem.num_blocks,
+        "max_rows": problem.max_rows,
+        "max_query_tokens": problem.max_query_tokens,
+        "max_model_len": problem.max_model_len,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise InvalidArgument(name, size, ">= 1")
+    if dims.qk_rope_head_dim % 2:
+        raise InvalidArgument("qk_rope_head_dim", dims.qk_rope_head_dim, "even sizes")
+    drafts = problem.max_draft_tokens
+    if drafts < 0 or (drafts > 0 and problem.mask is not Mask.TREE):
+        raise InvalidArgument("max_draft_tokens", drafts, ">= 0, and 0 without a tree mask")
+
+
+def _validate_rope(rope: Rope) -> None:
+    numbers = [rope.theta]
+    if rope.yarn is not None:
+        yarn = rope.yarn
+        numbers += [yarn.factor, yarn.original_max_position, yarn.beta_fast, yarn.beta_slow]
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise InvalidArgument("rope", rope, "finite parameters > 0")
+
+
+def validate_batch(problem: Problem, batch: Batch) -> None:
+    """Raise ``InvalidArgument`` if no rule allows `batch` on a runner of `problem`.
+
+    Shapes and types come first, then lengths, then the blocks they reach, then slots. Values
+    that nothing may read are not looked at (S-9).
+    """
+    _validate_arrays(problem, batch)
+    _validate_lengths(problem, batch)
+    _validate_block_table(problem, batch)
+    validate_mask(problem, batch)
+    _validate_slots(problem, batch)
+
+
+def validate_partials(partials: Sequence[Output]) -> None:
+    """Raise ``InvalidArgument`` unless `partials` can be merged (S-8)."""
+    if not partials:
+        raise InvalidArgument("partials", "none", "at least one")
+    shape = partials[0].out.shape
+    if len(shape) != 3:
+        raise InvalidArgument("out", f"{len(shape)} axes", "[T, H, R]")
+    for partial in partials:
+        _check("out", partial.out, "float32", shape)
+        _check("lse", partial.lse, "float32", shape[:2])
+        if not np.all(partial.lse < np.inf):
+            raise InvalidArgument("lse", "NaN or +inf", "finite values, and -inf for no key")
+
+
+def _check(name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> None:
+    if dtype_name(array.dtype) != dtype:
+        raise InvalidArgument(name, f"dtype {dtype_name(array.dtype)}", dtype)
+    if array.shape != shape:
+        raise InvalidArgument(name, f"shape {array.shape}", f"shape {shape}")
+
+
+def _validate_arrays(problem: Problem, batch: Batch) -> None:
+    dims = problem.dims
+    tokens, rows = batch.q_nope.shape[:1], batch.seq_lens.shape[:1]
+    if not tokens:
+        raise InvalidArgument("q_nope", "no axis", "[T, H, R]")
+    if not rows:
+        raise InvalidArgument("seq_lens", "no axis", "[B]")
+    _check("q_nope", batch.q_nope, problem.dtype, (*tokens, dims.num_heads, dims.kv_lora_rank))
+    _check("q_pe", batch.q_pe, problem.dtype, (*tokens, dims.num_heads, dims.qk_rope_head_dim))
+    _check("ckv", batch.ckv, problem.dtype, (*tokens, dims.kv_lora_rank))
+    _check("k_pe", batch.k_pe, problem.dtype, (*tokens, dims.qk_rope_head_dim))
+    _check("seq_lens", batch.seq_lens, "int32", rows)
+    _check("cu_seqlens_q", batch.cu_seqlens_q, "int32", (rows[0] + 1,))
+    if batch.block_table.ndim != 2:
+        raise InvalidArgument("block_table", f"{batch.block_table.ndim} axes", "[B, M]")
+    _check("block_table", batch.block_table, "int32", (*rows, batch.block_table.shape[1]))
+    if batch.slot_mapping is not None:
+        _check("slot_mapping", batch.slot_mapping, "int64", tokens)
+    if batch.num_rows > problem.max_rows:
+        raise InvalidArgument("max_rows", f"{batch.num_rows} rows", f"<= {problem.max_rows}")
+    if batch.num_tokens > problem.max_query_tokens:
+        allowed = f"<= {problem.max_query_tokens}"
+        raise InvalidArgument("max_query_tokens", f"{batch.num_tokens} tokens", allowed)
+
+
+def _validate_lengths(problem: Problem, batch: Batch) -> None:
+    cu_seqlens_q, seq_lens = batch.cu_seqlens_q.astype(np.int64), batch.seq_lens
+    if cu_seqlens_q[0] != 0:
+        raise InvalidArgument("cu_seqlens_q", f"first entry {cu_seqlens_q[0]}", "0")
+    if (np.diff(cu_seqlens_q) < 0).any():
+        raise InvalidArgument("cu_seqlens_q", "decreasing entries", "prefix sums")
+    if cu_seqlens_q[-1] > batch.num_tokens:
+        allowed = f"<= T = {batch.num_tokens}"
+        raise InvalidArgument("cu_seqlens_q", f"last entry {cu_seqlens_q[-1]}", allowed)
+    if (seq_lens < 0).any():
+        raise InvalidArgument("seq_lens", f"{seq_lens.min()}", ">= 0")
+    if (seq_lens > problem.max_model_len).any():
+        allowed = f"<= max_model_len = {problem.max_model_len}"
+        raise InvalidArgument("seq_lens", f"{seq_lens.max()}", allowed)
+    short = np.flatnonzero(context_lens(batch) < 0)
+    if short.size:
+        row = int(short[0])
+        allowed = f"0 or >= query_len = {batch.query_lens[row]}"
+        raise InvalidArgument("seq_lens", f"{seq_lens[row]} in row {row}", allowed)
+
+
+def _validate_block_table(problem: Problem, batch: Batch) -> None:
+    width = batch.block_table.shape[1]
+    for row, seq_len in enumerate(batch.seq_lens.tolist()):
+        if blocks_of(seq_len, problem.block_size) > width:
+            allowed = f">= {blocks_of(seq_len, problem.block_size)}, for {seq_len} tokens"
+            raise InvalidArgument("block_table", f"{width} columns in row {row}", allowed)
+        used = used_blocks(batch, row, problem.block_size)
+        if ((used < 0) | (used >= problem.num_blocks)).any():
+            raise InvalidArgument(
+                "block_table", f"a block of row {row} outside", f"[0, {problem.num_blocks})"
+            )
+
+
+def _validate_slots(problem: Problem, batch: Batch) -> None:
+    slots, argument = batch.slot_mapping, "slot_mapping"
+    if slots is None:
+        slots, argument = metadata(problem, batch).slot_mapping, "block_table"
+    limit = problem.num_blocks * problem.block_size
+    if ((slots < -1) | (slots >= limit)).any():
+        raise InvalidArgument(argument, "slots outside", f"-1, or [0, {limit})")
+    written = slots[slots >= 0]
+    if len(np.unique(written)) < len(written):
+        raise InvalidArgument(argument, "one slot for two tokens", "distinct slots")
