@@ -125,6 +125,10 @@ class Backend(Protocol):
         """Human name of what it runs on."""
 
     @property
+    def memory_bytes(self) -> int:
+        """Bytes free for one cache."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """What it claims."""
 

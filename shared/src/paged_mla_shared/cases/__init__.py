@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from paged_mla_shared.cases import (
     append,
+    causality,
     decode,
     empty,
     extend,
+    gather,
     large_offsets,
     layouts,
     masks,
@@ -14,9 +16,11 @@ from paged_mla_shared.cases import (
     mixed,
     replay,
     rope,
+    siblings,
     verify,
 )
 from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
+from paged_mla_shared.cases.merge import MERGES, MergeCase
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     module.GROUP: module.CASES
@@ -30,10 +34,13 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         empty,
         layouts,
         masks,
+        causality,
+        siblings,
         rope,
         large_offsets,
         replay,
+        gather,
     )
 }
 
-__all__ = ["GROUPS", "Case", "Row", "TableTail", "Tree"]
+__all__ = ["GROUPS", "MERGES", "Case", "MergeCase", "Row", "TableTail", "Tree"]

@@ -1,0 +1,56 @@
+"""Run the suite against a backend: ``python -m paged_mla_conformance --backend MODULE:FACTORY``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+
+from paged_mla_shared.dims import PRESETS
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run pytest on the suite; return 0 when the backend conforms."""
+    parser = argparse.ArgumentParser(
+        prog="paged_mla_conformance",
+        description="Prove a paged MLA backend right, or find where it is wrong.",
+        epilog="Further arguments go to pytest.",
+    )
+    parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
+    parser.add_argument("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
+    parser.add_argument("--only", metavar="ID", help="replay one test or case id")
+    parser.add_argument("--expected-failures", type=Path, metavar="TOML")
+    parser.add_argument(
+        "--report", type=Path, metavar="JSON", help="writes HTML and JUnit beside it"
+    )
+    parser.add_argument("--workers", default="0", help="processes (pytest-xdist), or 'auto'")
+    options, passed_on = parser.parse_known_args(arguments)
+    return int(pytest.main(pytest_arguments(options, passed_on)))
+
+
+def pytest_arguments(options: argparse.Namespace, passed_on: list[str]) -> list[str]:
+    """Return pytest's command line for `options`."""
+    command = [
+        str(Path(__file__).with_name("suite")),
+        "--quiet",
+        "--tb=short",
+        f"--confcutdir={Path(__file__).parent}",
+        f"--mla-backend={options.backend}",
+        f"--numprocesses={options.workers}",
+    ]
+    if options.dims:
+        command.append(f"--mla-dims={options.dims}")
+    if options.only:
+        command.append(f"--mla-only={options.only}")
+    if options.expected_failures:
+        command.append(f"--mla-expected-failures={options.expected_failures}")
+    if options.report:
+        command.append(f"--mla-report={options.report}")
+        command.append(f"--junitxml={options.report.with_suffix('.xml')}")
+    return command + passed_on
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""Inputs no rule allows, each the smallest change to a good one, with the argument at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from paged_mla_shared.cases import Case, Row
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem, Rope, RopePairing
+
+ROWS = (Row(70, 3), Row(20, 20), Row(5, 1))
+
+
+def _case(name: str, **more: Any) -> Case:
+    why = "a good step, to be spoiled"
+    return Case(group="errors", name=name, why=why, rules=("S-2",), rows=ROWS, num_heads=4, **more)
+
+
+BASES = {
+    "causal": _case("causal"),
+    "slots": _case("slots", explicit_slots=True),
+    **{s.value: _case(s.value, mask=Mask.TREE, mask_spelling=s) for s in MaskSpelling},
+}
+
+_CALLS_TAKING = {
+    "q_nope": ("attend",),
+    "q_pe": ("attend",),
+    "mask": ("attend",),
+    "ckv": ("append",),
+    "k_pe": ("append",),
+    "slot_mapping": ("append",),
+}
+
+
+@dataclass(frozen=True)
+class BadProblem:
+    """A problem that ``prepare`` must refuse, naming `argument`."""
+
+    name: str
+    argument: str
+    spoil: Callable[[Problem], Problem]
+    base: str = "causal"
+
+
+@dataclass(frozen=True)
+class BadBatch:
+    """A batch that every call which takes `argument` must refuse, naming it."""
+
+    name: str
+    argument: str
+    spoil: Callable[[Problem, Batch], Batch]
+    base: str = "causal"
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Runner calls that take the argument."""
+        return _CALLS_TAKING.get(self.argument, ("plan", "append", "attend"))
+
+
+def _set(field: str, value: Any) -> Callable[[Problem], Problem]:
+    return lambda problem: replace(problem, **{field: value})
+
+
+def _dims(field: str, value: int) -> Callable[[Problem], Problem]:
+    return lambda problem: replace(problem, dims=replace(problem.dims, **{field: value}))
+
+
+def _other_format(problem: Problem) -> Problem:
+    return replace(problem, cache_format="fp32" if problem.dtype != "float32" else "fp16")
+
+
+def _element(field: str, index: Any, value: int) -> Callable[[Problem, Batch], Batch]:
+    def spoil(_: Problem, batch: Batch) -> Batch:
+        array = getattr(batch, field).copy()
+        array[index] = value
+        return replace(batch, **{field: array})
+
+    return spoil
+
+
+def _cast(field: str, dtype: Any) -> Callable[[Problem, Batch], Batch]:
+    def spoil(_: Problem, batch: Batch) -> Batch:
+        return replace(batch, **{field: getattr(batch, field).astype(dtype)})
+
+    return spoil
+
+
+def _shape(field: str, change: Callable[[Any], Any]) -> Callable[[Problem, Batch], Batch]:
+    def spoil(_: Problem, batch: Batch) -> Batch:
+        return replace(batch, **{field: change(getattr(batch, field))})
+
+    return spoil
+
+
+def _past_the_cache(problem: Problem, batch: Batch) -> Batch:
+    return _element("block_table", (0, 1), problem.num_blocks)(problem, batch)
+
+
+def _slot_past_the_cache(problem: Problem, batch: Batch) -> Batch:
+    slots = problem.num_blocks * problem.block_size
+    return _element("slot_mapping", 0, slots)(problem, batch)
+
+
+def _repeated_slot(_: Problem, batch: Batch) -> Batch:
+    assert batch.slot_mapping is not None
+    slots = batch.slot_mapping.copy()
+    slots[1] = slots[0]
+    return replace(batch, slot_mapping=slots)
+
+
+def _two_rows_write_one_block(_: Problem, batch: Batch) -> Batch:
+    table = batch.block_table.copy()
+    table[2, 0] = table[1, 0]
+    return replace(batch, block_table=table)
+
+
+def _clear_own_bit(_: Problem, batch: Batch) -> Batch:
+    assert batch.mask is not None
+    mask = batch.mask.copy()
+    mask[0] = False
+    return replace(batch, mask=mask)
+
+
+def _see_a_later_node(_: Problem, batch: Batch) -> Batch:
+    assert batch.mask is not None
+    mask = batch.mask.copy()
+    mask[1] = True
+    return replace(batch, mask=mask)
+
+
+def _false_context(_: Problem, batch: Batch) -> Batch:
+    assert batch.mask is not None
+    mask = batch.mask.copy()
+    mask[0] = False  # row 0 starts with 67 context columns
+    return replace(batch, mask=mask)
+
+
+def _with_mask(_: Problem, batch: Batch) -> Batch:
+    return replace(batch, mask=np.ones(4, bool))
+
+
+def _without_mask(_: Problem, batch: Batch) -> Batch:
+    return replace(batch, mask=None)
+
+
+BAD_PROBLEMS = (
+    BadProblem("scale-nan", "softmax_scale", _set("softmax_scale", float("nan"))),
+    BadProblem("scale-inf", "softmax_scale", _set("softmax_scale", float("inf"))),
+    BadProblem("scale-zero", "softmax_scale", _set("softmax_scale", 0.0)),
+    BadProblem("scale-negative", "softmax_scale", _set("softmax_scale", -0.1)),
+    BadProblem("block-size-zero", "block_size", _set("block_size", 0)),
+    BadProblem("block-size-negative", "block_size", _set("block_size", -64)),
+    BadProblem("no-blocks", "num_blocks", _set("num_blocks", 0)),
+    BadProblem("no-heads", "num_heads", _dims("num_heads", 0)),
+    BadProblem("odd-rope", "qk_rope_head_dim", _dims("qk_rope_head_dim", 15)),
+    BadProblem("no-rank", "kv_lora_rank", _dims("kv_lora_rank", 0)),
+    BadProblem("strange-rank", "kv_lora_rank", _dims("kv_lora_rank", 40)),
+    BadProblem("unknown-dtype", "dtype", _set("dtype", "int8")),
+    BadProblem("unknown-format", "cache_format", _set("cache_format", "int4")),
+    BadProblem("format-of-other-dtype", "cache_format", _other_format),
+    BadProblem("no-rows", "max_rows", _set("max_rows", 0)),
+    BadProblem("no-tokens", "max_query_tokens", _set("max_query_tokens", 0)),
+    BadProblem("no-length", "max_model_len", _set("max_model_len", 0)),
+    BadProblem("negative-padding", "token_padding", _set("token_padding", -4)),
+    BadProblem("ragged-padding", "block_padding", _set("block_padding", 1)),
+    BadProblem("no-drafts", "max_draft_tokens", _set("max_draft_tokens", 0), base="qlen"),
+    BadProblem("theta", "rope", _set("rope", Rope(RopePairing.NEOX, theta=0.0))),
+)
+
+BAD_BATCHES = (
+    BadBatch("lens-int64", "seq_lens", _cast("seq_lens", np.int64)),
+    BadBatch("lens-2d", "seq_lens", _shape("seq_lens", lambda a: a[:, None])),
+    BadBatch("lens-short", "seq_lens", _shape("seq_lens", lambda a: a[:2])),
+    BadBatch("lens-negative", "seq_lens", _element("seq_lens", 0, -1)),
+    BadBatch("lens-past-capacity", "seq_lens", _element("seq_lens", 0, 71)),
+    BadBatch("lens-below-query", "seq_lens", _element("seq_lens", 1, 19)),
+    BadBatch("cu-int64", "cu_seqlens_q", _cast("cu_seqlens_q", np.int64)),
+    BadBatch("cu-empty", "cu_seqlens_q", _shape("cu_seqlens_q", lambda a: a[:0])),
+    BadBatch("cu-not-from-0", "cu_seqlens_q", _element("cu_seqlens_q", 0, 1)),
+    BadBatch("cu-decreasing", "cu_seqlens_q", _element("cu_seqlens_q", 1, 24)),
+    BadBatch("cu-past-tokens", "cu_seqlens_q", _element("cu_seqlens_q", 3, 25)),
+    BadBatch("table-int64", "block_table", _cast("block_table", np.int64)),
+    BadBatch("table-1d", "block_table", _shape("block_table", lambda a: a[0])),
+    BadBatch("table-fewer-rows", "block_table", _shape("block_table", lambda a: a[:2])),
+    BadBatch("table-narrow", "block_table", _shape("block_table", lambda a: a[:, :1])),
+    BadBatch("table-negative", "block_table", _element("block_table", (0, 1), -1)),
+    BadBatch("table-past-cache", "block_table", _past_the_cache),
+    BadBatch("table-write-overlap", "block_table", _two_rows_write_one_block),
+    BadBatch("q-nope-dtype", "q_nope", _cast("q_nope", np.float64)),
+    BadBatch("q-nope-heads", "q_nope", _shape("q_nope", lambda a: a[:, :-1])),
+    BadBatch("q-nope-width", "q_nope", _shape("q_nope", lambda a: a[..., :-1])),
+    BadBatch("q-pe-dtype", "q_pe", _cast("q_pe", np.float64)),
+    BadBatch("q-pe-width", "q_pe", _shape("q_pe", lambda a: a[..., :-1])),
+    BadBatch("q-pe-tokens", "q_pe", _shape("q_pe", lambda a: a[:-1])),
+    BadBatch("ckv-dtype", "ckv", _cast("ckv", np.float64)),
+    BadBatch("ckv-tokens", "ckv", _shape("ckv", lambda a: a[:-1])),
+    BadBatch("ckv-width", "ckv", _shape("ckv", lambda a: a[:, :-1])),
+    BadBatch("k-pe-dtype", "k_pe", _cast("k_pe", np.float64)),
+    BadBatch("k-pe-tokens", "k_pe", _shape("k_pe", lambda a: a[:-1])),
+    BadBatch("slots-int32", "slot_mapping", _cast("slot_mapping", np.int32), base="slots"),
+    BadBatch("slots-short", "slot_mapping", _shape("slot_mapping", lambda a: a[:-1]), base="slots"),
+    BadBatch("slots-below", "slot_mapping", _element("slot_mapping", 0, -2), base="slots"),
+    BadBatch("slots-past-cache", "slot_mapping", _slot_past_the_cache, base="slots"),
+    BadBatch("slots-repeated", "slot_mapping", _repeated_slot, base="slots"),
+    BadBatch("mask-unexpected", "mask", _with_mask),
+    BadBatch("mask-missing", "mask", _without_mask, base="qlen"),
+    BadBatch("mask-dtype", "mask", _cast("mask", np.float32), base="qlen"),
+    BadBatch("mask-short", "mask", _shape("mask", lambda a: a[:-1]), base="qlen"),
+    BadBatch("mask-blind-node", "mask", _clear_own_bit, base="qlen"),
+    BadBatch("mask-later-node", "mask", _see_a_later_node, base="qlen"),
+    BadBatch("mask-full-short", "mask", _shape("mask", lambda a: a[:-1]), base="full"),
+    BadBatch("mask-full-context", "mask", _false_context, base="full"),
+    BadBatch("mask-packed-narrow", "mask", _shape("mask", lambda a: a[:, :1]), base="packed"),
+    BadBatch("mask-packed-lines", "mask", _shape("mask", lambda a: a[:-1]), base="packed"),
+)

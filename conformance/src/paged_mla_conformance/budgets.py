@@ -1,0 +1,84 @@
+"""How far an answer may be from the exact one: derived for every token, never tuned.
+
+The oracle answers twice: exactly (float64), and rounded where the specification rounds
+(scores and lse to float32, weights and outputs to the problem's dtype). A correct
+implementation rounds in the same places in another order, so it may be twice as far
+from the exact answer, plus what the rounded oracle cannot show by chance:
+
+* one ulp of the output type at the token's largest output;
+* the float32 error of a dot product summed in any order. A sum of n products computed
+  with unit roundoff u is off by about ``sqrt(n) u sum|x y|`` (Higham and Mary 2019, "A new
+  approach to probabilistic rounding error analysis"); the factor 4 makes it a bound
+  that a run of millions of dot products keeps.
+
+Rule ids: S-5, S-6, S-7, S-8.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.attention import Answer
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.problem import Output, Problem
+
+_UNIT_ROUNDOFF = 2.0**-24  # float32
+_DOT_CONFIDENCE = 4.0
+_LSE_ULPS = 4
+
+
+def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+    """Return the spacing of `dtype` at each magnitude."""
+    info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
+    exponent = np.floor(np.log2(np.maximum(magnitude, float(info.smallest_normal))))
+    return np.asarray(np.exp2(exponent) * float(info.eps), np.float64)
+
+
+def score_error(problem: Problem, exact: Answer) -> NDArray[np.float64]:
+    """Return the float32 error bound of each query's scores, [T, H]."""
+    terms = problem.dims.cached_dim
+    return np.asarray(_DOT_CONFIDENCE * math.sqrt(terms) * _UNIT_ROUNDOFF * exact.score_bound)
+
+
+def out_budget(problem: Problem, exact: Answer, rounded: Answer) -> NDArray[np.float64]:
+    """Return the largest allowed |out - exact| of each token, [T]."""
+    distance = _largest(np.abs(rounded.out - exact.out))  # [T]
+    floor = ulp(_largest(np.abs(exact.out)), problem.dtype)
+    weights = 2 * score_error(problem, exact) * exact.value_bound  # [T, H]
+    return 2 * distance + floor + _largest(weights)
+
+
+def lse_budget(problem: Problem, exact: Answer, rounded: Answer) -> NDArray[np.float64]:
+    """Return the largest allowed |lse - exact| of each query, [T, H]; 0 where lse is -inf."""
+    seen = np.isfinite(exact.lse)
+    exact_lse = np.where(seen, exact.lse, 0.0)
+    distance = _largest(np.abs(np.where(seen, rounded.lse, 0.0) - exact_lse))[:, None]
+    floor = _LSE_ULPS * ulp(np.abs(exact_lse), "float32")
+    return np.where(seen, 2 * distance + floor + score_error(problem, exact), 0.0)
+
+
+def merge_budget(partials: list[Output]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the allowed errors of a float32 merge: out [T, H], lse [T, H] (S-8).
+
+    Each weight ``exp(lse_i - lse)`` carries the rounding of a difference of size up to
+    ``max|lse|`` and a few operations of its own.
+    """
+    lses = np.stack([p.lse for p in partials]).astype(np.float64)  # [n, T, H]
+    seen = np.isfinite(lses)
+    spread = np.where(seen, np.abs(lses), 0.0).max(axis=0)  # [T, H]
+    values = np.stack([np.abs(np.nan_to_num(p.out)).max(axis=-1) for p in partials])
+    largest = np.where(seen, values, 0.0).max(axis=0)
+    relative = _UNIT_ROUNDOFF * (8 + 2 * spread) * len(partials)
+    return relative * largest, relative + _LSE_ULPS * ulp(spread, "float32")
+
+
+def _largest(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the maximum over all axes but the first, 0 for no elements."""
+    flat = values.reshape(len(values), -1) if values.size else np.zeros((len(values), 1))
+    largest: NDArray[np.float64] = flat.max(axis=1)
+    return largest

@@ -1,0 +1,206 @@
+"""Comparing an answer with the oracle's; a mismatch says where, by how much and which rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance import budgets
+from paged_mla_reference.attention import Answer
+from paged_mla_shared.dtypes import dtype_name
+from paged_mla_shared.layout import CacheLayout
+from paged_mla_shared.problem import Metadata, Output, Problem
+
+
+class Mismatch(AssertionError):
+    """An answer no rule allows."""
+
+    def __init__(self, rule: str, what: str, detail: str) -> None:
+        self.rule = rule
+        super().__init__(f"[{rule}] {what}: {detail}")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison that held: its worst error and the budget there."""
+
+    what: str
+    error: float
+    budget: float
+
+
+def check_output(problem: Problem, actual: Output, exact: Answer, rounded: Answer) -> list[Check]:
+    """Hold an attention output against the oracle (S-5, S-6, S-7)."""
+    _same_form("out", actual.out, exact.out.shape, problem.dtype)
+    _same_form("lse", actual.lse, exact.lse.shape, "float32")
+    _same_anomalies(actual, exact)
+    out = actual.out.astype(np.float64)
+    empty = np.isneginf(exact.lse)
+    if np.any(out[empty] != 0):
+        at = _first(empty & (out != 0).any(axis=-1))
+        raise Mismatch("S-6", "out", f"not 0 at {at}, where the query sees no key")
+    seen = ~empty
+    lse = np.where(seen, actual.lse.astype(np.float64), 0.0)
+    return [
+        _within(
+            "S-5", "out", out, exact.out, budgets.out_budget(problem, exact, rounded)[:, None, None]
+        ),
+        _within(
+            "S-7",
+            "lse",
+            lse,
+            np.where(seen, exact.lse, 0.0),
+            budgets.lse_budget(problem, exact, rounded),
+        ),
+    ]
+
+
+def check_merge(actual: Output, expected: Output, partials: list[Output]) -> list[Check]:
+    """Hold a merged answer against the oracle's (S-8)."""
+    _same_form("out", actual.out, expected.out.shape, "float32")
+    _same_form("lse", actual.lse, expected.lse.shape, "float32")
+    exact = Answer(
+        expected.out.astype(np.float64),
+        expected.lse.astype(np.float64),
+        np.zeros(expected.lse.shape),
+        np.zeros(expected.lse.shape),
+    )
+    _same_anomalies(actual, exact, rule="S-8")
+    out_budget, lse_budget = budgets.merge_budget(partials)
+    seen = np.isfinite(expected.lse)
+    return [
+        _within("S-8", "out", actual.out, expected.out, out_budget[:, :, None]),
+        _within(
+            "S-8",
+            "lse",
+            np.where(seen, actual.lse, 0.0),
+            np.where(seen, expected.lse, 0.0),
+            lse_budget,
+        ),
+    ]
+
+
+def check_metadata(actual: Metadata, expected: Metadata) -> list[Check]:
+    """Positions and slots are exact (S-1, S-3)."""
+    for rule, what in (("S-3", "positions"), ("S-1", "slot_mapping")):
+        mine, theirs = getattr(actual, what), getattr(expected, what)
+        _same_form(what, mine, theirs.shape, "int64")
+        if not np.array_equal(mine, theirs):
+            at = _first(mine != theirs)
+            raise Mismatch(rule, what, f"first wrong at {at}: {mine[at]}, expected {theirs[at]}")
+    return [Check("positions", 0.0, 0.0), Check("slot_mapping", 0.0, 0.0)]
+
+
+def check_cache(
+    layout: CacheLayout,
+    block_ids: NDArray[np.int64],
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+    *,
+    rotated: bool,
+) -> list[Check]:
+    """Every byte of the cache is as the rules leave it (S-10).
+
+    With `rotated`, the k_pe of each token was computed, not copied, and may be one ulp off;
+    everything else is exact.
+    """
+    if actual.shape != expected.shape or actual.dtype != np.uint8:
+        detail = f"{actual.dtype}{actual.shape}, expected uint8{expected.shape}"
+        raise Mismatch("S-10", "read_cache", detail)
+    allowed = actual == expected
+    worst = 0.0
+    if rotated:
+        worst = _accept_one_ulp(layout, allowed, actual, expected)
+    if allowed.all():
+        return [Check("cache bytes", worst, 1.0 if rotated else 0.0)]
+    block, byte = _first(~allowed)
+    token, offset = divmod(byte, layout.token_stride)
+    place = f"token {token}, byte {offset} of its row"
+    if token >= layout.block_size or offset >= layout.token_bytes:
+        place = f"padding byte {byte}"
+    raise Mismatch(
+        "S-10",
+        "cache",
+        f"{int((~allowed).sum())} bytes wrong, first in block {int(block_ids[block])}, {place}: "
+        f"{actual[block, byte]:#04x}, expected {expected[block, byte]:#04x}",
+    )
+
+
+def _accept_one_ulp(
+    layout: CacheLayout,
+    allowed: NDArray[np.bool_],
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+) -> float:
+    """Mark k_pe bytes as allowed where the values are within one ulp; return the worst in ulps."""
+    mine = layout.field(actual, "k_pe")
+    theirs = layout.field(expected, "k_pe")
+    name = dtype_name(mine.dtype)
+    a, b = mine.astype(np.float64), theirs.astype(np.float64)
+    both_read = np.isfinite(a) & np.isfinite(b)
+    difference = np.abs(np.where(both_read, a, 0.0) - np.where(both_read, b, 0.0))
+    ulps = difference / budgets.ulp(np.abs(np.where(both_read, b, 0.0)), name)
+    field = next(f for f in layout.format.fields(layout.dims) if f.name == "k_pe")
+    within = np.repeat(both_read & (ulps <= 1.0), mine.dtype.itemsize, axis=-1)
+    rows = layout.rows(allowed.view(np.uint8))
+    rows[:, :, field.offset : field.offset + field.nbytes] |= within.astype(np.uint8)
+    return float(ulps.max(initial=0.0))
+
+
+def check_bitwise(rule: str, actual: Output, expected: Output, why: str) -> list[Check]:
+    """Two answers that must agree to the last bit."""
+    for what in ("out", "lse"):
+        a, b = getattr(actual, what), getattr(expected, what)
+        if a.shape != b.shape or a.tobytes() != b.tobytes():
+            raise Mismatch(rule, what, f"bits differ: {why}")
+    return [Check(f"bitwise: {why}", 0.0, 0.0)]
+
+
+def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:
+    if array.shape != shape:
+        raise Mismatch("S-5", what, f"shape {array.shape}, expected {shape}")
+    if dtype_name(array.dtype) != dtype:
+        raise Mismatch("S-5", what, f"dtype {array.dtype}, expected {dtype}")
+
+
+def _same_anomalies(actual: Output, exact: Answer, rule: str = "S-6") -> None:
+    """NaN nowhere, infinities only as lse = -inf of queries that see nothing."""
+    if not np.isfinite(actual.out.astype(np.float32)).all():
+        at = _first(~np.isfinite(actual.out.astype(np.float32)))
+        raise Mismatch(rule, "out", f"{actual.out[at]} at {at}; no output is ever NaN or infinite")
+    wrong = np.isneginf(actual.lse) != np.isneginf(exact.lse)
+    wrong |= np.isnan(actual.lse) | np.isposinf(actual.lse)
+    if wrong.any():
+        at = _first(wrong)
+        raise Mismatch(rule, "lse", f"{actual.lse[at]} at {at}, expected {exact.lse[at]}")
+
+
+def _within(
+    rule: str,
+    what: str,
+    actual: NDArray[Any],
+    exact: NDArray[Any],
+    budget: NDArray[np.float64],
+) -> Check:
+    error = np.abs(actual.astype(np.float64) - exact.astype(np.float64))
+    allowed = np.broadcast_to(budget, error.shape)
+    if (error > allowed).any():
+        at = _first(error > allowed)
+        raise Mismatch(
+            rule,
+            what,
+            f"{int((error > allowed).sum())} of {error.size} elements past their budget, first at "
+            f"{at}: {float(actual[at]):.8g}, exact {float(exact[at]):.8g}, "
+            f"error {error[at]:.3g}, budget {allowed[at]:.3g}",
+        )
+    if not error.size:
+        return Check(what, 0.0, 0.0)
+    tightest = np.unravel_index(np.argmax(error / np.maximum(allowed, 1e-300)), error.shape)
+    return Check(what, float(error[tightest]), float(allowed[tightest]))
+
+
+def _first(where: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(where)[0])

@@ -1,0 +1,169 @@
+"""The pytest plugin: loads a backend by name, asks it every case, and says one verdict.
+
+Inert unless ``--mla-backend`` is given.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from paged_mla_conformance.collector import (
+    EXPECTED,
+    RUN,
+    SKIP,
+    TRIAL,
+    Collector,
+    marker_of,
+    test_id,
+)
+from paged_mla_conformance.expected import load_expected_failures
+from paged_mla_conformance.profile import CORE, Run
+from paged_mla_conformance.report import Report
+from paged_mla_conformance.selection import (
+    CaseParam,
+    Skip,
+    params_of_group,
+    why_skip,
+    why_skip_op,
+)
+from paged_mla_conformance.trial import Trial
+from paged_mla_shared.backend import Backend
+from paged_mla_shared.dims import PRESETS
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the suite's options."""
+    group = parser.getgroup("paged-mla", "paged MLA conformance")
+    group.addoption("--mla-backend", metavar="MODULE:FACTORY", help="backend under test")
+    group.addoption("--mla-dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
+    group.addoption("--mla-only", metavar="ID", help="run one case id, as reports print it")
+    group.addoption("--mla-expected-failures", type=Path, metavar="TOML")
+    group.addoption("--mla-report", type=Path, metavar="JSON", help="also writes HTML beside it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the backend and everything the run needs."""
+    config.addinivalue_line("markers", "mla(group, ops, rules): what a conformance test asks")
+    name = config.getoption("--mla-backend")
+    if name is None:
+        return
+    backend = load_backend(name)
+    run = Run(backend, name, config.getoption("--mla-dims") or CORE[backend.mode].dims)
+    config.stash[RUN] = run
+    path = config.getoption("--mla-expected-failures")
+    try:
+        config.stash[EXPECTED] = load_expected_failures(path) if path else {}
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
+    report = Report(run, partial=config.getoption("--mla-only") is not None)
+    config.pluginmanager.register(Collector(config, report), "paged-mla-collector")
+
+
+def load_backend(name: str) -> Backend:
+    """Return the backend that ``module:factory`` makes.
+
+    Raises
+    ------
+    pytest.UsageError
+        The name is malformed, the module cannot be imported, or the factory is missing.
+    """
+    module_name, _, factory = name.partition(":")
+    if not module_name or not factory:
+        raise pytest.UsageError(f"--mla-backend: got {name!r}; allowed: MODULE:FACTORY")
+    try:
+        create = getattr(importlib.import_module(module_name), factory)
+    except (ImportError, AttributeError) as error:
+        raise pytest.UsageError(f"--mla-backend {name}: {error}") from error
+    backend: Backend = create()
+    if backend.mode not in CORE:
+        raise pytest.UsageError(f"{name}: mode got {backend.mode!r}; allowed: {sorted(CORE)}")
+    return backend
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Name the backend, its mode and what it is asked."""
+    run = config.stash.get(RUN, None)
+    if run is None:
+        return []
+    backend = run.backend
+    return [
+        f"paged-mla backend: {backend.name} {backend.version} ({run.factory})",
+        f"paged-mla mode: {backend.mode} on {backend.device}",
+        f"paged-mla dims: {run.dims_name}, dtypes: {' '.join(run.dtypes)}",
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each suite test the cases of its group."""
+    marker = metafunc.definition.get_closest_marker("mla")
+    if marker is None or "trial" not in metafunc.fixturenames:
+        return
+    run = metafunc.config.stash.get(RUN, None)
+    if run is None:
+        raise pytest.UsageError("the paged MLA suite needs --mla-backend MODULE:FACTORY")
+    params = params_of_group(run, marker.kwargs["group"])
+    assert params, f"group {marker.kwargs['group']} has no case"
+    metafunc.parametrize("trial", params, ids=[p.id for p in params], indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Narrow to one id, and hold the expected failures against what exists."""
+    if RUN not in config.stash:
+        return
+    suite = [item for item in items if item.get_closest_marker("mla")]
+    known = {test_id(item) for item in suite}
+    expected = config.stash[EXPECTED]
+    unknown = set(expected) - known
+    if unknown:
+        raise pytest.UsageError(f"expected failures that are no test: {sorted(unknown)}")
+    only = config.getoption("--mla-only")
+    if only is not None:
+        chosen = [item for item in suite if only in {test_id(item), _param_id(item)}]
+        if not chosen:
+            raise pytest.UsageError(f"--mla-only: no test or case is called {only!r}")
+        items[:] = suite = chosen
+    for item in suite:
+        entry = expected.get(test_id(item))
+        if entry is not None:
+            mark = pytest.mark.xfail(reason=entry.reason, raises=AssertionError, strict=True)
+            item.add_marker(mark)
+
+
+@pytest.fixture
+def mla_run(request: pytest.FixtureRequest) -> Run:
+    """Return the run: backend, dims and dtypes."""
+    return request.config.stash[RUN]
+
+
+@pytest.fixture
+def trial(request: pytest.FixtureRequest, mla_run: Run) -> Trial:
+    """Return the case under test, or skip it with the reason."""
+    param: CaseParam = request.param
+    item: pytest.Item = request.node
+    skip = why_skip(mla_run, param, marker_of(item).kwargs["ops"])
+    _skip_if(item, skip)
+    trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype)
+    item.stash[TRIAL] = trial
+    return trial
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests whose ops or features the backend does not declare."""
+    marker = item.get_closest_marker("mla")
+    if marker is None:
+        return
+    for op in marker.kwargs["ops"]:
+        _skip_if(item, why_skip_op(item.config.stash[RUN], op))
+
+
+def _skip_if(item: pytest.Item, skip: Skip | None) -> None:
+    if skip is not None:
+        item.stash[SKIP] = skip
+        pytest.skip(skip.reason)
+
+
+def _param_id(item: pytest.Item) -> str:
+    return item.name.partition("[")[2].removesuffix("]")

@@ -1,0 +1,68 @@
+"""What every backend must declare to be called conformant, by the mode it runs in.
+
+The interpreter computes wrongly on bfloat16 and cannot hold a cache past 2^31 elements,
+so its core is smaller and its verdict always names the mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_mla_shared.backend import Backend
+from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.dims import PRESETS, MlaDims
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Core requirements of one mode.
+
+    Parameters
+    ----------
+    dims : str
+        Preset the mode runs at unless told otherwise.
+    dtypes : tuple of str
+        Element types that must be declared.
+    optional : frozenset of str
+        Ops and features whose absence is a skip, not a verdict.
+    """
+
+    dims: str
+    dtypes: tuple[str, ...]
+    optional: frozenset[str]
+
+
+CORE = {
+    "gpu": Profile("deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context"})),
+    "interpreter": Profile("small", ("float32",), frozenset({"gather_context", "large_offsets"})),
+    "cpu": Profile("small", ("float32", "float16", "bfloat16"), frozenset()),
+}
+
+SUITE_GROUPS = (*GROUPS, "merge", "errors")
+
+ALL_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the suite: a backend, the model it is asked about, and in which types."""
+
+    backend: Backend
+    factory: str
+    dims_name: str
+
+    @property
+    def profile(self) -> Profile:
+        """Core requirements that apply."""
+        return CORE[self.backend.mode]
+
+    @property
+    def dims(self) -> MlaDims:
+        """Model dims of every case."""
+        return PRESETS[self.dims_name]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Core dtypes of the mode, and whatever else the backend declares."""
+        declared = self.backend.capabilities.dtypes
+        return tuple(d for d in ALL_DTYPES if d in self.profile.dtypes or d in declared)

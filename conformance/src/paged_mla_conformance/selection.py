@@ -1,0 +1,71 @@
+"""Which cases a run asks, and why it skips the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_mla_conformance.profile import Run
+from paged_mla_shared.cases import GROUPS, Case
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Why a case is not asked.
+
+    Parameters
+    ----------
+    reason : str
+    undeclared_core : bool
+        True when the backend owes the capability: the verdict is then "not conformant".
+    """
+
+    reason: str
+    undeclared_core: bool = False
+
+
+@dataclass(frozen=True)
+class CaseParam:
+    """A case in one dtype: the parameter of a test."""
+
+    case: Case
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        """What a person types after ``--only``."""
+        return self.case.dtype_id(self.dtype)
+
+
+def params_of_group(run: Run, group: str) -> list[CaseParam]:
+    """Return every case of `group` in every dtype of the run."""
+    return [CaseParam(case, dtype) for case in GROUPS[group] for dtype in run.dtypes]
+
+
+def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
+    """Return why the backend is not asked `param` through `ops`, ``None`` if it is."""
+    problem = param.case.problem(run.dims, param.dtype)
+    features = param.case.required_features
+    unmet = run.backend.capabilities.unmet(problem, ops, features)
+    if unmet:
+        return _skip(run, unmet)
+    needed = problem.layout.storage_bytes
+    if param.case.cache_elements and needed > run.backend.memory_bytes:
+        have = run.backend.memory_bytes
+        return Skip(f"needs a cache of {needed / 2**30:.1f} GiB, {have / 2**30:.1f} free")
+    return None
+
+
+def why_skip_op(run: Run, op: str) -> Skip | None:
+    """Return why the backend is not asked anything that needs `op` or feature `op`."""
+    capabilities = run.backend.capabilities
+    if op in capabilities.ops | capabilities.features:
+        return None
+    return _skip(run, [f"{op} not declared"])
+
+
+def _skip(run: Run, unmet: list[str]) -> Skip:
+    optional = [u for u in unmet if any(name in u.split() for name in run.profile.optional)]
+    core = len(optional) < len(unmet)
+    mode = run.backend.mode
+    status = "core" if core else f"optional in mode {mode}"
+    return Skip(f"{'; '.join(unmet)} ({status})", core)

@@ -1,0 +1,1 @@
+"""The tests, one module per group of cases."""

@@ -1,0 +1,13 @@
+"""Three spellings of one mask, and none (S-4, S-14)."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_mla_conformance.trial import Trial
+
+pytestmark = pytest.mark.mla(group="masks", ops=("attend",))
+
+
+def test_masks(trial: Trial) -> None:
+    trial.check_attention()

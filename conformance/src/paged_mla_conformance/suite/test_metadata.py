@@ -1,0 +1,13 @@
+"""Positions and slots, exactly (S-1, S-2, S-3)."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_mla_conformance.trial import Trial
+
+pytestmark = pytest.mark.mla(group="metadata", ops=("plan",))
+
+
+def test_metadata(trial: Trial) -> None:
+    trial.check_metadata()

@@ -1,0 +1,162 @@
+"""One case put to one backend: what is loaded, called and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance import compare
+from paged_mla_conformance.compare import Check
+from paged_mla_reference.attention import attend
+from paged_mla_reference.cache import append
+from paged_mla_reference.materialise import materialise
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.cases import Case
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.inputs import Step, build_steps
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+MAX_BLOCKS_READ = 4096  # of a cache too large to read back whole
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step as the backend gets it: its batch, and the cache before and after the append."""
+
+    problem: Problem
+    batch: Batch
+    before: CacheImage
+    after: CacheImage
+
+    @classmethod
+    def of(cls, step: Step) -> Stage:
+        """Let the reference lay out `step`."""
+        batch, before = materialise(step)
+        return cls(step.problem, batch, before, append(step.problem, batch, before))
+
+
+@dataclass
+class Trial:
+    """A case at given dims and dtype against a backend; collects the checks that held."""
+
+    backend: Backend
+    case: Case
+    dims: MlaDims
+    dtype: str
+    checks: list[Check] = field(default_factory=list)
+
+    def stages(self) -> list[Stage]:
+        """Return every step of the case, laid out."""
+        return [Stage.of(step) for step in build_steps(self.case, self.dims, self.dtype)]
+
+    def prepare(self) -> Runner:
+        """Build a runner of the case's problem."""
+        return self.backend.prepare(self.case.problem(self.dims, self.dtype))
+
+    def check_metadata(self) -> None:
+        """Plan every step; positions and slots are exact."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            actual = runner.plan(stage.batch)
+            self.checks += compare.check_metadata(actual, metadata(stage.problem, stage.batch))
+
+    def check_append(self) -> None:
+        """Append every step; every byte of the cache is right."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            self._append(runner, stage)
+
+    def check_attention(self) -> None:
+        """Attend to a cache that the oracle filled; no byte of it may change."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.after)
+            self.attend(runner, stage)
+            self._compare_cache(runner, stage, rotated=False)
+
+    def check_step(self) -> list[Output]:
+        """Plan, append and attend every step on one runner; return the answers."""
+        runner = self.prepare()
+        answers: list[Output] = []
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            actual = runner.plan(stage.batch)
+            self.checks += compare.check_metadata(actual, metadata(stage.problem, stage.batch))
+            self._append(runner, stage)
+            answers.append(self.attend(runner, stage))
+        return answers
+
+    def check_replay(self) -> None:
+        """Every step on one runner gives the bits that a fresh runner gives (S-17)."""
+        answers = self.check_step()
+        for number, (stage, answer) in enumerate(zip(self.stages(), answers, strict=True)):
+            fresh = self.prepare()
+            fresh.load_cache(stage.before)
+            fresh.append(stage.batch)
+            self.checks += compare.check_bitwise(
+                "S-17", answer, fresh.attend(stage.batch), f"step {number} against a fresh runner"
+            )
+
+    def check_bits_kept(self, stage: Stage, changed: Batch, affected: Sequence[bool]) -> None:
+        """Attend to `stage` and to `changed`: exactly the `affected` tokens' bits differ (S-4)."""
+        runner = self.prepare()
+        runner.load_cache(stage.before)
+        runner.append(stage.batch)
+        answer = runner.attend(stage.batch)
+        runner.load_cache(stage.before)
+        runner.append(changed)
+        again = runner.attend(changed)
+        for token, may_differ in enumerate(affected):
+            same = answer.out[token].tobytes() == again.out[token].tobytes()
+            if same == bool(may_differ):
+                verb = "did not notice" if may_differ else "noticed"
+                raise compare.Mismatch("S-4", "out", f"token {token} {verb} a changed token")
+        self.checks.append(Check("bits kept", 0.0, 0.0))
+
+    def _append(self, runner: Runner, stage: Stage) -> None:
+        kept = stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()
+        runner.append(stage.batch)
+        if kept != (stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()):
+            raise compare.Mismatch("S-10", "ckv or k_pe", "append changed its inputs")
+        self._compare_cache(runner, stage, rotated=stage.problem.rope is not None)
+
+    def attend(self, runner: Runner, stage: Stage) -> Output:
+        """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
+        actual = runner.attend(stage.batch)
+        exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
+        rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
+        self.checks += compare.check_output(stage.problem, actual, exact, rounded)
+        return actual
+
+    def _compare_cache(self, runner: Runner, stage: Stage, *, rotated: bool) -> None:
+        block_ids = _blocks_to_read(stage.after)
+        self.checks += compare.check_cache(
+            stage.after.layout,
+            block_ids,
+            runner.read_cache(block_ids),
+            stage.after.read(block_ids),
+            rotated=rotated,
+        )
+
+
+def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
+    """Return every block of a small cache; of a large one the live blocks and their aliases.
+
+    An offset kept in 32 bits lands 2^31 or 2^32 elements or bytes away, so those blocks are read.
+    """
+    total = image.layout.num_blocks
+    if total <= MAX_BLOCKS_READ:
+        return np.arange(total, dtype=np.int64)
+    wraps = np.array([2**31, 2**32, 2**33, 2**34]) // image.layout.block_stride
+    near = image.block_ids[:, None] - wraps[None, :]
+    aliases = (near[:, :, None] + np.array([-1, 0, 1])).ravel()
+    wanted = np.unique(np.concatenate([image.block_ids, aliases, [0, total - 1]]))
+    return wanted[(wanted >= 0) & (wanted < total)].astype(np.int64)

@@ -1,0 +1,30 @@
+"""Reading a row's cached latents back, for the up-projection of long extends (S-1, S-9)."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row
+
+GROUP = "gather"
+
+
+def _gather(name: str, why: str, rows: tuple[Row, ...], block_size: int = 64) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-1", "S-9"),
+        rows=rows,
+        num_heads=1,
+        block_size=block_size,
+    )
+
+
+CASES = (
+    *(
+        _gather(f"bs{bs}", "rows that end anywhere in a block", (Row(bs + 3, 2), Row(7, 7)), bs)
+        for bs in (1, 16, 64, 256)
+    ),
+    _gather("no-hit", "no row has cached tokens", (Row(5, 5), Row(9, 9))),
+    _gather("empty-rows", "padded rows contribute nothing", (Row(0, 0), Row(70, 1), Row(0, 0))),
+    _gather("shared", "rows that share blocks", (Row(140, 4), Row(131, 2, shares_prefix_of=0))),
+)

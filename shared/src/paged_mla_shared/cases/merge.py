@@ -1,0 +1,71 @@
+"""Partial answers to be joined, empty and poisoned ones among them (S-8)."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from paged_mla_shared.problem import Output
+
+
+class Part(StrEnum):
+    """What one partial holds."""
+
+    PLAIN = "plain"
+    EMPTY = "empty"  # out 0, lse -inf
+    EMPTY_NAN = "empty_nan"  # out NaN, lse -inf: memory nobody wrote
+    HOLES = "holes"  # every other query empty, its out NaN
+    HIGH = "high"  # lse near +1e4
+    LOW = "low"  # lse near -1e4
+
+
+@dataclass(frozen=True)
+class MergeCase:
+    """Partials of one query set: id, why, and what each holds."""
+
+    name: str
+    why: str
+    parts: tuple[Part, ...]
+
+    def build(self, tokens: int, num_heads: int, width: int) -> list[Output]:
+        """Return the float32 partials: out [tokens, num_heads, width], lse [tokens, num_heads]."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        return [_partial(part, (tokens, num_heads, width), rng) for part in self.parts]
+
+
+def _partial(part: Part, shape: tuple[int, int, int], rng: np.random.Generator) -> Output:
+    out = rng.standard_normal(shape, dtype=np.float32)
+    lse = 3 * rng.standard_normal(shape[:2], dtype=np.float32)
+    if part in {Part.HIGH, Part.LOW}:
+        lse += np.float32(1e4 if part is Part.HIGH else -1e4)
+    empty = np.zeros(shape[:2], bool)
+    if part in {Part.EMPTY, Part.EMPTY_NAN}:
+        empty[:] = True
+    if part is Part.HOLES:
+        empty[::2] = True
+    lse[empty] = -np.inf
+    out[empty] = 0 if part is Part.EMPTY else np.nan
+    return Output(out, lse)
+
+
+_P = Part
+
+MERGES = (
+    MergeCase("two", "the ordinary split", (_P.PLAIN, _P.PLAIN)),
+    MergeCase("one", "a single partial is itself", (_P.PLAIN,)),
+    MergeCase("eight", "many splits", (_P.PLAIN,) * 8),
+    MergeCase("empty-left", "a prefix chunk without keys", (_P.EMPTY, _P.PLAIN)),
+    MergeCase("empty-right", "a suffix without keys", (_P.PLAIN, _P.EMPTY)),
+    MergeCase("nan-left", "an unwritten partial weighs exactly 0", (_P.EMPTY_NAN, _P.PLAIN)),
+    MergeCase("nan-right", "an unwritten partial weighs exactly 0", (_P.PLAIN, _P.EMPTY_NAN)),
+    MergeCase("all-empty", "nothing anywhere is (0, -inf)", (_P.EMPTY, _P.EMPTY)),
+    MergeCase("all-nan", "nothing anywhere is (0, -inf)", (_P.EMPTY_NAN, _P.EMPTY_NAN)),
+    MergeCase("holes", "empty and full queries side by side", (_P.HOLES, _P.PLAIN, _P.HOLES)),
+    MergeCase("holes-only", "queries empty in every partial", (_P.HOLES, _P.HOLES)),
+    MergeCase("high", "weights of scores near 1e4", (_P.HIGH, _P.HIGH)),
+    MergeCase("low", "weights of scores near -1e4", (_P.LOW, _P.LOW)),
+    MergeCase("far-apart", "a partial that weighs nothing beside another", (_P.HIGH, _P.LOW)),
+)

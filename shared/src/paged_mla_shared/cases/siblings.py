@@ -1,0 +1,27 @@
+"""Trees in which one node is changed: only those who see it may notice (S-4, S-14)."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row, Tree
+from paged_mla_shared.problem import Mask
+
+GROUP = "siblings"
+
+
+def _tree(name: str, why: str, tree: Tree, rows: tuple[Row, ...]) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-4", "S-14"),
+        rows=rows,
+        num_heads=8,
+        mask=Mask.TREE,
+        tree=tree,
+    )
+
+
+CASES = (
+    _tree("star", "siblings of one parent", Tree.STAR, (Row(70, 8),)),
+    _tree("random", "branches of any depth", Tree.RANDOM, (Row(70, 16), Row(140, 9))),
+)
