@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Output, Problem
 
 from paged_mla_reference.cache import read_slots
 from paged_mla_reference.masks import visibility
@@ -19,6 +17,8 @@ from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.backend import Capabilities, Runner
-from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.errors import Unsupported
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
-from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 import paged_mla_reference
 from paged_mla_reference.attention import attend
@@ -22,6 +16,12 @@ from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import Rounding
 from paged_mla_reference.validate import validate_batch, validate_problem
+from paged_mla_shared.backend import Capabilities, Runner
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 CAPABILITIES = Capabilities(
     ops=frozenset({"plan", "append", "attend", "merge", "gather_context"}),
@@ -56,6 +56,7 @@ class ReferenceBackend:
     version: str = paged_mla_reference.__version__
     mode: str = "cpu"
     device: str = "NumPy"
+    memory_bytes: int = 2**62  # the cache is sparse: any size fits
     capabilities: Capabilities = CAPABILITIES
 
     def prepare(self, problem: Problem) -> Runner:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.layout import CacheImage, CacheLayout
-from paged_mla_shared.problem import Batch, Problem
 
 from paged_mla_reference.paging import slots_of
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import round_to, widen
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.layout import CacheImage, CacheLayout
+from paged_mla_shared.problem import Batch, Problem
 
 
 def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem
 
 from paged_mla_reference.paging import context_lens, query_spans
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem
 
 PADDED_LINE = 0xFF  # packed lines of padded tokens: no rule lets anyone read them
 

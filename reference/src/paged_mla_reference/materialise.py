@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.inputs import Step
-from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Mask, MaskSpelling
 
 from paged_mla_reference.cache import encode, write_slots
 from paged_mla_reference.masks import decode_mask, spell_mask
 from paged_mla_reference.paging import context_lens, slots_of, used_blocks
+from paged_mla_shared.inputs import Step
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling
 
 
 def materialise(step: Step) -> tuple[Batch, CacheImage]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from paged_mla_shared.problem import Output
 
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_reference.validate import validate_partials
+from paged_mla_shared.problem import Output
 
 
 def merge(partials: Sequence[Output]) -> Output:

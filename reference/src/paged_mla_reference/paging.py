@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from paged_mla_shared.problem import Batch
 
 NO_SLOT = -1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.problem import Batch, Mask, Metadata, Problem
 
 from paged_mla_reference.masks import decode_mask
 from paged_mla_reference.paging import NO_SLOT, context_lens, query_spans, slots_of
+from paged_mla_shared.problem import Batch, Mask, Metadata, Problem
 
 
 def metadata(problem: Problem, batch: Batch) -> Metadata:

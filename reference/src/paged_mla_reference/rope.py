@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from paged_mla_shared.dtypes import numpy_dtype
 
 

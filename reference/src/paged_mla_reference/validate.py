@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.dtypes import dtype_name, numpy_dtype
-from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
-from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope
 
 from paged_mla_reference.paging import blocks_of, context_lens, used_blocks
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.validate_mask import validate_mask
+from paged_mla_shared.dtypes import dtype_name, numpy_dtype
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope
 
 
 def validate_problem(problem: Problem) -> None:

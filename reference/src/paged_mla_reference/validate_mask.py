@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paged_mla_reference.masks import decode_mask
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem
-
-from paged_mla_reference.masks import decode_mask
 
 
 def validate_mask(problem: Problem, batch: Batch) -> None:
