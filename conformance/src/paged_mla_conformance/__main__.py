@@ -34,6 +34,8 @@ def pytest_arguments(options: argparse.Namespace, passed_on: list[str]) -> list[
     """Return pytest's command line for `options`."""
     command = [
         str(Path(__file__).with_name("suite")),
+        "-p",
+        "paged_mla_conformance.plugin",  # also where the distribution is not installed
         "--quiet",
         "--tb=short",
         f"--confcutdir={Path(__file__).parent}",

@@ -47,7 +47,10 @@ class BadProblem:
 
 @dataclass(frozen=True)
 class BadBatch:
-    """A batch that every call which takes `argument` must refuse, naming it."""
+    """A batch that every call which takes `argument` must refuse, naming it.
+
+    `argument` is a pattern: where two arguments disagree, naming either is right.
+    """
 
     name: str
     argument: str
@@ -166,14 +169,15 @@ BAD_PROBLEMS = (
     BadProblem("no-length", "max_model_len", _set("max_model_len", 0)),
     BadProblem("negative-padding", "token_padding", _set("token_padding", -4)),
     BadProblem("ragged-padding", "block_padding", _set("block_padding", 1)),
-    BadProblem("no-drafts", "max_draft_tokens", _set("max_draft_tokens", 0), base="qlen"),
+    BadProblem("drafts", "max_draft_tokens", _set("max_draft_tokens", -1), base="qlen"),
+    BadProblem("drafts-without-tree", "max_draft_tokens", _set("max_draft_tokens", 4)),
     BadProblem("theta", "rope", _set("rope", Rope(RopePairing.NEOX, theta=0.0))),
 )
 
 BAD_BATCHES = (
     BadBatch("lens-int64", "seq_lens", _cast("seq_lens", np.int64)),
     BadBatch("lens-2d", "seq_lens", _shape("seq_lens", lambda a: a[:, None])),
-    BadBatch("lens-short", "seq_lens", _shape("seq_lens", lambda a: a[:2])),
+    BadBatch("lens-short", "seq_lens|cu_seqlens_q", _shape("seq_lens", lambda a: a[:2])),
     BadBatch("lens-negative", "seq_lens", _element("seq_lens", 0, -1)),
     BadBatch("lens-past-capacity", "seq_lens", _element("seq_lens", 0, 71)),
     BadBatch("lens-below-query", "seq_lens", _element("seq_lens", 1, 19)),

@@ -12,8 +12,9 @@ from paged_mla_conformance import html
 from paged_mla_conformance.expected import ExpectedFailure
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.report import FAILING, Report, Result
-from paged_mla_conformance.selection import Skip
+from paged_mla_conformance.selection import CaseParam, Skip
 from paged_mla_conformance.trial import Trial
+from paged_mla_shared.cases import Case
 
 RUN = pytest.StashKey[Run]()
 EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
@@ -103,12 +104,13 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
     skip = item.stash.get(SKIP, None)
     expected = item.config.stash[EXPECTED].get(test_id(item))
     run = item.config.stash[RUN]
+    case = _case(item)
     doc = getattr(item, "obj", None).__doc__ or ""
     return {
         "test": test_id(item),
         "group": marker.kwargs["group"],
-        "rules": list(trial.case.rules if trial else marker.kwargs["rules"]),
-        "why": trial.case.why if trial else " ".join(doc.split()),
+        "rules": list(case.rules if case else marker.kwargs["rules"]),
+        "why": case.why if case else " ".join(doc.split()),
         "outcome": _outcome(report, expected),
         "reason": skip.reason if skip else expected.reason if expected else "",
         "undeclared_core": bool(skip and skip.undeclared_core),
@@ -118,6 +120,13 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         "checks": [vars(check) for check in trial.checks] if trial else [],
         "ms": round(report.duration * 1e3, 3),
     }
+
+
+def _case(item: pytest.Item) -> Case | None:
+    """Return the case a test asks, ``None`` for tests that build their own steps."""
+    assert isinstance(item, pytest.Function)
+    param = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
+    return param.case if isinstance(param, CaseParam) else None
 
 
 def _outcome(report: pytest.TestReport, expected: ExpectedFailure | None) -> str:

@@ -56,7 +56,11 @@ class Capabilities:
             ("cache_format", problem.cache_format, self.cache_formats),
             ("block_size", problem.block_size, self.block_sizes),
             ("num_heads", dims.num_heads, self.num_heads),
-            ("head_dims", (dims.kv_lora_rank, dims.qk_rope_head_dim), self.head_dims),
+            (
+                "(kv_lora_rank, qk_rope_head_dim)",
+                (dims.kv_lora_rank, dims.qk_rope_head_dim),
+                self.head_dims,
+            ),
             ("mask", mask_name(problem), self.masks),
         ]
         if problem.rope is not None:

@@ -1,0 +1,27 @@
+"""Every relative link in the Markdown files leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+def main() -> int:
+    """Return 0 when no link is dead."""
+    pages = [p for p in ROOT.rglob("*.md") if not {".nox", "out"} & set(p.parts)]
+    dead = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in pages
+        for target in LINK.findall(page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    print("\n".join(dead) or f"{len(pages)} pages, no dead link")
+    return 1 if dead else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox>=2025.5"]
+# ///
+"""Every check of the project, one session each; ``nox --list`` is the manual."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "type", "isolation", "tests"]
+
+PACKAGES = ("shared", "reference", "optimized", "conformance")
+NEEDS = {
+    "shared": (),
+    "reference": ("shared",),
+    "optimized": ("shared",),
+    "conformance": ("shared", "reference"),
+}
+ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
+BACKEND = "paged_mla_optimized.backend:create"
+
+
+def install(session: nox.Session, *packages: str) -> None:
+    """Install what is named, at the versions in constraints.txt."""
+    session.install("-c", "constraints.txt", *packages)
+
+
+def install_folders(session: nox.Session, *folders: str, extra: tuple[str, ...] = ()) -> None:
+    """Install distributions of this repository, editable, with what they need."""
+    editable = [part for folder in folders for part in ("-e", f"./{folder}")]
+    install(session, *editable, *extra)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format, lint, import direction, equal versions, rules without a test."""
+    install(session, "ruff")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("python", "ci/check_versions.py")
+    session.run("python", "ci/check_rules.py")
+    session.run("python", "ci/check_links.py")
+
+
+@nox.session(name="type")
+def type_(session: nox.Session) -> None:
+    """Check types strictly, all but Triton kernel bodies."""
+    install_folders(session, *PACKAGES, extra=("mypy", "nox", "hypothesis"))
+    sources = [f"{package}/src" for package in PACKAGES]
+    session.run("mypy", *sources, "noxfile.py", "ci")
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
+def isolation(session: nox.Session, package: str) -> None:
+    """Install one distribution with only what it may need, and import every module of it."""
+    install_folders(session, *NEEDS[package], package)
+    session.run("python", "ci/check_isolation.py", package)
+
+
+@nox.session
+@nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
+def tests(session: nox.Session, package: str) -> None:
+    """Run the tests of one distribution."""
+    extra = ("pytest", "pytest-xdist", "hypothesis", "jsonschema")
+    install_folders(session, *NEEDS[package], package, extra=extra)
+    workers = ("--numprocesses=auto",) if package == "optimized" else ()
+    session.run("pytest", f"{package}/tests", *workers, *session.posargs)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Run the suite; finds a GPU by itself. Options: --device, --backend, then the suite's own."""
+    options, rest = _device_options(session)
+    _run_suite(session, options.device, options.backend, rest)
+
+
+@nox.session(default=False)
+@nox.parametrize("arch", [nox.param(a, id=a, tags=[a]) for a in ARCHS])
+def gpu(session: nox.Session, arch: str) -> None:
+    """Demand a GPU of this architecture, then run the suite on it and write its report."""
+    found = _gpu_arch()
+    if found != arch:
+        session.error(f"gpu({arch}) needs an {arch} GPU; found {found or 'none'}")
+    _run_suite(session, "gpu", BACKEND, ["--report", f"out/{arch}.json", *session.posargs])
+
+
+@nox.session(default=False)
+@nox.parametrize("arch", [nox.param(a, id=a, tags=[a]) for a in ARCHS])
+def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the session's name is the command
+    """Compile every kernel variant of an architecture (no GPU) and hold it to its limits."""
+    install_folders(session, *NEEDS["optimized"], "optimized")
+    session.run(
+        "python",
+        *("-m", "paged_mla_optimized.aot", "--arch", arch, "--json", f"out/compile-{arch}.json"),
+        *session.posargs,
+    )
+
+
+def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(prog="nox -s conformance --")
+    parser.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
+    parser.add_argument("--backend", default=BACKEND)
+    return parser.parse_known_args(session.posargs)
+
+
+def _run_suite(session: nox.Session, device: str, backend: str, rest: list[str]) -> None:
+    arch = _gpu_arch()
+    if device == "gpu" and arch is None:
+        session.error("--device=gpu: nvidia-smi finds no GPU")
+    on_gpu = device == "gpu" or (device == "auto" and arch is not None)
+    install_folders(session, *PACKAGES)
+    Path("out").mkdir(exist_ok=True)
+    session.run(
+        *("python", "-m", "paged_mla_conformance", "--backend", backend),
+        *("--workers", "0" if on_gpu else "auto", "--report", "out/conformance.json", *rest),
+        env={} if on_gpu else {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _gpu_arch() -> str | None:
+    """Return the first GPU's architecture as "sm90", ``None`` without a GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    lines = done.stdout.split()
+    return f"sm{lines[0].replace('.', '')}" if done.returncode == 0 and lines else None
+
+
+if __name__ == "__main__":
+    nox.main()
