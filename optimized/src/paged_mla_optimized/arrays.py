@@ -1,0 +1,68 @@
+"""NumPy arrays to torch tensors and back, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from paged_mla_shared.dtypes import NUMPY_DTYPES, bits
+from paged_mla_shared.errors import InvalidArgument
+
+from paged_mla_optimized.config import DTYPE_NAMES
+
+_TORCH_DTYPES = {np.dtype(NUMPY_DTYPES[name]): dtype for dtype, name in DTYPE_NAMES.items()}
+_TORCH_DTYPES |= {
+    np.dtype(np.bool_): torch.bool,
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float64): torch.float64,
+}
+
+
+def to_torch(name: str, array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copy `array` to `device` with its strides, and with whatever lies between its elements.
+
+    Raises
+    ------
+    InvalidArgument
+        torch has no such dtype; the message calls the array `name`.
+    """
+    if array.dtype not in _TORCH_DTYPES:
+        raise InvalidArgument(name, array.dtype, "a dtype the problem names")
+    dtype = _TORCH_DTYPES[array.dtype]
+    whole = _owner(array)
+    steps = [stride // array.itemsize for stride in array.strides]
+    if whole is None or min(steps, default=0) < 0 or whole.dtype != array.dtype:
+        return _dense(array, dtype).to(device)
+    offset = (_address(array) - _address(whole)) // array.itemsize
+    return _dense(whole.ravel(), dtype).to(device).as_strided(array.shape, steps, offset)
+
+
+def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a new array with the bits of `tensor`."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(NUMPY_DTYPES["bfloat16"])
+    return tensor.numpy().copy()
+
+
+def _dense(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+    copy = np.array(array, order="C", copy=True)
+    if dtype is torch.bfloat16:
+        return torch.from_numpy(bits(copy)).view(dtype)
+    return torch.from_numpy(copy)
+
+
+def _owner(array: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the dense array that owns the memory of the view `array`; None if it is no view."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return owner if owner is not array and owner.flags.c_contiguous else None
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,117 @@
+"""Launches split attention over its fixed grid, and joins what the grid cut."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.attend import attend_kernel
+from paged_mla_optimized.kernels.combine import combine_kernel
+from paged_mla_optimized.plan import Plan
+from paged_mla_optimized.variants import AttendVariant
+
+_CHUNK_M = 4
+
+
+class Attention:
+    """Workspace of the attention launches of one :class:`PagedMla`.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    variant : AttendVariant
+    num_sms : int
+        Multiprocessors of the device; the grid has a fixed number of programs for each.
+    tables : (cos, sin)
+        Rotation tables float32 [max_model_len, P / 2]; empty without rope.
+    device : torch.device
+    """
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        variant: AttendVariant,
+        num_sms: int,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.variant = variant
+        self.tables = tables
+        self.parts = variant.parts(num_sms)
+        shape = (self.parts, 2, variant.lanes, variant.tile_m)
+        self.partial_out = torch.empty(
+            (*shape, config.kv_lora_rank), dtype=torch.float32, device=device
+        )
+        self.partial_lse = torch.empty(shape, dtype=torch.float32, device=device)
+
+    def launch(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Write every element of `out` and `lse`; T > 0."""
+        config, variant = self.config, self.variant
+        attend_kernel[(self.parts * variant.lanes,)](
+            q_nope,
+            q_pe,
+            cache,
+            plan.block_table,
+            plan.unit_starts,
+            plan.token_starts,
+            plan.row_lens,
+            plan.positions,
+            plan.tree_words,
+            *self.tables,
+            out,
+            lse,
+            self.partial_out,
+            self.partial_lse,
+            *q_nope.stride()[:2],
+            *q_pe.stride()[:2],
+            *cache.stride()[:2],
+            *plan.block_table.stride(),
+            *out.stride()[:2],
+            *lse.stride(),
+            config.softmax_scale,
+            plan.num_rows,
+            config.num_heads,
+            config.block_size,
+            R=config.kv_lora_rank,
+            P=config.qk_rope_head_dim,
+            MASK="tree" if config.is_tree else config.mask,
+            ROPE="none" if config.rope is None else str(config.rope.pairing),
+            TREE_WORDS=config.tree_words,
+            TILE_IN_BLOCK=config.block_size % variant.tile_n == 0,
+            TILE_M=variant.tile_m,
+            TILE_N=variant.tile_n,
+            LANES=variant.lanes,
+            MIN_UNITS=variant.min_units,
+            SEARCH_STEPS=plan.search_steps,
+            num_warps=variant.num_warps,
+            num_stages=variant.num_stages,
+        )
+        combine_kernel[(self.parts, variant.lanes * variant.tile_m // _CHUNK_M)](
+            plan.unit_starts,
+            plan.token_starts,
+            plan.row_lens,
+            self.partial_out,
+            self.partial_lse,
+            out,
+            lse,
+            *out.stride()[:2],
+            *lse.stride(),
+            plan.num_rows,
+            config.num_heads,
+            R=config.kv_lora_rank,
+            TILE_M=variant.tile_m,
+            TILE_N=variant.tile_n,
+            LANES=variant.lanes,
+            MIN_UNITS=variant.min_units,
+            SEARCH_STEPS=plan.search_steps,
+            CHUNK_M=_CHUNK_M,
+        )

@@ -1,0 +1,112 @@
+"""Checks of shapes, dtypes, strides and devices: always on, before any launch, no synchronising.
+
+Every function raises ``InvalidArgument`` that names the argument.
+"""
+
+from __future__ import annotations
+
+import torch
+from paged_mla_shared.errors import InvalidArgument
+
+from paged_mla_optimized.config import MlaConfig
+
+
+def check_tensor(
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int | None, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    unit_stride: bool = False,
+) -> None:
+    """Hold one tensor against a shape (``None`` fits any size), a dtype and a device.
+
+    With `unit_stride` the last axis must be dense, as kernels that load vectors need.
+    """
+    if tensor.dtype != dtype:
+        raise InvalidArgument(name, tensor.dtype, str(dtype))
+    expected = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
+    if tensor.ndim != len(shape):
+        raise InvalidArgument(name, f"shape {list(tensor.shape)}", expected)
+    for size, wanted in zip(tensor.shape, shape, strict=True):
+        if wanted is not None and size != wanted:
+            raise InvalidArgument(name, f"shape {list(tensor.shape)}", expected)
+    if tensor.device != device:
+        raise InvalidArgument(name, f"on {tensor.device}", str(device))
+    if unit_stride and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise InvalidArgument(name, f"last stride {tensor.stride(-1)}", "1")
+
+
+def check_lengths(
+    config: MlaConfig,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    num_tokens: int,
+    device: torch.device,
+) -> int:
+    """Check what every plan needs; return the number of rows B."""
+    check_tensor("seq_lens", seq_lens, (None,), torch.int32, device)
+    num_rows = seq_lens.shape[0]
+    check_tensor("cu_seqlens_q", cu_seqlens_q, (num_rows + 1,), torch.int32, device)
+    check_tensor("block_table", block_table, (num_rows, None), torch.int32, device)
+    if num_rows > config.max_rows:
+        raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
+    if not 0 <= num_tokens <= config.max_query_tokens:
+        allowed = f"0 to {config.max_query_tokens}"
+        raise InvalidArgument("max_query_tokens", f"{num_tokens} tokens", allowed)
+    return num_rows
+
+
+def check_mask(
+    config: MlaConfig, mask: torch.Tensor | None, num_tokens: int, device: torch.device
+) -> None:
+    """Check that a tree mask is there exactly when the config asks for one, in its spelling."""
+    if not config.is_tree:
+        if mask is not None:
+            raise InvalidArgument("mask", "a mask", f"None when the mask is {config.mask}")
+        return
+    if mask is None:
+        raise InvalidArgument("mask", None, f"a mask spelled {config.mask}")
+    if config.mask != "tree:packed":
+        check_tensor("mask", mask, (None,), torch.bool, device)
+        return
+    check_tensor("mask", mask, (num_tokens, None), torch.uint8, device)
+    if 8 * mask.shape[1] < config.max_draft_tokens:
+        needed = f"at least {-(-config.max_draft_tokens // 8)} bytes a line"
+        raise InvalidArgument("mask", f"{mask.shape[1]} bytes a line", needed)
+
+
+def check_latents(
+    config: MlaConfig,
+    ckv: torch.Tensor,
+    k_pe: torch.Tensor,
+    num_tokens: int,
+    device: torch.device,
+) -> None:
+    """Check this step's latents and keys."""
+    shape = (num_tokens, config.kv_lora_rank)
+    check_tensor("ckv", ckv, shape, config.dtype, device, unit_stride=True)
+    shape = (num_tokens, config.qk_rope_head_dim)
+    check_tensor("k_pe", k_pe, shape, config.dtype, device, unit_stride=True)
+
+
+def check_queries(
+    config: MlaConfig,
+    q_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    num_tokens: int,
+    device: torch.device,
+) -> None:
+    """Check this step's queries."""
+    shape = (num_tokens, config.num_heads, config.kv_lora_rank)
+    check_tensor("q_nope", q_nope, shape, config.dtype, device, unit_stride=True)
+    shape = (num_tokens, config.num_heads, config.qk_rope_head_dim)
+    check_tensor("q_pe", q_pe, shape, config.dtype, device, unit_stride=True)
+
+
+def check_cache(config: MlaConfig, cache: torch.Tensor, device: torch.device) -> None:
+    """Check the cache, viewed as [num_blocks, block_size, R + P]."""
+    shape = (None, config.block_size, config.kv_lora_rank + config.qk_rope_head_dim)
+    check_tensor("cache", cache, shape, config.dtype, device, unit_stride=True)

@@ -1,0 +1,138 @@
+"""What stays fixed while a :class:`~paged_mla_optimized.api.PagedMla` lives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope
+
+DTYPE_NAMES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+MASKS = ("causal", "non_causal", *(f"tree:{spelling}" for spelling in MaskSpelling))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaConfig:
+    """One MLA attention layer on one rank, its cache, and the largest step it will see.
+
+    Parameters
+    ----------
+    num_heads : int
+        H, query heads on this rank, >= 1.
+    softmax_scale : float
+        Multiplies the logits; finite and > 0. The model's value, never ``(R + P) ** -0.5`` (S-5).
+    block_size : int
+        Tokens per cache block, >= 1.
+    max_rows, max_query_tokens, max_model_len : int
+        Largest B and T of any step, and the longest ``seq_len`` in tokens; all >= 1.
+    kv_lora_rank : int
+        R, a power of two in 16..512.
+    qk_rope_head_dim : int
+        P, a power of two in 16..128.
+    dtype : torch.dtype
+        Of queries, latents, cache and outputs: bfloat16, float16 or float32.
+    cache_format : str
+        "bf16", "fp16" or "fp32", matching `dtype` (S-11).
+    mask : str
+        One of "causal", "non_causal", "tree:qlen", "tree:full", "tree:packed" (S-4, S-14).
+    max_draft_tokens : int
+        Longest ``query_len`` of a tree row, >= 1; 0 unless `mask` is a tree.
+    rope : Rope or None
+        When set, ``q_pe`` and ``k_pe`` arrive unrotated and are rotated in the kernels (S-12).
+
+    Raises
+    ------
+    InvalidArgument
+        A value no implementation could accept.
+    Unsupported
+        Head sizes, dtypes or cache formats these kernels do not know.
+    """
+
+    num_heads: int
+    softmax_scale: float
+    block_size: int
+    max_rows: int
+    max_query_tokens: int
+    max_model_len: int
+    kv_lora_rank: int = 512
+    qk_rope_head_dim: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    cache_format: str = "bf16"
+    mask: str = "causal"
+    max_draft_tokens: int = 0
+    rope: Rope | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(name, getattr(self, name), ">= 1")
+        if not math.isfinite(self.softmax_scale) or self.softmax_scale <= 0:
+            raise InvalidArgument("softmax_scale", self.softmax_scale, "finite and > 0")
+        self._check_mask()
+        self._check_format()
+        self._check_dims()
+        if self.rope is not None:
+            _check_rope(self.rope)
+
+    @property
+    def is_tree(self) -> bool:
+        """True when the batch brings a mask."""
+        return self.mask not in {Mask.CAUSAL, Mask.NON_CAUSAL}
+
+    @property
+    def tree_words(self) -> int:
+        """32-bit words of one packed line of the draft tree, 0 without one."""
+        return -(-self.max_draft_tokens // 32)
+
+    @property
+    def max_query_len(self) -> int:
+        """Longest ``query_len`` the capacities leave room for."""
+        if self.is_tree:
+            return self.max_draft_tokens
+        return self.max_query_tokens if self.max_query_tokens > self.max_rows else 1
+
+    def _check_mask(self) -> None:
+        if self.mask not in MASKS:
+            raise InvalidArgument("mask", self.mask, ", ".join(MASKS))
+        if self.is_tree and self.max_draft_tokens < 1:
+            raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, ">= 1 with a tree")
+        if not self.is_tree and self.max_draft_tokens != 0:
+            raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, "0 without a tree")
+
+    def _check_dims(self) -> None:
+        if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
+            raise InvalidArgument("qk_rope_head_dim", self.qk_rope_head_dim, "even and > 0")
+        if self.kv_lora_rank < 1:
+            raise InvalidArgument("kv_lora_rank", self.kv_lora_rank, "> 0")
+        limits = (("kv_lora_rank", 512), ("qk_rope_head_dim", 128))
+        for name, largest in limits:
+            value = getattr(self, name)
+            if value & (value - 1) or not 16 <= value <= largest:
+                raise Unsupported(f"{name} {value}: powers of two from 16 to {largest}")
+
+    def _check_format(self) -> None:
+        if self.cache_format not in FORMATS:
+            raise InvalidArgument("cache_format", self.cache_format, ", ".join(FORMATS))
+        if self.dtype not in DTYPE_NAMES:
+            raise Unsupported(f"dtype {self.dtype}: float32, float16 or bfloat16")
+        if self.cache_format not in PLAIN_FORMAT_OF_DTYPE.values():
+            raise Unsupported(f"cache_format {self.cache_format}")
+        expected = PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[self.dtype]]
+        if self.cache_format != expected:
+            raise InvalidArgument("cache_format", self.cache_format, f"{expected} ({self.dtype})")
+
+
+def _check_rope(rope: Rope) -> None:
+    numbers = [rope.theta]
+    if rope.yarn is not None:
+        yarn = rope.yarn
+        numbers += [yarn.factor, yarn.original_max_position, yarn.beta_fast, yarn.beta_slow]
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise InvalidArgument("rope", rope, "finite parameters > 0")

@@ -1,0 +1,1 @@
+"""Triton kernels. They import nothing but Triton, and also run in its interpreter."""

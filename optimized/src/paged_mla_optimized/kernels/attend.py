@@ -1,0 +1,217 @@
+"""Split attention over a paged latent cache (rules S-4 to S-7, S-9).
+
+A program owns a range of units (see ``schedule.py``) and walks the groups it touches. A group of
+LANES query tiles is worked on by LANES neighbouring programs, which read the same keys at the same
+time. A group wholly inside the range is finished here; one that the range cuts leaves a float32
+partial, for ``combine.py``.
+"""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.rope import load_rotated
+from paged_mla_optimized.kernels.schedule import find_group, query_rows, units_of_part
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _load_keys(
+    cache_ptr, table_row_ptr, stride_table_col, stride_block, stride_token, tile, seq_len,
+    block_size,
+    R: tl.constexpr, P: tl.constexpr, TILE_N: tl.constexpr,
+    TILE_IN_BLOCK: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """Load one key tile, ckv [TILE_N, R] and k_pe [TILE_N, P]; keys past the row are zeros."""
+    key = tile * TILE_N + tl.arange(0, TILE_N)
+    exists = key < seq_len
+    if TILE_IN_BLOCK:
+        entry = (tile * TILE_N // block_size).to(tl.int64)
+        block = tl.load(table_row_ptr + entry * stride_table_col).to(tl.int64)
+        offset = tile * TILE_N % block_size + tl.arange(0, TILE_N)
+    else:
+        entry = (key // block_size).to(tl.int64)
+        if EDGE:
+            block = tl.load(table_row_ptr + entry * stride_table_col, mask=exists, other=0)
+        else:
+            block = tl.load(table_row_ptr + entry * stride_table_col)
+        block = block.to(tl.int64)
+        offset = key % block_size
+    row = cache_ptr + block * stride_block + offset.to(tl.int64) * stride_token
+    ckv_at = row[:, None] + tl.arange(0, R)[None, :]
+    k_pe_at = row[:, None] + R + tl.arange(0, P)[None, :]
+    if EDGE:
+        ckv = tl.load(ckv_at, mask=exists[:, None], other=0.0)
+        k_pe = tl.load(k_pe_at, mask=exists[:, None], other=0.0)
+    else:
+        ckv = tl.load(ckv_at)
+        k_pe = tl.load(k_pe_at)
+    return ckv, k_pe
+
+
+@triton.jit
+def _visible(
+    tile, seq_len, context_len, index, token, tree_words_ptr,
+    TILE_N: tl.constexpr, MASK: tl.constexpr, TREE_WORDS: tl.constexpr,
+):  # fmt: skip
+    """Return which keys of a tile the queries see (S-4), bool broadcastable to [TILE_M, TILE_N]."""
+    key = (tile * TILE_N + tl.arange(0, TILE_N))[None, :]
+    if MASK == "causal":
+        return key <= context_len + index[:, None]
+    if MASK == "non_causal":
+        return key < seq_len
+    node = key - context_len
+    is_draft = (node >= 0) & (key < seq_len)
+    line = token[:, None] * TREE_WORDS
+    word = tl.load(tree_words_ptr + line + node // 32, mask=is_draft, other=0)
+    return (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+
+
+@triton.jit
+def _add_keys(acc, peak, total, q_nope, q_pe, ckv, k_pe, visible, scale_log2, EDGE: tl.constexpr):
+    """One step of the online softmax in base 2; keys are read once and used again as values."""
+    scores = tl.dot(q_nope, tl.trans(ckv), input_precision="ieee")
+    scores = tl.dot(q_pe, tl.trans(k_pe), scores, input_precision="ieee")
+    scores *= scale_log2
+    if EDGE:
+        scores = tl.where(visible, scores, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+    shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if EDGE else new_peak
+    weights = tl.exp2(scores - shift[:, None])
+    keep = tl.exp2(peak - shift)
+    total = total * keep + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(ckv.dtype), ckv, acc * keep[:, None], input_precision="ieee")
+    return acc, new_peak, total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def attend_kernel(
+    q_nope_ptr,  # [T, H, R]
+    q_pe_ptr,  # [T, H, P]
+    cache_ptr,  # [num_blocks, block_size, R + P]
+    block_table_ptr,  # int32 [B, M]
+    unit_starts_ptr,
+    token_starts_ptr,
+    row_lens_ptr,
+    positions_ptr,
+    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    cos_ptr,
+    sin_ptr,
+    out_ptr,  # [T, H, R]
+    lse_ptr,  # float32 [T, H]
+    partial_out_ptr,  # float32 [parts, 2, LANES, TILE_M, R]
+    partial_lse_ptr,  # float32 [parts, 2, LANES, TILE_M]
+    stride_q_nope_token,
+    stride_q_nope_head,
+    stride_q_pe_token,
+    stride_q_pe_head,
+    stride_cache_block,
+    stride_cache_token,
+    stride_table_row,
+    stride_table_col,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    softmax_scale,
+    num_rows,
+    num_heads,
+    block_size,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    MASK: tl.constexpr,
+    ROPE: tl.constexpr,
+    TREE_WORDS: tl.constexpr,
+    TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    LANES: tl.constexpr,
+    MIN_UNITS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
+    part = tl.program_id(0) // LANES
+    lane = tl.program_id(0) % LANES
+    unit, end, _, _ = units_of_part(
+        unit_starts_ptr, num_rows, part, tl.num_programs(0) // LANES, MIN_UNITS
+    )
+    column = tl.arange(0, R)
+    while unit < end:
+        row, group, group_begin, group_end = find_group(
+            unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
+        )
+        stop = tl.minimum(end, group_end)
+        tile_m = group * LANES + lane
+        token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
+        seq_len = tl.load(row_lens_ptr + row)
+        query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
+        context_len = tl.maximum(seq_len - query_len, 0)
+
+        # Keys [0, common) are seen by every query of the tile, none at or past `reach` by any.
+        first = tile_m * TILE_M // num_heads
+        last = tl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
+        if MASK == "causal":
+            common = tl.minimum(context_len + first + 1, seq_len)
+            reach = tl.minimum(context_len + last + 1, seq_len)
+        elif MASK == "non_causal":
+            common = seq_len
+            reach = seq_len
+        else:
+            common = context_len
+            reach = seq_len
+        reach = tl.where(first < query_len, reach, 0)
+        tile_begin = (unit - group_begin).to(tl.int32)
+        tile_end = tl.minimum((stop - group_begin).to(tl.int32), tl.cdiv(reach, TILE_N))
+        tile_edge = tl.maximum(tl.minimum(common // TILE_N, tile_end), tile_begin)
+
+        at = token * stride_q_nope_token + head * stride_q_nope_head
+        q_nope_at = q_nope_ptr + at[:, None] + column[None, :]
+        q_nope = tl.load(q_nope_at, mask=live[:, None], other=0.0)
+        q_pe_at = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
+        position = token * 0
+        if ROPE != "none":
+            position = tl.load(positions_ptr + token, mask=live, other=0)
+        q_pe = load_rotated(q_pe_at, position, live, cos_ptr, sin_ptr, P, ROPE)
+
+        acc = tl.zeros([TILE_M, R], tl.float32)
+        peak = tl.full([TILE_M], float("-inf"), tl.float32)
+        total = tl.zeros([TILE_M], tl.float32)
+        table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
+        for tile in range(tile_begin, tile_edge):
+            ckv, k_pe = _load_keys(
+                cache_ptr, table_row_ptr, stride_table_col, stride_cache_block,
+                stride_cache_token, tile, seq_len, block_size,
+                R, P, TILE_N, TILE_IN_BLOCK, EDGE=False,
+            )  # fmt: skip
+            acc, peak, total = _add_keys(
+                acc, peak, total, q_nope, q_pe, ckv, k_pe, live, softmax_scale * LOG2_E, EDGE=False
+            )
+        for tile in range(tile_edge, tile_end):
+            ckv, k_pe = _load_keys(
+                cache_ptr, table_row_ptr, stride_table_col, stride_cache_block,
+                stride_cache_token, tile, seq_len, block_size,
+                R, P, TILE_N, TILE_IN_BLOCK, EDGE=True,
+            )  # fmt: skip
+            visible = _visible(
+                tile, seq_len, context_len, index, token, tree_words_ptr, TILE_N, MASK, TREE_WORDS
+            )
+            acc, peak, total = _add_keys(
+                acc, peak, total, q_nope, q_pe, ckv, k_pe, visible, softmax_scale * LOG2_E,
+                EDGE=True,
+            )  # fmt: skip
+
+        is_empty = peak == float("-inf")
+        divisor = tl.where(is_empty, 1.0, total)
+        out = acc / divisor[:, None]
+        lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
+        if (unit == group_begin) & (stop == group_end):
+            at = token * stride_out_token + head * stride_out_head
+            out_at = out_ptr + at[:, None] + column[None, :]
+            tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[:, None])
+            tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+        else:
+            half = tl.where(unit == group_begin, 1, 0)
+            at = ((part * 2 + half) * LANES + lane).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+            tl.store(partial_out_ptr + at[:, None] * R + column[None, :], out)
+            tl.store(partial_lse_ptr + at, lse)
+        unit = stop

@@ -1,0 +1,131 @@
+"""What one step needs to know about itself, derived on the device (rules S-1, S-2, S-3, S-14).
+
+`schedule_kernel` is one program: it turns lengths into prefix sums. Row `num_rows` is a pseudo-row
+of length 0 that owns the padded tokens. `token_kernel` gives every token its position and slot
+and packs its line of the draft tree.
+"""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.schedule import count_at_most
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+def schedule_kernel(
+    cu_seqlens_q_ptr,  # int32 [B + 1]
+    seq_lens_ptr,  # int32 [B]
+    token_starts_ptr,  # out int32 [B + 2]
+    row_lens_ptr,  # out int32 [B + 1]
+    unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
+    mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
+    stride_cu,
+    stride_lens,
+    num_rows,
+    num_tokens,
+    num_heads,
+    MASK: tl.constexpr,
+    GROUP_M: tl.constexpr,  # (token, head) pairs of one group
+    TILE_N: tl.constexpr,
+    ROWS: tl.constexpr,  # power of two >= B + 2
+):
+    row = tl.arange(0, ROWS)
+    is_row = row <= num_rows
+    starts = tl.load(cu_seqlens_q_ptr + row * stride_cu, mask=is_row, other=num_tokens)
+    is_real = row < num_rows
+    ends = tl.load(cu_seqlens_q_ptr + (row + 1) * stride_cu, mask=is_real, other=num_tokens)
+    seq_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
+    query_lens = tl.where(is_row, ends - starts, 0)
+
+    groups = tl.cdiv(query_lens * num_heads, GROUP_M)
+    key_tiles = tl.maximum(tl.cdiv(seq_lens, TILE_N), 1)
+    unit_ends = tl.cumsum(groups.to(tl.int64) * key_tiles)
+
+    tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
+    tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
+    tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
+
+    if MASK == "tree:qlen" or MASK == "tree:full":
+        width = query_lens if MASK == "tree:qlen" else seq_lens
+        elements = query_lens.to(tl.int64) * width
+        tl.store(mask_starts_ptr + row, tl.cumsum(elements) - elements, mask=is_row)
+
+
+@triton.jit
+def _tree_bits(
+    mask_ptr, stride_line, stride_element, token, index, column, inside, start, seq_len, query_len,
+    MASK: tl.constexpr,
+):  # fmt: skip
+    """Return 0 or 1 for (token, draft node) pairs in any spelling, int32 [TOKENS, 32]."""
+    if MASK == "tree:packed":
+        at = token.to(tl.int64) * stride_line
+        byte = tl.load(
+            mask_ptr + at[:, None] + (column // 8)[None, :] * stride_element, mask=inside, other=0
+        )
+        return (byte.to(tl.int32) >> (column % 8)[None, :]) & 1
+    if MASK == "tree:full":
+        line = start + index.to(tl.int64) * seq_len + (seq_len - query_len)
+    else:
+        line = start + index.to(tl.int64) * query_len
+    byte = tl.load(
+        mask_ptr + (line[:, None] + column[None, :]) * stride_element, mask=inside, other=0
+    )
+    return (byte != 0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+def token_kernel(
+    token_starts_ptr,
+    row_lens_ptr,
+    mask_starts_ptr,
+    block_table_ptr,  # int32 [B, M]
+    mask_ptr,  # uint8, in the problem's spelling
+    positions_ptr,  # out int64 [T]
+    slot_mapping_ptr,  # out int64 [T]
+    tree_words_ptr,  # out int32 [T, TREE_WORDS]
+    stride_table_row,
+    stride_table_col,
+    stride_mask_line,
+    stride_mask_element,
+    num_rows,
+    num_tokens,
+    block_size,
+    MASK: tl.constexpr,
+    TREE_WORDS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
+    start = tl.load(token_starts_ptr + row)
+    query_len = tl.load(token_starts_ptr + row + 1) - start
+    seq_len = tl.load(row_lens_ptr + row)
+    present = (token < num_tokens) & (seq_len > 0)
+    index = token - start
+    key = seq_len - query_len + index  # where the token lies in its row: S-3, "index"
+
+    depth = index
+    if TREE_WORDS > 0:
+        mask_start = tl.load(mask_starts_ptr + row) if MASK != "tree:packed" else seq_len
+        ancestors = index * 0
+        bit = tl.arange(0, 32)
+        for word in tl.static_range(TREE_WORDS):
+            column = word * 32 + bit
+            inside = present[:, None] & (column[None, :] < query_len[:, None])
+            sees = _tree_bits(
+                mask_ptr, stride_mask_line, stride_mask_element, token, index, column, inside,
+                mask_start, seq_len, query_len, MASK,
+            )  # fmt: skip
+            ancestors += tl.sum(sees, axis=1)
+            packed = tl.sum(sees << bit[None, :], axis=1)
+            at = token.to(tl.int64) * TREE_WORDS + word
+            tl.store(tree_words_ptr + at, packed, mask=token < num_tokens)
+        depth = ancestors - 1
+
+    position = tl.where(present, seq_len - query_len + depth, 0)
+    entry = row.to(tl.int64) * stride_table_row
+    entry += (key // block_size).to(tl.int64) * stride_table_col
+    block = tl.load(block_table_ptr + entry, mask=present, other=0).to(tl.int64)
+    slot = tl.where(present, block * block_size + key % block_size, -1)
+    tl.store(positions_ptr + token, position.to(tl.int64), mask=token < num_tokens)
+    tl.store(slot_mapping_ptr + token, slot, mask=token < num_tokens)

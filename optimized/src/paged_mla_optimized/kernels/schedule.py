@@ -1,0 +1,65 @@
+"""Index arithmetic that the plan, attend and combine kernels must agree on.
+
+Work is counted in *units*: one unit is one key tile of one *group* of query tiles. A row has
+``groups * key_tiles`` units, the groups of a row follow each other, and so do the rows. The
+units of a step are cut into equal ranges, one for each *part* of the grid.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def count_at_most(ascending_ptr, length, value, SEARCH_STEPS: tl.constexpr):
+    """Return how many of the `length` ascending entries are <= `value` (scalar or tensor).
+
+    ``2 ** SEARCH_STEPS - 1`` must be at least `length`.
+    """
+    count = (value * 0).to(tl.int32)
+    for step in tl.static_range(SEARCH_STEPS):
+        candidate = count + (1 << (SEARCH_STEPS - 1 - step))
+        inside = candidate <= length
+        entry = tl.load(ascending_ptr + candidate - 1, mask=inside, other=0)
+        count = tl.where(inside & (entry <= value), candidate, count)
+    return count
+
+
+@triton.jit
+def units_of_part(unit_starts_ptr, num_rows, part, parts, MIN_UNITS: tl.constexpr):
+    """Return the unit range ``[begin, end)`` of one part, the units of all, and its length."""
+    total = tl.load(unit_starts_ptr + num_rows + 1)
+    length = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
+    begin = tl.minimum(part * length, total)
+    end = tl.minimum(begin + length, total)
+    return begin, end, total, length
+
+
+@triton.jit
+def find_group(
+    unit_starts_ptr,
+    seq_lens_ptr,
+    num_rows,
+    unit,
+    TILE_N: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
+    """Return the row and group that own `unit`, and the group's unit range ``[begin, end)``."""
+    row = count_at_most(unit_starts_ptr + 1, num_rows, unit, SEARCH_STEPS)
+    row_begin = tl.load(unit_starts_ptr + row)
+    key_tiles = tl.maximum(tl.cdiv(tl.load(seq_lens_ptr + row), TILE_N), 1)
+    group = (unit - row_begin) // key_tiles
+    begin = row_begin + group * key_tiles
+    return row, group.to(tl.int32), begin, begin + key_tiles
+
+
+@triton.jit
+def query_rows(token_starts_ptr, row, tile, num_heads, TILE_M: tl.constexpr):
+    """Unfold one query tile of a row into (token, head) pairs.
+
+    Returns token int64, head, index within the row, and which pairs exist; all [TILE_M].
+    """
+    start = tl.load(token_starts_ptr + row)
+    query_len = tl.load(token_starts_ptr + row + 1) - start
+    pair = tile * TILE_M + tl.arange(0, TILE_M)
+    index = pair // num_heads
+    return (start + index).to(tl.int64), pair % num_heads, index, index < query_len

@@ -1,0 +1,52 @@
+"""The cosine and sine tables the kernels rotate by (rule S-12)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from paged_mla_shared.problem import Rope, Yarn
+
+
+def rope_tables(rope: Rope, dim: int, max_model_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``cos`` and ``sin``, float32 [max_model_len, dim / 2] each.
+
+    Angles are computed in float64: in float32 they are off by a hundredth of a radian at
+    positions past 100 000.
+    """
+    frequencies = _frequencies(rope, dim)  # [P / 2]
+    positions = torch.arange(max_model_len, dtype=torch.float64)
+    angles = positions[:, None] * frequencies[None, :]
+    scale = 1.0
+    if rope.yarn is not None:
+        scale = _mscale(rope.yarn.factor, rope.yarn.mscale)
+        scale /= _mscale(rope.yarn.factor, rope.yarn.mscale_all_dim)
+    return (angles.cos() * scale).float(), (angles.sin() * scale).float()
+
+
+def _frequencies(rope: Rope, dim: int) -> torch.Tensor:
+    """Return radians per position of each pair, float64 [P / 2]."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+    plain = rope.theta**-exponents
+    if rope.yarn is None:
+        return plain
+    low, high = _correction_range(rope.yarn, dim, rope.theta)
+    pairs = torch.arange(dim // 2, dtype=torch.float64)
+    interpolated = ((pairs - low) / (high - low)).clamp(0, 1)  # 0: as trained, 1: stretched
+    return plain / rope.yarn.factor * interpolated + plain * (1 - interpolated)
+
+
+def _correction_range(yarn: Yarn, dim: int, theta: float) -> tuple[float, float]:
+    """Return the pairs between which interpolation fades in (DeepSeek's find_correction_range)."""
+
+    def pair_of(rotations: float) -> float:
+        period = yarn.original_max_position / (rotations * 2 * math.pi)
+        return dim * math.log(period) / (2 * math.log(theta))
+
+    low = max(math.floor(pair_of(yarn.beta_fast)), 0)
+    high = min(math.ceil(pair_of(yarn.beta_slow)), dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -1,0 +1,133 @@
+"""Checks of values: what the kernels trust, looked at on the host (rules S-1, S-2, S-14)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from paged_mla_shared.errors import InvalidArgument
+
+from paged_mla_optimized.config import MlaConfig
+
+
+def check_values(
+    config: MlaConfig,
+    cu_seqlens_q: NDArray[np.int32],
+    seq_lens: NDArray[np.int32],
+    block_table: NDArray[np.int32],
+    num_blocks: int,
+    num_tokens: int,
+    mask: NDArray[Any] | None,
+    slot_mapping: NDArray[np.int64] | None,
+) -> None:
+    """Raise ``InvalidArgument`` if a step breaks a rule; shapes and dtypes are right already."""
+    query_lens = _check_lengths(config, cu_seqlens_q, seq_lens, num_tokens)
+    _check_table(config, query_lens, seq_lens, block_table, num_blocks, slot_mapping is None)
+    if mask is not None:
+        _check_mask(config, query_lens, seq_lens, mask)
+    if slot_mapping is not None:
+        _check_slots(slot_mapping, num_blocks * config.block_size)
+
+
+def _check_lengths(
+    config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
+) -> NDArray[np.int32]:
+    """Return query_lens [B]."""
+    query_lens = np.diff(cu_seqlens_q)
+    if cu_seqlens_q[0] != 0:
+        raise InvalidArgument("cu_seqlens_q", f"first entry {cu_seqlens_q[0]}", "0")
+    if (query_lens < 0).any():
+        raise InvalidArgument("cu_seqlens_q", "decreasing entries", "prefix sums")
+    if cu_seqlens_q[-1] > num_tokens:
+        allowed = f"at most T = {num_tokens}"
+        raise InvalidArgument("cu_seqlens_q", f"last entry {cu_seqlens_q[-1]}", allowed)
+    if (seq_lens < 0).any() or (seq_lens > config.max_model_len).any():
+        given = f"entries from {seq_lens.min()} to {seq_lens.max()}"
+        raise InvalidArgument("seq_lens", given, f"0 to max_model_len = {config.max_model_len}")
+    short = (seq_lens > 0) & (seq_lens < query_lens)
+    if short.any():
+        given = f"row {short.argmax()} shorter than its query"
+        raise InvalidArgument("seq_lens", given, "0, or at least query_len")
+    if config.is_tree and (query_lens > config.max_draft_tokens).any():
+        given = f"a row of {query_lens.max()} drafts"
+        raise InvalidArgument("max_draft_tokens", given, f"at most {config.max_draft_tokens}")
+    return query_lens
+
+
+def _check_table(
+    config: MlaConfig,
+    query_lens: NDArray[np.int32],
+    seq_lens: NDArray[np.int32],
+    block_table: NDArray[np.int32],
+    num_blocks: int,
+    writes_planned_slots: bool,  # noqa: FBT001
+) -> None:
+    blocks = -(-seq_lens.astype(np.int64) // config.block_size)
+    if (blocks > block_table.shape[1]).any():
+        given = f"{block_table.shape[1]} columns"
+        raise InvalidArgument("block_table", given, f"at least {blocks.max()}")
+    visible = block_table[np.arange(block_table.shape[1]) < blocks[:, None]]
+    if ((visible < 0) | (visible >= num_blocks)).any():
+        given = f"visible ids from {visible.min()} to {visible.max()}"
+        raise InvalidArgument("block_table", given, f"0 to {num_blocks - 1}")
+    if writes_planned_slots:
+        written: list[NDArray[np.int64]] = []
+        for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+            keys = np.arange(max(seq_len - query_len, 0), seq_len)
+            block = block_table[row, keys // config.block_size].astype(np.int64)
+            written.append(block * config.block_size + keys % config.block_size)
+        if _has_duplicates(written):
+            raise InvalidArgument("block_table", "two tokens write one slot", "a slot each")
+
+
+def _has_duplicates(parts: list[NDArray[np.int64]]) -> bool:
+    flat = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return len(np.unique(flat)) < len(flat)
+
+
+def _check_mask(
+    config: MlaConfig,
+    query_lens: NDArray[np.int32],
+    seq_lens: NDArray[np.int32],
+    mask: NDArray[Any],
+) -> None:
+    widths = seq_lens if config.mask == "tree:full" else query_lens
+    if config.mask != "tree:packed":
+        elements = int((query_lens.astype(np.int64) * widths).sum())
+        if len(mask) != elements:
+            raise InvalidArgument("mask", f"{len(mask)} elements", str(elements))
+    token, element = 0, 0
+    for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        count = int(query_len)
+        if config.mask == "tree:packed":
+            lines = np.unpackbits(mask[token : token + count], axis=1, bitorder="little")
+        else:
+            width = int(widths[row])
+            lines = mask[element : element + count * width].reshape(count, width)
+            element += count * width
+        token += count
+        if seq_len > 0:
+            _check_tree(config, row, lines, int(seq_len) - count)
+
+
+def _check_tree(config: MlaConfig, row: int, lines: NDArray[Any], context_len: int) -> None:
+    """Check one row's lines [query_len, ..]: context columns first if the spelling has them."""
+    count = len(lines)
+    if config.mask == "tree:full":
+        if not lines[:, :context_len].all():
+            raise InvalidArgument("mask", f"row {row} hides its context", "all true")
+        lines = lines[:, context_len:]
+    tree = lines[:, :count].astype(bool)
+    if not np.diagonal(tree).all():
+        raise InvalidArgument("mask", f"a node of row {row} misses itself", "true")
+    if np.triu(tree, 1).any():
+        raise InvalidArgument("mask", f"a node of row {row} sees a later one", "false")
+
+
+def _check_slots(slot_mapping: NDArray[np.int64], num_slots: int) -> None:
+    if ((slot_mapping < -1) | (slot_mapping >= num_slots)).any():
+        given = f"slots from {slot_mapping.min()} to {slot_mapping.max()}"
+        raise InvalidArgument("slot_mapping", given, f"-1 to {num_slots - 1}")
+    if _has_duplicates([slot_mapping[slot_mapping >= 0]]):
+        raise InvalidArgument("slot_mapping", "one slot twice", "a slot each")
