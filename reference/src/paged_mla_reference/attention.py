@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,17 +88,21 @@ def attend_visible(
     visible : sequence of bool [query_len, seq_len]
         One matrix per row. A rank of a context-parallel group passes its own keys (S-18).
     """
-    queries = _queries(problem, batch, rounding)  # [T, H, R+P]
     answer = _nothing_visible(problem, batch)
+    positions = metadata(problem, batch).positions
     for row, span in enumerate(query_spans(batch)):
         seen = visible[row]  # [q, S]
+        if not seen.any():
+            continue
+        queries = _queries(problem, batch.q_nope[span], batch.q_pe[span], positions[span], rounding)
         read = np.flatnonzero(seen.any(axis=0))  # [K]
         slots = slots_of(batch.block_table[row], read, problem.block_size)
         ckv, k_pe = map(widen, read_slots(image, slots))
         keys = np.hstack([ckv, k_pe])  # [K, R+P]
-        for t, sees in zip(range(span.start, span.stop), seen[:, read], strict=True):
+        for i, t in enumerate(range(span.start, span.stop)):
+            sees = seen[i, read]  # [K]
             if sees.any():
-                one = _attend_one(problem, queries[t], keys[sees], rounding)
+                one = _attend_one(problem, queries[i], keys[sees], rounding)
                 answer.out[t], answer.lse[t], answer.score_bound[t], answer.value_bound[t] = one
     return answer
 
@@ -121,14 +126,19 @@ def _attend_one(
     return out, lse, magnitudes.max(axis=1), float(np.abs(values).max())
 
 
-def _queries(problem: Problem, batch: Batch, rounding: Rounding) -> NDArray[np.float64]:
-    """Return every query as one vector, ``q_pe`` rotated if the problem says so, [T, H, R+P]."""
-    q_pe = widen(batch.q_pe)
+def _queries(
+    problem: Problem,
+    q_nope: NDArray[Any],
+    q_pe: NDArray[Any],
+    positions: NDArray[np.int64],
+    rounding: Rounding,
+) -> NDArray[np.float64]:
+    """Return a row's queries as one vector each, ``q_pe`` rotated if need be, [q, H, R+P]."""
     if problem.rope is not None:
-        q_pe = rotate(q_pe, metadata(problem, batch).positions, problem.rope)
+        q_pe = rotate(widen(q_pe), positions, problem.rope)
         if rounding is Rounding.SPEC:
-            q_pe = widen(round_to(q_pe, problem.dtype))
-    return np.concatenate([widen(batch.q_nope), q_pe], axis=2)
+            q_pe = round_to(q_pe, problem.dtype)
+    return np.concatenate([widen(q_nope), widen(q_pe)], axis=2)
 
 
 def _nothing_visible(problem: Problem, batch: Batch) -> Answer:

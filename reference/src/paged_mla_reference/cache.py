@@ -29,12 +29,13 @@ def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
     at the token's position and rounded to the problem's dtype first (S-12).
     """
     derived = metadata(problem, batch)
-    k_pe = batch.k_pe
-    if problem.rope is not None:
-        k_pe = round_to(rotate(widen(k_pe), derived.positions, problem.rope), problem.dtype)
     slots = derived.slot_mapping if batch.slot_mapping is None else batch.slot_mapping
     written = slots >= 0
-    rows = encode(image.layout, batch.ckv[written], k_pe[written])
+    k_pe = batch.k_pe[written]
+    if problem.rope is not None:
+        turned = rotate(widen(k_pe), derived.positions[written], problem.rope)
+        k_pe = round_to(turned, problem.dtype)
+    rows = encode(image.layout, batch.ckv[written], k_pe)
     return write_slots(image, slots[written], rows)
 
 

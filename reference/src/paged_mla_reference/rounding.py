@@ -37,7 +37,7 @@ def round_to(x: NDArray[Any], dtype: str) -> NDArray[Any]:
     dtype [...]
         A new array.
     """
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if dtype == "bfloat16":
             x = _odd_float32(np.asarray(x, np.float64))
         return np.array(x, numpy_dtype(dtype))
@@ -45,7 +45,8 @@ def round_to(x: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 def widen(x: NDArray[Any]) -> NDArray[np.float64]:
     """Return `x` as float64; exact for every storage type."""
-    return np.asarray(x, np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return np.asarray(x, np.float64)
 
 
 def _odd_float32(x: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -65,8 +65,10 @@ def _validate_sizes(problem: Problem) -> None:
     if dims.qk_rope_head_dim % 2:
         raise InvalidArgument("qk_rope_head_dim", dims.qk_rope_head_dim, "even sizes")
     drafts = problem.max_draft_tokens
-    if drafts < 0 or (drafts > 0 and problem.mask is not Mask.TREE):
-        raise InvalidArgument("max_draft_tokens", drafts, ">= 0, and 0 without a tree mask")
+    if problem.mask is Mask.TREE and drafts < 1:
+        raise InvalidArgument("max_draft_tokens", drafts, ">= 1 with a tree mask")
+    if problem.mask is not Mask.TREE and drafts != 0:
+        raise InvalidArgument("max_draft_tokens", drafts, f"0 when the mask is {problem.mask}")
 
 
 def _validate_rope(rope: Rope) -> None:
@@ -114,20 +116,21 @@ def _check(name: str, array: NDArray[Any], dtype: str, shape: tuple[int, ...]) -
 
 def _validate_arrays(problem: Problem, batch: Batch) -> None:
     dims = problem.dims
-    tokens, rows = batch.q_nope.shape[:1], batch.seq_lens.shape[:1]
+    tokens = batch.q_nope.shape[:1]
     if not tokens:
         raise InvalidArgument("q_nope", "no axis", "[T, H, R]")
-    if not rows:
-        raise InvalidArgument("seq_lens", "no axis", "[B]")
+    rows = batch.cu_seqlens_q.size - 1
+    if rows < 0:
+        raise InvalidArgument("cu_seqlens_q", "no entry", "[B + 1]")
     _check("q_nope", batch.q_nope, problem.dtype, (*tokens, dims.num_heads, dims.kv_lora_rank))
     _check("q_pe", batch.q_pe, problem.dtype, (*tokens, dims.num_heads, dims.qk_rope_head_dim))
     _check("ckv", batch.ckv, problem.dtype, (*tokens, dims.kv_lora_rank))
     _check("k_pe", batch.k_pe, problem.dtype, (*tokens, dims.qk_rope_head_dim))
-    _check("seq_lens", batch.seq_lens, "int32", rows)
-    _check("cu_seqlens_q", batch.cu_seqlens_q, "int32", (rows[0] + 1,))
+    _check("cu_seqlens_q", batch.cu_seqlens_q, "int32", (rows + 1,))
+    _check("seq_lens", batch.seq_lens, "int32", (rows,))
     if batch.block_table.ndim != 2:
         raise InvalidArgument("block_table", f"{batch.block_table.ndim} axes", "[B, M]")
-    _check("block_table", batch.block_table, "int32", (*rows, batch.block_table.shape[1]))
+    _check("block_table", batch.block_table, "int32", (rows, batch.block_table.shape[1]))
     if batch.slot_mapping is not None:
         _check("slot_mapping", batch.slot_mapping, "int64", tokens)
     if batch.num_rows > problem.max_rows:
