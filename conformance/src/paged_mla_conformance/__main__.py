@@ -32,13 +32,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def pytest_arguments(options: argparse.Namespace, passed_on: list[str]) -> list[str]:
     """Return pytest's command line for `options`."""
+    suite = Path(__file__).with_name("suite")
     command = [
-        str(Path(__file__).with_name("suite")),
-        "-p",
-        "paged_mla_conformance.plugin",  # also where the distribution is not installed
+        str(suite),
+        *("-c", str(suite / "pytest.ini")),  # the suite's own strictness, not the caller's
+        *("-p", "paged_mla_conformance.plugin"),  # also where it is not installed
         "--quiet",
         "--tb=short",
-        f"--confcutdir={Path(__file__).parent}",
         f"--mla-backend={options.backend}",
         f"--numprocesses={options.workers}",
     ]

@@ -68,7 +68,7 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
         np.zeros(expected.lse.shape),
         np.zeros(expected.lse.shape),
     )
-    _same_anomalies(actual, exact, rule="S-8")
+    _same_anomalies(actual, exact, where_seen="S-8", where_empty="S-8")
     out_budget, lse_budget = budgets.merge_budget(partials)
     seen = np.isfinite(expected.lse)
     return [
@@ -166,16 +166,22 @@ def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: st
         raise Mismatch("S-5", what, f"dtype {array.dtype}, expected {dtype}")
 
 
-def _same_anomalies(actual: Output, exact: Answer, rule: str = "S-6") -> None:
+def _same_anomalies(
+    actual: Output, exact: Answer, *, where_seen: str = "S-9", where_empty: str = "S-6"
+) -> None:
     """NaN nowhere, infinities only as lse = -inf of queries that see nothing."""
     if not np.isfinite(actual.out.astype(np.float32)).all():
         at = _first(~np.isfinite(actual.out.astype(np.float32)))
-        raise Mismatch(rule, "out", f"{actual.out[at]} at {at}; no output is ever NaN or infinite")
+        sees = np.isfinite(exact.lse[at[:2]])
+        why = "what no rule lets it read reached it" if sees else "it sees no key and is 0"
+        raise Mismatch(
+            where_seen if sees else where_empty, "out", f"{actual.out[at]} at {at}; {why}"
+        )
     wrong = np.isneginf(actual.lse) != np.isneginf(exact.lse)
     wrong |= np.isnan(actual.lse) | np.isposinf(actual.lse)
     if wrong.any():
         at = _first(wrong)
-        raise Mismatch(rule, "lse", f"{actual.lse[at]} at {at}, expected {exact.lse[at]}")
+        raise Mismatch(where_empty, "lse", f"{actual.lse[at]} at {at}, expected {exact.lse[at]}")
 
 
 def _within(

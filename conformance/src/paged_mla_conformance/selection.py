@@ -45,7 +45,10 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
     """Return why the backend is not asked `param` through `ops`, ``None`` if it is."""
     problem = param.case.problem(run.dims, param.dtype)
     features = param.case.required_features
-    unmet = run.backend.capabilities.unmet(problem, ops, features)
+    capabilities = run.backend.capabilities
+    unmet = capabilities.unmet(problem, ops, features)
+    if param.case.max_query_len > capabilities.max_query_len:
+        unmet.append(f"query_len {param.case.max_query_len} not declared")
     if unmet:
         return _skip(run, unmet)
     needed = problem.layout.storage_bytes

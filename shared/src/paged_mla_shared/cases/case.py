@@ -113,6 +113,11 @@ class Case:
         return (self.rows, *self.then)
 
     @property
+    def max_query_len(self) -> int:
+        """Longest query of any row."""
+        return max((row.query_len for step in self.steps for row in step), default=0)
+
+    @property
     def required_features(self) -> tuple[str, ...]:
         """Every feature a backend must declare to be asked this case."""
         rows = [row for step in self.steps for row in step]
@@ -157,7 +162,7 @@ class Case:
             or (dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
             mask=self.mask,
             mask_spelling=self.mask_spelling,
-            max_draft_tokens=max(r.query_len for s in self.steps for r in s) if tree else 0,
+            max_draft_tokens=self.max_query_len if tree else 0,
             rope=self.rope,
             token_padding=self.token_padding * itemsize,
             block_padding=self.block_padding * itemsize,

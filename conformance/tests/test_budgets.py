@@ -1,0 +1,66 @@
+"""Budgets are tight enough to matter and wide enough to be fair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged_mla_conformance import budgets
+from paged_mla_conformance.compare import Mismatch, check_output
+from paged_mla_conformance.trial import Stage
+from paged_mla_reference.attention import Answer, attend
+from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.problem import Output, Problem
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def answers(dtype: str) -> tuple[Problem, Answer, Answer]:
+    [case] = [c for c in GROUPS["decode"] if c.name == "h16"]
+    stage = Stage.of(build_steps(case, SMALL, dtype)[0])
+    exact, rounded = (
+        attend(stage.problem, stage.batch, stage.after, r) for r in (Rounding.EXACT, Rounding.SPEC)
+    )
+    return stage.problem, exact, rounded
+
+
+@pytest.mark.parametrize(
+    ("magnitude", "dtype", "spacing"),
+    [(1.0, "bfloat16", 2**-7), (1.0, "float16", 2**-10), (3.0, "float32", 2**-22)],
+)
+def test_ulp(magnitude: float, dtype: str, spacing: float):
+    """An ulp is the distance to the next value."""
+    assert budgets.ulp(np.array([magnitude]), dtype)[0] == spacing
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rounded_oracle_is_within_budget(dtype: str):
+    """S-5: rounding where the rules round is always allowed."""
+    problem, exact, rounded = answers(dtype)
+    checks = check_output(problem, rounded.output(dtype), exact, rounded)
+    assert all(check.error <= check.budget for check in checks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_error_of_one_percent_is_outside(dtype: str):
+    """S-5: no dtype's budget hides a wrong weight."""
+    problem, exact, rounded = answers(dtype)
+    off = rounded.output(dtype)
+    largest = np.unravel_index(np.argmax(np.abs(exact.out)), exact.out.shape)
+    out = off.out.copy()
+    out[largest] = out[largest].astype(np.float32) * np.float32(1.03)
+    with pytest.raises(Mismatch, match="S-5"):
+        check_output(problem, Output(out, off.lse), exact, rounded)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_lse_stored_in_bfloat16_is_outside(dtype: str):
+    """S-7: lse is float32 in value, not only in name."""
+    problem, exact, rounded = answers(dtype)
+    off = rounded.output(dtype)
+    coarse = (off.lse.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    with pytest.raises(Mismatch, match="S-7"):
+        check_output(problem, Output(off.out, coarse), exact, rounded)

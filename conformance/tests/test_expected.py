@@ -1,0 +1,41 @@
+"""The expected-failures file refuses what it cannot hold anyone to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paged_mla_conformance.expected import ExpectedFailure, load_expected_failures
+
+GOOD = 'test = "test_decode[decode-h9-bf16]"\nreason = "odd heads"\nissue = "https://e.org/1"\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "expected.toml"
+    path.write_text(text)
+    return path
+
+
+def test_an_entry_is_read(tmp_path: Path):
+    """Id, reason and place to read more."""
+    entries = load_expected_failures(write(tmp_path, f"[[expected_failure]]\n{GOOD}"))
+    test = "test_decode[decode-h9-bf16]"
+    assert entries == {test: ExpectedFailure(test, "odd heads", "https://e.org/1")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[expected_failure]]\ntest = "a"\nissue = "u"\n', "entry 1 must have exactly"),
+        ('[[expected_failure]]\ntest = "a"\nreason = ""\nissue = "u"\n', "non-empty"),
+        (f"[[expected_failure]]\n{GOOD}until = '2'\n", "entry 1 must have exactly"),
+        (f"[[expected_failure]]\n{GOOD}[[expected_failure]]\n{GOOD}", "listed twice"),
+        ("[skips]\n", "only \\[\\[expected_failure\\]\\]"),
+    ],
+    ids=["no-reason", "empty-reason", "unknown-key", "twice", "other-table"],
+)
+def test_a_loose_file_is_refused(tmp_path: Path, text: str, message: str):
+    """No reason, no entry."""
+    with pytest.raises(ValueError, match=message):
+        load_expected_failures(write(tmp_path, text))

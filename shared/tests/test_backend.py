@@ -1,0 +1,46 @@
+"""Capabilities are closed: what is not listed is not claimed."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_mla_shared.backend import Capabilities, mask_name
+from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.problem import Mask, MaskSpelling, Problem
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return GROUPS["rope"][0].problem(SMALL, "bfloat16")
+
+
+def test_an_empty_declaration_covers_nothing(problem: Problem):
+    """Every axis of the problem is named as missing."""
+    unmet = Capabilities().unmet(problem, ["attend"], ["padding"])
+    for word in ("dtype", "cache_format", "block_size", "num_heads", "mask", "rope"):
+        assert any(word in phrase for phrase in unmet), word
+    assert "op attend not declared" in unmet
+    assert "feature padding not declared" in unmet
+
+
+def test_a_sufficient_declaration_leaves_nothing(problem: Problem):
+    """What is listed is enough."""
+    capabilities = Capabilities(
+        ops=frozenset({"attend"}),
+        dtypes=frozenset({"bfloat16"}),
+        cache_formats=frozenset({"bf16"}),
+        block_sizes=frozenset({problem.block_size}),
+        num_heads=frozenset({problem.dims.num_heads}),
+        head_dims=frozenset({(32, 16)}),
+        masks=frozenset({"causal"}),
+        ropes=frozenset({"interleaved"}),
+    )
+    assert capabilities.unmet(problem, ["attend"], []) == []
+
+
+@pytest.mark.parametrize("spelling", MaskSpelling)
+def test_tree_masks_are_declared_by_spelling(spelling: MaskSpelling):
+    """S-14: a backend may read one spelling and not another."""
+    case = next(c for c in GROUPS["masks"] if c.mask_spelling is spelling and c.mask is Mask.TREE)
+    assert mask_name(case.problem(SMALL, "float32")) == f"tree:{spelling}"

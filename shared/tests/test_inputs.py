@@ -1,0 +1,91 @@
+"""The case table, and how hostile its inputs are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged_mla_shared.cases import GROUPS, MERGES, Case
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.inputs import INT32_MAX, build_steps
+
+ALL = [case for group in GROUPS.values() for case in group]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_group_is_empty(group: str):
+    """A group without cases would pass by saying nothing."""
+    assert GROUPS[group]
+    assert all(case.group == group for case in GROUPS[group])
+
+
+def test_ids_are_unique():
+    """An id names one situation."""
+    ids = [case.id for case in ALL]
+    assert len(ids) == len(set(ids))
+    names = [case.name for case in MERGES]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
+def test_a_case_builds_the_same_bits_twice(case: Case):
+    """Inputs depend on the id alone."""
+    first, second = (build_steps(case, SMALL, "bfloat16") for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert a.batch.q_nope.tobytes() == b.batch.q_nope.tobytes()
+        assert a.batch.block_table.tobytes() == b.batch.block_table.tobytes()
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)
+def test_live_blocks_are_distinct_and_tails_poisoned(case: Case):
+    """S-9: rows own their blocks unless they share a prefix; the rest of the table lies."""
+    for step in build_steps(case, SMALL, "float32"):
+        batch, size = step.batch, step.problem.block_size
+        used = -(-batch.seq_lens // size)
+        live = [batch.block_table[b, :n] for b, n in enumerate(used)]
+        flat = np.concatenate([*live, np.zeros(0, np.int32)])
+        assert ((flat >= 0) & (flat < step.problem.num_blocks)).all()
+        if not any(row.shares_prefix_of is not None for row in case.rows):
+            assert len(set(flat.tolist())) == len(flat)
+        if case.table_tail == "int32_max":
+            tails = [batch.block_table[b, n:] for b, n in enumerate(used)]
+            assert all((tail == INT32_MAX).all() for tail in tails)
+
+
+def test_padded_tokens_hold_nan():
+    """S-9: inputs of padded tokens are poison."""
+    case = next(c for c in GROUPS["empty"] if c.name == "padded-tokens")
+    [step] = build_steps(case, SMALL, "bfloat16")
+    padded = int(step.batch.cu_seqlens_q[-1])
+    assert np.isnan(step.batch.q_nope[padded:].astype(np.float32)).all()
+    assert np.isfinite(step.batch.q_nope[:padded].astype(np.float32)).all()
+
+
+def test_strided_inputs_are_views_with_poisoned_gaps():
+    """S-9: what lies between the elements of a view is poison too."""
+    case = next(c for c in GROUPS["layouts"] if c.name == "strided-inputs")
+    [step] = build_steps(case, SMALL, "float32")
+    q_nope, table = step.batch.q_nope, step.batch.block_table
+    assert not q_nope.flags.c_contiguous
+    assert q_nope.base is not None
+    assert np.isnan(q_nope.base).sum() == q_nope.base.size - q_nope.size
+    assert table.strides[1] == 2 * table.itemsize
+
+
+def test_shared_prefix_shares_blocks_and_latents():
+    """S-13: two rows with one prefix read the same physical blocks."""
+    case = next(c for c in GROUPS["extend"] if c.name == "shared-prefix")
+    [step] = build_steps(case, SMALL, "float32")
+    table = step.batch.block_table
+    assert (table[0, :2] == table[1, :2]).all()
+    assert (step.context_ckv[:128] == step.context_ckv[130 : 130 + 128]).all()
+
+
+def test_large_caches_put_live_blocks_past_the_boundary():
+    """S-1: element offsets of the live blocks do not fit 31 or 32 bits."""
+    for case in GROUPS["large_offsets"]:
+        [step] = build_steps(case, SMALL, "bfloat16")
+        boundary = 2**31 if case.name.startswith("2g") else 2**32
+        used = -(-step.batch.seq_lens // step.problem.block_size)
+        lowest = min(int(step.batch.block_table[b, :n].min()) for b, n in enumerate(used))
+        assert lowest * step.problem.block_size * SMALL.cached_dim > boundary
