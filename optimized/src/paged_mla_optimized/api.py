@@ -56,7 +56,9 @@ class PagedMla:
         )
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:
-            cos, sin = rope_tables(config.rope, config.qk_rope_head_dim, config.max_model_len)
+            cos, sin = rope_tables(
+                config.rope, config.qk_rope_head_dim, config.max_model_len, config.dtype
+            )
         self._tables = (cos.to(self.device), sin.to(self.device))
         self._plan = Plan(config, self.variant, self.device)
         self._attention = Attention(

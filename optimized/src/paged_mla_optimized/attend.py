@@ -23,7 +23,7 @@ class Attention:
     num_sms : int
         Multiprocessors of the device; the grid has a fixed number of programs for each.
     tables : (cos, sin)
-        Rotation tables float32 [max_model_len, P / 2]; empty without rope.
+        Rotation tables [max_model_len, P / 2]; empty without rope.
     device : torch.device
     """
 

@@ -34,7 +34,7 @@ def check_tensor(
             raise InvalidArgument(name, f"shape {list(tensor.shape)}", expected)
     if tensor.device != device:
         raise InvalidArgument(name, f"on {tensor.device}", str(device))
-    if unit_stride and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if unit_stride and tensor.numel() > 0 and tensor.stride(-1) != 1:
         raise InvalidArgument(name, f"last stride {tensor.stride(-1)}", "1")
 
 

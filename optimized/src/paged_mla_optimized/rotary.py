@@ -8,8 +8,12 @@ import torch
 from paged_mla_shared.problem import Rope, Yarn
 
 
-def rope_tables(rope: Rope, dim: int, max_model_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``cos`` and ``sin``, float32 [max_model_len, dim / 2] each.
+def rope_tables(
+    rope: Rope, dim: int, max_model_len: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``cos`` and ``sin`` [max_model_len, dim / 2] for rotating rows of `dtype`.
+
+    They are float32, or float64 for float32 rows, so that a rotated row is right to its last bit.
 
     Angles are computed in float64: in float32 they are off by a hundredth of a radian at
     positions past 100 000.
@@ -21,7 +25,8 @@ def rope_tables(rope: Rope, dim: int, max_model_len: int) -> tuple[torch.Tensor,
     if rope.yarn is not None:
         scale = _mscale(rope.yarn.factor, rope.yarn.mscale)
         scale /= _mscale(rope.yarn.factor, rope.yarn.mscale_all_dim)
-    return (angles.cos() * scale).float(), (angles.sin() * scale).float()
+    table_dtype = torch.float64 if dtype is torch.float32 else torch.float32
+    return (angles.cos() * scale).to(table_dtype), (angles.sin() * scale).to(table_dtype)
 
 
 def _frequencies(rope: Rope, dim: int) -> torch.Tensor:

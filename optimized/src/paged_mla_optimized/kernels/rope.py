@@ -9,12 +9,12 @@ def load_rotated(
     row_ptr,  # pointers to the rows, [ROWS]
     position,  # int64 [ROWS]
     live,  # bool [ROWS]
-    cos_ptr,  # float32 [max_model_len, P / 2]
+    cos_ptr,  # [max_model_len, P / 2], wider than the rows
     sin_ptr,
     P: tl.constexpr,
     ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
 ):
-    """Load rows [ROWS, P], rotated in float32 and rounded back to their own type."""
+    """Load rows [ROWS, P], rotated in the type of the tables and rounded to their own."""
     column = tl.arange(0, P)
     mask = live[:, None]
     x = tl.load(row_ptr[:, None] + column[None, :], mask=mask, other=0.0)
@@ -33,4 +33,4 @@ def load_rotated(
     cos = tl.load(cos_ptr + at, mask=mask, other=0.0)
     sin = tl.load(sin_ptr + at, mask=mask, other=0.0)
     sin = tl.where(is_first[None, :], -sin, sin)
-    return (x.to(tl.float32) * cos + y.to(tl.float32) * sin).to(x.dtype)
+    return (x.to(cos.dtype) * cos + y.to(cos.dtype) * sin).to(x.dtype)
