@@ -1,0 +1,66 @@
+"""A context divided over ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_scenes import causal, loops, request, scene
+
+from paged_mla_reference.merge import merge
+from paged_mla_reference.parallel import ContextParallel, attend_rank
+from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.problem import Mask
+
+GROUPS = st.builds(ContextParallel, world=st.integers(1, 5), interleave=st.integers(1, 4))
+
+
+def test_owners_by_hand():
+    """S-18: 2 ranks, 3 tokens each in turn."""
+    owners = ContextParallel(2, 3).owner(np.arange(10))
+    assert owners.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 1]
+
+
+def test_local_lengths_by_hand():
+    """S-18: 8 tokens over 3 ranks, 2 in turn: 4, 2 and 2; 1 token: ranks 1 and 2 hold none."""
+    group = ContextParallel(3, 2)
+    assert [group.local_len(8, rank) for rank in range(3)] == [4, 2, 2]
+    assert [group.local_len(1, rank) for rank in range(3)] == [1, 0, 0]
+
+
+@settings(derandomize=True, deadline=None, max_examples=80)
+@given(group=GROUPS, seq_len=st.integers(0, 60))
+def test_formulas_count_what_owners_say(group, seq_len):
+    """S-18: local lengths and positions follow from the owner of every position."""
+    owners = group.owner(np.arange(seq_len))
+    for rank in range(group.world):
+        mine = np.flatnonzero(owners == rank).tolist()
+        assert group.local_positions(seq_len, rank).tolist() == mine
+        assert group.local_len(seq_len, rank) == len(mine)
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(group=GROUPS, context=st.integers(0, 9), seed=st.integers(0, 99))
+def test_ranks_merge_to_the_whole(group, context, seed):
+    """S-8, S-18: merging what each rank sees, ranks without keys too, is plain attention."""
+    one = request(context + 3, seed)
+    made = scene([one], [context])
+    partials = [
+        attend_rank(made.problem, made.batch, made.image, group, rank, rounding=Rounding.EXACT)
+        for rank in range(group.world)
+    ]
+    merged = merge([partial.output("float32") for partial in partials])
+    out, lse = loops(one, range(context, context + 3), causal)
+    np.testing.assert_allclose(merged.out, out, atol=1e-5)
+    np.testing.assert_allclose(merged.lse, lse, atol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [Mask.CAUSAL, Mask.NON_CAUSAL])
+def test_a_rank_without_keys(mask):
+    """S-6, S-18: 2 tokens over 4 ranks: the last two answer (0, -inf)."""
+    made = scene([request(2, 1)], [1], mask=mask)
+    for rank in (2, 3):
+        answer = attend_rank(made.problem, made.batch, made.image, ContextParallel(4), rank)
+        assert not answer.out.any()
+        assert np.isneginf(answer.lse).all()

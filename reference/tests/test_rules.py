@@ -1,0 +1,43 @@
+"""Every rule has a sentence, and a test that cites it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from paged_mla_reference.rules import RULES
+
+
+def _cited():
+    """Return the rule ids in the docstrings of all tests beside this file but its own."""
+    cited = set()
+    for path in Path(__file__).parent.glob("test_*.py"):
+        if path.name == Path(__file__).name:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                text = ast.get_docstring(node) or ""
+                found = re.findall(r"S-\d+", text.partition(":")[0])
+                assert found, f"{path.name}: {node.name} cites no rule"
+                cited.update(found)
+    return cited
+
+
+def test_rules_are_numbered_without_a_gap():
+    assert list(RULES) == [f"S-{n}" for n in range(1, 21)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_cited(rule):
+    assert rule in _cited()
+
+
+def test_no_unknown_rule_is_cited():
+    assert _cited() <= set(RULES)
+
+
+def test_the_text_states_what_is_implemented():
+    assert all(name in RULES["S-11"] for name in ("bf16", "fp16", "fp32"))
