@@ -40,8 +40,9 @@ def pytest_arguments(options: argparse.Namespace, passed_on: list[str]) -> list[
         "--quiet",
         "--tb=short",
         f"--mla-backend={options.backend}",
-        f"--numprocesses={options.workers}",
     ]
+    if options.workers != "0":
+        command.append(f"--numprocesses={options.workers}")
     if options.dims:
         command.append(f"--mla-dims={options.dims}")
     if options.only:

@@ -30,6 +30,7 @@ from paged_mla_shared.problem import Output, Problem
 _UNIT_ROUNDOFF = 2.0**-24  # float32
 _DOT_CONFIDENCE = 4.0
 _LSE_ULPS = 4
+_ROTATION_ROUNDINGS = 4  # two factors, two products; the sum's own is within the ulp
 
 
 def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
@@ -60,6 +61,19 @@ def lse_budget(problem: Problem, exact: Answer, rounded: Answer) -> NDArray[np.f
     distance = _largest(np.abs(np.where(seen, rounded.lse, 0.0) - exact_lse))[:, None]
     floor = _LSE_ULPS * ulp(np.abs(exact_lse), "float32")
     return np.where(seen, 2 * distance + floor + score_error(problem, exact), 0.0)
+
+
+def rotation_budget(rotated: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+    """Return the allowed |k_pe - exact| of rotated keys [..., P] (S-12).
+
+    One ulp of the stored type, plus the float32 error of ``x cos - y sin``: a few roundings of
+    numbers no larger than the pair's length, which is at most sqrt(2) times the key's largest
+    element.
+    """
+    largest = np.abs(rotated).max(axis=-1, keepdims=True)
+    return ulp(np.abs(rotated), dtype) + _ROTATION_ROUNDINGS * math.sqrt(2) * (
+        _UNIT_ROUNDOFF * largest
+    )
 
 
 def merge_budget(partials: list[Output]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
