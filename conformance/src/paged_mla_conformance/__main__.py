@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--workers", default="0", help="processes (pytest-xdist), or 'auto'")
     options, passed_on = parser.parse_known_args(arguments)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
     return int(pytest.main(pytest_arguments(options, passed_on)))
 
 
@@ -42,7 +44,7 @@ def pytest_arguments(options: argparse.Namespace, passed_on: list[str]) -> list[
         f"--mla-backend={options.backend}",
     ]
     if options.workers != "0":
-        command.append(f"--numprocesses={options.workers}")
+        command += ["-p", "xdist", f"--numprocesses={options.workers}"]
     if options.dims:
         command.append(f"--mla-dims={options.dims}")
     if options.only:

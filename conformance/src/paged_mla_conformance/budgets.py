@@ -71,9 +71,8 @@ def rotation_budget(rotated: NDArray[np.float64], dtype: str) -> NDArray[np.floa
     element.
     """
     largest = np.abs(rotated).max(axis=-1, keepdims=True)
-    return ulp(np.abs(rotated), dtype) + _ROTATION_ROUNDINGS * math.sqrt(2) * (
-        _UNIT_ROUNDOFF * largest
-    )
+    error = _ROTATION_ROUNDINGS * math.sqrt(2) * _UNIT_ROUNDOFF * largest
+    return np.asarray(ulp(np.abs(rotated), dtype) + error)
 
 
 def merge_budget(partials: list[Output]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
