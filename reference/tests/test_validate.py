@@ -140,6 +140,7 @@ BAD_BATCHES = {
     "table-rows": ("block_table", _cut("block_table", np.s_[:2])),
     "table-narrow": ("block_table", _cut("block_table", np.s_[:, :2])),
     "table-negative": ("block_table", _with_entry(0, 2, -1)),
+    "table-negative-context": ("block_table", _with_entry(2, 1, -1)),
     "table-past-cache": ("block_table", _with_entry(2, 1, "past")),
     "table-two-writers": ("block_table", _share_a_written_block),
     "slots-dtype": ("slot_mapping", _slots(0, 1, 2, 3, 4, dtype=np.int32)),
@@ -147,6 +148,7 @@ BAD_BATCHES = {
     "slots-below": ("slot_mapping", _slots(0, 1, 2, 3, -2)),
     "slots-past-cache": ("slot_mapping", _slots(0, 1, 2, 3, 4 * 14)),
     "slots-twice": ("slot_mapping", _slots(0, 1, 2, -1, 1)),
+    "slots-zero-twice": ("slot_mapping", _slots(0, 1, 2, -1, 0)),
     "mask-unexpected": ("mask", lambda *_: {"mask": np.ones(13, bool)}),
 }
 
