@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from paged_mla_shared.errors import InvalidArgument
 
 from paged_mla_optimized import checks
 from paged_mla_optimized.append import launch_append
@@ -14,6 +13,7 @@ from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.rotary import rope_tables
 from paged_mla_optimized.values import check_values
 from paged_mla_optimized.variants import AttendVariant, attend_variant
+from paged_mla_shared.errors import InvalidArgument
 
 
 class PagedMla:
@@ -52,7 +52,6 @@ class PagedMla:
             DTYPE_NAMES[config.dtype],
             config.num_heads,
             config.max_query_len,
-            config.kv_lora_rank,
         )
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:
@@ -61,9 +60,7 @@ class PagedMla:
             )
         self._tables = (cos.to(self.device), sin.to(self.device))
         self._plan = Plan(config, self.variant, self.device)
-        self._attention = Attention(
-            config, self.variant, facts.num_sms, self._tables, self.device
-        )
+        self._attention = Attention(config, self.variant, facts.num_sms, self._tables, self.device)
         shape = (config.max_query_tokens, config.num_heads)
         self._out = torch.empty(
             (*shape, config.kv_lora_rank), dtype=config.dtype, device=self.device
@@ -112,7 +109,12 @@ class PagedMla:
             :meth:`check` does that.
         """
         checks.check_lengths(
-            self.config, cu_seqlens_q, seq_lens, block_table, num_tokens, self.device
+            self.config,
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            device=self.device,
         )
         checks.check_mask(self.config, mask, num_tokens, self.device)
         self._plan.fill(cu_seqlens_q, seq_lens, block_table, num_tokens, mask)
@@ -148,7 +150,13 @@ class PagedMla:
         checks.check_tensor("slot_mapping", slots, (num_tokens,), torch.int64, self.device)
         if num_tokens > 0:
             launch_append(
-                self.config, ckv, k_pe, cache, slots, self._plan.positions, self._tables
+                self.config,
+                ckv,
+                k_pe,
+                cache,
+                slot_mapping=slots,
+                positions=self._plan.positions,
+                tables=self._tables,
             )
 
     def attend(
@@ -195,7 +203,7 @@ class PagedMla:
         )
         checks.check_tensor("lse", lse, tuple(q_nope.shape[:2]), torch.float32, self.device)
         if num_tokens > 0:
-            self._attention.launch(self._plan, q_nope, q_pe, cache, out, lse)
+            self._attention.launch(self._plan, q_nope, q_pe, cache, out=out, lse=lse)
         return out, lse
 
     def check(
@@ -221,7 +229,12 @@ class PagedMla:
         if num_blocks < 1:
             raise InvalidArgument("num_blocks", num_blocks, ">= 1")
         checks.check_lengths(
-            self.config, cu_seqlens_q, seq_lens, block_table, num_tokens, self.device
+            self.config,
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            device=self.device,
         )
         checks.check_mask(self.config, mask, num_tokens, self.device)
         if slot_mapping is not None:
@@ -230,11 +243,11 @@ class PagedMla:
             )
         check_values(
             self.config,
-            cu_seqlens_q.cpu().numpy(),
-            seq_lens.cpu().numpy(),
-            block_table.cpu().numpy(),
-            num_blocks,
-            num_tokens,
-            None if mask is None else mask.cpu().numpy(),
-            None if slot_mapping is None else slot_mapping.cpu().numpy(),
+            cu_seqlens_q=cu_seqlens_q.cpu().numpy(),
+            seq_lens=seq_lens.cpu().numpy(),
+            block_table=block_table.cpu().numpy(),
+            num_blocks=num_blocks,
+            num_tokens=num_tokens,
+            mask=None if mask is None else mask.cpu().numpy(),
+            slot_mapping=None if slot_mapping is None else slot_mapping.cpu().numpy(),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 
@@ -16,6 +18,7 @@ def launch_append(
     ckv: torch.Tensor,
     k_pe: torch.Tensor,
     cache: torch.Tensor,
+    *,
     slot_mapping: torch.Tensor,
     positions: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor],
@@ -35,8 +38,15 @@ def launch_append(
         *cache.stride()[:2],
         num_tokens,
         config.block_size,
-        R=config.kv_lora_rank,
-        P=config.qk_rope_head_dim,
-        ROPE="none" if config.rope is None else str(config.rope.pairing),
-        TOKENS=_TOKENS_PER_PROGRAM,
+        **append_constants(config),
     )
+
+
+def append_constants(config: MlaConfig) -> dict[str, Any]:
+    """Return what ``append_kernel`` is specialised for."""
+    return {
+        "R": config.kv_lora_rank,
+        "P": config.qk_rope_head_dim,
+        "ROPE": config.rope_pairing,
+        "TOKENS": _TOKENS_PER_PROGRAM,
+    }

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from paged_mla_shared.dtypes import NUMPY_DTYPES, bits
-from paged_mla_shared.errors import InvalidArgument
 
 from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_shared.dtypes import NUMPY_DTYPES, bits
+from paged_mla_shared.errors import InvalidArgument
 
 _TORCH_DTYPES = {np.dtype(NUMPY_DTYPES[name]): dtype for dtype, name in DTYPE_NAMES.items()}
 _TORCH_DTYPES |= {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from paged_mla_optimized.config import MlaConfig
@@ -51,6 +53,7 @@ class Attention:
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
         cache: torch.Tensor,
+        *,
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
@@ -81,17 +84,7 @@ class Attention:
             plan.num_rows,
             config.num_heads,
             config.block_size,
-            R=config.kv_lora_rank,
-            P=config.qk_rope_head_dim,
-            MASK="tree" if config.is_tree else config.mask,
-            ROPE="none" if config.rope is None else str(config.rope.pairing),
-            TREE_WORDS=config.tree_words,
-            TILE_IN_BLOCK=config.block_size % variant.tile_n == 0,
-            TILE_M=variant.tile_m,
-            TILE_N=variant.tile_n,
-            LANES=variant.lanes,
-            MIN_UNITS=variant.min_units,
-            SEARCH_STEPS=plan.search_steps,
+            **attend_constants(config, variant),
             num_warps=variant.num_warps,
             num_stages=variant.num_stages,
         )
@@ -107,11 +100,35 @@ class Attention:
             *lse.stride(),
             plan.num_rows,
             config.num_heads,
-            R=config.kv_lora_rank,
-            TILE_M=variant.tile_m,
-            TILE_N=variant.tile_n,
-            LANES=variant.lanes,
-            MIN_UNITS=variant.min_units,
-            SEARCH_STEPS=plan.search_steps,
-            CHUNK_M=_CHUNK_M,
+            **combine_constants(config, variant),
         )
+
+
+def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return what ``attend_kernel`` is specialised for."""
+    return {
+        "R": config.kv_lora_rank,
+        "P": config.qk_rope_head_dim,
+        "MASK": "tree" if config.is_tree else config.mask,
+        "ROPE": config.rope_pairing,
+        "TREE_WORDS": config.tree_words,
+        "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "LANES": variant.lanes,
+        "MIN_UNITS": variant.min_units,
+        "SEARCH_STEPS": config.search_steps,
+    }
+
+
+def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return what ``combine_kernel`` is specialised for."""
+    return {
+        "R": config.kv_lora_rank,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "LANES": variant.lanes,
+        "MIN_UNITS": variant.min_units,
+        "SEARCH_STEPS": config.search_steps,
+        "CHUNK_M": _CHUNK_M,
+    }

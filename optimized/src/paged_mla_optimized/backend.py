@@ -9,11 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from paged_mla_shared.backend import Capabilities, mask_name
-from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.errors import InvalidArgument, Unsupported
-from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 import paged_mla_optimized
 from paged_mla_optimized import checks
@@ -22,6 +17,11 @@ from paged_mla_optimized.arrays import to_numpy, to_torch
 from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
 from paged_mla_optimized.device import is_interpreting
 from paged_mla_optimized.merge import merge_partials
+from paged_mla_shared.backend import Capabilities, mask_name
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

@@ -6,9 +6,11 @@ Every function raises ``InvalidArgument`` that names the argument.
 from __future__ import annotations
 
 import torch
-from paged_mla_shared.errors import InvalidArgument
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_shared.errors import InvalidArgument
+
+_MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one key tile are 32-bit
 
 
 def check_tensor(
@@ -43,6 +45,7 @@ def check_lengths(
     cu_seqlens_q: torch.Tensor,
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
+    *,
     num_tokens: int,
     device: torch.device,
 ) -> int:
@@ -110,3 +113,5 @@ def check_cache(config: MlaConfig, cache: torch.Tensor, device: torch.device) ->
     """Check the cache, viewed as [num_blocks, block_size, R + P]."""
     shape = (None, config.block_size, config.kv_lora_rank + config.qk_rope_head_dim)
     check_tensor("cache", cache, shape, config.dtype, device, unit_stride=True)
+    if cache.stride(1) >= _MAX_TOKEN_STRIDE:
+        raise InvalidArgument("cache", f"token stride {cache.stride(1)}", f"< {_MAX_TOKEN_STRIDE}")

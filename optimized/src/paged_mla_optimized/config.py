@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope
@@ -97,6 +98,16 @@ class MlaConfig:
         if self.is_tree:
             return self.max_draft_tokens
         return self.max_query_tokens if self.max_query_tokens > self.max_rows else 1
+
+    @property
+    def rope_pairing(self) -> str:
+        """What the kernels rotate: "none", "interleaved" or "neox"."""
+        return "none" if self.rope is None else str(self.rope.pairing)
+
+    @property
+    def search_steps(self) -> int:
+        """Steps of a binary search over ``max_rows`` rows."""
+        return self.max_rows.bit_length()
 
     def _check_mask(self) -> None:
         if self.mask not in MASKS:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 import triton
-from paged_mla_shared.errors import Unsupported
 
 from paged_mla_optimized.variants import INTERPRETER
+from paged_mla_shared.errors import Unsupported
 
 _ARCHS = {
     (8, 0): "sm80",

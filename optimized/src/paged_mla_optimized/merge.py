@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
-from paged_mla_shared.errors import InvalidArgument
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.kernels.merge import merge_kernel
+from paged_mla_shared.errors import InvalidArgument
 
 _ROWS_PER_PROGRAM = 4
 
@@ -54,7 +56,11 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
             num_partials,
             pairs,
             width,
-            ROWS=_ROWS_PER_PROGRAM,
-            COLUMNS=triton.next_power_of_2(width),
+            **merge_constants(width),
         )
     return out, lse
+
+
+def merge_constants(width: int) -> dict[str, Any]:
+    """Return what ``merge_kernel`` is specialised for."""
+    return {"ROWS": _ROWS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}

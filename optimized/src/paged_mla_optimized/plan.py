@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 
@@ -43,7 +45,6 @@ class Plan:
     def __init__(self, config: MlaConfig, variant: AttendVariant, device: torch.device) -> None:
         self.config = config
         self.variant = variant
-        self.search_steps = config.max_rows.bit_length()
 
         def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -87,10 +88,7 @@ class Plan:
             self.num_rows,
             num_tokens,
             config.num_heads,
-            MASK=config.mask,
-            GROUP_M=variant.tile_m * variant.lanes,
-            TILE_N=variant.tile_n,
-            ROWS=triton.next_power_of_2(config.max_rows + 2),
+            **schedule_constants(config, variant),
         )
         # Without a tree no mask is read; any tensor stands in for it.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
@@ -110,8 +108,25 @@ class Plan:
             self.num_rows,
             num_tokens,
             config.block_size,
-            MASK=config.mask,
-            TREE_WORDS=config.tree_words,
-            SEARCH_STEPS=self.search_steps,
-            TOKENS=_TOKENS_PER_PROGRAM,
+            **token_constants(config),
         )
+
+
+def schedule_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return what ``schedule_kernel`` is specialised for."""
+    return {
+        "MASK": config.mask,
+        "GROUP_M": variant.tile_m * variant.lanes,
+        "TILE_N": variant.tile_n,
+        "ROWS": triton.next_power_of_2(config.max_rows + 2),
+    }
+
+
+def token_constants(config: MlaConfig) -> dict[str, Any]:
+    """Return what ``token_kernel`` is specialised for."""
+    return {
+        "MASK": config.mask,
+        "TREE_WORDS": config.tree_words,
+        "SEARCH_STEPS": config.search_steps,
+        "TOKENS": _TOKENS_PER_PROGRAM,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+
 from paged_mla_shared.problem import Rope, Yarn
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from paged_mla_shared.errors import InvalidArgument
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_shared.errors import InvalidArgument
 
 
 def check_values(
     config: MlaConfig,
+    *,
     cu_seqlens_q: NDArray[np.int32],
     seq_lens: NDArray[np.int32],
     block_table: NDArray[np.int32],
@@ -23,10 +24,12 @@ def check_values(
 ) -> None:
     """Raise ``InvalidArgument`` if a step breaks a rule; shapes and dtypes are right already."""
     query_lens = _check_lengths(config, cu_seqlens_q, seq_lens, num_tokens)
-    _check_table(config, query_lens, seq_lens, block_table, num_blocks, slot_mapping is None)
+    _check_table(config, seq_lens, block_table, num_blocks)
     if mask is not None:
         _check_mask(config, query_lens, seq_lens, mask)
-    if slot_mapping is not None:
+    if slot_mapping is None:
+        _check_planned_slots(config, query_lens, seq_lens, block_table)
+    else:
         _check_slots(slot_mapping, num_blocks * config.block_size)
 
 
@@ -57,28 +60,33 @@ def _check_lengths(
 
 def _check_table(
     config: MlaConfig,
-    query_lens: NDArray[np.int32],
     seq_lens: NDArray[np.int32],
     block_table: NDArray[np.int32],
     num_blocks: int,
-    writes_planned_slots: bool,  # noqa: FBT001
 ) -> None:
     blocks = -(-seq_lens.astype(np.int64) // config.block_size)
-    if (blocks > block_table.shape[1]).any():
-        given = f"{block_table.shape[1]} columns"
-        raise InvalidArgument("block_table", given, f"at least {blocks.max()}")
-    visible = block_table[np.arange(block_table.shape[1]) < blocks[:, None]]
+    width = block_table.shape[1]
+    if (blocks > width).any():
+        raise InvalidArgument("block_table", f"{width} columns", f"at least {blocks.max()}")
+    visible = block_table[np.arange(width) < blocks[:, None]]
     if ((visible < 0) | (visible >= num_blocks)).any():
         given = f"visible ids from {visible.min()} to {visible.max()}"
         raise InvalidArgument("block_table", given, f"0 to {num_blocks - 1}")
-    if writes_planned_slots:
-        written: list[NDArray[np.int64]] = []
-        for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
-            keys = np.arange(max(seq_len - query_len, 0), seq_len)
-            block = block_table[row, keys // config.block_size].astype(np.int64)
-            written.append(block * config.block_size + keys % config.block_size)
-        if _has_duplicates(written):
-            raise InvalidArgument("block_table", "two tokens write one slot", "a slot each")
+
+
+def _check_planned_slots(
+    config: MlaConfig,
+    query_lens: NDArray[np.int32],
+    seq_lens: NDArray[np.int32],
+    block_table: NDArray[np.int32],
+) -> None:
+    written: list[NDArray[np.int64]] = []
+    for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        keys = np.arange(max(seq_len - query_len, 0), seq_len)
+        block = block_table[row, keys // config.block_size].astype(np.int64)
+        written.append(block * config.block_size + keys % config.block_size)
+    if _has_duplicates(written):
+        raise InvalidArgument("block_table", "two tokens write one slot", "a slot each")
 
 
 def _has_duplicates(parts: list[NDArray[np.int64]]) -> bool:

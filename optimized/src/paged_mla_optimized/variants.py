@@ -6,7 +6,7 @@ compiled and held against its architecture's limits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SHARED_MEMORY = {
     "sm80": 166_912,
@@ -55,10 +55,48 @@ class AttendVariant:
         return max(1, num_sms * self.programs_per_sm // self.lanes)
 
 
-def attend_variant(
-    arch: str, dtype: str, num_heads: int, max_query_len: int, kv_lora_rank: int
-) -> AttendVariant:
-    """Return the variant for a problem.
+_SMALL = {  # archs with 99 KiB of shared memory
+    16: AttendVariant(tile_m=16, tile_n=16, num_warps=4, num_stages=3),
+    32: AttendVariant(tile_m=32, tile_n=16, num_warps=8, num_stages=3),
+    64: AttendVariant(tile_m=64, tile_n=16, num_warps=8, num_stages=2),
+}
+_TABLE: dict[str, dict[int, AttendVariant]] = {
+    "sm80": {
+        16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=2, programs_per_sm=2),
+        32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
+        64: AttendVariant(tile_m=64, tile_n=16, num_warps=8, num_stages=3),
+    },
+    "sm86": _SMALL,
+    "sm89": _SMALL,
+    "sm90": {
+        16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
+        32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
+        64: AttendVariant(tile_m=64, tile_n=32, num_warps=8, num_stages=3),
+    },
+    "sm100": {  # 64 rows would go to tcgen05, whose accumulator spills when it is rescaled
+        16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
+        32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
+    },
+    "sm120": _SMALL,
+    INTERPRETER: {  # few and small shares, so that small tests cut and join tiles too
+        tile_m: AttendVariant(
+            tile_m=tile_m, tile_n=32, num_warps=1, num_stages=1, programs_per_sm=10, min_units=1
+        )
+        for tile_m in (16, 32, 64)
+    },
+}
+_FLOAT32 = AttendVariant(tile_m=16, tile_n=16, num_warps=8, num_stages=2)
+
+
+def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
+    """Return the tile shapes of an architecture and dtype, lowest first, with one lane each."""
+    if dtype == "float32" and arch != INTERPRETER:
+        return (_FLOAT32,)  # exact products run without tensor cores
+    return tuple(_TABLE[arch].values())
+
+
+def attend_variant(arch: str, dtype: str, num_heads: int, max_query_len: int) -> AttendVariant:
+    """Return the variant for a problem with R up to 512 and P up to 128.
 
     Parameters
     ----------
@@ -67,22 +105,12 @@ def attend_variant(
     dtype : str
         "float32", "float16" or "bfloat16".
     num_heads, max_query_len : int
-        Heads, and the longest query a row can have; together the height of a row's queries.
-    kv_lora_rank : int
-        R.
+        H, and the longest query a row can have: their product is the height of a row's queries.
     """
-    tile_m = min(64, max(16, _power_of_two(num_heads * max_query_len)))
-    lanes = 2 if num_heads > 64 else 1
-    if arch == INTERPRETER:
-        return AttendVariant(
-            tile_m=tile_m, tile_n=32, num_warps=1, num_stages=1,
-            programs_per_sm=5 * lanes, lanes=lanes, min_units=1,
-        )  # fmt: skip
-    tile_n, num_warps = 32, 8
-    return AttendVariant(
-        tile_m=tile_m, tile_n=tile_n, num_warps=num_warps, num_stages=2, lanes=lanes
-    )
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    tiles = tile_variants(arch, dtype)
+    height = num_heads * max_query_len
+    tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
+    if num_heads <= tile.tile_m:
+        return tile
+    # Every token fills at least two tiles: let two programs read its keys together.
+    return replace(tile, lanes=2)

@@ -17,36 +17,38 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+def _load_blocks(
+    table_row_ptr, stride_table_col, tile, seq_len, block_size,
+    TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Load the block id of a key tile, or of each of its keys; none past the row is looked up."""
+    key = tile * TILE_N
+    if not TILE_IN_BLOCK:
+        key += tl.arange(0, TILE_N)
+    entry = (key // block_size).to(tl.int64) * stride_table_col
+    return tl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+
+
+@triton.jit
 def _load_keys(
-    cache_ptr, table_row_ptr, stride_table_col, stride_block, stride_token, tile, seq_len,
-    block_size,
-    R: tl.constexpr, P: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_IN_BLOCK: tl.constexpr, EDGE: tl.constexpr,
+    cache_ptr, block, stride_block, stride_token, tile, seq_len, block_size,
+    R: tl.constexpr, P: tl.constexpr, TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Load one key tile, ckv [TILE_N, R] and k_pe [TILE_N, P]; keys past the row are zeros."""
-    key = tile * TILE_N + tl.arange(0, TILE_N)
-    exists = key < seq_len
+    within = tl.arange(0, TILE_N)
+    key = tile * TILE_N + within
+    exists = (key < seq_len)[:, None]
     if TILE_IN_BLOCK:
-        entry = (tile * TILE_N // block_size).to(tl.int64)
-        block = tl.load(table_row_ptr + entry * stride_table_col).to(tl.int64)
-        offset = tile * TILE_N % block_size + tl.arange(0, TILE_N)
+        first = (tile * TILE_N % block_size).to(tl.int64)
+        base = cache_ptr + block.to(tl.int64) * stride_block + first * stride_token
+        offset = within * stride_token  # inside one block: 32 bits suffice
     else:
-        entry = (key // block_size).to(tl.int64)
-        if EDGE:
-            block = tl.load(table_row_ptr + entry * stride_table_col, mask=exists, other=0)
-        else:
-            block = tl.load(table_row_ptr + entry * stride_table_col)
-        block = block.to(tl.int64)
-        offset = key % block_size
-    row = cache_ptr + block * stride_block + offset.to(tl.int64) * stride_token
-    ckv_at = row[:, None] + tl.arange(0, R)[None, :]
-    k_pe_at = row[:, None] + R + tl.arange(0, P)[None, :]
-    if EDGE:
-        ckv = tl.load(ckv_at, mask=exists[:, None], other=0.0)
-        k_pe = tl.load(k_pe_at, mask=exists[:, None], other=0.0)
-    else:
-        ckv = tl.load(ckv_at)
-        k_pe = tl.load(k_pe_at)
+        base = cache_ptr
+        offset = block.to(tl.int64) * stride_block + (key % block_size).to(tl.int64) * stride_token
+    ckv_at = offset[:, None] + tl.arange(0, R)[None, :]
+    k_pe_at = offset[:, None] + tl.arange(0, P)[None, :]
+    ckv = tl.load(base + ckv_at, mask=exists, other=0.0)
+    k_pe = tl.load(base + R + k_pe_at, mask=exists, other=0.0)
     return ckv, k_pe
 
 
@@ -66,23 +68,6 @@ def _visible(
     line = token[:, None] * TREE_WORDS
     word = tl.load(tree_words_ptr + line + node // 32, mask=is_draft, other=0)
     return (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
-
-
-@triton.jit
-def _add_keys(acc, peak, total, q_nope, q_pe, ckv, k_pe, visible, scale_log2, EDGE: tl.constexpr):
-    """One step of the online softmax in base 2; keys are read once and used again as values."""
-    scores = tl.dot(q_nope, tl.trans(ckv), input_precision="ieee")
-    scores = tl.dot(q_pe, tl.trans(k_pe), scores, input_precision="ieee")
-    scores *= scale_log2
-    if EDGE:
-        scores = tl.where(visible, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-    shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if EDGE else new_peak
-    weights = tl.exp2(scores - shift[:, None])
-    keep = tl.exp2(peak - shift)
-    total = total * keep + tl.sum(weights, axis=1)
-    acc = tl.dot(weights.to(ckv.dtype), ckv, acc * keep[:, None], input_precision="ieee")
-    return acc, new_peak, total
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -136,6 +121,7 @@ def attend_kernel(
         unit_starts_ptr, num_rows, part, tl.num_programs(0) // LANES, MIN_UNITS
     )
     column = tl.arange(0, R)
+    scale_log2 = softmax_scale * LOG2_E
     while unit < end:
         row, group, group_begin, group_end = find_group(
             unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
@@ -162,7 +148,7 @@ def attend_kernel(
         reach = tl.where(first < query_len, reach, 0)
         tile_begin = (unit - group_begin).to(tl.int32)
         tile_end = tl.minimum((stop - group_begin).to(tl.int32), tl.cdiv(reach, TILE_N))
-        tile_edge = tl.maximum(tl.minimum(common // TILE_N, tile_end), tile_begin)
+        tile_edge = common // TILE_N  # first tile that some query sees only in part
 
         at = token * stride_q_nope_token + head * stride_q_nope_head
         q_nope_at = q_nope_ptr + at[:, None] + column[None, :]
@@ -177,28 +163,37 @@ def attend_kernel(
         peak = tl.full([TILE_M], float("-inf"), tl.float32)
         total = tl.zeros([TILE_M], tl.float32)
         table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
-        for tile in range(tile_begin, tile_edge):
+        block = _load_blocks(
+            table_row_ptr, stride_table_col, tile_begin, seq_len, block_size,
+            TILE_N, TILE_IN_BLOCK,
+        )  # fmt: skip
+        for tile in range(tile_begin, tile_end):
             ckv, k_pe = _load_keys(
-                cache_ptr, table_row_ptr, stride_table_col, stride_cache_block,
-                stride_cache_token, tile, seq_len, block_size,
-                R, P, TILE_N, TILE_IN_BLOCK, EDGE=False,
+                cache_ptr, block, stride_cache_block, stride_cache_token, tile, seq_len,
+                block_size, R, P, TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
-            acc, peak, total = _add_keys(
-                acc, peak, total, q_nope, q_pe, ckv, k_pe, live, softmax_scale * LOG2_E, EDGE=False
-            )
-        for tile in range(tile_edge, tile_end):
-            ckv, k_pe = _load_keys(
-                cache_ptr, table_row_ptr, stride_table_col, stride_cache_block,
-                stride_cache_token, tile, seq_len, block_size,
-                R, P, TILE_N, TILE_IN_BLOCK, EDGE=True,
+            block = _load_blocks(
+                table_row_ptr, stride_table_col, tile + 1, seq_len, block_size,
+                TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
-            visible = _visible(
-                tile, seq_len, context_len, index, token, tree_words_ptr, TILE_N, MASK, TREE_WORDS
-            )
-            acc, peak, total = _add_keys(
-                acc, peak, total, q_nope, q_pe, ckv, k_pe, visible, softmax_scale * LOG2_E,
-                EDGE=True,
-            )  # fmt: skip
+            # Scaled one by one: summed first they would be one chain of products, for which Triton
+            # gives every warpgroup all keys of the tile instead of a share of them.
+            scores = tl.dot(q_nope, tl.trans(ckv), input_precision="ieee") * scale_log2
+            scores += tl.dot(q_pe, tl.trans(k_pe), input_precision="ieee") * scale_log2
+            if tile >= tile_edge:
+                visible = _visible(
+                    tile, seq_len, context_len, index, token, tree_words_ptr,
+                    TILE_N, MASK, TREE_WORDS,
+                )  # fmt: skip
+                scores = tl.where(visible, scores, float("-inf"))
+            # Online softmax in base 2; the keys are read once and serve again as values.
+            new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(scores - shift[:, None])
+            keep = tl.exp2(peak - shift)
+            total = total * keep + tl.sum(weights, axis=1)
+            acc = tl.dot(weights.to(ckv.dtype), ckv, acc * keep[:, None], input_precision="ieee")
+            peak = new_peak
 
         is_empty = peak == float("-inf")
         divisor = tl.where(is_empty, 1.0, total)

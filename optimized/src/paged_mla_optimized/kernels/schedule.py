@@ -56,10 +56,10 @@ def find_group(
 def query_rows(token_starts_ptr, row, tile, num_heads, TILE_M: tl.constexpr):
     """Unfold one query tile of a row into (token, head) pairs.
 
-    Returns token int64, head, index within the row, and which pairs exist; all [TILE_M].
+    Returns token and head int64, index within the row, and which pairs exist; all [TILE_M].
     """
     start = tl.load(token_starts_ptr + row)
     query_len = tl.load(token_starts_ptr + row + 1) - start
     pair = tile * TILE_M + tl.arange(0, TILE_M)
     index = pair // num_heads
-    return (start + index).to(tl.int64), pair % num_heads, index, index < query_len
+    return (start + index).to(tl.int64), (pair % num_heads).to(tl.int64), index, index < query_len

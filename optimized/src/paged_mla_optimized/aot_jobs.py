@@ -1,0 +1,155 @@
+"""Which kernel variants exist for an architecture, as the compiler wants them described.
+
+Options that shape the code differently (mask, rope, block size, dims, dtype) vary one at a time
+around a causal decode, for each tile shape the table holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.append import append_constants
+from paged_mla_optimized.attend import attend_constants, combine_constants
+from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.kernels.append import append_kernel
+from paged_mla_optimized.kernels.attend import attend_kernel
+from paged_mla_optimized.kernels.combine import combine_kernel
+from paged_mla_optimized.kernels.merge import merge_kernel
+from paged_mla_optimized.kernels.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.merge import merge_constants
+from paged_mla_optimized.plan import schedule_constants, token_constants
+from paged_mla_optimized.variants import AttendVariant, attend_variant
+from paged_mla_shared.problem import Rope, RopePairing
+
+_TYPES = {
+    "cu_seqlens_q_ptr": "*i32",
+    "seq_lens_ptr": "*i32",
+    "token_starts_ptr": "*i32",
+    "row_lens_ptr": "*i32",
+    "unit_starts_ptr": "*i64",
+    "mask_starts_ptr": "*i64",
+    "mask_ptr": "*u8",
+    "block_table_ptr": "*i32",
+    "positions_ptr": "*i64",
+    "slot_mapping_ptr": "*i64",
+    "tree_words_ptr": "*i32",
+    "lse_ptr": "*fp32",
+    "lses_ptr": "*fp32",
+    "partial_out_ptr": "*fp32",
+    "partial_lse_ptr": "*fp32",
+    "softmax_scale": "fp32",
+}
+_DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
+    "stride_cu": 1,
+    "stride_lens": 1,
+    "stride_slots": 1,
+    "stride_table_col": 1,
+    "stride_mask_element": 1,
+    "stride_lse_head": 1,
+}
+_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile: a Triton function, its constants, and the type of every argument."""
+
+    name: str
+    kernel: Any
+    dtype: str  # of every pointer that `_TYPES` leaves open
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Type of each argument, in order."""
+        table = "*fp64" if self.dtype == "fp32" else "*fp32"
+        types = _TYPES | {"cos_ptr": table, "sin_ptr": table}
+        return {
+            name: "constexpr"
+            if name in self.constants
+            else types.get(name, f"*{self.dtype}" if name.endswith("_ptr") else "i32")
+            for name in self.kernel.arg_names
+        }
+
+    @property
+    def attributes(self) -> dict[tuple[int], list[list[Any]]]:
+        """Tensors and their strides are aligned to 16."""
+        return {
+            (position,): [["tt.divisibility", 16]]
+            for position, name in enumerate(self.kernel.arg_names)
+            if name not in self.constants and (name.endswith("_ptr") or name.startswith("stride"))
+        }
+
+
+def jobs_of_arch(arch: str) -> list[Job]:
+    """Return every distinct variant of every kernel."""
+    jobs: dict[str, Job] = {}
+    for config in _configs():
+        variant = attend_variant(
+            arch, DTYPE_NAMES[config.dtype], config.num_heads, config.max_query_len
+        )
+        for job in _jobs_of_config(config, variant):
+            jobs.setdefault(job.name, job)
+    return list(jobs.values())
+
+
+def _configs() -> Iterator[MlaConfig]:
+    base = MlaConfig(
+        num_heads=16,
+        softmax_scale=1.0,
+        block_size=64,
+        max_rows=256,
+        max_query_tokens=256,
+        max_model_len=1,
+    )
+    for num_heads in (16, 32, 64, 128):
+        config = replace(base, num_heads=num_heads)
+        yield config
+        yield replace(config, dtype=torch.float16, cache_format="fp16")
+        yield replace(config, dtype=torch.float32, cache_format="fp32")
+        yield replace(config, block_size=1)
+        yield replace(config, mask="non_causal")
+        for pairing in RopePairing:
+            yield replace(config, rope=Rope(pairing))
+        # One token per row keeps the tile shape that this head count has in decode.
+        for mask in MASKS[2:]:
+            yield replace(config, mask=mask, max_draft_tokens=1)
+    yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
+    yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
+
+
+def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+    dtype = _SHORT[config.dtype]
+    tile = f"m{variant.tile_m}n{variant.tile_n}x{variant.lanes}"
+    dims = f"r{config.kv_lora_rank}"
+    mask = "tree" if config.is_tree else config.mask
+    blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
+    rope = config.rope_pairing
+    yield Job(
+        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{rope}",
+        attend_kernel,
+        dtype,
+        _dense(attend_kernel, attend_constants(config, variant)),
+        variant.num_warps,
+        variant.num_stages,
+    )
+    for name, kernel, constants in (
+        (f"combine-{tile}-{dims}", combine_kernel, combine_constants(config, variant)),
+        (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
+        (f"schedule-{tile}-{config.mask}", schedule_kernel, schedule_constants(config, variant)),
+        (f"token-{config.mask}", token_kernel, token_constants(config)),
+        (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
+    ):
+        yield Job(
+            name, kernel, "fp32" if kernel is merge_kernel else dtype, _dense(kernel, constants)
+        )
+
+
+def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    return constants | {name: one for name, one in _DENSE.items() if name in kernel.arg_names}

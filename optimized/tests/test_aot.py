@@ -1,0 +1,54 @@
+"""The compiler needs Triton's compiled mode, so it runs in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+COMPILE_ONE = """
+import json
+from dataclasses import asdict
+from paged_mla_optimized.aot import compile_job
+from paged_mla_optimized.aot_jobs import jobs_of_arch
+job = next(job for job in jobs_of_arch("{arch}") if job.name.startswith("{prefix}"))
+print(json.dumps(asdict(compile_job(job, "{arch}"))))
+"""
+
+
+def run(*command):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("prefix", ["attend-m64", "attend-m16", "combine", "token-tree:packed"])
+def test_compiles_without_a_gpu(prefix):
+    """S-20: a Hopper binary, its registers and its shared memory, from a CPU."""
+    done = run("-c", COMPILE_ONE.format(arch="sm90", prefix=prefix))
+    assert done.returncode == 0, done.stderr
+    usage = json.loads(done.stdout)
+    assert usage["error"] is None
+    assert 0 < usage["registers"] <= 255
+
+
+def test_too_much_shared_memory_is_an_error():
+    """S-20: the compiler accepts what the device cannot launch; the table's limit does not."""
+    code = COMPILE_ONE.format(arch="sm90", prefix="attend-m64").replace(
+        'compile_job(job, "sm90")', 'compile_job(job, "sm86")'
+    )
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "shared memory" in json.loads(done.stdout)["error"]
+
+
+def test_refuses_the_interpreter():
+    """S-20: with TRITON_INTERPRET there is nothing to compile, and it says so."""
+    command = [sys.executable, "-m", "paged_mla_optimized.aot", "--arch", "sm90"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "TRITON_INTERPRET" in done.stderr

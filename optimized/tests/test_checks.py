@@ -1,0 +1,154 @@
+"""Shapes, dtypes, strides and devices are looked at before any launch (S-9, S-10)."""
+
+import pytest
+import torch
+from mla_step import P, R, build, config
+
+from paged_mla_optimized import PagedMla
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+
+def on_meta(tensor):
+    return tensor.to("meta")
+
+
+def wide(tensor):
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]  # last stride 2
+
+
+def short(tensor):
+    return tensor[:-1]
+
+
+PLAN = [
+    ("cu_seqlens_q", "int64", torch.Tensor.long),
+    ("cu_seqlens_q", "short", short),
+    ("seq_lens", "int64", torch.Tensor.long),
+    ("seq_lens", "2d", lambda t: t[:, None]),
+    ("block_table", "int64", torch.Tensor.long),
+    ("block_table", "1d", lambda t: t[0]),
+    ("block_table", "rows", short),
+    ("block_table", "meta", on_meta),
+]
+ATTEND = [
+    ("q_nope", "double", torch.Tensor.double),
+    ("q_nope", "heads", lambda t: t[:, :-1]),
+    ("q_nope", "strided", wide),
+    ("q_nope", "meta", on_meta),
+    ("q_pe", "tokens", short),
+    ("q_pe", "width", lambda t: t[..., :-1]),
+    ("cache", "half", torch.Tensor.half),
+    ("cache", "block-size", lambda t: t[:, :8]),
+    ("cache", "strided", wide),
+    ("cache", "meta", on_meta),
+    ("out", "half", torch.Tensor.half),
+    ("out", "strided", wide),
+    ("lse", "half", torch.Tensor.half),
+    ("lse", "tokens", short),
+]
+APPEND = [
+    ("ckv", "tokens", short),
+    ("ckv", "double", torch.Tensor.double),
+    ("ckv", "strided", wide),
+    ("k_pe", "width", lambda t: t[:, :-1]),
+    ("k_pe", "meta", on_meta),
+    ("cache", "2d", lambda t: t.flatten(0, 1)),
+    ("slot_mapping", "int32", torch.Tensor.int),
+    ("slot_mapping", "short", short),
+]
+
+
+def spoilt(table):
+    return pytest.mark.parametrize(
+        ("argument", "spoil"),
+        [(argument, spoil) for argument, _, spoil in table],
+        ids=[f"{argument}-{name}" for argument, name, _ in table],
+    )
+
+
+def refused(call, argument, arguments, spoil):
+    with pytest.raises(InvalidArgument) as error:
+        call(**(arguments | {argument: spoil(arguments[argument])}))
+    assert error.value.argument in {argument, "seq_lens", "cu_seqlens_q"}
+    return error.value.argument
+
+
+@spoilt(PLAN)
+def test_plan_refuses(argument, spoil):
+    """S-1, S-2: lengths and tables of a wrong form; of two that disagree either is named."""
+    step = build((20, 3), (33, 1))
+    names = ("cu_seqlens_q", "seq_lens", "block_table")
+    arguments = {name: getattr(step, name) for name in names} | {"num_tokens": 4}
+    refused(PagedMla(step.config, "cpu").plan, argument, arguments, spoil)
+
+
+@spoilt(ATTEND)
+def test_attend_refuses(argument, spoil):
+    """S-5: queries, cache and outputs of a wrong form."""
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    out, lse = step.attend(mla)
+    arguments = {"q_nope": step.q_nope, "q_pe": step.q_pe, "cache": step.cache}
+    assert refused(mla.attend, argument, arguments | {"out": out, "lse": lse}, spoil) == argument
+
+
+@spoilt(APPEND)
+def test_append_refuses(argument, spoil):
+    """S-10: latents, cache and slots of a wrong form; nothing is written."""
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    step.attend(mla)
+    before = step.cache.clone()
+    arguments = {
+        "ckv": torch.ones(4, R),
+        "k_pe": torch.ones(4, P),
+        "cache": step.cache,
+        "slot_mapping": torch.arange(4),
+    }
+    assert refused(mla.append, argument, arguments, spoil) == argument
+    torch.testing.assert_close(step.cache, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("argument", "changes"),
+    [("max_rows", {"max_rows": 1}), ("max_query_tokens", {"max_query_tokens": 3})],
+    ids=["rows", "tokens"],
+)
+def test_capacities(argument, changes):
+    """S-17: a step larger than the buffers is refused."""
+    step = build((20, 3), (33, 1), **changes)
+    with pytest.raises(InvalidArgument) as error:
+        step.attend()
+    assert error.value.argument == argument
+
+
+TREE_MASKS = [
+    ("tree:qlen", None),
+    ("tree:qlen", torch.ones(10)),
+    ("tree:qlen", torch.ones(4, 4, dtype=torch.bool)),
+    ("tree:packed", torch.ones(4, 1, dtype=torch.bool)),
+    ("tree:packed", torch.ones(3, 2, dtype=torch.uint8)),
+    ("tree:packed", torch.ones(4, 1, dtype=torch.uint8)),
+    ("causal", torch.ones(10, dtype=torch.bool)),
+]
+
+
+@pytest.mark.parametrize(
+    ("spelling", "mask"),
+    TREE_MASKS,
+    ids=["missing", "float", "2d", "bool-packed", "lines", "narrow", "unexpected"],
+)
+def test_masks(spelling, mask):
+    """S-14: a mask in another form than the config's spelling."""
+    drafts = 9 if spelling != "causal" else 0
+    step = build((20, 3), (33, 1), mask=spelling, max_draft_tokens=drafts)
+    step.mask = mask
+    with pytest.raises(InvalidArgument) as error:
+        step.attend()
+    assert error.value.argument == "mask"
+
+
+def test_a_device_without_kernels():
+    """S-20: refused when built, not when launched."""
+    with pytest.raises((Unsupported, RuntimeError)):
+        PagedMla(config(), "cuda:99")

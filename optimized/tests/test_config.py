@@ -1,0 +1,72 @@
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from mla_step import config
+
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.problem import Rope, RopePairing, Yarn
+
+BAD = [
+    ("softmax_scale", {"softmax_scale": float("nan")}),
+    ("softmax_scale", {"softmax_scale": float("inf")}),
+    ("softmax_scale", {"softmax_scale": 0.0}),
+    ("num_heads", {"num_heads": 0}),
+    ("block_size", {"block_size": 0}),
+    ("max_rows", {"max_rows": 0}),
+    ("max_query_tokens", {"max_query_tokens": -1}),
+    ("max_model_len", {"max_model_len": 0}),
+    ("qk_rope_head_dim", {"qk_rope_head_dim": 15}),
+    ("kv_lora_rank", {"kv_lora_rank": 0}),
+    ("cache_format", {"cache_format": "int4"}),
+    ("cache_format", {"cache_format": "bf16"}),
+    ("mask", {"mask": "tree"}),
+    ("max_draft_tokens", {"max_draft_tokens": 4}),
+    ("max_draft_tokens", {"mask": "tree:qlen"}),
+    ("rope", {"rope": Rope(RopePairing.NEOX, theta=0.0)}),
+    ("rope", {"rope": Rope(RopePairing.NEOX, yarn=Yarn(float("nan"), 64))}),
+]
+UNKNOWN = [
+    {"kv_lora_rank": 48},
+    {"kv_lora_rank": 1024},
+    {"qk_rope_head_dim": 8},
+    {"dtype": torch.float64},
+    {"cache_format": "fp8_ds_mla"},
+]
+
+
+@pytest.mark.parametrize(
+    ("argument", "changes"), BAD, ids=["-".join(map(str, c.values()))[:40] for _, c in BAD]
+)
+def test_impossible_values_name_the_argument(argument, changes):
+    """S-5, S-11: refused before anything is allocated."""
+    with pytest.raises(InvalidArgument) as error:
+        config(**changes)
+    assert error.value.argument == argument
+
+
+@pytest.mark.parametrize("changes", UNKNOWN, ids=lambda c: str(next(iter(c.values()))))
+def test_legal_but_unknown_values_are_unsupported(changes):
+    """S-11: a legal problem these kernels do not know is not an invalid one."""
+    with pytest.raises(Unsupported):
+        config(**changes)
+
+
+def test_a_config_does_not_change():
+    """S-17: buffers and kernels rely on it."""
+    with pytest.raises(FrozenInstanceError):
+        config().num_heads = 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_rows": 8, "max_query_tokens": 8}, 1),
+        ({"max_rows": 8, "max_query_tokens": 64}, 64),
+        ({"mask": "tree:qlen", "max_draft_tokens": 5}, 5),
+    ],
+    ids=["decode", "extend", "tree"],
+)
+def test_longest_query_follows_from_the_capacities(changes, expected):
+    """S-20: it chooses the height of the query tiles."""
+    assert config(**changes).max_query_len == expected

@@ -1,0 +1,97 @@
+import pytest
+import torch
+from mla_step import build, config
+
+from paged_mla_optimized import PagedMla
+
+I32 = torch.int32
+
+
+def plan(cfg, cu_seqlens_q, seq_lens, table, num_tokens, mask=None):
+    mla = PagedMla(cfg, "cpu")
+    mla.plan(
+        torch.tensor(cu_seqlens_q, dtype=I32),
+        torch.tensor(seq_lens, dtype=I32),
+        torch.tensor(table, dtype=I32),
+        num_tokens=num_tokens,
+        mask=mask,
+    )
+    return mla
+
+
+def test_hand_computed_step():
+    """S-1, S-2, S-3: a chunk over a block edge, a decode, a padded row and a padded token."""
+    mla = plan(
+        config(block_size=4), [0, 3, 4, 6], [6, 9, 0], [[7, 2, -1], [5, 0, 1], [-1, -1, -1]], 7
+    )
+    assert mla.positions.tolist() == [3, 4, 5, 8, 0, 0, 0]
+    assert mla.slot_mapping.tolist() == [7 * 4 + 3, 2 * 4, 2 * 4 + 1, 1 * 4, -1, -1, -1]
+    assert mla.positions.dtype is torch.int64
+    assert mla.slot_mapping.dtype is torch.int64
+
+
+def test_slots_are_64_bit():
+    """S-1: a block id times the block size may pass 2^31."""
+    mla = plan(config(block_size=256), [0, 1], [257], [[0, 2**24 + 3]], 1)
+    assert mla.slot_mapping.tolist() == [(2**24 + 3) * 256]
+
+
+TREE = [  # 0 is the root of 1 and 2; 3 hangs on 2
+    [1, 0, 0, 0],
+    [1, 1, 0, 0],
+    [1, 0, 1, 0],
+    [1, 0, 1, 1],
+]
+
+
+def spelled(spelling):
+    """Return `TREE` after a row of one draft (5 tokens of context each) in a spelling."""
+    tree = torch.tensor(TREE, dtype=torch.bool)
+    one = torch.ones(1, 1, dtype=torch.bool)
+    if spelling == "tree:qlen":
+        return torch.cat([one.ravel(), tree.ravel()])
+    if spelling == "tree:full":
+        rows = [torch.cat([torch.ones(len(m), 5, dtype=torch.bool), m], 1) for m in (one, tree)]
+        return torch.cat([row.ravel() for row in rows])
+    junk = 0b11110000  # bits past a row's drafts mean nothing
+    lines = [0b1 | junk, *(sum(bit << j for j, bit in enumerate(line)) | junk for line in TREE)]
+    return torch.tensor([[line, 255] for line in lines], dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("spelling", ["tree:qlen", "tree:full", "tree:packed"])
+def test_positions_follow_depth_slots_follow_index(spelling):
+    """S-3, S-14: siblings share a position, never a slot, in every spelling."""
+    cfg = config(block_size=4, mask=spelling, max_draft_tokens=4)
+    mla = plan(cfg, [0, 1, 5], [6, 9], [[0, 1, -1], [2, 3, 4]], 5, spelled(spelling))
+    assert mla.positions.tolist() == [5, 5, 6, 6, 7]
+    assert mla.slot_mapping.tolist() == [1 * 4 + 1, 3 * 4 + 1, 3 * 4 + 2, 3 * 4 + 3, 4 * 4]
+
+
+def test_strided_lengths_and_table():
+    """S-1: lengths and tables are taken by their strides."""
+    step = build((20, 3), (40, 2))
+    dense = PagedMla(step.config, "cpu")
+    step.attend(dense)
+    strided = PagedMla(step.config, "cpu")
+    wide = torch.full((2, 9), -1, dtype=I32)
+    wide[:, : 2 * step.block_table.shape[1] : 2] = step.block_table
+    strided.plan(
+        step.cu_seqlens_q.repeat_interleave(2)[::2],
+        step.seq_lens.repeat_interleave(3)[::3],
+        wide[:, : 2 * step.block_table.shape[1] : 2],
+        num_tokens=5,
+    )
+    assert torch.equal(strided.slot_mapping, dense.slot_mapping)
+    assert torch.equal(strided.positions, dense.positions)
+
+
+def test_many_rows():
+    """S-1, S-3: prefix sums over as many rows as there may be."""
+    lens = [1 + i % 4 for i in range(33)]
+    cu_seqlens_q = [0, *torch.tensor(lens).cumsum(0).tolist()]
+    cfg = config(max_rows=33, max_query_tokens=100)
+    mla = plan(cfg, cu_seqlens_q, [10 + n for n in lens], [[b] for b in range(33)], sum(lens))
+    expected = [10 + i for n in lens for i in range(n)]
+    rows = [b for b, n in enumerate(lens) for _ in range(n)]
+    assert mla.positions.tolist() == expected
+    assert mla.slot_mapping.tolist() == [16 * b + p for b, p in zip(rows, expected, strict=True)]

@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from mla_step import assert_close, build, dense
+
+from paged_mla_optimized import PagedMla
+from paged_mla_optimized.variants import AttendVariant
+
+TILES = AttendVariant(
+    tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=1, min_units=1
+)
+ROWS = ((90, 3), (1, 1), (0, 2), (200, 1), (33, 33))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 40])
+def test_any_number_of_parts(parts):
+    """S-20: how often tiles are cut is no semantics; 40 parts leave some with nothing."""
+    step = build(*ROWS, padded_tokens=2)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=parts))
+    assert_close(step.attend(mla), dense(step))
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("tile_m", [16, 64])
+@pytest.mark.parametrize("tile_n", [16, 64])
+def test_any_tile(tile_m, tile_n, lanes):
+    """S-20: tile sizes and lanes are no semantics, odd numbers of query tiles included."""
+    step = build(*ROWS, num_heads=12)
+    variant = replace(TILES, tile_m=tile_m, tile_n=tile_n, lanes=lanes, programs_per_sm=6)
+    assert_close(step.attend(PagedMla(step.config, "cpu", variant=variant)), dense(step))
+
+
+def test_min_units_bounds_the_cutting():
+    """S-20: a floor on the share of a part leaves the rest of the grid idle."""
+    step = build((200, 1))
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=40, min_units=5))
+    assert_close(step.attend(mla), dense(step))
+
+
+def test_block_ids_do_not_matter():
+    """S-19: the same row in other physical blocks has the same bits."""
+    step = build((70, 3), (33, 1))
+    before = step.attend()
+    order = torch.randperm(len(step.cache), generator=torch.Generator().manual_seed(9))
+    step.cache = step.cache[order.argsort()].contiguous()
+    used = step.block_table < 2**31 - 1
+    step.block_table[used] = order[step.block_table[used].long()].int()
+    after = step.attend()
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+
+
+def test_replay_forgets_the_step_before():
+    """S-17: after longer, shorter and idle steps one instance gives the bits of a new one."""
+    steps = [build(*rows) for rows in (((70, 1),) * 8, ((20, 3),), ((0, 1),), ((40, 20), (65, 2)))]
+    mla = PagedMla(steps[0].config, "cpu")
+    for step in steps:
+        for used, fresh in zip(step.attend(mla), step.attend(), strict=True):
+            assert torch.equal(used, fresh)
+
+
+def test_stale_workspace_is_never_read():
+    """S-9: NaN in every buffer the step did not write changes nothing."""
+    step = build(*ROWS)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=7))
+    before = step.attend(mla)
+    attention = mla._attention
+    attention.partial_out.fill_(torch.nan)
+    attention.partial_lse.fill_(torch.nan)
+    assert torch.equal(step.attend(mla)[0], before[0])
