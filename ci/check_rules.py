@@ -35,7 +35,7 @@ def citations() -> Counter[str]:
                     cited.update(set(RULE.findall(ast.get_docstring(node) or "")))
     for path in sorted((ROOT / CASES).glob("*.py")):
         literals = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
-        cited.update({n.value for n in literals if RULE.fullmatch(str(n.value))})
+        cited.update({str(n.value) for n in literals if RULE.fullmatch(str(n.value))})
     return cited
 
 
