@@ -37,7 +37,9 @@ def test_empty_partials_weigh_nothing():
 
 def test_all_empty():
     """S-8: nothing and nothing is (0, -inf)."""
-    out, lse = merge_partials(torch.full((2, 1, 2, R), torch.nan), torch.full((2, 1, 2), -torch.inf))
+    out, lse = merge_partials(
+        torch.full((2, 1, 2, R), torch.nan), torch.full((2, 1, 2), -torch.inf)
+    )
     assert torch.equal(out, torch.zeros(1, 2, R))
     assert torch.isneginf(lse).all()
 

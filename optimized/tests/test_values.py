@@ -23,7 +23,11 @@ BAD = [
     ("block_table", "narrow", {"block_table": [[0, 1], [4, 3]]}),
     ("block_table", "negative", {"block_table": [[0, -1, -9], [4, 3, 2]]}),
     ("block_table", "past-cache", {"block_table": [[0, 1, -9], [4, 5, 2]]}),
-    ("block_table", "written-twice", {"block_table": [[0, 2, -9], [4, 3, 2]], "seq_lens": [17, 33]}),
+    (
+        "block_table",
+        "written-twice",
+        {"block_table": [[0, 2, -9], [4, 3, 2]]},
+    ),
     ("num_blocks", "none", {"num_blocks": 0}),
     ("slot_mapping", "below", {"slot_mapping": [0, -2, 1, 2]}),
     ("slot_mapping", "past-cache", {"slot_mapping": [0, 1, 2, 80]}),
@@ -31,7 +35,7 @@ BAD = [
 ]
 
 
-def check(changes, mask=None, **config_changes):
+def check(changes, tree_mask=None, **config_changes):
     values = GOOD | changes
     slots = values.get("slot_mapping")
     mla = PagedMla(build(**config_changes).config, "cpu")
@@ -41,7 +45,7 @@ def check(changes, mask=None, **config_changes):
         torch.tensor(values["block_table"], dtype=I32),
         num_blocks=values["num_blocks"],
         num_tokens=values["num_tokens"],
-        mask=mask,
+        mask=tree_mask,
         slot_mapping=None if slots is None else torch.tensor(slots),
     )
 

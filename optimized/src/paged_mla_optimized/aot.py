@@ -58,12 +58,12 @@ def compile_job(job: Job, arch: str) -> Usage:
     try:
         compiled = triton.compile(source, target=target, options=options)
     except (triton.TritonError, RuntimeError) as error:
-        return Usage(job.name, error=str(error).strip().splitlines()[0])
+        return Usage(job.name, error=str(error).strip())
     registers, stack_bytes = _resources(compiled.asm["cubin"])
     shared_bytes = compiled.metadata.shared
     limit = SHARED_MEMORY[arch]
-    error = f"more than {limit} bytes of shared memory" if shared_bytes > limit else None
-    return Usage(job.name, registers, stack_bytes, shared_bytes, error)
+    excess = f"more than {limit} bytes of shared memory" if shared_bytes > limit else None
+    return Usage(job.name, registers, stack_bytes, shared_bytes, excess)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -60,14 +60,16 @@ def _visible(
     """Return which keys of a tile the queries see (S-4), bool broadcastable to [TILE_M, TILE_N]."""
     key = (tile * TILE_N + tl.arange(0, TILE_N))[None, :]
     if MASK == "causal":
-        return key <= context_len + index[:, None]
-    if MASK == "non_causal":
-        return key < seq_len
-    node = key - context_len
-    is_draft = (node >= 0) & (key < seq_len)
-    line = token[:, None] * TREE_WORDS
-    word = tl.load(tree_words_ptr + line + node // 32, mask=is_draft, other=0)
-    return (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+        visible = key <= context_len + index[:, None]
+    elif MASK == "non_causal":
+        visible = key < seq_len
+    else:
+        node = key - context_len
+        is_draft = (node >= 0) & (key < seq_len)
+        line = token[:, None] * TREE_WORDS
+        word = tl.load(tree_words_ptr + line + node // 32, mask=is_draft, other=0)
+        visible = (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+    return visible
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -20,8 +20,8 @@ def add_partial(acc, total, peak, out, lse):
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
     keep = tl.exp(peak - shift)
     weight = tl.exp(lse - shift)
-    addend = tl.where((lse == float("-inf"))[:, None], 0.0, weight[:, None] * out)
-    return acc * keep[:, None] + addend, total * keep + weight, new_peak
+    out = tl.where((lse == float("-inf"))[:, None], 0.0, out)
+    return acc * keep[:, None] + weight[:, None] * out, total * keep + weight, new_peak
 
 
 @triton.jit

@@ -62,15 +62,17 @@ def _tree_bits(
         byte = tl.load(
             mask_ptr + at[:, None] + (column // 8)[None, :] * stride_element, mask=inside, other=0
         )
-        return (byte.to(tl.int32) >> (column % 8)[None, :]) & 1
-    if MASK == "tree:full":
-        line = start + index.to(tl.int64) * seq_len + (seq_len - query_len)
+        bits = (byte.to(tl.int32) >> (column % 8)[None, :]) & 1
     else:
-        line = start + index.to(tl.int64) * query_len
-    byte = tl.load(
-        mask_ptr + (line[:, None] + column[None, :]) * stride_element, mask=inside, other=0
-    )
-    return (byte != 0).to(tl.int32)
+        if MASK == "tree:full":
+            line = start + index.to(tl.int64) * seq_len + (seq_len - query_len)
+        else:
+            line = start + index.to(tl.int64) * query_len
+        byte = tl.load(
+            mask_ptr + (line[:, None] + column[None, :]) * stride_element, mask=inside, other=0
+        )
+        bits = (byte != 0).to(tl.int32)
+    return bits
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens"])
