@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 from collections import Counter
@@ -175,12 +176,15 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the commit the suite's own source stands at, "unknown" outside a checkout."""
+    """Return the commit the suite's own source stands at.
+
+    Outside a checkout that is what ``PAGED_MLA_COMMIT`` says, or "unknown".
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("PAGED_MLA_COMMIT", "unknown")
     return done.stdout.strip()
