@@ -26,7 +26,7 @@ BAD = [
     (
         "block_table",
         "written-twice",
-        {"block_table": [[0, 2, -9], [4, 3, 2]]},
+        {"block_table": [[0, 2, -9], [4, 3, 2]], "seq_lens": [17, 33]},
     ),
     ("num_blocks", "none", {"num_blocks": 0}),
     ("slot_mapping", "below", {"slot_mapping": [0, -2, 1, 2]}),

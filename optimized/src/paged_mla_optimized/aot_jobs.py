@@ -49,7 +49,6 @@ _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them
     "stride_slots": 1,
     "stride_table_col": 1,
     "stride_mask_element": 1,
-    "stride_lse_head": 1,
 }
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -81,9 +80,10 @@ class Job:
     def attributes(self) -> dict[tuple[int], list[list[Any]]]:
         """Tensors and their strides are aligned to 16."""
         return {
-            (position,): [["tt.divisibility", 16]]
-            for position, name in enumerate(self.kernel.arg_names)
-            if name not in self.constants and (name.endswith("_ptr") or name.startswith("stride"))
+            (parameter.num,): [["tt.divisibility", 16]]
+            for parameter in self.kernel.params
+            if parameter.name.startswith("stride") or parameter.name.endswith("_ptr")
+            if parameter.name not in self.constants and not parameter.do_not_specialize
         }
 
 
@@ -152,4 +152,5 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
 
 
 def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
-    return constants | {name: one for name, one in _DENSE.items() if name in kernel.arg_names}
+    special = {p.name for p in kernel.params if not p.do_not_specialize}
+    return constants | {name: one for name, one in _DENSE.items() if name in special}

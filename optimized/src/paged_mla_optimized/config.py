@@ -36,7 +36,7 @@ class MlaConfig:
     kv_lora_rank : int
         R, a power of two in 16..512.
     qk_rope_head_dim : int
-        P, a power of two in 16..128.
+        P, a power of two in 16..64.
     dtype : torch.dtype
         Of queries, latents, cache and outputs: bfloat16, float16 or float32.
     cache_format : str
@@ -122,7 +122,7 @@ class MlaConfig:
             raise InvalidArgument("qk_rope_head_dim", self.qk_rope_head_dim, "even and > 0")
         if self.kv_lora_rank < 1:
             raise InvalidArgument("kv_lora_rank", self.kv_lora_rank, "> 0")
-        limits = (("kv_lora_rank", 512), ("qk_rope_head_dim", 128))
+        limits = (("kv_lora_rank", 512), ("qk_rope_head_dim", 64))
         for name, largest in limits:
             value = getattr(self, name)
             if value & (value - 1) or not 16 <= value <= largest:

@@ -96,7 +96,7 @@ def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
 
 
 def attend_variant(arch: str, dtype: str, num_heads: int, max_query_len: int) -> AttendVariant:
-    """Return the variant for a problem with R up to 512 and P up to 128.
+    """Return the variant for a problem with R up to 512 and P up to 64.
 
     Parameters
     ----------

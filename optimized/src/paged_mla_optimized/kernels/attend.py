@@ -72,7 +72,10 @@ def _visible(
     return visible
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+# Not specialised: what varies from step to step, or with how an engine slices its buffers.
+@triton.jit(
+    do_not_specialize=["num_rows", "stride_table_row", "stride_lse_token", "stride_lse_head"]
+)
 def attend_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, P]

@@ -11,7 +11,7 @@ from paged_mla_optimized.kernels.merge import add_partial, close_sum, empty_sum
 from paged_mla_optimized.kernels.schedule import find_group, query_rows, units_of_part
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "stride_lse_token", "stride_lse_head"])
 def combine_kernel(
     unit_starts_ptr,
     token_starts_ptr,

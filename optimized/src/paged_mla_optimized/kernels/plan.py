@@ -75,7 +75,7 @@ def _tree_bits(
     return bits
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "stride_table_row"])
 def token_kernel(
     token_starts_ptr,
     row_lens_ptr,
