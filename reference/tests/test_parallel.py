@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import causal, loops, request, scene
 
+from paged_mla_reference.attention import attend
+from paged_mla_reference.cache import append, encode, write_slots
 from paged_mla_reference.merge import merge
-from paged_mla_reference.parallel import ContextParallel, attend_rank
+from paged_mla_reference.parallel import ContextParallel, attend_rank, rank_batch
 from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.validate import validate_batch
+from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Mask
 
 GROUPS = st.builds(ContextParallel, world=st.integers(1, 5), interleave=st.integers(1, 4))
@@ -64,3 +70,28 @@ def test_a_rank_without_keys(mask):
         answer = attend_rank(made.problem, made.batch, made.image, ContextParallel(4), rank)
         assert not answer.out.any()
         assert np.isneginf(answer.lse).all()
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(interleave=st.sampled_from([1, 2, 4]), world=st.integers(1, 3), seed=st.integers(0, 99))
+def test_a_rank_of_its_own(interleave, world, seed):
+    """S-18: a rank's batch on its local cache is its share of the undivided one."""
+    group = ContextParallel(world, interleave)
+    one = request(11, seed)
+    made = scene([one], [7], block_size=4 * world)
+    local = replace(made.problem, block_size=4, max_rows=4)
+    for rank in range(world):
+        batch = rank_batch(local, made.batch, group, rank)
+        mine = group.local_positions(7, rank)
+        slots = made.batch.block_table[0, mine // (4 * world)] * 4 + np.arange(len(mine)) % 4
+        nothing = np.zeros((0, local.layout.block_stride), np.uint8)
+        image = CacheImage(local.layout, np.zeros(0, np.int64), nothing, np.zeros(4, np.uint8))
+        rows = encode(local.layout, one.ckv[mine], one.k_pe[mine])
+        image = append(local, batch, write_slots(image, slots.astype(np.int64), rows))
+        validate_batch(local, batch)
+        answer = attend(local, batch, image, Rounding.EXACT)
+        share = attend_rank(
+            made.problem, made.batch, made.image, group, rank, rounding=Rounding.EXACT
+        )
+        np.testing.assert_allclose(answer.out, share.out, atol=1e-12)
+        np.testing.assert_allclose(answer.lse, share.lse, atol=1e-12)

@@ -13,7 +13,14 @@ from reference_scenes import request, scene
 
 from paged_mla_reference.attention import attend
 from paged_mla_reference.cache import append
-from paged_mla_reference.prefix import ROOT_KEY, PrefixIndex, block_key, block_keys
+from paged_mla_reference.prefix import (
+    ROOT_KEY,
+    BlockContent,
+    PrefixIndex,
+    block_contents,
+    block_key,
+    block_keys,
+)
 from paged_mla_reference.rounding import Rounding
 
 TOKENS = list(range(100, 112))
@@ -21,8 +28,8 @@ TOKENS = list(range(100, 112))
 
 def _filled(tokens, extra_keys=()):
     index = PrefixIndex(4)
-    for block, key in enumerate(block_keys(tokens, 4, extra_keys)):
-        index.insert(key, 10 + block)
+    for block, content in enumerate(block_contents(tokens, 4, extra_keys)):
+        index.insert(content, 10 + block)
     return index
 
 
@@ -90,7 +97,7 @@ def test_a_hit_leaves_one_token(tokens, hit):
 def test_a_hit_ends_at_the_first_unknown_block():
     """S-13: a known block behind an unknown one is not a prefix."""
     index = _filled(TOKENS)
-    index.evict(block_keys(TOKENS, 4)[1])
+    index.evict(block_contents(TOKENS, 4)[1])
     assert index.lookup([*TOKENS, 7]) == [10]
 
 
@@ -103,7 +110,15 @@ def test_other_extra_keys_miss():
 def test_the_first_block_of_a_key_stays():
     """S-13: a second block with the same contents is the first one."""
     index = _filled(TOKENS)
-    assert index.insert(block_keys(TOKENS, 4)[0], 99) == 10
+    assert index.insert(block_contents(TOKENS, 4)[0], 99) == 10
+
+
+def test_a_collision_is_no_hit(monkeypatch):
+    """S-13: one key for two contents is an error, wherever the key comes from."""
+    index = _filled(TOKENS[:4])
+    monkeypatch.setattr(BlockContent, "key", block_keys(TOKENS, 4)[0])
+    with pytest.raises(RuntimeError, match="one key for two contents"):
+        index.lookup([1, 2, 3, 4, 5])
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)

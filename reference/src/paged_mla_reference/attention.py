@@ -88,7 +88,7 @@ def attend_visible(
     visible : sequence of bool [query_len, seq_len]
         One matrix per row. A rank of a context-parallel group passes its own keys (S-18).
     """
-    answer = _nothing_visible(problem, batch)
+    answer = nothing_visible(problem, batch.num_tokens)
     positions = metadata(problem, batch).positions
     for row, span in enumerate(query_spans(batch)):
         seen = visible[row]  # [q, S]
@@ -102,15 +102,30 @@ def attend_visible(
         for i, t in enumerate(range(span.start, span.stop)):
             sees = seen[i, read]  # [K]
             if sees.any():
-                one = _attend_one(problem, queries[i], keys[sees], rounding)
+                one = attend_one(problem, queries[i], keys[sees], rounding)
                 answer.out[t], answer.lse[t], answer.score_bound[t], answer.value_bound[t] = one
     return answer
 
 
-def _attend_one(
+def attend_one(
     problem: Problem, query: NDArray[np.float64], keys: NDArray[np.float64], rounding: Rounding
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
-    """Return what one query token [H, R+P] gets from the keys it sees [K, R+P], K >= 1."""
+    """Attend one query token to the keys it sees, wherever they came from (S-5, S-7).
+
+    Parameters
+    ----------
+    problem : Problem
+        Read for dims, dtype and scale.
+    query : float64 [H, R+P]
+    keys : float64 [K, R+P]
+        K >= 1.
+    rounding : Rounding
+
+    Returns
+    -------
+    out, lse, score_bound, value_bound
+        This token's share of an :class:`Answer`.
+    """
 
     def rounded(x: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
         return x if rounding is Rounding.EXACT else widen(round_to(x, dtype))
@@ -141,9 +156,9 @@ def _queries(
     return np.concatenate([widen(q_nope), widen(q_pe)], axis=2)
 
 
-def _nothing_visible(problem: Problem, batch: Batch) -> Answer:
-    """Return the answer of queries that see nothing (S-6)."""
-    shape = (batch.num_tokens, problem.dims.num_heads)
+def nothing_visible(problem: Problem, num_tokens: int) -> Answer:
+    """Return the answer of `num_tokens` queries that see nothing (S-6)."""
+    shape = (num_tokens, problem.dims.num_heads)
     return Answer(
         out=np.zeros((*shape, problem.dims.kv_lora_rank)),
         lse=np.full(shape, -np.inf),

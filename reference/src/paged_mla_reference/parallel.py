@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer, attend_visible
 from paged_mla_reference.masks import visibility
+from paged_mla_reference.paging import NO_SLOT, context_lens, query_spans, slots_of
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
@@ -48,6 +49,47 @@ class ContextParallel:
         local = np.arange(self.local_len(seq_len, rank))
         rounds, inside = np.divmod(local, self.interleave)
         return (rounds * self.world + rank) * self.interleave + inside
+
+
+UNDIVIDED = ContextParallel(1)
+
+
+def rank_batch(problem: Problem, batch: Batch, group: ContextParallel, rank: int) -> Batch:
+    """Return a causal step as one rank runs it: every query token is a row of its own (S-18).
+
+    A row's ``seq_len`` counts the keys its query sees on this rank, by formula; a rank without
+    one gets a padded row, and answers ``(0, -inf)`` (S-6). Only the owner of a token writes it.
+    Blocks are those of the whole group, each with ``block_size`` tokens on every rank.
+
+    Parameters
+    ----------
+    problem : Problem
+        Of one rank's cache; ``block_size`` is a multiple of the group's interleave.
+    batch : Batch
+        Causal, without explicit slots; its blocks span ``block_size * world`` tokens.
+    group : ContextParallel
+    rank : int
+    """
+    seq_lens = np.zeros(batch.num_tokens, np.int32)
+    slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
+    table = np.full((batch.num_tokens, batch.block_table.shape[1]), NO_SLOT, np.int32)
+    for row, span in enumerate(query_spans(batch)):
+        context = int(context_lens(batch)[row])
+        for i, token in enumerate(range(span.start, span.stop)):
+            if batch.seq_lens[row] == 0:
+                continue
+            table[token] = batch.block_table[row]
+            seq_lens[token] = group.local_len(context + i + 1, rank)
+            if group.owner(np.array([context + i]))[0] == rank:
+                last = np.array([seq_lens[token] - 1], np.int64)
+                slots[token] = slots_of(table[token], last, problem.block_size)[0]
+    return replace(
+        batch,
+        cu_seqlens_q=np.arange(batch.num_tokens + 1, dtype=np.int32),
+        seq_lens=seq_lens,
+        block_table=table,
+        slot_mapping=slots,
+    )
 
 
 def attend_rank(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 ROOT_KEY = hashlib.sha256(b"paged-mla prefix root").digest()
 
@@ -35,19 +37,54 @@ def block_key(parent: bytes, tokens: Sequence[int], extra_keys: Sequence[str] = 
     return digest.digest()
 
 
+@dataclass(frozen=True)
+class BlockContent:
+    """What a full block holds: everything its key stands for."""
+
+    parent: bytes
+    tokens: tuple[int, ...]
+    extra_keys: tuple[str, ...] = ()
+
+    @cached_property
+    def key(self) -> bytes:
+        """The block's key (S-13)."""
+        return block_key(self.parent, self.tokens, self.extra_keys)
+
+    @classmethod
+    def after(
+        cls,
+        previous: BlockContent | None,
+        tokens: Sequence[int],
+        extra_keys: Sequence[str] = (),
+    ) -> BlockContent:
+        """Return the contents of the block that follows `previous`, ``None`` for the first."""
+        parent = ROOT_KEY if previous is None else previous.key
+        return cls(parent, tuple(tokens), tuple(extra_keys))
+
+
+def block_contents(
+    tokens: Sequence[int], block_size: int, extra_keys: Sequence[str] = ()
+) -> list[BlockContent]:
+    """Return a request's full blocks in order; a last, partial block is none (S-13)."""
+    contents: list[BlockContent] = []
+    for end in range(block_size, len(tokens) + 1, block_size):
+        previous = contents[-1] if contents else None
+        contents.append(BlockContent.after(previous, tokens[end - block_size : end], extra_keys))
+    return contents
+
+
 def block_keys(
     tokens: Sequence[int], block_size: int, extra_keys: Sequence[str] = ()
 ) -> list[bytes]:
-    """Return the keys of a request's full blocks; a last, partial block has none (S-13)."""
-    keys: list[bytes] = []
-    for end in range(block_size, len(tokens) + 1, block_size):
-        parent = keys[-1] if keys else ROOT_KEY
-        keys.append(block_key(parent, tokens[end - block_size : end], extra_keys))
-    return keys
+    """Return the keys of a request's full blocks (S-13)."""
+    return [content.key for content in block_contents(tokens, block_size, extra_keys)]
 
 
 class PrefixIndex:
-    """Blocks that hold known tokens, by key.
+    """Blocks whose contents are known, by key.
+
+    An entry keeps what its block holds, and a key that stands for two different contents is an
+    error, not a hit.
 
     Parameters
     ----------
@@ -57,15 +94,34 @@ class PrefixIndex:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._blocks: dict[bytes, int] = {}
+        self._entries: dict[bytes, tuple[BlockContent, int]] = {}
 
-    def insert(self, key: bytes, block_id: int) -> int:
-        """Remember a full block; return the block that holds `key`, the older one if known."""
-        return self._blocks.setdefault(key, block_id)
+    def insert(self, content: BlockContent, block_id: int) -> int:
+        """Remember a full block; return the block that holds `content`, the older one if known."""
+        holder = self.find(content)
+        if holder is None:
+            self._entries[content.key] = content, block_id
+            return block_id
+        return holder
 
-    def evict(self, key: bytes) -> None:
+    def evict(self, content: BlockContent) -> None:
         """Forget a block whose contents are about to change."""
-        del self._blocks[key]
+        del self._entries[content.key]
+
+    def find(self, content: BlockContent) -> int | None:
+        """Return the block that holds `content`, ``None`` if no block does.
+
+        Raises
+        ------
+        RuntimeError
+            The key is that of a block with other contents.
+        """
+        entry = self._entries.get(content.key)
+        if entry is None:
+            return None
+        if entry[0] != content:
+            raise RuntimeError(f"block {entry[1]}: one key for two contents")
+        return entry[1]
 
     def lookup(self, tokens: Sequence[int], extra_keys: Sequence[str] = ()) -> list[int]:
         """Return the blocks a request may start from, in order (S-13).
@@ -74,9 +130,14 @@ class PrefixIndex:
         last token of a prompt is always computed, since its output is what was asked for.
         """
         most = max(len(tokens) - 1, 0)
+        return self.longest(block_contents(tokens[:most], self.block_size, extra_keys))
+
+    def longest(self, contents: Iterable[BlockContent]) -> list[int]:
+        """Return the blocks of the longest run of known contents, from the first on."""
         found: list[int] = []
-        for key in block_keys(tokens[:most], self.block_size, extra_keys):
-            if key not in self._blocks:
+        for content in contents:
+            block_id = self.find(content)
+            if block_id is None:
                 break
-            found.append(self._blocks[key])
+            found.append(block_id)
         return found

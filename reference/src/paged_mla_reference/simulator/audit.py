@@ -1,0 +1,122 @@
+"""Is the right token behind every slot? The schedule's own check, without attention.
+
+A shadow cache remembers, for every slot, the token prefix whose latent was written there. What
+a step says in lengths and tables must lead each of its query tokens to exactly its own prefix,
+and every finished request must have had each of its tokens answered.
+"""
+
+from __future__ import annotations
+
+from paged_mla_reference.simulator.batches import Layout
+from paged_mla_reference.simulator.engine import Engine
+from paged_mla_reference.simulator.model import Histories, State
+from paged_mla_reference.simulator.request import Request
+from paged_mla_reference.simulator.step import Kind, Row, Step
+
+
+class Violation(AssertionError):
+    """A schedule that cannot give right answers."""
+
+
+class Audit:
+    """Follows one engine from its first step on.
+
+    Parameters
+    ----------
+    engine : Engine
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._span = engine.config.span
+        self._histories = Histories()
+        self._held: dict[int, State] = {}
+        self._answered: dict[str, set[int]] = {}
+        self._requests: dict[str, Request] = {}
+        self._aborted: set[str] = set()
+
+    def check_step(self, step: Step, layout: Layout) -> None:
+        """Follow one step: first every write, then every read, as a backend does.
+
+        Raises
+        ------
+        Violation
+        """
+        if len(layout.seq_lens) != len(step.rows):
+            raise Violation(f"step {step.number}: {len(layout.seq_lens)} rows laid out")
+        written: set[int] = set()
+        for b, row in enumerate(step.rows):
+            self._check_lengths(step, b, row, layout)
+            self._check_tokens(step, b, row)
+            for i, state in enumerate(self._histories.of_queries(row)):
+                slot = self._slot(layout, b, row.context_len + i)
+                if slot in written:
+                    raise Violation(f"{_place(step, b, row)}: slot {slot} is written twice")
+                written.add(slot)
+                self._held[slot] = state
+        for b, row in enumerate(step.rows):
+            self._check_reads(step, b, row, layout)
+
+    def check_end(self) -> None:
+        """Hold an engine that has nothing left to do: no block is used, no token unanswered.
+
+        Raises
+        ------
+        Violation
+        """
+        pool = self._engine.pool
+        used = [b for b in range(self._engine.config.num_blocks) if pool.references(b)]
+        if used:
+            raise Violation(f"blocks {used} are still used when no request is left")
+        if pool.available != self._engine.config.num_blocks:
+            raise Violation(f"{self._engine.config.num_blocks - pool.available} blocks are lost")
+        for request in self._requests.values():
+            needed = set(range(len(request.prompt) - 1, len(request.tokens) - 1))
+            missing = needed - self._answered[request.id]
+            if missing and request.abort is None:
+                raise Violation(f"{request.id}: tokens {sorted(missing)} were never answered")
+
+    def _check_lengths(self, step: Step, b: int, row: Row, layout: Layout) -> None:
+        query_len = int(layout.cu_seqlens_q[b + 1] - layout.cu_seqlens_q[b])
+        context_len = int(layout.seq_lens[b]) - query_len
+        before = row.committed + len(row.branch)
+        if query_len != row.query_len or context_len != before:
+            raise Violation(
+                f"{_place(step, b, row)}: {query_len} tokens after {context_len}; "
+                f"its request stands at {before}"
+            )
+
+    def _check_tokens(self, step: Step, b: int, row: Row) -> None:
+        """Every token of a request is its own, and follows what was computed."""
+        request, answered = row.request, self._answered.setdefault(row.request.id, set())
+        self._requests[request.id] = request
+        certain = row.query_len if row.kind is Kind.PREFILL else 1
+        if row.kind is not Kind.DRAFT:
+            expected = request.tokens[row.committed : row.committed + certain]
+            if row.tokens[:certain] != expected:
+                raise Violation(f"{_place(step, b, row)}: not the request's tokens")
+        truth = self._histories
+        for i, state in enumerate(self._histories.of_queries(row)):
+            index = row.context_len + len(row.ancestors(i)) - 1
+            if index < len(request.tokens) and state == truth.state(request, index + 1):
+                answered.add(index)
+
+    def _check_reads(self, step: Step, b: int, row: Row, layout: Layout) -> None:
+        own = [self._histories.state(row.request, p + 1) for p in range(row.committed)]
+        expected = own + self._histories.of_branch(row) + self._histories.of_queries(row)
+        for index, state in enumerate(expected):
+            slot = self._slot(layout, b, index)
+            held = self._held.get(slot)
+            if held != state:
+                found = "nothing" if held is None else "a token of another prefix"
+                raise Violation(f"{_place(step, b, row)}: index {index}, slot {slot}: {found}")
+
+    def _slot(self, layout: Layout, b: int, index: int) -> int:
+        block, offset = divmod(index, self._span)
+        if block >= layout.block_table.shape[1]:
+            raise Violation(f"row {b}: no table entry for index {index}")
+        return int(layout.block_table[b, block]) * self._span + offset
+
+
+def _place(step: Step, b: int, row: Row) -> str:
+    return f"step {step.number}, row {b} ({row.kind} of {row.request.id})"

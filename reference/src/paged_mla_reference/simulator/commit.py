@@ -1,0 +1,31 @@
+"""What the answers of a step change in the requests that ran."""
+
+from __future__ import annotations
+
+from paged_mla_reference.simulator.sequence import Sequence
+from paged_mla_reference.simulator.speculation import accepted_path
+from paged_mla_reference.simulator.step import Kind, Row
+
+
+def commit(seq: Sequence, row: Row) -> list[int]:
+    """Take the row's answers as sampled; return the drafts that were accepted.
+
+    Accepted drafts of a chain are where they belong. Those of a tree lie wherever their nodes
+    were: only the root counts as computed, and a window writes the others again (S-16).
+    """
+    accepted: list[int] = []
+    if row.kind is Kind.PREFILL:
+        seq.computed += row.query_len
+        if not seq.prefilling:
+            seq.reveal(1)
+    elif row.kind in {Kind.DECODE, Kind.WINDOW}:
+        seq.computed = seq.known
+        seq.window_due = False
+        seq.reveal(1)
+    elif row.kind in {Kind.VERIFY, Kind.TREE}:
+        parents = row.parents or range(-1, row.query_len - 1)
+        accepted = accepted_path(row.tokens, parents, seq.truth)
+        seq.computed += 1 if row.kind is Kind.TREE else 1 + len(accepted)
+        seq.reveal(len(accepted) + 1)
+        seq.window_due = row.kind is Kind.TREE
+    return accepted

@@ -1,0 +1,115 @@
+"""The oracle of every schedule: answers from a request's tokens alone (S-19).
+
+No block, slot, chunk or step is known here. A token's keys are those of its own prefix, one
+after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.attention import Answer, attend_one, nothing_visible
+from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
+from paged_mla_reference.rope import rotate
+from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_reference.simulator.model import Histories, ModelStandIn, State
+from paged_mla_reference.simulator.request import Request
+from paged_mla_reference.simulator.step import Row
+from paged_mla_shared.problem import Problem
+
+Array = NDArray[np.float64]
+
+
+class Dense:
+    """Dense, unpaged attention over the prefix of each token.
+
+    Parameters
+    ----------
+    problem : Problem
+        Read for dims, dtype, scale and rope.
+    model : ModelStandIn
+    histories : Histories
+    """
+
+    def __init__(self, problem: Problem, model: ModelStandIn, histories: Histories) -> None:
+        self._problem = problem
+        self._model = model
+        self._histories = histories
+        self._keys: dict[str, list[Array]] = {}
+
+    def answer(
+        self,
+        rows: tuple[Row, ...],
+        num_tokens: int,
+        rounding: Rounding,
+        group: ContextParallel = UNDIVIDED,
+        rank: int = 0,
+    ) -> Answer:
+        """Return what every query token of the rows must get from the keys of one rank.
+
+        Parameters
+        ----------
+        rows : tuple of Row
+        num_tokens : int
+            Answers past the rows' tokens are those of padding (S-6).
+        rounding : Rounding
+        group, rank : ContextParallel, int
+            Positions of other ranks are left out (S-18).
+        """
+        answer = nothing_visible(self._problem, num_tokens)
+        token = 0
+        for row in rows:
+            states = self._histories.of_queries(row)
+            context = self._context(row)
+            own = [
+                self._key(state, row.context_len + len(row.ancestors(node)) - 1)
+                for node, state in enumerate(states)
+            ]
+            for node, state in enumerate(states):
+                keys = np.array(context + [own[before] for before in row.ancestors(node)])
+                mine = keys[group.owner(np.arange(len(keys))) == rank]  # [K, R+P]
+                if len(mine):
+                    query = self._query(state, len(keys) - 1, rounding)
+                    one = attend_one(self._problem, query, mine, rounding)
+                    answer.out[token], answer.lse[token] = one[:2]
+                    answer.score_bound[token], answer.value_bound[token] = one[2:]
+                token += 1
+        return answer
+
+    def forget(self, request_id: str) -> None:
+        """Drop the keys of a request that will not be asked for again."""
+        self._keys.pop(request_id, None)
+
+    def _context(self, row: Row) -> list[Array]:
+        """Return the keys of a row's context, [R+P] each, as cached."""
+        keys = self._own_keys(row.request, row.committed)
+        drafted = self._histories.of_branch(row)
+        return keys + [self._key(s, row.committed + i) for i, s in enumerate(drafted)]
+
+    def _own_keys(self, request: Request, length: int) -> list[Array]:
+        keys = self._keys.setdefault(request.id, [])
+        while len(keys) < length:
+            keys.append(self._key(self._histories.state(request, len(keys) + 1), len(keys)))
+        return keys[:length]
+
+    def _key(self, state: State, position: int) -> Array:
+        ckv, k_pe = self._model.latent(state)
+        if self._problem.rope is not None:
+            k_pe = round_to(self._turned(k_pe, position), self._problem.dtype)
+        return np.concatenate([widen(ckv), widen(k_pe)])
+
+    def _query(self, state: State, position: int, rounding: Rounding) -> Array:
+        q_nope, q_pe = self._model.query(state)
+        if self._problem.rope is not None:
+            q_pe = self._turned(q_pe, position)
+            if rounding is Rounding.SPEC:
+                q_pe = round_to(q_pe, self._problem.dtype)
+        return np.concatenate([widen(q_nope), widen(q_pe)], axis=1)  # [H, R+P]
+
+    def _turned(self, x: NDArray[Any], position: int) -> Array:
+        assert self._problem.rope is not None
+        turned: Array = rotate(widen(x)[None], np.array([position]), self._problem.rope)[0]
+        return turned

@@ -1,0 +1,252 @@
+"""The scheduler: which tokens of which requests run in the next step, on which blocks."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+
+from paged_mla_reference.paging import blocks_of
+from paged_mla_reference.simulator.arrange import arrange
+from paged_mla_reference.simulator.block_pool import BlockPool
+from paged_mla_reference.simulator.commit import commit
+from paged_mla_reference.simulator.config import DraftKind, EngineConfig
+from paged_mla_reference.simulator.coverage import Coverage, Situation
+from paged_mla_reference.simulator.drafting import Drafter
+from paged_mla_reference.simulator.notes import (
+    note_accepted,
+    note_admission,
+    note_step,
+    note_window,
+)
+from paged_mla_reference.simulator.request import Request
+from paged_mla_reference.simulator.sequence import Sequence
+from paged_mla_reference.simulator.step import Kind, Row, Step
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.problem import Mask
+
+
+class Engine:
+    """A serving engine without a model.
+
+    Each step serves running requests first, in the order of their admission, and preempts the
+    last admitted one when blocks run out: it gives back its blocks and computes its tokens
+    again later. Then waiting requests are admitted while rows, budget and blocks allow.
+
+    Parameters
+    ----------
+    config : EngineConfig
+
+    Attributes
+    ----------
+    pool : BlockPool
+    coverage : Coverage
+        Situations reached so far.
+    running : list of Sequence
+        In order of admission.
+    waiting : deque of Sequence
+    hit_tokens, prompt_tokens : int
+        Of all admissions: tokens found in the cache, of those there were.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.coverage = Coverage()
+        self.pool = BlockPool(config.num_blocks, config.span, self.coverage, config.seed)
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.hit_tokens = self.prompt_tokens = 0
+        self._drafter = None
+        if config.drafts is not None:
+            rng = random.Random(config.seed)
+            self._drafter = Drafter(config.drafts, config.span, self.pool, rng)
+        self._aborted: set[str] = set()
+        self._last_bucket = 0
+        self._number = 0
+        self._steps = self._run()
+
+    @property
+    def busy(self) -> bool:
+        """True while a request is unfinished."""
+        return bool(self.running or self.waiting)
+
+    @property
+    def live(self) -> set[str]:
+        """Ids of unfinished requests."""
+        return {seq.request.id for seq in (*self.running, *self.waiting)}
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for admission.
+
+        Raises
+        ------
+        InvalidArgument
+            It has no prompt or no output, its id is taken, or all blocks together cannot hold it.
+        """
+        if not request.prompt or not request.output:
+            raise InvalidArgument("request", request.id, "a prompt and an output")
+        if request.id in self.live:
+            raise InvalidArgument("request", f"a second {request.id}", "distinct ids")
+        longest = len(request.tokens) + self.config.lookahead
+        if blocks_of(longest, self.config.span) > self.config.num_blocks:
+            raise InvalidArgument("request", f"{longest} tokens in {request.id}", "what fits")
+        self.waiting.append(Sequence(request, known=len(request.prompt)))
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request before the next round; unknown ids are ignored, as clients race."""
+        self._aborted.add(request_id)
+
+    def step(self) -> Step:
+        """Return the next step, an idle one if there is nothing to do.
+
+        Its answers are taken as sampled: the engine is in the state after the step.
+        """
+        return next(self._steps)
+
+    def _run(self) -> Iterator[Step]:
+        while True:
+            self._drop_aborted()
+            drafter = self._drafter
+            if drafter is not None and self._only_decoding():
+                if drafter.drafts.multi_step:
+                    for rows in drafter.steps(self.running):
+                        yield self._close(rows, Mask.CAUSAL)
+                if drafter.drafts.kind is DraftKind.TREE:
+                    trees = drafter.trees(self.running)
+                    if trees:
+                        yield self._close(trees, Mask.TREE)
+                        continue
+            yield self._close(self._causal_rows(), Mask.CAUSAL)
+
+    def _only_decoding(self) -> bool:
+        if any(seq.prefilling or seq.window_due for seq in self.running):
+            return False
+        full = len(self.running) == self.config.max_rows
+        return bool(self.running) and (full or not self.waiting)
+
+    def _drop_aborted(self) -> None:
+        for seq in [seq for seq in self.running if seq.request.id in self._aborted]:
+            self.coverage.note(Situation.ABORTED_RUNNING)
+            self._retire(seq)
+        for seq in [seq for seq in self.waiting if seq.request.id in self._aborted]:
+            self.coverage.note(Situation.ABORTED_WAITING)
+            self.waiting.remove(seq)
+        self._aborted.clear()
+
+    def _causal_rows(self) -> list[Row]:
+        budget = self.config.token_budget
+        rows: list[Row] = []
+        waiting = len(self.waiting)
+        for seq in list(self.running):
+            row = self._next_row(seq, budget) if seq in self.running else None
+            if row is not None:
+                rows.append(row)
+                budget -= row.query_len
+        if len(self.waiting) == waiting:  # nobody was preempted
+            rows += self._admit(budget)
+        return rows
+
+    def _next_row(self, seq: Sequence, budget: int) -> Row | None:
+        """Return what a running request does next, ``None`` if budget or blocks forbid."""
+        kind, tokens = self._wanted(seq, budget)
+        if not tokens:
+            return None
+        if kind is Kind.VERIFY and not self._can_hold(seq, tokens):
+            kind, tokens = Kind.DECODE, tokens[:1]
+        while not self._can_hold(seq, tokens):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is seq:
+                return None
+        self.pool.grow(seq.blocks, seq.computed + len(tokens))
+        return Row(seq.request, kind, seq.computed, tokens, tuple(seq.blocks))
+
+    def _can_hold(self, seq: Sequence, tokens: tuple[int, ...]) -> bool:
+        return self.pool.can_grow(seq.blocks, seq.computed + len(tokens))
+
+    def _wanted(self, seq: Sequence, budget: int) -> tuple[Kind, tuple[int, ...]]:
+        known = seq.request.tokens[seq.computed : seq.known]
+        if seq.prefilling:
+            return Kind.PREFILL, known[: min(self.config.max_chunk, budget)]
+        if seq.window_due:
+            assert self._drafter is not None
+            window = self._drafter.window(seq)
+            return Kind.WINDOW, window if len(window) <= budget else ()
+        drafter = self._drafter
+        if drafter is None or drafter.drafts.kind is DraftKind.TREE or budget < 2:
+            return Kind.DECODE, known[:budget]
+        [chain] = drafter.branches(seq)
+        return Kind.VERIFY, (known + chain)[:budget]
+
+    def _admit(self, budget: int) -> list[Row]:
+        """Start waiting requests, each from the blocks it hits (S-13)."""
+        rows: list[Row] = []
+        span = self.config.span
+        while self.waiting and budget and len(self.running) < self.config.max_rows:
+            seq = self.waiting[0]
+            full = range((seq.known - 1) // span)
+            hit = self.pool.lookup([seq.content(block, span) for block in full])
+            start = len(hit) * span
+            tokens = seq.request.tokens[start : seq.known][: min(self.config.max_chunk, budget)]
+            if not self.pool.can_take(hit, blocks_of(start + len(tokens), span) - len(hit)):
+                break
+            note_admission(self.coverage, self.pool, span, seq, hit)
+            self.hit_tokens += start
+            self.prompt_tokens += seq.known
+            self.running.append(self.waiting.popleft())
+            self.pool.share(hit)
+            seq.blocks, seq.computed, seq.published = list(hit), start, len(hit)
+            seq.target = seq.known
+            self.pool.grow(seq.blocks, start + len(tokens))
+            rows.append(Row(seq.request, Kind.PREFILL, start, tokens, tuple(seq.blocks)))
+            budget -= len(tokens)
+        return rows
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a request's blocks; its tokens are computed again when it is resumed."""
+        self.coverage.note(Situation.PREEMPTED)
+        self._retire(seq)
+        seq.blocks, seq.computed, seq.published = [], 0, 0
+        seq.window_due, seq.preempted, seq.branches = False, True, []
+        self.waiting.appendleft(seq)
+
+    def _retire(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self.pool.release(seq.blocks)
+
+    def _close(self, rows: list[Row], mask: Mask) -> Step:
+        """Shape the step, take its answers, and count what it was."""
+        step = arrange(self.config, self._number, rows, mask)
+        self._number += 1
+        note_step(self.coverage, self.config, step)
+        self._note_bucket(step)
+        sequences = {seq.request.id: seq for seq in self.running}
+        accepted = []
+        for row in step.rows:
+            seq = sequences[row.request.id]
+            if row.kind is Kind.WINDOW:
+                note_window(self.coverage, seq, row)
+            left = len(seq.truth)
+            accepted.append(commit(seq, row))
+            if accepted[-1] and len(accepted[-1]) == left:
+                self.coverage.note(Situation.ENDS_IN_DRAFTS)
+            self._settle(seq)
+        note_accepted(self.coverage, step.rows, accepted)
+        return step
+
+    def _settle(self, seq: Sequence) -> None:
+        """Make full blocks of committed tokens known, and finish the request if it is done."""
+        for block in range(seq.published, seq.computed // self.config.span):
+            self.pool.publish(seq.blocks[block], seq.content(block, self.config.span))
+            seq.published = block + 1
+        if seq.finished:
+            self._retire(seq)
+
+    def _note_bucket(self, step: Step) -> None:
+        bucket = step.num_rows if step.num_rows in self.config.buckets else 0
+        if bucket and self._last_bucket:
+            if bucket > self._last_bucket:
+                self.coverage.note(Situation.BUCKET_GROWS)
+            elif bucket < self._last_bucket:
+                self.coverage.note(Situation.BUCKET_SHRINKS)
+        self._last_bucket = bucket or self._last_bucket

@@ -1,0 +1,132 @@
+"""A workload on an engine: everything that determines a schedule, and a file of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paged_mla_reference.parallel import ContextParallel
+from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig, RowOrder
+from paged_mla_reference.simulator.engine import Engine
+from paged_mla_reference.simulator.request import Request
+from paged_mla_reference.simulator.step import Step
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Mask, MaskSpelling, Problem, Rope, RopePairing
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A named schedule.
+
+    Parameters
+    ----------
+    name : str
+    why : str
+        What it is there to reach.
+    config : EngineConfig
+    requests : tuple of Request
+    rope : RopePairing, optional
+        Rotate queries and keys inside the step, with this pairing.
+    mask_spelling : MaskSpelling
+        Of verified trees.
+    """
+
+    name: str
+    why: str
+    config: EngineConfig
+    requests: tuple[Request, ...]
+    rope: RopePairing | None = None
+    mask_spelling: MaskSpelling = MaskSpelling.QLEN
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether some steps need a tree mask."""
+        drafts = self.config.drafts
+        return drafts is not None and drafts.kind is DraftKind.TREE
+
+    def problem(self, dims: MlaDims, dtype: str, mask: Mask) -> Problem:
+        """Return the problem that holds every step of one mask."""
+        config = self.config
+        longest = max((len(request.tokens) for request in self.requests), default=1)
+        divided = config.group.world > 1  # every query token is a row
+        tokens = config.max_step_tokens
+        tree = mask is Mask.TREE
+        assert config.drafts is not None or not tree
+        return Problem(
+            dims=dims,
+            dtype=dtype,
+            cache_format=PLAIN_FORMAT_OF_DTYPE[dtype],
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            max_rows=tokens if divided else config.max_step_rows,
+            max_query_tokens=tokens,
+            max_model_len=longest + config.lookahead,
+            softmax_scale=(dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
+            mask=mask,
+            mask_spelling=self.mask_spelling,
+            max_draft_tokens=config.drafts.max_nodes if tree and config.drafts else 0,
+            rope=None if self.rope is None else Rope(self.rope),
+        )
+
+
+def drive(engine: Engine, requests: Sequence[Request]) -> Iterator[Step]:
+    """Submit every request at its arrival, hang up where it does, and run to the end."""
+    coming = sorted(requests, key=lambda request: request.arrival)[::-1]
+    aborts = {request.id: request.abort for request in requests if request.abort is not None}
+    number = 0
+    while coming or engine.busy:
+        while coming and coming[-1].arrival <= number:
+            engine.submit(coming.pop())
+        for request_id in [r for r, step in aborts.items() if step <= number]:
+            engine.abort(request_id)
+            del aborts[request_id]
+        yield engine.step()
+        number += 1
+
+
+def save_scenario(scenario: Scenario, path: Path) -> None:
+    """Write a scenario as JSON, with every token, so that it can be replayed anywhere."""
+    path.write_text(json.dumps({"version": VERSION, **asdict(scenario)}) + "\n")
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read what :func:`save_scenario` wrote.
+
+    Raises
+    ------
+    InvalidArgument
+        Another version of the format.
+    """
+    fields: dict[str, Any] = json.loads(path.read_text())
+    version = fields.pop("version")
+    if version != VERSION:
+        raise InvalidArgument("version", version, f"{VERSION}")
+    config, drafts = fields.pop("config"), None
+    if config["drafts"] is not None:
+        drafts = Drafts(**{**config["drafts"], "kind": DraftKind(config["drafts"]["kind"])})
+    changed = {
+        "drafts": drafts,
+        "order": RowOrder(config["order"]),
+        "buckets": tuple(config["buckets"]),
+        "group": ContextParallel(**config["group"]),
+    }
+    return Scenario(
+        name=fields["name"],
+        why=fields["why"],
+        config=EngineConfig(**{**config, **changed}),
+        requests=tuple(_request(request) for request in fields["requests"]),
+        rope=None if fields["rope"] is None else RopePairing(fields["rope"]),
+        mask_spelling=MaskSpelling(fields["mask_spelling"]),
+    )
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    lists = ("prompt", "output", "extra_keys")
+    return Request(**{**fields, **{name: tuple(fields[name]) for name in lists}})

@@ -1,0 +1,142 @@
+"""Steps with the answers they must get, one after the other (S-19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paged_mla_reference.attention import Answer
+from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.simulator.batches import batch_of, rank_batches
+from paged_mla_reference.simulator.dense import Dense
+from paged_mla_reference.simulator.engine import Engine
+from paged_mla_reference.simulator.model import Histories, ModelStandIn
+from paged_mla_reference.simulator.scenario import Scenario, drive
+from paged_mla_reference.simulator.step import Step
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.problem import Batch, Mask, Problem
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a query token is, for messages.
+
+    Parameters
+    ----------
+    request, kind : str
+    index : int
+        Tokens before it in its row's cache and query.
+    """
+
+    request: str
+    kind: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.request}, index {self.index}"
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """One batch and its answers.
+
+    Parameters
+    ----------
+    number : int
+        Engine step; ranks of one step follow each other.
+    rank : int
+        Whose cache the batch reads and writes.
+    mask : Mask
+        Which of the trace's problems it belongs to.
+    batch : Batch
+    exact, rounded : Answer
+        The dense answer in float64, and rounded where the specification rounds.
+    tokens : tuple of Token
+        Of real rows; T may be larger.
+    """
+
+    number: int
+    rank: int
+    mask: Mask
+    batch: Batch
+    exact: Answer
+    rounded: Answer
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a run of steps shares.
+
+    Parameters
+    ----------
+    name : str
+    problems : dict of Mask to Problem
+        One per mask that occurs; equal in all that concerns the cache, which passes from one to
+        the other.
+    world : int
+        Ranks, each with a cache of its own.
+    """
+
+    name: str
+    problems: dict[Mask, Problem]
+    world: int
+
+
+def trace_of(scenario: Scenario, dims: MlaDims, dtype: str) -> Trace:
+    """Return the frame of a scenario's trace for a model and an element type."""
+    masks = [Mask.CAUSAL, Mask.TREE] if scenario.has_trees else [Mask.CAUSAL]
+    problems = {mask: scenario.problem(dims, dtype, mask) for mask in masks}
+    return Trace(scenario.name, problems, scenario.config.group.world)
+
+
+class Recorder:
+    """Turns engine steps into trace steps.
+
+    Parameters
+    ----------
+    trace : Trace
+    engine : Engine
+        Whose steps are recorded.
+    """
+
+    def __init__(self, trace: Trace, engine: Engine) -> None:
+        problem = trace.problems[Mask.CAUSAL]
+        self._trace = trace
+        self._engine = engine
+        self._histories = Histories()
+        self._model = ModelStandIn(problem.dims, problem.dtype)
+        self._dense = Dense(problem, self._model, self._histories)
+        self._seen: set[str] = set()
+
+    def record(self, step: Step) -> Iterator[TraceStep]:
+        """Return one trace step per rank."""
+        problem, group = self._trace.problems[step.mask], self._engine.config.group
+        whole = batch_of(problem, step, self._model, self._histories)
+        tokens = tuple(
+            Token(row.request.id, row.kind, row.context_len + i)
+            for row in step.rows
+            for i in range(row.query_len)
+        )
+        for rank, batch in enumerate(rank_batches(problem, whole, group)):
+            exact, rounded = (
+                self._dense.answer(step.rows, batch.num_tokens, rounding, group, rank)
+                for rounding in (Rounding.EXACT, Rounding.SPEC)
+            )
+            yield TraceStep(step.number, rank, step.mask, batch, exact, rounded, tokens)
+        self._forget_the_finished(step)
+
+    def _forget_the_finished(self, step: Step) -> None:
+        self._seen |= {row.request.id for row in step.rows}
+        for request_id in self._seen - self._engine.live:
+            self._histories.forget(request_id)
+            self._dense.forget(request_id)
+            self._seen.discard(request_id)
+
+
+def record(scenario: Scenario, dims: MlaDims, dtype: str) -> Iterator[TraceStep]:
+    """Run a scenario and return its trace step by step; nothing of earlier steps is kept."""
+    engine = Engine(scenario.config)
+    recorder = Recorder(trace_of(scenario, dims, dtype), engine)
+    for step in drive(engine, scenario.requests):
+        yield from recorder.record(step)

@@ -1,0 +1,72 @@
+"""Small engines run to the end, with the audit or through the rules of attention."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from paged_mla_reference.attention import attend
+from paged_mla_reference.cache import append
+from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.simulator import batches
+from paged_mla_reference.simulator.audit import Audit
+from paged_mla_reference.simulator.config import EngineConfig
+from paged_mla_reference.simulator.engine import Engine
+from paged_mla_reference.simulator.request import Request
+from paged_mla_reference.simulator.scenario import Scenario, drive
+from paged_mla_reference.simulator.step import Step
+from paged_mla_reference.simulator.trace import record, trace_of
+from paged_mla_reference.simulator.workloads import tokens
+from paged_mla_reference.validate import validate_batch
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.inputs import poison_rows
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Mask
+
+TINY = MlaDims(num_heads=2, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4)
+
+
+def words(name: str, count: int) -> tuple[int, ...]:
+    """Return `count` tokens that belong to `name`."""
+    return tokens(random.Random(name), count)
+
+
+def ask(name: str, prompt: int | tuple[int, ...], output: int = 1, arrival: int = 0) -> Request:
+    """Return a request; a prompt given as a number is that many tokens of its own."""
+    if isinstance(prompt, int):
+        prompt = words(name, prompt)
+    return Request(name, prompt, words(f"{name} says", output), arrival)
+
+
+def run(config: EngineConfig, requests: Sequence[Request]) -> tuple[Engine, list[Step]]:
+    """Run to the end under the audit; return the engine and its steps."""
+    engine = Engine(config)
+    audit = Audit(engine)
+    steps = []
+    for step in drive(engine, requests):
+        audit.check_step(step, batches.lay_out(step.rows))
+        steps.append(step)
+        assert step.number < 2000, "the engine makes no progress"
+    audit.check_end()
+    return engine, steps
+
+
+def check_answers(scenario: Scenario) -> int:
+    """Compare every step of a trace with exact paged attention; return how many there were."""
+    trace = trace_of(scenario, TINY, "float32")
+    layout = trace.problems[Mask.CAUSAL].layout
+    poison = np.ascontiguousarray(poison_rows("float32", 12)[:, 0]).view(np.uint8)
+    blocks = np.zeros((0, layout.block_stride), np.uint8)
+    images = [CacheImage(layout, np.zeros(0, np.int64), blocks, poison)] * trace.world
+    count = 0
+    for step in record(scenario, TINY, "float32"):
+        problem = trace.problems[step.mask]
+        validate_batch(problem, step.batch)
+        images[step.rank] = append(problem, step.batch, images[step.rank])
+        answer = attend(problem, step.batch, images[step.rank], Rounding.EXACT)
+        np.testing.assert_allclose(answer.out, step.exact.out, atol=1e-12)
+        np.testing.assert_allclose(answer.lse, step.exact.lse, atol=1e-12)
+        count += 1
+    return count
