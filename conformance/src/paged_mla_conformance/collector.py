@@ -13,13 +13,14 @@ from paged_mla_conformance.expected import ExpectedFailure
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.report import FAILING, Report, Result
 from paged_mla_conformance.selection import CaseParam, Skip
+from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_shared.cases import Case
 
 RUN = pytest.StashKey[Run]()
 EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
 SKIP = pytest.StashKey[Skip]()
-TRIAL = pytest.StashKey[Trial]()
+TRIAL = pytest.StashKey[Trial | TraceTrial]()
 
 _RESULT = "paged-mla-result"
 _LOST_DEVICE = ("CUDA error", "device-side assert", "illegal memory access")

@@ -16,10 +16,11 @@ from paged_mla_shared.problem import Metadata, Output, Problem
 
 
 class Mismatch(AssertionError):
-    """An answer no rule allows."""
+    """An answer no rule allows; `at` is the first wrong coordinate, token first, where known."""
 
-    def __init__(self, rule: str, what: str, detail: str) -> None:
+    def __init__(self, rule: str, what: str, detail: str, at: tuple[int, ...] = ()) -> None:
         self.rule = rule
+        self.at = at
         super().__init__(f"[{rule}] {what}: {detail}")
 
 
@@ -41,7 +42,7 @@ def check_output(problem: Problem, actual: Output, exact: Answer, rounded: Answe
     empty = np.isneginf(exact.lse)
     if np.any(out[empty] != 0):
         at = _first(empty & (out != 0).any(axis=-1))
-        raise Mismatch("S-6", "out", f"not 0 at {at}, where the query sees no key")
+        raise Mismatch("S-6", "out", f"not 0 at {at}, where the query sees no key", at)
     seen = ~empty
     lse = np.where(seen, actual.lse.astype(np.float64), 0.0)
     return [
@@ -90,7 +91,9 @@ def check_metadata(actual: Metadata, expected: Metadata) -> list[Check]:
         _same_form(what, mine, theirs.shape, "int64")
         if not np.array_equal(mine, theirs):
             at = _first(mine != theirs)
-            raise Mismatch(rule, what, f"first wrong at {at}: {mine[at]}, expected {theirs[at]}")
+            raise Mismatch(
+                rule, what, f"first wrong at {at}: {mine[at]}, expected {theirs[at]}", at
+            )
     return [Check("positions", 0.0, 0.0), Check("slot_mapping", 0.0, 0.0)]
 
 
@@ -175,13 +178,15 @@ def _same_anomalies(
         sees = np.isfinite(exact.lse[at[:2]])
         why = "what no rule lets it read reached it" if sees else "it sees no key and is 0"
         raise Mismatch(
-            where_seen if sees else where_empty, "out", f"{actual.out[at]} at {at}; {why}"
+            where_seen if sees else where_empty, "out", f"{actual.out[at]} at {at}; {why}", at
         )
     wrong = np.isneginf(actual.lse) != np.isneginf(exact.lse)
     wrong |= np.isnan(actual.lse) | np.isposinf(actual.lse)
     if wrong.any():
         at = _first(wrong)
-        raise Mismatch(where_empty, "lse", f"{actual.lse[at]} at {at}, expected {exact.lse[at]}")
+        raise Mismatch(
+            where_empty, "lse", f"{actual.lse[at]} at {at}, expected {exact.lse[at]}", at
+        )
 
 
 def _within(
@@ -201,6 +206,7 @@ def _within(
             f"{int((error > allowed).sum())} of {error.size} elements past their budget, first at "
             f"{at}: {float(actual[at]):.8g}, exact {float(exact[at]):.8g}, "
             f"error {error[at]:.3g}, budget {allowed[at]:.3g}",
+            at,
         )
     if not error.size:
         return Check(what, 0.0, 0.0)

@@ -25,10 +25,14 @@ from paged_mla_conformance.report import Report
 from paged_mla_conformance.selection import (
     CaseParam,
     Skip,
+    TraceParam,
     params_of_group,
+    trace_params,
     why_skip,
     why_skip_op,
+    why_skip_trace,
 )
+from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS
@@ -99,14 +103,19 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each suite test the cases of its group."""
     marker = metafunc.definition.get_closest_marker("mla")
-    if marker is None or "trial" not in metafunc.fixturenames:
+    wanted = {"trial", "trace_trial"} & set(metafunc.fixturenames)
+    if marker is None or not wanted:
         return
     run = metafunc.config.stash.get(RUN, None)
     if run is None:
         raise pytest.UsageError("the paged MLA suite needs --mla-backend MODULE:FACTORY")
-    params = params_of_group(run, marker.kwargs["group"])
+    params: list[CaseParam] | list[TraceParam]
+    if "trial" in wanted:
+        params = params_of_group(run, marker.kwargs["group"])
+    else:
+        params = trace_params(run)
     assert params, f"group {marker.kwargs['group']} has no case"
-    metafunc.parametrize("trial", params, ids=[p.id for p in params], indirect=True)
+    metafunc.parametrize(wanted.pop(), params, ids=[p.id for p in params], indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -147,6 +156,16 @@ def trial(request: pytest.FixtureRequest, mla_run: Run) -> Trial:
     _skip_if(item, skip)
     trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype)
     item.stash[TRIAL] = trial
+    return trial
+
+
+@pytest.fixture
+def trace_trial(request: pytest.FixtureRequest, mla_run: Run) -> TraceTrial:
+    """Return the trace under test, or skip it with the reason."""
+    param: TraceParam = request.param
+    _skip_if(request.node, why_skip_trace(mla_run, param))
+    trial = TraceTrial(mla_run.backend, param.scenario, mla_run.dims, param.dtype)
+    request.node.stash[TRIAL] = trial
     return trial
 
 

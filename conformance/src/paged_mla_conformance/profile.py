@@ -38,7 +38,7 @@ CORE = {
     "cpu": Profile("small", ("float32", "float16", "bfloat16"), frozenset()),
 }
 
-SUITE_GROUPS = (*GROUPS, "merge", "errors")
+SUITE_GROUPS = (*GROUPS, "merge", "errors", "trace")
 
 ALL_DTYPES = ("float32", "float16", "bfloat16")
 

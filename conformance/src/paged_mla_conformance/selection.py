@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paged_mla_conformance.profile import Run
+from paged_mla_reference.simulator.scenario import Scenario
+from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_reference.simulator.trace import Trace, trace_of
 from paged_mla_shared.cases import GROUPS, Case
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.dtypes import SHORT_NAMES
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,29 @@ class CaseParam:
         return self.case.dtype_id(self.dtype)
 
 
+@dataclass(frozen=True)
+class TraceParam:
+    """A scenario of the simulated engine in one dtype: the parameter of a test."""
+
+    scenario: Scenario
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        """What a person types after ``--only``."""
+        return f"trace-{self.scenario.name}-{SHORT_NAMES[self.dtype]}"
+
+    def trace(self, dims: MlaDims) -> Trace:
+        """Return the frame of its trace."""
+        return trace_of(self.scenario, dims, self.dtype)
+
+
+def trace_params(run: Run) -> list[TraceParam]:
+    """Return every core scenario, each in one dtype of the run, in turn."""
+    dtypes = run.dtypes
+    return [TraceParam(scenario, dtypes[i % len(dtypes)]) for i, scenario in enumerate(CORE)]
+
+
 def params_of_group(run: Run, group: str) -> list[CaseParam]:
     """Return every case of `group` in every dtype of the run."""
     return [CaseParam(case, dtype) for case in GROUPS[group] for dtype in run.dtypes]
@@ -56,6 +84,21 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
         have = run.backend.memory_bytes
         return Skip(f"needs a cache of {needed / 2**30:.1f} GiB, {have / 2**30:.1f} free")
     return None
+
+
+def why_skip_trace(run: Run, param: TraceParam) -> Skip | None:
+    """Return why the backend is not asked a trace, ``None`` if it is."""
+    trace, capabilities = param.trace(run.dims), run.backend.capabilities
+    ops, features = ["plan", "append", "attend"], ["mixed", "padding", "replay"]
+    if trace.world > 1:
+        ops, features = [*ops, "merge"], [*features, "explicit_slots"]
+    unmet: list[str] = []
+    for problem in trace.problems.values():
+        unmet += capabilities.unmet(problem, ops, features)
+    longest = max(param.scenario.config.token_budget, param.scenario.config.lookahead)
+    if longest > capabilities.max_query_len:
+        unmet.append(f"query_len {longest} not declared")
+    return _skip(run, list(dict.fromkeys(unmet))) if unmet else None
 
 
 def why_skip_op(run: Run, op: str) -> Skip | None:

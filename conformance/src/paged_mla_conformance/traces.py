@@ -1,0 +1,140 @@
+"""Traces of a simulated engine put to a backend: its cache carries on from step to step (S-19)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paged_mla_conformance import compare
+from paged_mla_conformance.compare import Check, Mismatch
+from paged_mla_reference.cache import append
+from paged_mla_reference.merge import merge
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.simulator.scenario import Scenario
+from paged_mla_reference.simulator.trace import Trace, TraceStep, record, trace_of
+from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.inputs import poison_rows
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Mask, Output
+
+
+class TraceMismatch(Mismatch):
+    """A wrong answer to one step of a trace; says which step and token."""
+
+    def __init__(self, trace: Trace, step: TraceStep, cause: Mismatch) -> None:
+        place = f"trace {trace.name}, step {step.number}, rank {step.rank}"
+        if cause.at and cause.at[0] < len(step.tokens):
+            place += f", token {cause.at[0]} ({step.tokens[cause.at[0]]})"
+        super().__init__(cause.rule, place, str(cause), cause.at)
+
+
+class RankCache:
+    """One rank's cache, on the backend and as it should be.
+
+    There is one runner per mask. The cache lives in the one that ran last and is handed over,
+    byte for byte, when the other one's turn comes.
+    """
+
+    def __init__(self, backend: Backend, trace: Trace) -> None:
+        self._runners: dict[Mask, Runner] = {
+            mask: backend.prepare(problem) for mask, problem in trace.problems.items()
+        }
+        problem = trace.problems[Mask.CAUSAL]
+        poison = poison_rows(problem.dtype, problem.dims.cached_dim)[:, 0]
+        self.expected = CacheImage(
+            layout=problem.layout,
+            block_ids=np.zeros(0, np.int64),
+            blocks=np.zeros((0, problem.layout.block_stride), np.uint8),
+            poison=np.ascontiguousarray(poison).view(np.uint8),
+        )
+        self._holder = Mask.CAUSAL
+        self._runners[Mask.CAUSAL].load_cache(self.expected)
+
+    def runner(self, mask: Mask) -> Runner:
+        """Return the runner of a mask, holding the cache."""
+        if mask is not self._holder:
+            every = np.arange(self.expected.layout.num_blocks, dtype=np.int64)
+            blocks = self._runners[self._holder].read_cache(every)
+            image = replace(self.expected, block_ids=every, blocks=blocks)
+            self._runners[mask].load_cache(image)
+            self._holder = mask
+        return self._runners[mask]
+
+    def check(self, *, rotated: bool) -> list[Check]:
+        """Compare every byte of the cache (S-10)."""
+        every = np.arange(self.expected.layout.num_blocks, dtype=np.int64)
+        actual = self._runners[self._holder].read_cache(every)
+        expected = self.expected.read(every)
+        return compare.check_cache(self.expected.layout, every, actual, expected, rotated=rotated)
+
+
+class TraceTrial:
+    """A scenario against a backend, step by step; keeps the tightest check of each kind."""
+
+    def __init__(self, backend: Backend, scenario: Scenario, dims: MlaDims, dtype: str) -> None:
+        self.scenario = scenario
+        self.trace = trace_of(scenario, dims, dtype)
+        self._caches = [RankCache(backend, self.trace) for _ in range(self.trace.world)]
+        self._partials: list[Output] = []
+        self._tightest: dict[str, Check] = {}
+
+    @property
+    def checks(self) -> list[Check]:
+        """The check of each kind that came closest to its budget."""
+        return list(self._tightest.values())
+
+    def check(self) -> int:
+        """Run the whole scenario; return the number of batches that were right."""
+        problem = self.trace.problems[Mask.CAUSAL]
+        count = 0
+        for step in record(self.scenario, problem.dims, problem.dtype):
+            self.check_step(step)
+            count += 1
+        return count
+
+    def check_step(self, step: TraceStep) -> None:
+        """Plan, append and attend one step, and compare with the dense answer.
+
+        Raises
+        ------
+        TraceMismatch
+        """
+        try:
+            for check in self._run(step):
+                self._keep(check)
+        except Mismatch as mismatch:
+            raise TraceMismatch(self.trace, step, mismatch) from mismatch
+
+    def _run(self, step: TraceStep) -> list[Check]:
+        problem, cache = self.trace.problems[step.mask], self._caches[step.rank]
+        runner = cache.runner(step.mask)
+        checks = compare.check_metadata(runner.plan(step.batch), metadata(problem, step.batch))
+        runner.append(step.batch)
+        cache.expected = append(problem, step.batch, cache.expected)
+        checks += cache.check(rotated=problem.rope is not None)
+        answer = runner.attend(step.batch)
+        checks += compare.check_output(problem, answer, step.exact, step.rounded)
+        if self.trace.world > 1:
+            checks += self._merge(runner, step, answer)
+        return checks
+
+    def _merge(self, runner: Runner, step: TraceStep, answer: Output) -> list[Check]:
+        """Merge the answers of all ranks once the last one has come (S-8, S-18)."""
+        if step.rank == 0:
+            self._partials = []
+        self._partials.append(Output(answer.out.astype(np.float32), answer.lse))
+        if len(self._partials) < self.trace.world:
+            return []
+        merged = runner.merge(self._partials)
+        return compare.check_merge(merged, merge(self._partials), self._partials)
+
+    def _keep(self, check: Check) -> None:
+        known = self._tightest.get(check.what)
+        if known is None or _share(check) > _share(known):
+            self._tightest[check.what] = check
+
+
+def _share(check: Check) -> float:
+    return check.error / check.budget if check.budget else 0.0
