@@ -1,7 +1,3 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = ["nox>=2025.5"]
-# ///
 """Every check of the project, one session each; ``nox --list`` is the manual."""
 
 from __future__ import annotations
@@ -137,6 +133,3 @@ def _gpu_arch() -> str | None:
     lines = done.stdout.split()
     return f"sm{lines[0].replace('.', '')}" if done.returncode == 0 and lines else None
 
-
-if __name__ == "__main__":
-    nox.main()
