@@ -67,6 +67,16 @@ def test_cache_image_round_trip():
     np.testing.assert_array_equal(runner.read_cache(ids), image.read(ids))
 
 
+def test_an_unloaded_cache_is_zeros():
+    """S-10: appending before any image was loaded writes into zeros."""
+    runner = backend.create().prepare(problem())
+    runner.append(batch())
+    cache = runner.read_cache(np.arange(6))
+    rows = problem().layout.field(cache, "ckv").reshape(24, 32)
+    np.testing.assert_array_equal(rows[[8, 9]], batch().ckv)
+    assert not rows[10:].any()
+
+
 @pytest.mark.parametrize("first", ["plan", "append", "attend"])
 def test_any_call_may_come_first(first):
     """S-17: whichever call sees a batch first plans it."""

@@ -58,6 +58,19 @@ class Attention:
         lse: torch.Tensor,
     ) -> None:
         """Write every element of `out` and `lse`; T > 0."""
+        self._attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+        self._combine(plan, out, lse)
+
+    def _attend(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
         config, variant = self.config, self.variant
         attend_kernel[(self.parts * variant.lanes,)](
             q_nope,
@@ -88,6 +101,9 @@ class Attention:
             num_warps=variant.num_warps,
             num_stages=variant.num_stages,
         )
+
+    def _combine(self, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
+        config, variant = self.config, self.variant
         combine_kernel[(self.parts, variant.lanes * variant.tile_m // _CHUNK_M)](
             plan.unit_starts,
             plan.token_starts,

@@ -124,7 +124,7 @@ class TritonRunner:
     def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
         self._problem = problem
         self._mla = PagedMla(config, device)
-        self._storage = torch.zeros(0, dtype=torch.uint8, device=self._mla.device)
+        self._storage: torch.Tensor | None = None  # uint8, block after block
         self._planned: Batch | None = None
         self._tensors: dict[str, torch.Tensor] = {}
 
@@ -134,6 +134,7 @@ class TritonRunner:
         if image.layout != layout:
             raise InvalidArgument("image", "another layout", "the problem's")
         device = self._mla.device
+        self._storage = None  # there may be no room for two
         storage = torch.empty(layout.storage_bytes, dtype=torch.uint8, device=device)
         storage.view(-1, len(image.poison)).copy_(to_torch("poison", image.poison, device))
         ids = to_torch("block_ids", image.block_ids, device)
@@ -143,7 +144,7 @@ class TritonRunner:
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return raw bytes uint8 [n, block_stride]."""
         ids = to_torch("block_ids", block_ids, self._mla.device)
-        return to_numpy(self._storage.view(self._problem.num_blocks, -1)[ids])
+        return to_numpy(self._bytes().view(self._problem.num_blocks, -1)[ids])
 
     def plan(self, batch: Batch) -> Metadata:
         """Check and plan `batch`; return its positions and slots."""
@@ -204,9 +205,16 @@ class TritonRunner:
         self._planned, self._tensors = batch, tensors
         return tensors
 
+    def _bytes(self) -> torch.Tensor:
+        if self._storage is None:
+            size = self._problem.layout.storage_bytes
+            self._storage = torch.zeros(size, dtype=torch.uint8, device=self._mla.device)
+        return self._storage
+
     def _cache(self) -> torch.Tensor:
+        """View the storage as [num_blocks, block_size, R + P]."""
         layout = self._problem.layout
-        elements = self._storage.view(self._mla.config.dtype)
+        elements = self._bytes().view(self._mla.config.dtype)
         itemsize = elements.element_size()
         return elements.as_strided(
             (layout.num_blocks, layout.block_size, layout.dims.cached_dim),

@@ -70,12 +70,15 @@ class Plan:
         mask: torch.Tensor | None,
     ) -> None:
         """Rewrite every buffer for a step, in two launches and without synchronising."""
-        config, variant = self.config, self.variant
         self.num_rows = seq_lens.shape[0]
         self.num_tokens = num_tokens
         self.block_table = block_table
-        if num_tokens == 0:
-            return
+        if num_tokens > 0:
+            self._schedule(cu_seqlens_q, seq_lens)
+            self._describe_tokens(mask)
+
+    def _schedule(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor) -> None:
+        config, variant = self.config, self.variant
         schedule_kernel[(1,)](
             cu_seqlens_q,
             seq_lens,
@@ -86,13 +89,16 @@ class Plan:
             cu_seqlens_q.stride(0),
             seq_lens.stride(0),
             self.num_rows,
-            num_tokens,
+            self.num_tokens,
             config.num_heads,
             **schedule_constants(config, variant),
         )
+
+    def _describe_tokens(self, mask: torch.Tensor | None) -> None:
+        config, block_table = self.config, self.block_table
         # Without a tree no mask is read; any tensor stands in for it.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
-        token_kernel[(triton.cdiv(num_tokens, _TOKENS_PER_PROGRAM),)](
+        token_kernel[(triton.cdiv(self.num_tokens, _TOKENS_PER_PROGRAM),)](
             self.token_starts,
             self.row_lens,
             self.mask_starts,
@@ -106,7 +112,7 @@ class Plan:
             words.stride(0),
             words.stride(-1),
             self.num_rows,
-            num_tokens,
+            self.num_tokens,
             config.block_size,
             **token_constants(config),
         )
