@@ -132,4 +132,3 @@ def _gpu_arch() -> str | None:
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     lines = done.stdout.split()
     return f"sm{lines[0].replace('.', '')}" if done.returncode == 0 and lines else None
-
