@@ -71,7 +71,7 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
     "sm90": {
         16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
         32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
-        64: AttendVariant(tile_m=64, tile_n=32, num_warps=8, num_stages=3),
+        64: AttendVariant(tile_m=64, tile_n=64, num_warps=8, num_stages=2),
     },
     "sm100": {  # 64 rows would go to tcgen05, whose accumulator spills when it is rescaled
         16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
