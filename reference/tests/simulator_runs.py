@@ -49,7 +49,7 @@ def run(config: EngineConfig, requests: Sequence[Request]) -> tuple[Engine, list
         audit.check_step(step, batches.lay_out(step.rows))
         steps.append(step)
         assert step.number < 2000, "the engine makes no progress"
-    audit.check_end()
+    audit.check_end({request.id for request in requests if request.abort is not None})
     return engine, steps
 
 

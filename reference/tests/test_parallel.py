@@ -16,8 +16,9 @@ from paged_mla_reference.merge import merge
 from paged_mla_reference.parallel import ContextParallel, attend_rank, rank_batch
 from paged_mla_reference.rounding import Rounding
 from paged_mla_reference.validate import validate_batch
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Mask
+from paged_mla_shared.problem import Mask, Rope, RopePairing
 
 GROUPS = st.builds(ContextParallel, world=st.integers(1, 5), interleave=st.integers(1, 4))
 
@@ -70,6 +71,14 @@ def test_a_rank_without_keys(mask):
         answer = attend_rank(made.problem, made.batch, made.image, ContextParallel(4), rank)
         assert not answer.out.any()
         assert np.isneginf(answer.lse).all()
+
+
+def test_a_rank_does_not_rotate():
+    """S-12, S-18: a rank counts its own keys, so it does not know the positions to rotate at."""
+    made = scene([request(3, 1)], [0])
+    problem = replace(made.problem, rope=Rope(RopePairing.NEOX))
+    with pytest.raises(InvalidArgument, match="rope"):
+        rank_batch(problem, made.batch, ContextParallel(2), 0)
 
 
 @settings(derandomize=True, deadline=None, max_examples=25)

@@ -11,6 +11,7 @@ from paged_mla_reference.attention import Answer, attend_visible
 from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import NO_SLOT, context_lens, query_spans, slots_of
 from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
 
@@ -64,12 +65,20 @@ def rank_batch(problem: Problem, batch: Batch, group: ContextParallel, rank: int
     Parameters
     ----------
     problem : Problem
-        Of one rank's cache; ``block_size`` is a multiple of the group's interleave.
+        Of one rank's cache; ``block_size`` is a multiple of the group's interleave. Without a
+        rope: a rank's indices are not positions, so queries and keys arrive rotated.
     batch : Batch
         Causal, without explicit slots; its blocks span ``block_size * world`` tokens.
     group : ContextParallel
     rank : int
+
+    Raises
+    ------
+    InvalidArgument
+        The problem has a rope.
     """
+    if problem.rope is not None:
+        raise InvalidArgument("rope", problem.rope, "none on a rank of a divided cache")
     seq_lens = np.zeros(batch.num_tokens, np.int32)
     slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
     table = np.full((batch.num_tokens, batch.block_table.shape[1]), NO_SLOT, np.int32)

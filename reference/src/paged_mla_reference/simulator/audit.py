@@ -7,6 +7,8 @@ and every finished request must have had each of its tokens answered.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from paged_mla_reference.simulator.batches import Layout
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.model import Histories, State
@@ -33,7 +35,6 @@ class Audit:
         self._held: dict[int, State] = {}
         self._answered: dict[str, set[int]] = {}
         self._requests: dict[str, Request] = {}
-        self._aborted: set[str] = set()
 
     def check_step(self, step: Step, layout: Layout) -> None:
         """Follow one step: first every write, then every read, as a backend does.
@@ -57,8 +58,13 @@ class Audit:
         for b, row in enumerate(step.rows):
             self._check_reads(step, b, row, layout)
 
-    def check_end(self) -> None:
+    def check_end(self, aborted: Container[str] = ()) -> None:
         """Hold an engine that has nothing left to do: no block is used, no token unanswered.
+
+        Parameters
+        ----------
+        aborted : container of str
+            Ids of requests that may be unfinished.
 
         Raises
         ------
@@ -73,7 +79,7 @@ class Audit:
         for request in self._requests.values():
             needed = set(range(len(request.prompt) - 1, len(request.tokens) - 1))
             missing = needed - self._answered[request.id]
-            if missing and request.abort is None:
+            if missing and request.id not in aborted:
                 raise Violation(f"{request.id}: tokens {sorted(missing)} were never answered")
 
     def _check_lengths(self, step: Step, b: int, row: Row, layout: Layout) -> None:

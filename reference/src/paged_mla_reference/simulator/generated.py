@@ -23,7 +23,7 @@ def generated(seed: int) -> Scenario:
         why=f"a random engine under {workload}",
         config=config,
         requests=tuple(request for request in requests if fits(config, request)),
-        rope=rng.choice([None, None, *RopePairing]),
+        rope=rng.choice([None, None, *RopePairing]) if config.group.world == 1 else None,
         mask_spelling=rng.choice(list(MaskSpelling)),
     )
 

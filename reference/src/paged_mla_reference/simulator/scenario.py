@@ -33,7 +33,7 @@ class Scenario:
     config : EngineConfig
     requests : tuple of Request
     rope : RopePairing, optional
-        Rotate queries and keys inside the step, with this pairing.
+        Rotate queries and keys inside the step, with this pairing; not on divided caches.
     mask_spelling : MaskSpelling
         Of verified trees.
     """
@@ -54,7 +54,6 @@ class Scenario:
     def problem(self, dims: MlaDims, dtype: str, mask: Mask) -> Problem:
         """Return the problem that holds every step of one mask."""
         config = self.config
-        longest = max((len(request.tokens) for request in self.requests), default=1)
         divided = config.group.world > 1  # every query token is a row
         tokens = config.max_step_tokens
         tree = mask is Mask.TREE
@@ -67,7 +66,7 @@ class Scenario:
             num_blocks=config.num_blocks,
             max_rows=tokens if divided else config.max_step_rows,
             max_query_tokens=tokens,
-            max_model_len=longest + config.lookahead,
+            max_model_len=config.num_blocks * config.span,
             softmax_scale=(dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
             mask=mask,
             mask_spelling=self.mask_spelling,

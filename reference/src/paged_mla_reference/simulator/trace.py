@@ -134,9 +134,20 @@ class Recorder:
             self._seen.discard(request_id)
 
 
-def record(scenario: Scenario, dims: MlaDims, dtype: str) -> Iterator[TraceStep]:
-    """Run a scenario and return its trace step by step; nothing of earlier steps is kept."""
-    engine = Engine(scenario.config)
+def record(
+    scenario: Scenario, dims: MlaDims, dtype: str, engine: Engine | None = None
+) -> Iterator[TraceStep]:
+    """Run a scenario and return its trace step by step; nothing of earlier steps is kept.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    dims : MlaDims
+    dtype : str
+    engine : Engine, optional
+        A fresh one of the scenario's config, for callers that want to look at it.
+    """
+    engine = engine or Engine(scenario.config)
     recorder = Recorder(trace_of(scenario, dims, dtype), engine)
     for step in drive(engine, scenario.requests):
         yield from recorder.record(step)

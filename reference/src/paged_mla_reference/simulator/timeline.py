@@ -1,0 +1,137 @@
+"""A schedule as one page: rows, graph shapes, blocks and hits, step by step."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paged_mla_reference.simulator.engine import Engine
+from paged_mla_reference.simulator.scenario import Scenario, drive
+from paged_mla_reference.simulator.step import Kind, Step
+
+TEMPLATE = Path(__file__).with_name("timeline.html")
+_FREE, _CACHED, _FIRST_OWNER = 0, 1, 2
+_PLACE = re.compile(r"trace (\S+), step (\d+), rank (\d+)(?:, token (\d+))?")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where an answer was wrong.
+
+    Parameters
+    ----------
+    step : int
+        Engine step.
+    token : int or None
+        Query token of the step, ``None`` when no single one is to blame.
+    message : str
+    """
+
+    step: int
+    token: int | None
+    message: str
+
+
+class Timeline:
+    """Watches an engine; holds what changes from step to step.
+
+    Parameters
+    ----------
+    engine : Engine
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lanes: dict[str, int] = {}
+        self._requests: list[dict[str, Any]] = []
+        self._steps: list[dict[str, Any]] = []
+        self._blocks = [_FREE] * engine.config.num_blocks
+
+    def watch(self, step: Step) -> None:
+        """Note a step that the engine has just made."""
+        rows = [
+            [self._lane(row.request.id, len(row.request.prompt), len(row.request.output)),
+             list(Kind).index(row.kind), row.context_len, row.query_len, list(row.blocks)]
+            for row in step.rows
+        ]  # fmt: skip
+        before, self._blocks = self._blocks, self._block_map(step)
+        now = enumerate(zip(before, self._blocks, strict=True))
+        self._steps.append(
+            {
+                "mask": str(step.mask),
+                "rows": rows,
+                "num_rows": step.num_rows,
+                "num_tokens": step.num_tokens,
+                "changed": [[block, new] for block, (old, new) in now if old != new],
+                "waiting": len(self._engine.waiting),
+                "hit": self._engine.hit_tokens,
+                "prompt": self._engine.prompt_tokens,
+            }
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all that was watched, for the page."""
+        return {
+            "kinds": [str(kind) for kind in Kind],
+            "requests": self._requests,
+            "steps": self._steps,
+            "num_blocks": self._engine.config.num_blocks,
+            "span": self._engine.config.span,
+        }
+
+    def _lane(self, request_id: str, prompt: int, output: int) -> int:
+        if request_id not in self._lanes:
+            self._lanes[request_id] = len(self._lanes)
+            self._requests.append({"id": request_id, "prompt": prompt, "output": output})
+        return self._lanes[request_id]
+
+    def _block_map(self, step: Step) -> list[int]:
+        """Return who has each block: nobody, the prefix cache, or a request, alone or not."""
+        pool = self._engine.pool
+        blocks = [_FREE] * self._engine.config.num_blocks
+        for block in pool.cached:
+            blocks[block] = _CACHED
+        owners = [(row.request.id, row.blocks) for row in step.rows]
+        owners += [(seq.request.id, tuple(seq.blocks)) for seq in self._engine.running]
+        for request_id, owned in reversed(owners):
+            for block in owned:
+                if references := pool.references(block):
+                    lane = self._lanes[request_id]
+                    blocks[block] = _FIRST_OWNER + 2 * lane + (references > 1)
+        return blocks
+
+
+def timeline_of(scenario: Scenario) -> dict[str, Any]:
+    """Run a scenario and return its timeline, with the situations it reached."""
+    engine = Engine(scenario.config)
+    timeline = Timeline(engine)
+    for step in drive(engine, scenario.requests):
+        timeline.watch(step)
+    return {
+        "name": scenario.name,
+        "why": scenario.why,
+        "config": {name: str(value) for name, value in asdict(scenario.config).items()},
+        "coverage": engine.coverage.table(),
+        **timeline.as_dict(),
+    }
+
+
+def mark_in_report(report: dict[str, Any], name: str) -> Mark | None:
+    """Return where a conformance report says trace `name` failed, ``None`` if it did not."""
+    for result in report["results"]:
+        found = _PLACE.search(result["message"])
+        if found and found[1] == name:
+            token = None if found[4] is None else int(found[4])
+            line = next(line for line in result["message"].splitlines() if found[0] in line)
+            return Mark(int(found[2]), token, line.strip())
+    return None
+
+
+def render(timeline: dict[str, Any], mark: Mark | None = None) -> str:
+    """Return the page; it needs no other file."""
+    data = {**timeline, "mark": None if mark is None else asdict(mark)}
+    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    return TEMPLATE.read_text().replace('"__TIMELINE__"', text)
