@@ -52,6 +52,7 @@ class PagedMla:
             DTYPE_NAMES[config.dtype],
             config.num_heads,
             config.max_query_len,
+            is_tree=config.is_tree,
         )
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:
