@@ -12,7 +12,11 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 def main() -> int:
     """Return 0 when no link is dead."""
-    pages = [p for p in ROOT.rglob("*.md") if not {".nox", "out"} & set(p.parts)]
+    pages = [
+        page
+        for page in ROOT.rglob("*.md")
+        if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
+    ]
     dead = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in pages
