@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paged_mla_conformance import html
+from paged_mla_conformance.compare import Check
 from paged_mla_conformance.expected import ExpectedFailure
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.report import FAILING, Report, Result
@@ -21,6 +22,7 @@ RUN = pytest.StashKey[Run]()
 EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
 SKIP = pytest.StashKey[Skip]()
 TRIAL = pytest.StashKey[Trial | TraceTrial]()
+CHECKS = pytest.StashKey[list[Check]]()
 
 _RESULT = "paged-mla-result"
 _LOST_DEVICE = ("CUDA error", "device-side assert", "illegal memory access")
@@ -118,7 +120,9 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         "message": report.longreprtext if report.outcome == "failed" else "",
         "replay": f"python -m paged_mla_conformance --backend {run.factory} "
         f"--dims {run.dims_name} --only '{test_id(item)}'",
-        "checks": [vars(check) for check in trial.checks] if trial else [],
+        "checks": [
+            vars(check) for check in (trial.checks if trial else item.stash.get(CHECKS, []))
+        ],
         "ms": round(report.duration * 1e3, 3),
     }
 

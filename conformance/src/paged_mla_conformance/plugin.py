@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paged_mla_conformance.collector import (
+    CHECKS,
     EXPECTED,
     RUN,
     SKIP,
@@ -19,6 +20,7 @@ from paged_mla_conformance.collector import (
     marker_of,
     test_id,
 )
+from paged_mla_conformance.compare import Check
 from paged_mla_conformance.expected import load_expected_failures
 from paged_mla_conformance.profile import CORE, Run
 from paged_mla_conformance.report import Report
@@ -157,6 +159,13 @@ def trial(request: pytest.FixtureRequest, mla_run: Run) -> Trial:
     trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype)
     item.stash[TRIAL] = trial
     return trial
+
+
+@pytest.fixture
+def mla_checks(request: pytest.FixtureRequest) -> list[Check]:
+    """Return the list to which a test without a trial adds its comparisons."""
+    item: pytest.Item = request.node
+    return item.stash.setdefault(CHECKS, [])
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paged_mla_conformance.compare import Check
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.cache import gather_context
 
@@ -21,3 +22,4 @@ def test_gather(trial: Trial) -> None:
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape
         assert np.array_equal(mine.view(np.uint8), theirs.view(np.uint8))
+    trial.checks.append(Check("gathered bytes", 0.0, 0.0))
