@@ -24,6 +24,7 @@ NEEDS = {
 }
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
+INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -60,7 +61,8 @@ def type_(session: nox.Session) -> None:
 @nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
 def isolation(session: nox.Session, package: str) -> None:
     """Install one distribution with only what it may need, and import every module of it."""
-    install_folders(session, *NEEDS[package], package)
+    extra = ("hypothesis",) if package == "conformance" else ()  # its extra "fuzz"
+    install_folders(session, *NEEDS[package], package, extra=extra)
     session.run("python", "ci/check_isolation.py", package)
 
 
@@ -103,6 +105,20 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
     )
 
 
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Search for schedules that break a backend. Options: --device, --backend, the search's own."""
+    options, rest = _device_options(session)
+    on_gpu = _on_gpu(session, options.device)
+    install_folders(session, *PACKAGES, extra=("hypothesis",))
+    Path("out").mkdir(exist_ok=True)
+    session.run(
+        *("python", "-m", "paged_mla_conformance.fuzz", "--backend", options.backend),
+        *("--folder", "out", *rest),
+        env={} if on_gpu else INTERPRETER,
+    )
+
+
 def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="nox -s conformance --")
     parser.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
@@ -111,17 +127,22 @@ def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]
 
 
 def _run_suite(session: nox.Session, device: str, backend: str, rest: list[str]) -> None:
-    arch = _gpu_arch()
-    if device == "gpu" and arch is None:
-        session.error("--device=gpu: nvidia-smi finds no GPU")
-    on_gpu = device == "gpu" or (device == "auto" and arch is not None)
+    on_gpu = _on_gpu(session, device)
     install_folders(session, *PACKAGES)
     Path("out").mkdir(exist_ok=True)
     session.run(
         *("python", "-m", "paged_mla_conformance", "--backend", backend),
         *("--workers", "0" if on_gpu else "auto", "--report", "out/conformance.json", *rest),
-        env={} if on_gpu else {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env={} if on_gpu else INTERPRETER,
     )
+
+
+def _on_gpu(session: nox.Session, device: str) -> bool:
+    """Return whether a backend is to run on a GPU; it is an error to demand an absent one."""
+    arch = _gpu_arch()
+    if device == "gpu" and arch is None:
+        session.error("--device=gpu: nvidia-smi finds no GPU")
+    return device == "gpu" or (device == "auto" and arch is not None)
 
 
 def _gpu_arch() -> str | None:

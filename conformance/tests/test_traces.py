@@ -17,7 +17,7 @@ from wrong_backends import (
     WrongBackend,
 )
 
-from paged_mla_conformance.traces import TraceMismatch, TraceTrial
+from paged_mla_conformance.traces import TraceCrash, TraceMismatch, TraceTrial
 from paged_mla_reference.simulator.scenarios import CORE, core_scenario
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.layout import CacheImage
@@ -70,6 +70,13 @@ class CacheStaysBehind(Passing):
             self.inner.load_cache(image)
 
 
+class Crashing(Passing):
+    """Divides by nothing."""
+
+    def attend(self, batch: Batch) -> Output:
+        raise ZeroDivisionError(batch.num_rows)
+
+
 CAUGHT = [
     (FutureSeen, "chunks", "S-5"),
     (PositionsFromTheChunk, "chunks", "S-3"),
@@ -104,6 +111,12 @@ def test_a_wrong_backend_is_caught(wrap: Callable[..., object], name: str, rule:
         trial(WrongBackend(wrap=wrap), name).check()
     assert caught.value.rule == rule
     assert f"trace {name}, step " in str(caught.value)
+
+
+def test_a_crash_names_its_step():
+    """S-19: an exception is a failure of one step, and no expected one."""
+    with pytest.raises(TraceCrash, match="trace chunks, step 0, rank 0: ZeroDivisionError"):
+        trial(WrongBackend(wrap=Crashing), "chunks").check()
 
 
 def test_a_mismatch_names_step_and_token():

@@ -213,3 +213,8 @@ def unit_rows() -> WrongBackend:
 def base_2_lse() -> WrongBackend:
     """Return the backend whose lse is base 2."""
     return WrongBackend(name="base-2-lse", wrap=Base2Lse)
+
+
+def positions_from_the_chunk() -> WrongBackend:
+    """Return the backend whose positions are one behind."""
+    return WrongBackend(name="positions-from-the-chunk", wrap=PositionsFromTheChunk)

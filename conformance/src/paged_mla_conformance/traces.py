@@ -11,6 +11,8 @@ from paged_mla_conformance.compare import Check, Mismatch
 from paged_mla_reference.cache import append
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.simulator.coverage import Coverage
+from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.trace import Trace, TraceStep, record, trace_of
 from paged_mla_shared.backend import Backend, Runner
@@ -28,6 +30,14 @@ class TraceMismatch(Mismatch):
         if cause.at and cause.at[0] < len(step.tokens):
             place += f", token {cause.at[0]} ({step.tokens[cause.at[0]]})"
         super().__init__(cause.rule, place, str(cause), cause.at)
+
+
+class TraceCrash(RuntimeError):
+    """An exception where a step should have had an answer; says which step."""
+
+    def __init__(self, trace: Trace, step: TraceStep, cause: Exception) -> None:
+        place = f"trace {trace.name}, step {step.number}, rank {step.rank}"
+        super().__init__(f"{place}: {type(cause).__name__}: {cause}")
 
 
 class RankCache:
@@ -71,13 +81,23 @@ class RankCache:
 
 
 class TraceTrial:
-    """A scenario against a backend, step by step; keeps the tightest check of each kind."""
+    """A scenario against a backend, step by step; keeps the tightest check of each kind.
+
+    Attributes
+    ----------
+    steps, tokens : int
+        Batches and real query tokens asked so far.
+    coverage : Coverage
+        Situations the schedule reached.
+    """
 
     def __init__(self, backend: Backend, scenario: Scenario, dims: MlaDims, dtype: str) -> None:
         self.scenario = scenario
         self.trace = trace_of(scenario, dims, dtype)
         self._caches = [RankCache(backend, self.trace) for _ in range(self.trace.world)]
         self._partials: list[Output] = []
+        self.steps = self.tokens = 0
+        self.coverage = Coverage()
         self._tightest: dict[str, Check] = {}
 
     @property
@@ -86,26 +106,29 @@ class TraceTrial:
         return list(self._tightest.values())
 
     def check(self) -> int:
-        """Run the whole scenario; return the number of batches that were right."""
-        problem = self.trace.problems[Mask.CAUSAL]
-        count = 0
-        for step in record(self.scenario, problem.dims, problem.dtype):
+        """Run the whole scenario; return the number of batches, all of which were right."""
+        problem, engine = self.trace.problems[Mask.CAUSAL], Engine(self.scenario.config)
+        self.coverage = engine.coverage
+        for step in record(self.scenario, problem.dims, problem.dtype, engine):
             self.check_step(step)
-            count += 1
-        return count
+        return self.steps
 
     def check_step(self, step: TraceStep) -> None:
         """Plan, append and attend one step, and compare with the dense answer.
 
         Raises
         ------
-        TraceMismatch
+        TraceMismatch, TraceCrash
         """
+        self.steps += 1
+        self.tokens += len(step.tokens)
         try:
             for check in self._run(step):
                 self._keep(check)
         except Mismatch as mismatch:
             raise TraceMismatch(self.trace, step, mismatch) from mismatch
+        except Exception as error:
+            raise TraceCrash(self.trace, step, error) from error
 
     def _run(self, step: TraceStep) -> list[Check]:
         problem, cache = self.trace.problems[step.mask], self._caches[step.rank]
