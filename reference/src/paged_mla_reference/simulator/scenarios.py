@@ -34,7 +34,7 @@ def request(
     )
 
 
-TRUNK = tokens(random.Random("trunk"), 48)
+TRUNK = tokens(random.Random("trunk"), 24)
 
 _CHUNKS = Scenario(
     name="chunks",
@@ -53,21 +53,21 @@ _PREFIXES = Scenario(
     name="prefixes",
     why="hits whose prompts end before, at and after a block edge, and evictions of shared blocks",
     config=EngineConfig(
-        block_size=16,
+        block_size=8,
         num_blocks=8,
         max_rows=4,
-        token_budget=40,
+        token_budget=20,
         order=RowOrder.AS_ARRIVED,
     ),
     requests=(
         request("trunk", 1, 4, after=TRUNK),
-        request("one-before", 15, 3, 3, after=TRUNK[:32]),
-        request("at-edge", 16, 2, 3, after=TRUNK[:16]),
-        request("one-after", 1, 3, 4, after=TRUNK[:32]),
-        request("whole", 0, 2, 7, after=TRUNK[:32]),
-        request("salted", 4, 2, 8, after=TRUNK[:32], extra_keys=("salt",)),
-        request("adapter", 4, 2, 9, after=TRUNK[:32], extra_keys=("adapter-a",)),
-        request("crowd", 100, 2, 12),
+        request("one-before", 7, 3, 3, after=TRUNK[:16]),
+        request("at-edge", 8, 2, 3, after=TRUNK[:8]),
+        request("one-after", 1, 3, 4, after=TRUNK[:16]),
+        request("whole", 0, 2, 7, after=TRUNK[:16]),
+        request("salted", 2, 2, 8, after=TRUNK[:16], extra_keys=("salt",)),
+        request("adapter", 2, 2, 9, after=TRUNK[:16], extra_keys=("adapter-a",)),
+        request("crowd", 50, 2, 12),
     ),
 )
 
