@@ -96,12 +96,18 @@ def gpu(session: nox.Session, arch: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("arch", [nox.param(a, id=a, tags=[a]) for a in ARCHS])
 def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the session's name is the command
-    """Compile every kernel variant of an architecture (no GPU) and hold it to its limits."""
+    """Compile every kernel variant of an architecture (no GPU). Option: --triton VERSION."""
+    parser = argparse.ArgumentParser(prog="nox -s compile --")
+    parser.add_argument("--triton", help="another Triton than the pinned one")
+    options, rest = parser.parse_known_args(session.posargs)
     install_folders(session, *NEEDS["optimized"], "optimized")
+    if options.triton:
+        session.install(f"triton=={options.triton}")
+    Path("out").mkdir(exist_ok=True)
     session.run(
         "python",
         *("-m", "paged_mla_optimized.aot", "--arch", arch, "--json", f"out/compile-{arch}.json"),
-        *session.posargs,
+        *rest,
     )
 
 
