@@ -126,7 +126,8 @@ def mark_in_report(report: dict[str, Any], name: str) -> Mark | None:
         if found and found[1] == name:
             token = None if found[4] is None else int(found[4])
             line = next(line for line in result["message"].splitlines() if found[0] in line)
-            return Mark(int(found[2]), token, line.strip())
+            rule = max(line.rfind("[", 0, line.index(found[0])), 0)
+            return Mark(int(found[2]), token, line[rule:].strip())
     return None
 
 
