@@ -68,8 +68,8 @@ class Collector:
             report.errors.append(f"pytest stopped with exit status {int(exitstatus)}")
         path: Path | None = self._config.getoption("--mla-report")
         if path is not None:
-            report.write(path)
-            html.write(report.as_dict(), path.with_suffix(".html"))
+            document = report.write(path)
+            html.write(document, path.with_suffix(".html"))
         if report.reasons_against:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

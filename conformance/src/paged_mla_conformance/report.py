@@ -153,10 +153,12 @@ class Report:
             "results": [asdict(r) for r in sorted(self.results, key=lambda r: r.test)],
         }
 
-    def write(self, path: Path) -> None:
-        """Write the JSON report to `path`."""
+    def write(self, path: Path) -> dict[str, Any]:
+        """Write the JSON report to `path`; return the document."""
+        document = self.as_dict()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        return document
 
 
 def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
