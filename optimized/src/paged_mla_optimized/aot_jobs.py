@@ -15,9 +15,11 @@ import torch
 from paged_mla_optimized.append import append_constants
 from paged_mla_optimized.attend import attend_constants, combine_constants
 from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.gather import gather_constants
 from paged_mla_optimized.kernels.append import append_kernel
 from paged_mla_optimized.kernels.attend import attend_kernel
 from paged_mla_optimized.kernels.combine import combine_kernel
+from paged_mla_optimized.kernels.gather import gather_kernel
 from paged_mla_optimized.kernels.merge import merge_kernel
 from paged_mla_optimized.kernels.plan import schedule_kernel, token_kernel
 from paged_mla_optimized.merge import merge_constants
@@ -30,6 +32,10 @@ _TYPES = {
     "seq_lens_ptr": "*i32",
     "token_starts_ptr": "*i32",
     "row_lens_ptr": "*i32",
+    "key_starts_ptr": "*i32",
+    "req_to_token_ptr": "*i32",
+    "request_ids_ptr": "*i64",
+    "table_ptr": "*i32",
     "unit_starts_ptr": "*i64",
     "mask_starts_ptr": "*i64",
     "mask_ptr": "*u8",
@@ -47,6 +53,8 @@ _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them
     "stride_cu": 1,
     "stride_lens": 1,
     "stride_slots": 1,
+    "stride_slot": 1,
+    "stride_ids": 1,
     "stride_table_col": 1,
     "stride_mask_element": 1,
 }
@@ -119,6 +127,7 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(config, dtype=torch.float32, cache_format="fp32")
         yield replace(config, block_size=1)
         yield replace(config, mask="non_causal")
+        yield replace(config, deterministic=True)
         for pairing in RopePairing:
             yield replace(config, rope=Rope(pairing))
         # One token per row keeps the tile shape that this head count has in decode.
@@ -135,8 +144,9 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     mask = "tree" if config.is_tree else config.mask
     blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
     rope = config.rope_pairing
+    cut = "fixed" if config.deterministic else "parts"
     yield Job(
-        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{rope}",
+        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{rope}-{cut}",
         attend_kernel,
         dtype,
         _dense(attend_kernel, attend_constants(config, variant)),
@@ -144,8 +154,13 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         variant.num_stages,
     )
     for name, kernel, constants in (
-        (f"combine-{tile}-{dims}", combine_kernel, combine_constants(config, variant)),
+        (
+            f"combine-{tile}-{dims}-{dtype}-{cut}",
+            combine_kernel,
+            combine_constants(config, variant),
+        ),
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
+        (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
         (f"schedule-{tile}-{config.mask}", schedule_kernel, schedule_constants(config, variant)),
         (f"token-{config.mask}", token_kernel, token_constants(config)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from paged_mla_optimized import checks
@@ -9,11 +11,15 @@ from paged_mla_optimized.append import launch_append
 from paged_mla_optimized.attend import Attention
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.device import device_facts
+from paged_mla_optimized.gather import launch_gather
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.rotary import rope_tables
+from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.values import check_values
 from paged_mla_optimized.variants import AttendVariant, attend_variant
 from paged_mla_shared.errors import InvalidArgument
+
+_LOG2_E = 1 / math.log(2)
 
 
 class PagedMla:
@@ -78,11 +84,21 @@ class PagedMla:
         """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
         return self._plan.slot_mapping[: self._plan.num_tokens]
 
+    @property
+    def block_table(self) -> torch.Tensor:
+        """Block table of the planned step, int32 [B, M]: the one given, or the one built."""
+        return self._plan.block_table
+
+    @property
+    def cu_seqlens_k(self) -> torch.Tensor:
+        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1]."""
+        return self._plan.key_starts[: self._plan.num_rows + 1]
+
     def plan(
         self,
         cu_seqlens_q: torch.Tensor,
         seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
         *,
         num_tokens: int,
         mask: torch.Tensor | None = None,
@@ -95,9 +111,9 @@ class PagedMla:
             Prefix sums of query lengths; tokens at or past the last entry are padding (S-6).
         seq_lens : int32 [B]
             Tokens of each row, this step's included; 0 marks a padded row (S-2).
-        block_table : int32 [B, M]
+        block_table : int32 [B, M], or RequestMap
             Read again by ``attend``: keep it unchanged until then. Entries past a row's last
-            block are never read (S-9).
+            block are never read (S-9). From a request map, :attr:`block_table` is built.
         num_tokens : int
             T, the tokens of the step's tensors, padded ones included.
         mask : bool [..] or uint8 [T, W], or None
@@ -187,7 +203,7 @@ class PagedMla:
         -------
         out : dtype [T, H, R]
         lse : float32 [T, H]
-            Natural log. Queries that see nothing, and padded tokens, have (0, -inf).
+            In the config's base. Queries that see nothing, and padded tokens, have (0, -inf).
 
         Raises
         ------
@@ -205,7 +221,33 @@ class PagedMla:
         checks.check_tensor("lse", lse, tuple(q_nope.shape[:2]), torch.float32, self.device)
         if num_tokens > 0:
             self._attention.launch(self._plan, q_nope, q_pe, cache, out=out, lse=lse)
+            if self.config.lse_base == "2":
+                lse.mul_(_LOG2_E)
         return out, lse
+
+    def gather_context(self, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
+        """Read every planned row's cached tokens, row after row (S-1, S-9). One launch.
+
+        Row b fills lines ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1]``; lines past the last are
+        left as they were.
+
+        Parameters
+        ----------
+        cache : dtype [num_blocks, block_size, R + P]
+            Any strides, the last one 1.
+        ckv : dtype [K, R]
+        k_pe : dtype [K, P]
+            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or last stride is wrong.
+        """
+        checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
+        checks.check_cache(self.config, cache, self.device)
+        if ckv.shape[0] > 0 and self._plan.num_rows > 0:
+            launch_gather(self.config, self._plan, cache, ckv, k_pe)
 
     def check(
         self,

@@ -23,7 +23,7 @@ def launch_append(
     positions: torch.Tensor,
     tables: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Write the rows of every token whose slot is not negative (S-10); T > 0."""
+    """Write the rows of every token whose slot is neither negative nor reserved (S-10); T > 0."""
     num_tokens = ckv.shape[0]
     append_kernel[(triton.cdiv(num_tokens, _TOKENS_PER_PROGRAM),)](
         ckv,
@@ -38,6 +38,7 @@ def launch_append(
         *cache.stride()[:2],
         num_tokens,
         config.block_size,
+        -1 if config.reserved_slot is None else config.reserved_slot,
         **append_constants(config),
     )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.attend import attend_kernel
 from paged_mla_optimized.kernels.combine import combine_kernel
 from paged_mla_optimized.plan import Plan
-from paged_mla_optimized.variants import AttendVariant
+from paged_mla_optimized.variants import AttendVariant, fixed_splits
 
 _CHUNK_M = 4
 
@@ -41,7 +42,7 @@ class Attention:
         self.variant = variant
         self.tables = tables
         self.parts = variant.parts(num_sms)
-        shape = (self.parts, 2, variant.lanes, variant.tile_m)
+        shape = (_slots(config, variant, self.parts), variant.lanes, variant.tile_m)
         self.partial_out = torch.empty(
             (*shape, config.kv_lora_rank), dtype=torch.float32, device=device
         )
@@ -104,47 +105,66 @@ class Attention:
 
     def _combine(self, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
         config, variant = self.config, self.variant
-        combine_kernel[(self.parts, variant.lanes * variant.tile_m // _CHUNK_M)](
+        constants = combine_constants(config, variant)
+        joins = plan.num_rows * constants["FIXED_GROUPS"] if config.deterministic else self.parts
+        chunks = variant.group_m // _CHUNK_M
+        combine_kernel[(joins + triton.cdiv(plan.num_tokens, chunks), chunks)](
             plan.unit_starts,
             plan.token_starts,
             plan.row_lens,
+            plan.slot_mapping,
             self.partial_out,
             self.partial_lse,
             out,
             lse,
             *out.stride()[:2],
             *lse.stride(),
+            joins,
             plan.num_rows,
+            plan.num_tokens,
             config.num_heads,
-            **combine_constants(config, variant),
+            **constants,
         )
+
+
+def _slots(config: MlaConfig, variant: AttendVariant, parts: int) -> int:
+    """Return how many partial answers of a group the workspace holds."""
+    if config.deterministic:
+        return config.max_rows * fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+    return 2 * parts  # the group that a part's range begins in, and the one it ends in
+
+
+def _cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return what the attend and combine kernels must agree on."""
+    splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+    return {
+        "R": config.kv_lora_rank,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "LANES": variant.lanes,
+        "MIN_UNITS": variant.min_units,
+        "SPLIT_TILES": variant.split_tiles,
+        "FIXED_SPLITS": splits if config.deterministic else 0,
+        "SEARCH_STEPS": config.search_steps,
+    }
 
 
 def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``attend_kernel`` is specialised for."""
-    return {
-        "R": config.kv_lora_rank,
+    return _cut_constants(config, variant) | {
         "P": config.qk_rope_head_dim,
         "MASK": "tree" if config.is_tree else config.mask,
         "ROPE": config.rope_pairing,
         "TREE_WORDS": config.tree_words,
         "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
-        "TILE_M": variant.tile_m,
-        "TILE_N": variant.tile_n,
-        "LANES": variant.lanes,
-        "MIN_UNITS": variant.min_units,
-        "SEARCH_STEPS": config.search_steps,
     }
 
 
 def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``combine_kernel`` is specialised for."""
-    return {
-        "R": config.kv_lora_rank,
-        "TILE_M": variant.tile_m,
-        "TILE_N": variant.tile_n,
-        "LANES": variant.lanes,
-        "MIN_UNITS": variant.min_units,
-        "SEARCH_STEPS": config.search_steps,
+    cut = _cut_constants(config, variant)
+    groups = triton.cdiv(config.num_heads * config.max_query_len, variant.group_m)
+    return cut | {
+        "FIXED_GROUPS": max(1, min(groups, cut["FIXED_SPLITS"] // 2)),
         "CHUNK_M": _CHUNK_M,
     }

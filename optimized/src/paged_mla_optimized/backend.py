@@ -70,7 +70,7 @@ class TritonBackend:
         on_gpu = self.mode == "gpu"
         dtypes = {"float32", "float16"} | ({"bfloat16"} if on_gpu else set())
         return Capabilities(
-            ops=frozenset({"plan", "append", "attend", "merge"}),
+            ops=frozenset({"plan", "append", "attend", "merge", "gather_context"}),
             dtypes=frozenset(dtypes),
             cache_formats=frozenset(_FORMATS[name] for name in dtypes),
             block_sizes=frozenset(range(1, 257)),
@@ -177,8 +177,16 @@ class TritonRunner:
         return Output(to_numpy(out), to_numpy(lse))
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Not declared."""
-        raise Unsupported(f"gather_context of {batch.num_rows} rows is not declared")
+        """Read every row's cached latents and keys, row after row."""
+        self._prepare(batch)
+        config, device = self._mla.config, self._mla.device
+        keys = int(batch.seq_lens.sum())
+        ckv, k_pe = (
+            torch.empty(keys, width, dtype=config.dtype, device=device)
+            for width in (config.kv_lora_rank, config.qk_rope_head_dim)
+        )
+        self._mla.gather_context(self._cache(), ckv, k_pe)
+        return to_numpy(ckv), to_numpy(k_pe)
 
     def _prepare(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Check and plan `batch` unless it is the planned one; return its tensors."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
 _MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one key tile are 32-bit
@@ -28,23 +29,26 @@ def check_tensor(
     """
     if tensor.dtype != dtype:
         raise InvalidArgument(name, tensor.dtype, str(dtype))
-    expected = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
-    if tensor.ndim != len(shape):
+    if tensor.shape != shape and not _fits(tensor.shape, shape):
+        expected = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
         raise InvalidArgument(name, f"shape {list(tensor.shape)}", expected)
-    for size, wanted in zip(tensor.shape, shape, strict=True):
-        if wanted is not None and size != wanted:
-            raise InvalidArgument(name, f"shape {list(tensor.shape)}", expected)
     if tensor.device != device:
         raise InvalidArgument(name, f"on {tensor.device}", str(device))
-    if unit_stride and tensor.numel() > 0 and tensor.stride(-1) != 1:
+    if unit_stride and tensor.stride(-1) != 1 and tensor.numel() > 0:
         raise InvalidArgument(name, f"last stride {tensor.stride(-1)}", "1")
+
+
+def _fits(shape: torch.Size, wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        n is None or size == n for size, n in zip(shape, wanted, strict=True)
+    )
 
 
 def check_lengths(
     config: MlaConfig,
     cu_seqlens_q: torch.Tensor,
     seq_lens: torch.Tensor,
-    block_table: torch.Tensor,
+    block_table: torch.Tensor | RequestMap,
     *,
     num_tokens: int,
     device: torch.device,
@@ -53,7 +57,16 @@ def check_lengths(
     check_tensor("seq_lens", seq_lens, (None,), torch.int32, device)
     num_rows = seq_lens.shape[0]
     check_tensor("cu_seqlens_q", cu_seqlens_q, (num_rows + 1,), torch.int32, device)
-    check_tensor("block_table", block_table, (num_rows, None), torch.int32, device)
+    if isinstance(block_table, RequestMap):
+        if config.table_multiple == 0:
+            raise InvalidArgument("block_table", "a request map", "a tensor if table_multiple is 0")
+        check_tensor("req_to_token", block_table.req_to_token, (None, None), torch.int32, device)
+        ids = block_table.request_ids
+        if ids.dtype not in {torch.int32, torch.int64}:
+            raise InvalidArgument("request_ids", ids.dtype, "int32 or int64")
+        check_tensor("request_ids", ids, (num_rows,), ids.dtype, device)
+    else:
+        check_tensor("block_table", block_table, (num_rows, None), torch.int32, device)
     if num_rows > config.max_rows:
         raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
     if not 0 <= num_tokens <= config.max_query_tokens:

@@ -47,6 +47,19 @@ class MlaConfig:
         Longest ``query_len`` of a tree row, >= 1; 0 unless `mask` is a tree.
     rope : Rope or None
         When set, ``q_pe`` and ``k_pe`` arrive unrotated and are rotated in the kernels (S-12).
+    deterministic : bool
+        Work is cut by each row's own lengths, so that its bits do not depend on the rows beside
+        it (S-20). Costs balance between long and short rows.
+    lse_base : str
+        "e" as everywhere in the rules (S-7), or "2" for engines that merge in base 2.
+    reserved_slot : int or None
+        A slot that ``append`` skips like a negative one, >= 0: SGLang keeps slot 0 for padding.
+    table_multiple : int
+        0: block tables are given to ``plan``. Else ``plan`` builds them from a
+        :class:`~paged_mla_optimized.tables.RequestMap`, as wide as the longest row needs, rounded
+        up to a multiple of this many entries.
+    table_fill : int
+        Stands in the entries of a built table past a row's last block.
 
     Raises
     ------
@@ -69,6 +82,11 @@ class MlaConfig:
     mask: str = "causal"
     max_draft_tokens: int = 0
     rope: Rope | None = None
+    deterministic: bool = False
+    lse_base: str = "e"
+    reserved_slot: int | None = None
+    table_multiple: int = 0
+    table_fill: int = -1
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len"):
@@ -76,6 +94,12 @@ class MlaConfig:
                 raise InvalidArgument(name, getattr(self, name), ">= 1")
         if not math.isfinite(self.softmax_scale) or self.softmax_scale <= 0:
             raise InvalidArgument("softmax_scale", self.softmax_scale, "finite and > 0")
+        if self.lse_base not in {"e", "2"}:
+            raise InvalidArgument("lse_base", self.lse_base, "e, 2")
+        if self.reserved_slot is not None and self.reserved_slot < 0:
+            raise InvalidArgument("reserved_slot", self.reserved_slot, ">= 0, or None")
+        if self.table_multiple < 0:
+            raise InvalidArgument("table_multiple", self.table_multiple, ">= 0")
         self._check_mask()
         self._check_format()
         self._check_dims()
@@ -98,6 +122,14 @@ class MlaConfig:
         if self.is_tree:
             return self.max_draft_tokens
         return self.max_query_tokens if self.max_query_tokens > self.max_rows else 1
+
+    @property
+    def table_width(self) -> int:
+        """Entries of a row of the tables that ``plan`` builds; 0 if it builds none."""
+        if self.table_multiple == 0:
+            return 0
+        blocks = -(-self.max_model_len // self.block_size)
+        return -(-blocks // self.table_multiple) * self.table_multiple
 
     @property
     def rope_pairing(self) -> str:

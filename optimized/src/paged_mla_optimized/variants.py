@@ -18,6 +18,10 @@ SHARED_MEMORY = {
 }
 """Bytes of shared memory one program may use."""
 
+MAX_FIXED_SPLITS = 64
+FIXED_SPLIT_BYTES = 256 << 20
+"""What the partials of deterministic splits may take; fewer splits where they would take more."""
+
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
 
@@ -40,6 +44,8 @@ class AttendVariant:
         Query tiles that walk the same keys side by side, so that the second read of a key hits L2.
     min_units : int
         Key tiles below which a share of the work is not cut further.
+    split_tiles : int
+        Key tiles of a split of fixed length, unless a row would have too many (S-20).
     """
 
     tile_m: int
@@ -49,6 +55,12 @@ class AttendVariant:
     programs_per_sm: int = 1
     lanes: int = 1
     min_units: int = 2
+    split_tiles: int = 8
+
+    @property
+    def group_m(self) -> int:
+        """(token, head) pairs of one group: its lanes together."""
+        return self.tile_m * self.lanes
 
     def parts(self, num_sms: int) -> int:
         """Return how many shares the work is cut into on a device of `num_sms`."""
@@ -80,7 +92,13 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
     "sm120": _SMALL,
     INTERPRETER: {  # few and small shares, so that small tests cut and join tiles too
         tile_m: AttendVariant(
-            tile_m=tile_m, tile_n=32, num_warps=1, num_stages=1, programs_per_sm=10, min_units=1
+            tile_m=tile_m,
+            tile_n=32,
+            num_warps=1,
+            num_stages=1,
+            programs_per_sm=10,
+            min_units=1,
+            split_tiles=1,
         )
         for tile_m in (16, 32, 64)
     },
@@ -124,3 +142,9 @@ def attend_variant(
         return tile
     # Every token fills at least two tiles: let two programs read its keys together.
     return replace(tile, lanes=2)
+
+
+def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
+    """Return how many splits a row may have when its bits must not depend on the others (S-20)."""
+    split_bytes = max_rows * variant.group_m * kv_lora_rank * 4
+    return max(1, min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))

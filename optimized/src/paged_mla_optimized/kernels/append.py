@@ -6,7 +6,7 @@ import triton.language as tl
 from paged_mla_optimized.kernels.rope import load_rotated
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "reserved_slot"])
 def append_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]
@@ -22,6 +22,7 @@ def append_kernel(
     stride_cache_token,
     num_tokens,
     block_size,
+    reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
     ROPE: tl.constexpr,
@@ -30,7 +31,7 @@ def append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
     slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=is_token, other=-1)
-    live = slot >= 0
+    live = (slot >= 0) & (slot != reserved_slot)
     position = tl.load(positions_ptr + token, mask=live, other=0)
     row = cache_ptr + slot // block_size * stride_cache_block
     row += slot % block_size * stride_cache_token

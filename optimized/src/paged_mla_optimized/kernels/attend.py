@@ -3,14 +3,19 @@
 A program owns a range of units (see ``schedule.py``) and walks the groups it touches. A group of
 LANES query tiles is worked on by LANES neighbouring programs, which read the same keys at the same
 time. A group wholly inside the range is finished here; one that the range cuts leaves a float32
-partial, for ``combine.py``.
+partial, for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one.
 """
 
 import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.rope import load_rotated
-from paged_mla_optimized.kernels.schedule import find_group, query_rows, units_of_part
+from paged_mla_optimized.kernels.schedule import (
+    find_group,
+    fixed_split,
+    query_rows,
+    units_of_part,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -72,6 +77,25 @@ def _visible(
     return visible
 
 
+@triton.jit
+def _first_split(
+    unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end,
+    GROUP_M: tl.constexpr, TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+):  # fmt: skip
+    """Return the first unit at or past `unit` that begins a split; `end` units exist at least."""
+    if unit < end:
+        row, _, group_begin, group_end = find_group(
+            unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
+        )
+        _, _, length = fixed_split(
+            token_starts_ptr, row_lens_ptr, row, num_heads,
+            GROUP_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+        )  # fmt: skip
+        unit = tl.minimum(group_begin + tl.cdiv(unit - group_begin, length) * length, group_end)
+    return unit
+
+
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @triton.jit(
     do_not_specialize=["num_rows", "stride_table_row", "stride_lse_token", "stride_lse_head"]
@@ -90,8 +114,8 @@ def attend_kernel(
     sin_ptr,
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [parts, 2, LANES, TILE_M, R]
-    partial_lse_ptr,  # float32 [parts, 2, LANES, TILE_M]
+    partial_out_ptr,  # float32 [slots, LANES, TILE_M, R]
+    partial_lse_ptr,  # float32 [slots, LANES, TILE_M]
     stride_q_nope_token,
     stride_q_nope_head,
     stride_q_pe_token,
@@ -118,6 +142,8 @@ def attend_kernel(
     TILE_N: tl.constexpr,
     LANES: tl.constexpr,
     MIN_UNITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
     SEARCH_STEPS: tl.constexpr,
 ):
     part = tl.program_id(0) // LANES
@@ -127,11 +153,26 @@ def attend_kernel(
     )
     column = tl.arange(0, R)
     scale_log2 = softmax_scale * LOG2_E
+    if FIXED_SPLITS > 0:
+        unit = _first_split(
+            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end,
+            LANES * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS, SEARCH_STEPS,
+        )  # fmt: skip
     while unit < end:
         row, group, group_begin, group_end = find_group(
             unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
         )
-        stop = tl.minimum(end, group_end)
+        if FIXED_SPLITS > 0:
+            _groups, splits, length = fixed_split(
+                token_starts_ptr, row_lens_ptr, row, num_heads,
+                LANES * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+            )  # fmt: skip
+            stop = tl.minimum(unit + length, group_end)
+            split = ((unit - group_begin) // length).to(tl.int32)
+            slot = row * FIXED_SPLITS + group * splits + split
+        else:
+            stop = tl.minimum(end, group_end)
+            slot = part * 2 + tl.where(unit == group_begin, 1, 0)
         tile_m = group * LANES + lane
         token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
         seq_len = tl.load(row_lens_ptr + row)
@@ -210,8 +251,7 @@ def attend_kernel(
             tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[:, None])
             tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            half = tl.where(unit == group_begin, 1, 0)
-            at = ((part * 2 + half) * LANES + lane).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+            at = (slot * LANES + lane).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
             tl.store(partial_out_ptr + at[:, None] * R + column[None, :], out)
             tl.store(partial_lse_ptr + at, lse)
         unit = stop

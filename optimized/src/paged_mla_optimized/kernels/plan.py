@@ -1,6 +1,7 @@
 """What one step needs to know about itself, derived on the device (rules S-1, S-2, S-3, S-14).
 
-`schedule_kernel` is one program: it turns lengths into prefix sums. Row `num_rows` is a pseudo-row
+The first program of `schedule_kernel` turns lengths into prefix sums; the others build the block
+table, where the engine brings a request map. Row `num_rows` is a pseudo-row
 of length 0 that owns the padded tokens. `token_kernel` gives every token its position and slot
 and packs its line of the draft tree.
 """
@@ -11,24 +12,60 @@ import triton.language as tl
 from paged_mla_optimized.kernels.schedule import count_at_most
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+@triton.jit
+def _build_table(
+    program, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr, stride_request,
+    stride_slot, stride_ids, stride_lens, block_size, width, fill, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Write ENTRIES entries of one row's block table; past the row they are `fill`."""
+    programs_of_row = tl.cdiv(width, ENTRIES)
+    row = program // programs_of_row
+    entry = program % programs_of_row * ENTRIES + tl.arange(0, ENTRIES)
+    seq_len = tl.load(seq_lens_ptr + row * stride_lens)
+    request = tl.load(request_ids_ptr + row * stride_ids, mask=seq_len > 0, other=0).to(tl.int64)
+    key = entry.to(tl.int64) * block_size
+    exists = key < seq_len
+    at = request * stride_request + key * stride_slot
+    slot = tl.load(req_to_token_ptr + at, mask=exists, other=0)
+    block = tl.where(exists, slot // block_size, fill)
+    tl.store(table_ptr + row.to(tl.int64) * width + entry, block, mask=entry < width)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "fill"])
 def schedule_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1]
     seq_lens_ptr,  # int32 [B]
+    req_to_token_ptr,  # int32 [requests, tokens], read by all programs but the first
+    request_ids_ptr,  # [B], likewise
     token_starts_ptr,  # out int32 [B + 2]
     row_lens_ptr,  # out int32 [B + 1]
+    key_starts_ptr,  # out int32 [B + 2]; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
+    table_ptr,  # out int32 [B, width]
     stride_cu,
     stride_lens,
+    stride_request,
+    stride_slot,
+    stride_ids,
     num_rows,
     num_tokens,
     num_heads,
+    block_size,
+    width,
+    fill,
     MASK: tl.constexpr,
     GROUP_M: tl.constexpr,  # (token, head) pairs of one group
     TILE_N: tl.constexpr,
     ROWS: tl.constexpr,  # power of two >= B + 2
+    ENTRIES: tl.constexpr,  # table entries of one program
 ):
+    if tl.program_id(0) > 0:
+        _build_table(
+            tl.program_id(0) - 1, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr,
+            stride_request, stride_slot, stride_ids, stride_lens, block_size, width, fill, ENTRIES,
+        )  # fmt: skip
+        return
     row = tl.arange(0, ROWS)
     is_row = row <= num_rows
     starts = tl.load(cu_seqlens_q_ptr + row * stride_cu, mask=is_row, other=num_tokens)
@@ -38,16 +75,17 @@ def schedule_kernel(
     query_lens = tl.where(is_row, ends - starts, 0)
 
     groups = tl.cdiv(query_lens * num_heads, GROUP_M)
-    key_tiles = tl.maximum(tl.cdiv(seq_lens, TILE_N), 1)
+    key_tiles = tl.cdiv(seq_lens, TILE_N)
     unit_ends = tl.cumsum(groups.to(tl.int64) * key_tiles)
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
+    tl.store(key_starts_ptr + row + 1, tl.cumsum(seq_lens), mask=is_row)
     tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 
     if MASK == "tree:qlen" or MASK == "tree:full":
-        width = query_lens if MASK == "tree:qlen" else seq_lens
-        elements = query_lens.to(tl.int64) * width
+        columns = query_lens if MASK == "tree:qlen" else seq_lens
+        elements = query_lens.to(tl.int64) * columns
         tl.store(mask_starts_ptr + row, tl.cumsum(elements) - elements, mask=is_row)
 
 

@@ -1,8 +1,12 @@
 """Index arithmetic that the plan, attend and combine kernels must agree on.
 
 Work is counted in *units*: one unit is one key tile of one *group* of query tiles. A row has
-``groups * key_tiles`` units, the groups of a row follow each other, and so do the rows. The
-units of a step are cut into equal ranges, one for each *part* of the grid.
+``groups * key_tiles`` units, the groups of a row follow each other, and so do the rows. Rows
+without keys, and padding, have no units, so that they change nothing for the others (S-17).
+
+The units of a step are cut into equal ranges, one for each *part* of the grid. With FIXED_SPLITS
+the cuts follow the rows instead: a group is made of *splits*, whose length depends on its own
+row's lengths alone, and a part owns the splits that begin in its range (S-20).
 """
 
 import triton
@@ -46,10 +50,33 @@ def find_group(
     """Return the row and group that own `unit`, and the group's unit range ``[begin, end)``."""
     row = count_at_most(unit_starts_ptr + 1, num_rows, unit, SEARCH_STEPS)
     row_begin = tl.load(unit_starts_ptr + row)
-    key_tiles = tl.maximum(tl.cdiv(tl.load(seq_lens_ptr + row), TILE_N), 1)
+    key_tiles = tl.cdiv(tl.load(seq_lens_ptr + row), TILE_N)
     group = (unit - row_begin) // key_tiles
     begin = row_begin + group * key_tiles
     return row, group.to(tl.int32), begin, begin + key_tiles
+
+
+@triton.jit
+def fixed_split(
+    token_starts_ptr,
+    row_lens_ptr,
+    row,
+    num_heads,
+    GROUP_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,
+):
+    """Return groups of a row, splits of each group, and key tiles of each split but the last.
+
+    A row has at most FIXED_SPLITS splits in all, unless it has more groups than that.
+    """
+    query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
+    groups = tl.maximum(tl.cdiv(query_len * num_heads, GROUP_M), 1)
+    key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
+    most = tl.maximum(FIXED_SPLITS // groups, 1)
+    length = tl.cdiv(key_tiles, tl.minimum(tl.cdiv(key_tiles, SPLIT_TILES), most))
+    return groups, tl.cdiv(key_tiles, length), length
 
 
 @triton.jit

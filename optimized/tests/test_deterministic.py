@@ -1,0 +1,93 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from mla_step import assert_close, build, dense
+
+from paged_mla_optimized import PagedMla
+from paged_mla_optimized.variants import MAX_FIXED_SPLITS, AttendVariant, fixed_splits
+
+TILES = AttendVariant(
+    tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=7, min_units=1, split_tiles=2
+)
+ROWS = ((90, 3), (1, 1), (0, 2), (200, 1), (33, 33), (250, 20))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 40])
+def test_splits_of_fixed_length_are_right(parts):
+    """S-20: cutting by rows gives the answers of cutting by the grid, for any grid."""
+    step = build(*ROWS, padded_tokens=2, deterministic=True)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=parts))
+    assert_close(step.attend(mla), dense(step))
+
+
+def test_bits_do_not_depend_on_batch_mates():
+    """S-20: the same row has the same bits alone, first, last, and beside longer rows."""
+    mates = build((200, 1), (40, 40), (77, 5), seed=1, deterministic=True)
+    alone = build((230, 2), seed=2, deterministic=True)
+    mla = PagedMla(alone.config, "cpu", variant=TILES)
+    expected = alone.attend(mla)
+    for order in ((0, 1), (1, 0)):
+        parts = [(alone, mates)[i] for i in order]
+        together = join(*parts)
+        out, lse = together.attend(mla)
+        first = 0 if order[0] == 0 else len(mates.q_nope)
+        assert torch.equal(out[first : first + 2], expected[0])
+        assert torch.equal(lse[first : first + 2], expected[1])
+
+
+def join(first, second):
+    """Return one step with the rows of two."""
+    width = max(first.block_table.shape[1], second.block_table.shape[1])
+    moved = second.block_table + len(first.cache)
+    tables = [
+        torch.nn.functional.pad(table, (0, width - table.shape[1]))
+        for table in (first.block_table, moved)
+    ]
+    return replace(
+        first,
+        rows=first.rows + second.rows,
+        cu_seqlens_q=torch.cat(
+            [first.cu_seqlens_q, second.cu_seqlens_q[1:] + first.cu_seqlens_q[-1]]
+        ),
+        seq_lens=torch.cat([first.seq_lens, second.seq_lens]),
+        block_table=torch.cat(tables),
+        q_nope=torch.cat([first.q_nope, second.q_nope]),
+        q_pe=torch.cat([first.q_pe, second.q_pe]),
+        keys=first.keys + second.keys,
+        cache=torch.cat([first.cache, second.cache]),
+    )
+
+
+def test_stale_partials_are_never_read():
+    """S-9: NaN in every partial the step did not write changes nothing."""
+    step = build(*ROWS, deterministic=True)
+    mla = PagedMla(step.config, "cpu", variant=TILES)
+    before = step.attend(mla)
+    mla._attention.partial_out.fill_(torch.nan)
+    mla._attention.partial_lse.fill_(torch.nan)
+    assert torch.equal(step.attend(mla)[0], before[0])
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "fixed"])
+def test_padding_changes_no_bit(deterministic):
+    """S-17: padded rows and tokens take no part in how the others are cut."""
+    step = build((200, 1), (90, 3), deterministic=deterministic)
+    mla = PagedMla(step.config, "cpu", variant=TILES)
+    expected = step.attend(mla)
+    padded = build((200, 1), (90, 3), (0, 2), (0, 0), padded_tokens=5, deterministic=deterministic)
+    padded.q_nope[:4], padded.q_pe[:4] = step.q_nope, step.q_pe
+    padded.cache, padded.block_table[:2] = step.cache, step.block_table
+    out, lse = padded.attend(mla)
+    assert torch.equal(out[:4], expected[0])
+    assert torch.equal(lse[:4], expected[1])
+    assert not out[4:].any()
+    assert (lse[4:] == -torch.inf).all()
+
+
+def test_number_of_splits_is_bounded_by_memory():
+    """S-20: few rows may have many splits, many rows of many heads few."""
+    assert fixed_splits(TILES, max_rows=1, kv_lora_rank=512) == MAX_FIXED_SPLITS
+    tall = replace(TILES, tile_m=64, lanes=2)
+    assert fixed_splits(tall, max_rows=256, kv_lora_rank=512) == 4
+    assert fixed_splits(tall, max_rows=1 << 20, kv_lora_rank=512) == 1

@@ -1,0 +1,44 @@
+import torch
+from mla_step import P, R, build
+
+from paged_mla_optimized import PagedMla
+
+
+def planned(step):
+    mla = PagedMla(step.config, "cpu")
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    return mla
+
+
+def test_rows_follow_each_other():
+    """S-1, S-9: each row's keys in order, empty rows nothing, and no byte past the last key."""
+    step = build((33, 1), (0, 0), (5, 5), (0, 1), (70, 2))
+    mla = planned(step)
+    ckv, k_pe = torch.full((120, R), 7.0), torch.full((120, P), 7.0)
+    mla.gather_context(step.cache, ckv, k_pe)
+    keys = torch.cat(step.keys)
+    assert torch.equal(ckv[:108], keys[:, :R])
+    assert torch.equal(k_pe[:108], keys[:, R:])
+    assert (ckv[108:] == 7).all()
+    assert (k_pe[108:] == 7).all()
+    assert mla.cu_seqlens_k.tolist() == [0, 33, 33, 38, 38, 108]
+
+
+def test_no_hit_and_no_table():
+    """S-9: rows without tokens, and a table of width 0, are legal."""
+    step = build((0, 1), (0, 0))
+    step.block_table = step.block_table[:, :0]
+    mla = planned(step)
+    ckv, k_pe = torch.full((4, R), 7.0), torch.full((4, P), 7.0)
+    mla.gather_context(step.cache, ckv, k_pe)
+    assert (ckv == 7).all()
+    assert (k_pe == 7).all()
+
+
+def test_room_for_fewer_keys():
+    """S-9: what does not fit is dropped, and nothing behind the room is written."""
+    step = build((33, 1), (70, 2))
+    ckv, k_pe = torch.full((64, R), 7.0), torch.full((64, P), 7.0)
+    planned(step).gather_context(step.cache, ckv[:40], k_pe[:40])
+    assert torch.equal(ckv[:40], torch.cat(step.keys)[:40, :R])
+    assert (ckv[40:] == 7).all()
