@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer, attend_visible
 from paged_mla_reference.masks import visibility
-from paged_mla_reference.paging import NO_SLOT, context_lens, query_spans, slots_of
+from paged_mla_reference.paging import NO_SLOT, query_spans, slots_of
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
@@ -83,15 +83,15 @@ def rank_batch(problem: Problem, batch: Batch, group: ContextParallel, rank: int
     slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
     table = np.full((batch.num_tokens, batch.block_table.shape[1]), NO_SLOT, np.int32)
     for row, span in enumerate(query_spans(batch)):
-        context = int(context_lens(batch)[row])
-        for i, token in enumerate(range(span.start, span.stop)):
-            if batch.seq_lens[row] == 0:
-                continue
-            table[token] = batch.block_table[row]
-            seq_lens[token] = group.local_len(context + i + 1, rank)
-            if group.owner(np.array([context + i]))[0] == rank:
-                last = np.array([seq_lens[token] - 1], np.int64)
-                slots[token] = slots_of(table[token], last, problem.block_size)[0]
+        seq_len = int(batch.seq_lens[row])
+        if seq_len == 0:
+            continue
+        positions = np.arange(seq_len - (span.stop - span.start), seq_len)  # [q]
+        table[span] = batch.block_table[row]
+        seq_lens[span] = [group.local_len(p + 1, rank) for p in positions.tolist()]
+        last = seq_lens[span].astype(np.int64) - 1  # local index of the newest key
+        mine = group.owner(positions) == rank
+        slots[span][mine] = slots_of(batch.block_table[row], last[mine], problem.block_size)
     return replace(
         batch,
         cu_seqlens_q=np.arange(batch.num_tokens + 1, dtype=np.int32),
