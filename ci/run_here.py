@@ -1,9 +1,10 @@
-"""Run the suite, and on request the GPU tests, in this interpreter: no install, no network.
+"""Run the suite, or the optimized package's tests, in this interpreter: no install, no network.
 
 For machines that already have torch, Triton, NumPy, ml_dtypes and pytest:
 
     python ci/run_here.py --report conformance/reports/h200.json
     python ci/run_here.py --tests          # the optimized package's own tests first
+    python ci/run_here.py --gpu-tests      # its tests that need a GPU, and nothing else
 
 Arguments it does not know go to ``python -m paged_mla_conformance``.
 """
@@ -25,12 +26,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="paged_mla_optimized.backend:create")
     parser.add_argument("--tests", action="store_true", help="run optimized/tests first")
+    parser.add_argument("--gpu-tests", action="store_true", help="run optimized/tests_gpu only")
     options, rest = parser.parse_known_args()
     sources = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
     environment = {**os.environ, "PYTHONPATH": sources}
     suite = ["-m", "paged_mla_conformance", "--backend", options.backend, *rest]
     commands = [suite]
-    if options.tests:
+    if options.gpu_tests:
+        commands = [["-m", "pytest", str(ROOT / "optimized" / "tests_gpu"), *rest]]
+    elif options.tests:
         commands.insert(0, ["-m", "pytest", "--quiet", str(ROOT / "optimized" / "tests")])
     codes = [
         subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=False)

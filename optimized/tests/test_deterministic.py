@@ -64,8 +64,8 @@ def test_stale_partials_are_never_read():
     step = build(*ROWS, deterministic=True)
     mla = PagedMla(step.config, "cpu", variant=TILES)
     before = step.attend(mla)
-    mla._attention.partial_out.fill_(torch.nan)
-    mla._attention.partial_lse.fill_(torch.nan)
+    mla._core.attention.partial_out.fill_(torch.nan)
+    mla._core.attention.partial_lse.fill_(torch.nan)
     assert torch.equal(step.attend(mla)[0], before[0])
 
 

@@ -6,6 +6,7 @@ from mla_step import assert_close, build, dense
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.variants import AttendVariant
+from paged_mla_shared.errors import InvalidArgument
 
 TILES = AttendVariant(
     tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=1, min_units=1
@@ -65,7 +66,20 @@ def test_stale_workspace_is_never_read():
     step = build(*ROWS)
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=7))
     before = step.attend(mla)
-    attention = mla._attention
+    attention = mla._core.attention
     attention.partial_out.fill_(torch.nan)
     attention.partial_lse.fill_(torch.nan)
     assert torch.equal(step.attend(mla)[0], before[0])
+
+
+def test_two_instances_share_one_workspace():
+    """S-9: nothing in the workspace outlives a call, whoever used it in between."""
+    step, other = build(*ROWS), build((77, 5), (190, 1), num_heads=3, seed=1)
+    mla = PagedMla(step.config, "cpu")
+    guest = PagedMla(other.config, "cpu", workspace=mla.workspace)
+    before, theirs = step.attend(mla), other.attend()
+    for _ in range(2):
+        for mine, expected in ((step.attend(mla), before), (other.attend(guest), theirs)):
+            assert torch.equal(mine[0], expected[0])
+    with pytest.raises(InvalidArgument, match="workspace"):
+        PagedMla(step.config, "cpu", workspace=mla.workspace[:-1])

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from paged_mla_optimized import checks
-from paged_mla_optimized.append import launch_append
-from paged_mla_optimized.attend import Attention
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.device import device_facts
-from paged_mla_optimized.gather import launch_gather
-from paged_mla_optimized.plan import Plan
-from paged_mla_optimized.rotary import rope_tables
+from paged_mla_optimized import checks, ops
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.explain import Buffer, Explanation, explain
+from paged_mla_optimized.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.values import check_values
-from paged_mla_optimized.variants import AttendVariant, attend_variant
+from paged_mla_optimized.variants import AttendVariant
 from paged_mla_shared.errors import InvalidArgument
-
-_LOG2_E = 1 / math.log(2)
 
 
 class PagedMla:
@@ -27,7 +20,8 @@ class PagedMla:
 
     ``plan``, ``append`` and ``attend`` launch kernels on the current stream, allocate nothing and
     never wait for the device, so they can be captured in a CUDA graph. A replay reads lengths,
-    tables and masks from the same tensors again.
+    tables and masks from the same tensors again. Under ``torch.compile`` they are the ops of
+    :mod:`paged_mla_optimized.ops`.
 
     Parameters
     ----------
@@ -36,6 +30,9 @@ class PagedMla:
         A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
     variant : AttendVariant or None
         Tile sizes; ``None`` takes those of :mod:`paged_mla_optimized.variants`.
+    workspace : float32 [n] or None
+        :attr:`workspace` of another instance that runs on the same stream, at least as large;
+        ``None`` allocates one. Nothing in it outlives a call.
 
     Raises
     ------
@@ -49,50 +46,38 @@ class PagedMla:
         device: str | torch.device = "cuda",
         *,
         variant: AttendVariant | None = None,
+        workspace: torch.Tensor | None = None,
     ) -> None:
-        self.config = config
-        self.device = torch.empty(0, device=device).device  # "cuda" names its index
-        facts = device_facts(self.device)
-        self.variant = variant or attend_variant(
-            facts.arch,
-            DTYPE_NAMES[config.dtype],
-            config.num_heads,
-            config.max_query_len,
-            is_tree=config.is_tree,
-        )
-        cos, sin = torch.empty(0), torch.empty(0)
-        if config.rope is not None:
-            cos, sin = rope_tables(
-                config.rope, config.qk_rope_head_dim, config.max_model_len, config.dtype
-            )
-        self._tables = (cos.to(self.device), sin.to(self.device))
-        self._plan = Plan(config, self.variant, self.device)
-        self._attention = Attention(config, self.variant, facts.num_sms, self._tables, self.device)
-        shape = (config.max_query_tokens, config.num_heads)
-        self._out = torch.empty(
-            (*shape, config.kv_lora_rank), dtype=config.dtype, device=self.device
-        )
-        self._lse = torch.empty(shape, dtype=torch.float32, device=self.device)
+        self._core = core = Core(config, device, variant, workspace)
+        self.config, self.device, self.variant = config, core.device, core.variant
+        self._handle = ops.register(core)
+        total = sum(buffer.nbytes for buffer in self.memory())
+        LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variant, f"{total:,}")
 
     @property
     def positions(self) -> torch.Tensor:
         """Positions of the planned step (S-3), int64 [T]; 0 for padding."""
-        return self._plan.positions[: self._plan.num_tokens]
+        return self._core.plan.positions[: self._core.plan.num_tokens]
 
     @property
     def slot_mapping(self) -> torch.Tensor:
         """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
-        return self._plan.slot_mapping[: self._plan.num_tokens]
+        return self._core.plan.slot_mapping[: self._core.plan.num_tokens]
 
     @property
     def block_table(self) -> torch.Tensor:
         """Block table of the planned step, int32 [B, M]: the one given, or the one built."""
-        return self._plan.block_table
+        return self._core.plan.block_table
+
+    @property
+    def workspace(self) -> torch.Tensor:
+        """Scratch memory, float32 [n], that another instance may share."""
+        return self._core.attention.workspace
 
     @property
     def cu_seqlens_k(self) -> torch.Tensor:
         """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1]."""
-        return self._plan.key_starts[: self._plan.num_rows + 1]
+        return self._core.plan.key_starts[: self._core.plan.num_rows + 1]
 
     def plan(
         self,
@@ -125,16 +110,25 @@ class PagedMla:
             A tensor's shape, dtype, device or capacity is wrong. Values are not looked at:
             :meth:`check` does that.
         """
-        checks.check_lengths(
-            self.config,
+        core, plan = self._core, self._core.plan
+        if not torch.compiler.is_compiling():
+            core.fill(plan, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
+            return
+        ids, table = None, block_table
+        if isinstance(block_table, RequestMap):
+            ids, table = block_table.request_ids, block_table.req_to_token
+        ops.plan(
+            plan.state,
             cu_seqlens_q,
             seq_lens,
-            block_table,
+            table,
+            ids,
+            mask,
             num_tokens=num_tokens,
-            device=self.device,
+            handle=self._handle,
         )
-        checks.check_mask(self.config, mask, num_tokens, self.device)
-        self._plan.fill(cu_seqlens_q, seq_lens, block_table, num_tokens, mask)
+        plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
+        plan.given_table = None if isinstance(block_table, RequestMap) else block_table
 
     def append(
         self,
@@ -160,21 +154,11 @@ class PagedMla:
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        num_tokens = self._plan.num_tokens
-        checks.check_latents(self.config, ckv, k_pe, num_tokens, self.device)
-        checks.check_cache(self.config, cache, self.device)
-        slots = self.slot_mapping if slot_mapping is None else slot_mapping
-        checks.check_tensor("slot_mapping", slots, (num_tokens,), torch.int64, self.device)
-        if num_tokens > 0:
-            launch_append(
-                self.config,
-                ckv,
-                k_pe,
-                cache,
-                slot_mapping=slots,
-                positions=self._plan.positions,
-                tables=self._tables,
-            )
+        core = self._core
+        if torch.compiler.is_compiling():
+            ops.append(core.plan.state, ckv, k_pe, cache, slot_mapping, handle=self._handle)
+        else:
+            core.append(core.plan, ckv, k_pe, cache, slot_mapping)
 
     def attend(
         self,
@@ -210,19 +194,26 @@ class PagedMla:
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        num_tokens = self._plan.num_tokens
-        checks.check_queries(self.config, q_nope, q_pe, num_tokens, self.device)
-        checks.check_cache(self.config, cache, self.device)
-        out = self._out[:num_tokens] if out is None else out
-        lse = self._lse[:num_tokens] if lse is None else lse
-        checks.check_tensor(
-            "out", out, tuple(q_nope.shape), self.config.dtype, self.device, unit_stride=True
+        core, plan = self._core, self._core.plan
+        if not torch.compiler.is_compiling():
+            out = core.out[: plan.num_tokens] if out is None else out
+            lse = core.lse[: plan.num_tokens] if lse is None else lse
+            core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+            return out, lse
+        out = torch.empty_like(q_nope) if out is None else out
+        if lse is None:
+            lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
+        ops.attend(
+            plan.state,
+            q_nope,
+            q_pe,
+            out,
+            lse,
+            cache,
+            plan.given_table,
+            num_rows=plan.num_rows,
+            handle=self._handle,
         )
-        checks.check_tensor("lse", lse, tuple(q_nope.shape[:2]), torch.float32, self.device)
-        if num_tokens > 0:
-            self._attention.launch(self._plan, q_nope, q_pe, cache, out=out, lse=lse)
-            if self.config.lse_base == "2":
-                lse.mul_(_LOG2_E)
         return out, lse
 
     def gather_context(self, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
@@ -244,10 +235,27 @@ class PagedMla:
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
-        checks.check_cache(self.config, cache, self.device)
-        if ckv.shape[0] > 0 and self._plan.num_rows > 0:
-            launch_gather(self.config, self._plan, cache, ckv, k_pe)
+        self._core.gather(self._core.plan, cache, ckv, k_pe)
+
+    def memory(self) -> list[Buffer]:
+        """Return every tensor this instance holds on its device, largest first."""
+        return self._core.memory()
+
+    def explain(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor) -> Explanation:
+        """Return which kernel, tiles, grid and splits a batch gets, and why; synchronises.
+
+        Parameters are those of :meth:`plan`.
+        """
+        query_lens = cu_seqlens_q.diff().tolist()
+        core = self._core
+        return explain(
+            core.config,
+            core.variant,
+            parts=core.attention.parts,
+            arch=core.facts.arch,
+            query_lens=query_lens,
+            seq_lens=seq_lens.tolist(),
+        )
 
     def check(
         self,

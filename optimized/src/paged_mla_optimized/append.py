@@ -9,38 +9,56 @@ import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.append import append_kernel
+from paged_mla_optimized.launch import Launcher, aligned
 
 _TOKENS_PER_PROGRAM = 4
 
 
-def launch_append(
-    config: MlaConfig,
-    ckv: torch.Tensor,
-    k_pe: torch.Tensor,
-    cache: torch.Tensor,
-    *,
-    slot_mapping: torch.Tensor,
-    positions: torch.Tensor,
-    tables: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    """Write the rows of every token whose slot is neither negative nor reserved (S-10); T > 0."""
-    num_tokens = ckv.shape[0]
-    append_kernel[(triton.cdiv(num_tokens, _TOKENS_PER_PROGRAM),)](
-        ckv,
-        k_pe,
-        cache,
-        slot_mapping,
-        positions,
-        *tables,
-        ckv.stride(0),
-        k_pe.stride(0),
-        slot_mapping.stride(0),
-        *cache.stride()[:2],
-        num_tokens,
-        config.block_size,
-        -1 if config.reserved_slot is None else config.reserved_slot,
-        **append_constants(config),
-    )
+class Append:
+    """The append launch of one :class:`PagedMla`.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    tables : (cos, sin)
+        Rotation tables [max_model_len, P / 2]; empty without rope.
+    """
+
+    def __init__(self, config: MlaConfig, tables: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.config = config
+        self.tables = tables
+        self._kernel = Launcher(append_kernel, append_constants(config))
+
+    def launch(
+        self,
+        ckv: torch.Tensor,
+        k_pe: torch.Tensor,
+        cache: torch.Tensor,
+        *,
+        slot_mapping: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> None:
+        """Write the rows of tokens whose slot is neither negative nor reserved (S-10); T > 0."""
+        config = self.config
+        num_tokens = ckv.shape[0]
+        key = (ckv.stride(), k_pe.stride(), cache.stride(), slot_mapping.stride())
+        self._kernel(
+            (triton.cdiv(num_tokens, _TOKENS_PER_PROGRAM), 1, 1),
+            key if aligned(ckv, k_pe, cache, slot_mapping, positions) else None,
+            ckv,
+            k_pe,
+            cache,
+            slot_mapping,
+            positions,
+            *self.tables,
+            ckv.stride(0),
+            k_pe.stride(0),
+            slot_mapping.stride(0),
+            *cache.stride()[:2],
+            num_tokens,
+            config.block_size,
+            -1 if config.reserved_slot is None else config.reserved_slot,
+        )
 
 
 def append_constants(config: MlaConfig) -> dict[str, Any]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import triton
 
+from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.attend import attend_kernel
 from paged_mla_optimized.kernels.combine import combine_kernel
+from paged_mla_optimized.launch import Launcher, aligned
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.variants import AttendVariant, fixed_splits
+from paged_mla_shared.errors import InvalidArgument
 
 _CHUNK_M = 4
 
@@ -28,6 +32,8 @@ class Attention:
     tables : (cos, sin)
         Rotation tables [max_model_len, P / 2]; empty without rope.
     device : torch.device
+    workspace : float32 [n] or None
+        Where partial answers lie between two launches; ``None`` allocates.
     """
 
     def __init__(
@@ -37,16 +43,33 @@ class Attention:
         num_sms: int,
         tables: tuple[torch.Tensor, torch.Tensor],
         device: torch.device,
+        *,
+        workspace: torch.Tensor | None = None,
     ) -> None:
         self.config = config
         self.variant = variant
         self.tables = tables
         self.parts = variant.parts(num_sms)
         shape = (_slots(config, variant, self.parts), variant.lanes, variant.tile_m)
-        self.partial_out = torch.empty(
-            (*shape, config.kv_lora_rank), dtype=torch.float32, device=device
+        pairs = math.prod(shape)
+        size = pairs * (config.kv_lora_rank + 1)
+        if workspace is None:
+            workspace = torch.empty(size, dtype=torch.float32, device=device)
+        check_tensor("workspace", workspace, (None,), torch.float32, device, unit_stride=True)
+        if len(workspace) < size:
+            raise InvalidArgument("workspace", f"{len(workspace)} floats", f"at least {size}")
+        self.workspace = workspace
+        self.partial_out = workspace[: size - pairs].view(*shape, config.kv_lora_rank)
+        self.partial_lse = workspace[size - pairs : size].view(shape)
+        self._attend_kernel = Launcher(
+            attend_kernel,
+            attend_constants(config, variant),
+            num_warps=variant.num_warps,
+            num_stages=variant.num_stages,
         )
-        self.partial_lse = torch.empty(shape, dtype=torch.float32, device=device)
+        constants = combine_constants(config, variant)
+        self._fixed_groups = constants["FIXED_GROUPS"]
+        self._combine_kernel = Launcher(combine_kernel, constants)
 
     def launch(
         self,
@@ -72,12 +95,15 @@ class Attention:
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
-        config, variant = self.config, self.variant
-        attend_kernel[(self.parts * variant.lanes,)](
+        config, table = self.config, plan.block_table
+        strides = (q_nope.stride(), q_pe.stride(), cache.stride(), table.stride(1), out.stride())
+        self._attend_kernel(
+            (self.parts * self.variant.lanes, 1, 1),
+            strides if aligned(q_nope, q_pe, cache, table, out, lse) else None,
             q_nope,
             q_pe,
             cache,
-            plan.block_table,
+            table,
             plan.unit_starts,
             plan.token_starts,
             plan.row_lens,
@@ -91,24 +117,22 @@ class Attention:
             *q_nope.stride()[:2],
             *q_pe.stride()[:2],
             *cache.stride()[:2],
-            *plan.block_table.stride(),
+            *table.stride(),
             *out.stride()[:2],
             *lse.stride(),
             config.softmax_scale,
             plan.num_rows,
             config.num_heads,
             config.block_size,
-            **attend_constants(config, variant),
-            num_warps=variant.num_warps,
-            num_stages=variant.num_stages,
         )
 
     def _combine(self, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
-        config, variant = self.config, self.variant
-        constants = combine_constants(config, variant)
-        joins = plan.num_rows * constants["FIXED_GROUPS"] if config.deterministic else self.parts
-        chunks = variant.group_m // _CHUNK_M
-        combine_kernel[(joins + triton.cdiv(plan.num_tokens, chunks), chunks)](
+        fixed = self.config.deterministic
+        joins = plan.num_rows * self._fixed_groups if fixed else self.parts
+        chunks = self.variant.group_m // _CHUNK_M
+        self._combine_kernel(
+            (joins + -(-plan.num_tokens // chunks), chunks, 1),
+            out.stride() if aligned(out, lse) else None,
             plan.unit_starts,
             plan.token_starts,
             plan.row_lens,
@@ -122,8 +146,7 @@ class Attention:
             joins,
             plan.num_rows,
             plan.num_tokens,
-            config.num_heads,
-            **constants,
+            self.config.num_heads,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.launch import Launcher, aligned
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.variants import AttendVariant
 
@@ -28,6 +31,8 @@ class Plan:
 
     Attributes
     ----------
+    state : int64 [n]
+        The storage of all buffers below.
     token_starts : int32 [max_rows + 2]
         First token of each row, of the padded tokens, and T.
     row_lens : int32 [max_rows + 1]
@@ -44,41 +49,58 @@ class Plan:
         The draft tree, 32 nodes a word, whatever its spelling was.
     table : int32 [max_rows, table_width]
         Built from a request map; empty if the config asks for none.
-    block_table : int32 [B, M]
-        The caller's tensor, by reference, or rows of `table`.
+    given_table : int32 [B, M] or None
+        The caller's block table, by reference; None if rows of `table` were built instead.
     num_rows, num_tokens : int
         B and T of the planned step.
     """
 
-    BUFFERS = (
-        "token_starts", "row_lens", "key_starts", "unit_starts", "mask_starts", "positions",
-        "slot_mapping", "tree_words", "table",
-    )  # fmt: skip
+    token_starts: torch.Tensor
+    row_lens: torch.Tensor
+    key_starts: torch.Tensor
+    unit_starts: torch.Tensor
+    mask_starts: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    tree_words: torch.Tensor
+    table: torch.Tensor
 
     def __init__(self, config: MlaConfig, variant: AttendVariant, device: torch.device) -> None:
         self.config = config
-        self.variant = variant
-
-        def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        rows, tokens = config.max_rows, config.max_query_tokens
-        self.token_starts = buffer(rows + 2, dtype=torch.int32)
-        self.row_lens = buffer(rows + 1, dtype=torch.int32)
-        self.key_starts = buffer(rows + 2, dtype=torch.int32)
-        self.unit_starts = buffer(rows + 2, dtype=torch.int64)
-        self.mask_starts = buffer(rows + 1, dtype=torch.int64)
-        self.positions = buffer(tokens, dtype=torch.int64)
-        self.slot_mapping = buffer(tokens, dtype=torch.int64)
-        self.tree_words = buffer(tokens, max(config.tree_words, 1), dtype=torch.int32)
-        self.table = buffer(
-            rows if config.table_width else 0, config.table_width, dtype=torch.int32
-        )
-        self.block_table = self.table[:0]
+        self._schedule_kernel = Launcher(schedule_kernel, schedule_constants(config, variant))
+        self._token_kernel = Launcher(token_kernel, token_constants(config))
+        words = sum(_words(shape, dtype) for shape, dtype in _buffers(config).values())
+        self._bind(torch.zeros(words, dtype=torch.int64, device=device))
+        self.given_table: torch.Tensor | None = None
         self.num_rows = 0
         self.num_tokens = 0
-        self._schedule_constants = schedule_constants(config, variant)
-        self._token_constants = token_constants(config)
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """Block table of the planned step, int32 [B, M]."""
+        return self.table[: self.num_rows] if self.given_table is None else self.given_table
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Every buffer, by name."""
+        return {name: getattr(self, name) for name in _buffers(self.config)}
+
+    def on(self, state: torch.Tensor) -> Plan:
+        """Return this plan, or one like it whose buffers lie in `state`."""
+        if state.data_ptr() == self.state.data_ptr():
+            return self
+        other = copy.copy(self)
+        other._bind(state)
+        return other
+
+    def _bind(self, state: torch.Tensor) -> None:
+        self.state = state
+        offset = 0
+        for name, (shape, dtype) in _buffers(self.config).items():
+            words = _words(shape, dtype)
+            flat = state[offset : offset + words].view(dtype)
+            setattr(self, name, flat[: math.prod(shape)].view(shape))
+            offset += words
 
     def fill(
         self,
@@ -104,13 +126,16 @@ class Plan:
         config = self.config
         if isinstance(block_table, RequestMap):
             slots, ids = block_table.req_to_token, block_table.request_ids
-            self.block_table = self.table[: self.num_rows]
+            self.given_table = None
             builders = self.num_rows * triton.cdiv(config.table_width, _ENTRIES_PER_PROGRAM)
         else:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
-            self.block_table = block_table
+            self.given_table = block_table
             builders = 0
-        schedule_kernel[(1 + builders,)](
+        key = (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype)
+        self._schedule_kernel(
+            (1 + builders, 1, 1),
+            key if aligned(cu_seqlens_q, seq_lens, slots, ids) else None,
             cu_seqlens_q,
             seq_lens,
             slots,
@@ -131,14 +156,15 @@ class Plan:
             config.block_size,
             config.table_width,
             config.table_fill,
-            **self._schedule_constants,
         )
 
     def _describe_tokens(self, mask: torch.Tensor | None) -> None:
         block_table = self.block_table
         # Without a tree no mask is read; any tensor stands in for it.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
-        token_kernel[(triton.cdiv(self.num_tokens, _TOKENS_PER_PROGRAM),)](
+        self._token_kernel(
+            (triton.cdiv(self.num_tokens, _TOKENS_PER_PROGRAM), 1, 1),
+            (block_table.stride(1), words.stride()) if aligned(block_table, words) else None,
             self.token_starts,
             self.row_lens,
             self.mask_starts,
@@ -147,15 +173,35 @@ class Plan:
             self.positions,
             self.slot_mapping,
             self.tree_words,
-            block_table.stride(0),
-            block_table.stride(1),
+            *block_table.stride(),
             words.stride(0),
             words.stride(-1),
             self.num_rows,
             self.num_tokens,
             self.config.block_size,
-            **self._token_constants,
         )
+
+
+def _buffers(config: MlaConfig) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of every buffer of a plan."""
+    rows, tokens = config.max_rows, config.max_query_tokens
+    table_rows = rows if config.table_width else 0
+    return {
+        "token_starts": ((rows + 2,), torch.int32),
+        "row_lens": ((rows + 1,), torch.int32),
+        "key_starts": ((rows + 2,), torch.int32),
+        "unit_starts": ((rows + 2,), torch.int64),
+        "mask_starts": ((rows + 1,), torch.int64),
+        "positions": ((tokens,), torch.int64),
+        "slot_mapping": ((tokens,), torch.int64),
+        "tree_words": ((tokens, max(config.tree_words, 1)), torch.int32),
+        "table": ((table_rows, config.table_width), torch.int32),
+    }
+
+
+def _words(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Return 64-bit words of a buffer, rounded up so that the next one is aligned to 16 bytes."""
+    return -(-math.prod(shape) * dtype.itemsize // 16) * 2
 
 
 def schedule_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:

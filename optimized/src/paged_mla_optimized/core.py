@@ -1,0 +1,155 @@
+"""Checks and launches behind the API: what methods, ops and adapters share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from paged_mla_optimized import checks
+from paged_mla_optimized.append import Append
+from paged_mla_optimized.attend import Attention
+from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.device import device_facts
+from paged_mla_optimized.explain import Buffer
+from paged_mla_optimized.gather import launch_gather
+from paged_mla_optimized.plan import Plan
+from paged_mla_optimized.rotary import rope_tables
+from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.variants import AttendVariant, attend_variant
+
+_LOG2_E = 1 / math.log(2)
+
+
+class Core:
+    """Every buffer and kernel of one :class:`~paged_mla_optimized.api.PagedMla`.
+
+    Methods that take a `plan` work on that one: :attr:`plan`, or one whose buffers a compiler
+    moved (``Plan.on``). Errors are those of the API.
+    """
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        device: str | torch.device,
+        variant: AttendVariant | None,
+        workspace: torch.Tensor | None,
+    ) -> None:
+        self.config = config
+        self.device = torch.empty(0, device=device).device  # "cuda" names its index
+        self.facts = device_facts(self.device)
+        self.variant = variant or attend_variant(
+            self.facts.arch,
+            DTYPE_NAMES[config.dtype],
+            config.num_heads,
+            config.max_query_len,
+            is_tree=config.is_tree,
+        )
+        cos, sin = torch.empty(0), torch.empty(0)
+        if config.rope is not None:
+            cos, sin = rope_tables(
+                config.rope, config.qk_rope_head_dim, config.max_model_len, config.dtype
+            )
+        self.tables = (cos.to(self.device), sin.to(self.device))
+        self.plan = Plan(config, self.variant, self.device)
+        self.attention = Attention(
+            config,
+            self.variant,
+            self.facts.num_sms,
+            self.tables,
+            self.device,
+            workspace=workspace,
+        )
+        self._append = Append(config, self.tables)
+        shape = (config.max_query_tokens, config.num_heads, config.kv_lora_rank)
+        self.out = torch.empty(shape, dtype=config.dtype, device=self.device)
+        self.lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
+
+    def fill(
+        self,
+        plan: Plan,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        *,
+        num_tokens: int,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """Check a step and describe it in `plan`."""
+        checks.check_lengths(
+            self.config,
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            device=self.device,
+        )
+        checks.check_mask(self.config, mask, num_tokens, self.device)
+        plan.fill(cu_seqlens_q, seq_lens, block_table, num_tokens, mask)
+
+    def append(
+        self,
+        plan: Plan,
+        ckv: torch.Tensor,
+        k_pe: torch.Tensor,
+        cache: torch.Tensor,
+        slot_mapping: torch.Tensor | None,
+    ) -> None:
+        """Check and write the latents of the step in `plan`."""
+        num_tokens = plan.num_tokens
+        checks.check_latents(self.config, ckv, k_pe, num_tokens, self.device)
+        checks.check_cache(self.config, cache, self.device)
+        if slot_mapping is None:
+            slot_mapping = plan.slot_mapping[:num_tokens]
+        checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, self.device)
+        if num_tokens > 0:
+            self._append.launch(
+                ckv, k_pe, cache, slot_mapping=slot_mapping, positions=plan.positions
+            )
+
+    def attend(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Check and attend the queries of the step in `plan`."""
+        config, device, num_tokens = self.config, self.device, plan.num_tokens
+        checks.check_queries(config, q_nope, q_pe, num_tokens, device)
+        checks.check_cache(config, cache, device)
+        shape = (num_tokens, config.num_heads, config.kv_lora_rank)
+        checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
+        checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
+        if num_tokens > 0:
+            self.attention.launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
+            if config.lse_base == "2":
+                lse.mul_(_LOG2_E)
+
+    def gather(
+        self, plan: Plan, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor
+    ) -> None:
+        """Check and read the cached rows of the step in `plan`."""
+        checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
+        checks.check_cache(self.config, cache, self.device)
+        if ckv.shape[0] > 0 and plan.num_rows > 0:
+            launch_gather(self.config, plan, cache, ckv, k_pe)
+
+    def memory(self) -> list[Buffer]:
+        """Return every tensor held on the device, largest first."""
+        tensors = self.plan.buffers | {
+            "partial_out": self.attention.partial_out,
+            "partial_lse": self.attention.partial_lse,
+            "out": self.out,
+            "lse": self.lse,
+            "cos": self.tables[0],
+            "sin": self.tables[1],
+        }
+        buffers = [
+            Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
+            for name, t in tensors.items()
+        ]
+        return sorted(buffers, key=lambda buffer: -buffer.nbytes)

@@ -1,0 +1,36 @@
+"""Completion of one layer's cache write, for whoever ships the cache while the next layer runs."""
+
+from __future__ import annotations
+
+import torch
+
+
+class LayerEvents:
+    """One event for each layer; recorded after its ``append``, in eager steps and in graphs.
+
+    Captured, the record is a node of the graph: each replay records it anew, and a wait that is
+    issued after the replay waits for that replay.
+
+    Parameters
+    ----------
+    num_layers : int
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        # External: visible outside the graph that records it, where others become edges inside.
+        self._events: list[torch.cuda.Event] = [
+            torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
+            for _ in range(num_layers)
+        ]
+
+    def record(self, layer: int) -> None:
+        """Mark `layer` complete once the current stream has done what it holds now."""
+        self._events[layer].record()
+
+    def wait(self, layer: int, stream: torch.cuda.Stream) -> None:
+        """Let `stream` go on only once `layer` is complete; returns at once."""
+        stream.wait_event(self._events[layer])
+
+    def synchronize(self, layer: int) -> None:
+        """Block the calling thread until `layer` is complete."""
+        self._events[layer].synchronize()

@@ -1,0 +1,126 @@
+"""What a batch gets, and why: for people, so it may wait for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.variants import AttendVariant, fixed_splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """One tensor that an instance holds on its device."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name:16} {self.nbytes:>12,} bytes  {self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """How one batch runs.
+
+    Parameters
+    ----------
+    kernel, why : str
+        Which kernel, and what decided for it.
+    programs : int
+        Of the attend launch; the same for every batch.
+    tile_m, tile_n, lanes : int
+        See :class:`~paged_mla_optimized.variants.AttendVariant`.
+    units : int
+        Key tiles of all groups of query tiles together.
+    part_units : int
+        Units that one part of the grid works on; the last parts may have fewer or none.
+    idle_parts : int
+    groups, cut_groups : int
+        Groups of query tiles, and how many of them several parts work on and combine joins.
+    cut : str
+        How work is cut into parts.
+    """
+
+    kernel: str
+    why: str
+    programs: int
+    tile_m: int
+    tile_n: int
+    lanes: int
+    units: int
+    part_units: int
+    idle_parts: int
+    groups: int
+    cut_groups: int
+    cut: str
+
+    def __str__(self) -> str:
+        tiles = f"{self.tile_m} (token, head) pairs x {self.tile_n} keys, {self.lanes} side by side"
+        work = f"{self.units} key tiles in {self.groups} groups, {self.part_units} for each part"
+        lines = (
+            f"kernel  {self.kernel}: {self.why}",
+            f"tiles   {tiles}",
+            f"grid    {self.programs} programs, {self.idle_parts} parts idle",
+            f"work    {work}",
+            f"splits  {self.cut}; {self.cut_groups} groups are joined by combine",
+        )
+        return "\n".join(lines)
+
+
+def explain(
+    config: MlaConfig,
+    variant: AttendVariant,
+    *,
+    parts: int,
+    arch: str,
+    query_lens: list[int],
+    seq_lens: list[int],
+) -> Explanation:
+    """Follow the schedule of ``kernels/schedule.py`` on the host."""
+    shapes = [
+        (-(-query_len * config.num_heads // variant.group_m), -(-seq_len // variant.tile_n))
+        for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
+        if seq_len > 0
+    ]
+    units = sum(groups * tiles for groups, tiles in shapes)
+    part_units = max(-(-units // parts), variant.min_units)
+    if config.deterministic:
+        most = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+        cut_groups = sum(
+            groups
+            for groups, tiles in shapes
+            if 0 < groups <= most // 2 and tiles > variant.split_tiles
+        )
+        cut = f"at most {most} a row, of {variant.split_tiles} key tiles or more (deterministic)"
+    else:
+        cut_groups = _cut_by_parts(shapes, part_units)
+        cut = "equal shares of the grid"
+    queries = f"{config.num_heads} heads x up to {config.max_query_len} queries"
+    return Explanation(
+        kernel=f"portable attend on {arch}",
+        why=f"{queries}, {config.dtype}, mask {config.mask}",
+        programs=parts * variant.lanes,
+        tile_m=variant.tile_m,
+        tile_n=variant.tile_n,
+        lanes=variant.lanes,
+        units=units,
+        part_units=part_units,
+        idle_parts=parts - -(-units // part_units),
+        groups=sum(groups for groups, _ in shapes),
+        cut_groups=cut_groups,
+        cut=cut,
+    )
+
+
+def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int) -> int:
+    begin, cut_groups = 0, 0
+    for groups, tiles in shapes:
+        for _ in range(groups):
+            cut_groups += begin // part_units != (begin + tiles - 1) // part_units
+            begin += tiles
+    return cut_groups

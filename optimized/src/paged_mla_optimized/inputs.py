@@ -1,0 +1,168 @@
+"""The tensors a captured step reads: fixed addresses, room for the largest step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_shared.errors import InvalidArgument
+
+_NO_BLOCK = 2**31 - 1
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """Fixed shape of a captured step: T tokens in B rows, padding included."""
+
+    tokens: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class StepView:
+    """The leading part of :class:`StepInputs` that one bucket reads.
+
+    Parameters
+    ----------
+    bucket : Bucket
+    cu_seqlens_q : int32 [B + 1]
+    seq_lens : int32 [B]
+    block_table : int32 [B, M]
+    mask : bool [..], uint8 [T, W], or None
+    tokens : dict of [T, ..]
+        The engine's own tensors, by name.
+    """
+
+    bucket: Bucket
+    cu_seqlens_q: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    mask: torch.Tensor | None
+    tokens: dict[str, torch.Tensor]
+
+
+class StepInputs:
+    """Metadata and per-token tensors of a step, padded as rules S-2 and S-6 say.
+
+    An engine writes into the tensors itself, or calls :meth:`load`; neither waits for the device.
+
+    Parameters
+    ----------
+    config : MlaConfig
+        Its capacities and mask.
+    device : torch.device
+    tokens : dict of name to ([T, ..], dtype)
+        Further tensors with one line for each token; T is ``max_query_tokens``.
+    table_width : int or None
+        M; ``None`` takes what ``max_model_len`` needs.
+    pad_seq_len, pad_block : int
+        What stands for a padded row: length 0, or 1 and a block that may be read, as engines
+        want whose other kernels cannot take an empty row.
+    """
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        device: torch.device | str,
+        tokens: dict[str, tuple[tuple[int, ...], torch.dtype]],
+        *,
+        table_width: int | None = None,
+        pad_seq_len: int = 0,
+        pad_block: int = 0,
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.config = config
+        self.pad_seq_len, self.pad_block = pad_seq_len, pad_block
+        rows, width = config.max_rows, table_width or -(-config.max_model_len // config.block_size)
+        self.cu_seqlens_q = zeros(rows + 1, dtype=torch.int32)
+        self.seq_lens = zeros(rows, dtype=torch.int32)
+        self.block_table = zeros(rows, width, dtype=torch.int32)
+        self.mask = _mask_buffer(config, device)
+        self.tokens = {name: zeros(*shape, dtype=dtype) for name, (shape, dtype) in tokens.items()}
+        for name, tensor in self.tokens.items():
+            if tensor.shape[0] != config.max_query_tokens:
+                allowed = f"max_query_tokens = {config.max_query_tokens} lines"
+                raise InvalidArgument(name, f"{tensor.shape[0]} lines", allowed)
+        self.clear()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor, none a view."""
+        fixed = [self.cu_seqlens_q, self.seq_lens, self.block_table, *self.tokens.values()]
+        return fixed if self.mask is None else [*fixed, self.mask]
+
+    def view(self, bucket: Bucket) -> StepView:
+        """Return the part a bucket reads; raises ``InvalidArgument`` if it does not fit."""
+        config = self.config
+        if not 0 <= bucket.rows <= config.max_rows:
+            raise InvalidArgument("rows", bucket.rows, f"0 to max_rows = {config.max_rows}")
+        if not 0 <= bucket.tokens <= config.max_query_tokens:
+            allowed = f"0 to max_query_tokens = {config.max_query_tokens}"
+            raise InvalidArgument("tokens", bucket.tokens, allowed)
+        mask = self.mask
+        if mask is not None and config.mask == "tree:packed":
+            mask = mask[: bucket.tokens]
+        return StepView(
+            bucket,
+            self.cu_seqlens_q[: bucket.rows + 1],
+            self.seq_lens[: bucket.rows],
+            self.block_table[: bucket.rows],
+            mask,
+            {name: tensor[: bucket.tokens] for name, tensor in self.tokens.items()},
+        )
+
+    def clear(self) -> None:
+        """Make the step idle: no row has a token, so nothing is read and nothing written."""
+        self.cu_seqlens_q.zero_()
+        self.seq_lens.fill_(self.pad_seq_len)
+        self.block_table.fill_(self.pad_block)
+
+    def poison(self) -> None:
+        """Fill everything with what no step may depend on: NaN, ones and impossible numbers."""
+        for tensor in self.tensors:
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+            else:
+                tensor.fill_(_NO_BLOCK if tensor.dtype is torch.int32 else 1)
+
+    def load(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        mask: torch.Tensor | None = None,
+        **tokens: torch.Tensor,
+    ) -> None:
+        """Copy a step in and pad the rest, in any bucket that it fits. Does not wait.
+
+        Parameters are those of :meth:`PagedMla.plan`, then the tensors named at construction;
+        tensors of the device or of pinned host memory.
+        """
+        rows, width = block_table.shape
+        self.cu_seqlens_q[: rows + 1].copy_(cu_seqlens_q, non_blocking=True)
+        self.cu_seqlens_q[rows + 1 :].copy_(cu_seqlens_q[-1:].expand(len(self.seq_lens) - rows))
+        self.seq_lens[:rows].copy_(seq_lens, non_blocking=True)
+        self.seq_lens[rows:].fill_(self.pad_seq_len)
+        self.block_table[:rows, :width].copy_(block_table, non_blocking=True)
+        self.block_table[rows:, :1].fill_(self.pad_block)
+        if mask is not None and self.mask is not None:
+            place = self.mask[tuple(slice(size) for size in mask.shape)]
+            place.copy_(mask, non_blocking=True)
+        for name, tensor in tokens.items():
+            self.tokens[name][: len(tensor)].copy_(tensor, non_blocking=True)
+
+
+def _mask_buffer(config: MlaConfig, device: torch.device | str) -> torch.Tensor | None:
+    """Return room for the masks of the largest step in the config's spelling (S-14)."""
+    tokens, drafts = config.max_query_tokens, config.max_draft_tokens
+    if config.mask == "tree:packed":
+        return torch.zeros((tokens, -(-drafts // 8)), dtype=torch.uint8, device=device)
+    if not config.is_tree:
+        return None
+    columns = config.max_model_len if config.mask == "tree:full" else drafts
+    return torch.zeros(tokens * columns, dtype=torch.bool, device=device)

@@ -1,0 +1,74 @@
+"""Tables and lengths of multi-step drafts, and the blocks that branches do not share (S-15)."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def draft_rows_kernel(
+    prefix_lens_ptr,  # int32 [B]
+    prefix_table_ptr,  # int32 [B, M']
+    branch_blocks_ptr,  # int32 [B, k, W], dense
+    table_ptr,  # out int32 [B * k, M' + W], dense
+    seq_lens_ptr,  # out int32 [steps, B * k], dense
+    stride_table_row,
+    stride_table_col,
+    branches,  # k
+    prefix_width,  # M'
+    own_width,  # W
+    steps,
+    rows,  # of the output, B * k
+    block_size,
+    ENTRIES: tl.constexpr,
+):
+    row = tl.program_id(0)
+    request = row // branches
+    prefix_len = tl.load(prefix_lens_ptr + request)
+    shared = prefix_len // block_size
+    entry = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
+    own = entry - shared
+    is_shared = entry < tl.minimum(shared, prefix_width)
+    is_own = (own >= 0) & (own < own_width) & (prefix_len > 0)
+    at = request.to(tl.int64) * stride_table_row + entry * stride_table_col
+    block = tl.load(prefix_table_ptr + at, mask=is_shared, other=-1)
+    mine = tl.load(branch_blocks_ptr + row * own_width + own, mask=is_own, other=-1)
+    width = prefix_width + own_width
+    at = row.to(tl.int64) * width + entry
+    tl.store(table_ptr + at, tl.where(is_own, mine, block), mask=entry < width)
+    if tl.program_id(1) == 0:
+        for step in range(steps):
+            seq_len = tl.where(prefix_len > 0, prefix_len + step + 1, 0)
+            tl.store(seq_lens_ptr + step * rows + row, seq_len)
+
+
+@triton.jit
+def copy_tails_kernel(
+    cache_ptr,  # [num_blocks, block_size, width]
+    prefix_lens_ptr,
+    prefix_table_ptr,
+    branch_blocks_ptr,
+    stride_cache_block,
+    stride_cache_token,
+    stride_table_row,
+    stride_table_col,
+    branches,
+    own_width,
+    block_size,
+    width,  # R + P
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,  # power of two >= width
+):
+    row = tl.program_id(0)
+    request = row // branches
+    prefix_len = tl.load(prefix_lens_ptr + request)
+    filled = prefix_len % block_size
+    if tl.program_id(1) * TOKENS >= filled:
+        return
+    entry = request.to(tl.int64) * stride_table_row + prefix_len // block_size * stride_table_col
+    source = tl.load(prefix_table_ptr + entry).to(tl.int64) * stride_cache_block
+    target = tl.load(branch_blocks_ptr + row * own_width).to(tl.int64) * stride_cache_block
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.arange(0, COLUMNS)
+    at = token.to(tl.int64)[:, None] * stride_cache_token + column[None, :]
+    mask = (token < filled)[:, None] & (column < width)[None, :]
+    tl.store(cache_ptr + target + at, tl.load(cache_ptr + source + at, mask=mask), mask=mask)

@@ -1,0 +1,120 @@
+"""The operations as ``torch.library`` ops: schemas with their mutations, and fake kernels.
+
+Under ``torch.compile`` the methods of :class:`~paged_mla_optimized.api.PagedMla` become these ops.
+An instance is named by its `handle`; what one op tells the next goes through tensors that the
+schemas name (``state`` is the plan), so that a compiler sees every dependency.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paged_mla_optimized.merge import merge_partials
+from paged_mla_optimized.tables import RequestMap
+
+if TYPE_CHECKING:
+    from paged_mla_optimized.core import Core
+
+_HANDLES = itertools.count()
+_INSTANCES: weakref.WeakValueDictionary[int, Core] = weakref.WeakValueDictionary()
+
+
+def register(core: Core) -> int:
+    """Return the handle by which ops find `core` while it lives."""
+    handle = next(_HANDLES)
+    _INSTANCES[handle] = core
+    return handle
+
+
+@torch.library.custom_op(
+    "paged_mla::plan",
+    mutates_args={"state"},
+    schema="(Tensor(a!) state, Tensor cu_seqlens_q, Tensor seq_lens, Tensor block_table,"
+    " Tensor? request_ids, Tensor? mask, *, SymInt num_tokens, int handle) -> ()",
+)
+def plan(  # noqa: PLR0917 - ops take tensors by position
+    state: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    request_ids: Tensor | None,
+    mask: Tensor | None,
+    *,
+    num_tokens: int,
+    handle: int,
+) -> None:
+    """Fill `state`; with `request_ids`, `block_table` is a map of requests to tokens."""
+    core = _INSTANCES[handle]
+    table = block_table if request_ids is None else RequestMap(block_table, request_ids)
+    plan = core.plan.on(state)
+    core.fill(plan, cu_seqlens_q, seq_lens, table, num_tokens=num_tokens, mask=mask)
+
+
+@torch.library.custom_op(
+    "paged_mla::append",
+    mutates_args={"cache"},
+    schema="(Tensor state, Tensor ckv, Tensor k_pe, Tensor(a!) cache, Tensor? slot_mapping,"
+    " *, int handle) -> ()",
+)
+def append(
+    state: Tensor,
+    ckv: Tensor,
+    k_pe: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor | None,
+    *,
+    handle: int,
+) -> None:
+    """Write this step's latents to `cache`."""
+    core = _INSTANCES[handle]
+    plan = core.plan.on(state)
+    plan.num_tokens = ckv.shape[0]
+    core.append(plan, ckv, k_pe, cache, slot_mapping)
+
+
+@torch.library.custom_op(
+    "paged_mla::attend",
+    mutates_args={"out", "lse"},
+    schema="(Tensor state, Tensor q_nope, Tensor q_pe, Tensor(a!) out, Tensor(b!) lse,"
+    " Tensor cache, Tensor? block_table, *, SymInt num_rows, int handle) -> ()",
+)
+def attend(  # noqa: PLR0917 - ops take tensors by position
+    state: Tensor,
+    q_nope: Tensor,
+    q_pe: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cache: Tensor,
+    block_table: Tensor | None,
+    *,
+    num_rows: int,
+    handle: int,
+) -> None:
+    """Write every element of `out` and `lse`; without `block_table` the plan's own is read."""
+    core = _INSTANCES[handle]
+    plan = core.plan.on(state)
+    plan.num_rows, plan.num_tokens, plan.given_table = num_rows, q_nope.shape[0], block_table
+    core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+
+
+@torch.library.custom_op("paged_mla::merge", mutates_args=())
+def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge partial answers, see :func:`~paged_mla_optimized.merge.merge_partials`."""
+    return merge_partials(outs, lses)
+
+
+@plan.register_fake
+@append.register_fake
+@attend.register_fake
+def _nothing_returned(*_tensors: Tensor, **_rest: object) -> None:
+    pass
+
+
+@merge.register_fake
+def _(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(outs[0]), torch.empty_like(lses[0])

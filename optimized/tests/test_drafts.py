@@ -1,0 +1,87 @@
+import pytest
+import torch
+from mla_step import P, R, assert_close, build, config, dense
+
+from paged_mla_optimized import DraftSteps, ExtendWindow, PagedMla
+from paged_mla_shared.errors import InvalidArgument
+
+I32 = torch.int32
+
+
+def draft_steps(**changes):
+    shape = {
+        "max_requests": 3, "branches": 2, "steps": 3, "prefix_width": 3, "own_width": 2,
+        "block_size": 4,
+    }  # fmt: skip
+    return DraftSteps(**(shape | changes), device="cpu")
+
+
+PREFIX_LENS = torch.tensor([6, 0, 8], dtype=I32)
+PREFIX_TABLE = torch.tensor([[7, 2, -1], [9, 9, 9], [5, 0, 2**31 - 1]], dtype=I32)
+BRANCH_BLOCKS = torch.arange(20, 32, dtype=I32).view(3, 2, 2)
+
+
+def test_hand_computed_views():
+    """S-15: full prefix blocks shared, then own blocks; each step one token longer."""
+    drafts = draft_steps()
+    drafts.fill(PREFIX_LENS, PREFIX_TABLE, BRANCH_BLOCKS)
+    assert drafts.seq_lens.tolist() == [[n, n, 0, 0, m, m] for n, m in ((7, 9), (8, 10), (9, 11))]
+    assert drafts.cu_seqlens_q.tolist() == list(range(7))
+    table = drafts.block_table.tolist()
+    assert [row[:3] for row in table[:2]] == [[7, 20, 21], [7, 22, 23]]
+    assert [row[:4] for row in table[4:]] == [[5, 0, 28, 29], [5, 0, 30, 31]]
+    assert all(entry == -1 for row in table[2:4] for entry in row)
+
+
+def test_tails_are_copied():
+    """S-15: each branch's first block starts as the prefix's last, and nothing else changes."""
+    cache = torch.arange(32 * 4 * 6, dtype=torch.float32).view(32, 4, 6)
+    before = cache.clone()
+    draft_steps().copy_tails(cache, PREFIX_LENS, PREFIX_TABLE, BRANCH_BLOCKS)
+    for block in (20, 22):
+        assert torch.equal(cache[block, :2], before[2, :2])
+        before[block, :2] = before[2, :2]
+    assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize("prefix_len", [15, 16, 17, 3])
+def test_branches_never_see_each_other(prefix_len):
+    """S-15: three steps of two branches over a shared, partly filled block."""
+    prefix = build((prefix_len, 1), seed=3)
+    cache = torch.cat([prefix.cache, torch.full((4, 16, R + P), torch.nan)])
+    first = len(prefix.cache)
+    table = prefix.block_table[:, :2].contiguous()
+    blocks = torch.arange(first, first + 4, dtype=I32).view(1, 2, 2)
+    lens = torch.tensor([prefix_len], dtype=I32)
+    drafts = draft_steps(max_requests=1, prefix_width=2, block_size=16)
+    drafts.fill(lens, table, blocks)
+    drafts.copy_tails(cache, lens, table, blocks)
+    mla = PagedMla(config(), "cpu")
+    keys = [prefix.keys[0], prefix.keys[0]]
+    generator = torch.Generator().manual_seed(4)
+    for step in range(3):
+        q = torch.randn(2, 4, R + P, generator=generator)
+        new = torch.randn(2, R + P, generator=generator)
+        keys = [torch.cat([old, key[None]]) for old, key in zip(keys, new, strict=True)]
+        mla.plan(drafts.cu_seqlens_q, drafts.seq_lens[step], drafts.block_table, num_tokens=2)
+        mla.append(new[:, :R], new[:, R:], cache)
+        actual = mla.attend(q[..., :R].contiguous(), q[..., R:].contiguous(), cache)
+        alone = build((prefix_len + step + 1, 1), (prefix_len + step + 1, 1))
+        alone.keys, alone.q_nope, alone.q_pe = keys, q[..., :R], q[..., R:]
+        assert_close(actual, dense(alone))
+
+
+def test_own_blocks_must_hold_the_drafts():
+    """S-15: too few blocks of its own is an error before anything runs."""
+    with pytest.raises(InvalidArgument, match="own_width"):
+        draft_steps(steps=9)
+    with pytest.raises(InvalidArgument, match="prefix_table"):
+        draft_steps().fill(PREFIX_LENS, PREFIX_TABLE[:, :2], BRANCH_BLOCKS)
+
+
+def test_extend_window():
+    """S-16: every request runs its whole window; a padded one has no token to see."""
+    window = ExtendWindow(4, 3, "cpu")
+    window.fill(torch.tensor([5, 0, 1, 70], dtype=I32))
+    assert window.seq_lens.tolist() == [8, 0, 4, 73]
+    assert window.cu_seqlens_q.tolist() == [0, 3, 6, 9, 12]

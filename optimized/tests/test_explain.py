@@ -1,0 +1,57 @@
+import logging
+
+import torch
+from mla_step import build, config
+
+from paged_mla_optimized import PagedMla
+from paged_mla_optimized.log import LOGGER
+from paged_mla_optimized.variants import AttendVariant
+
+TILES = AttendVariant(
+    tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=4, min_units=1, split_tiles=2
+)
+
+
+def explained(**changes):
+    step = build((90, 3), (0, 2), (200, 1), (33, 1), **changes)
+    mla = PagedMla(step.config, "cpu", variant=TILES)
+    step.attend(mla)
+    return mla, mla.explain(step.cu_seqlens_q, step.seq_lens)
+
+
+def test_explanation_follows_the_schedule():
+    """S-20: 6 + 13 + 3 key tiles over 4 parts of 6, as the device counted them."""
+    mla, explanation = explained()
+    plan = mla._core.plan
+    assert explanation.units == plan.unit_starts[plan.num_rows + 1].item() == 22
+    assert (explanation.part_units, explanation.idle_parts) == (6, 0)
+    assert (explanation.groups, explanation.cut_groups) == (3, 1)
+    assert explanation.programs == 4
+    assert "22 key tiles in 3 groups" in str(explanation)
+
+
+def test_explanation_of_fixed_splits():
+    """S-20: what is cut depends on the rows alone."""
+    explanation = explained(deterministic=True)[1]
+    assert explanation.cut_groups == 3
+    assert "deterministic" in str(explanation)
+
+
+def test_memory_account_is_complete():
+    """S-9: every byte of the plan's state, the workspace and the outputs is on the list."""
+    mla = PagedMla(config(), "cpu")
+    buffers = {buffer.name: buffer.nbytes for buffer in mla.memory()}
+    assert buffers["out"] == 64 * 4 * 32 * 4
+    assert buffers["partial_out"] == 2 * 10 * 64 * 32 * 4
+    assert sum(buffers[name] for name in mla._core.plan.buffers) <= mla._core.plan.state.nbytes
+    assert [b.nbytes for b in mla.memory()] == sorted(buffers.values(), reverse=True)
+
+
+def test_log_names_config_and_bytes(caplog):
+    """S-20: an instance says what it is, once, through the standard library."""
+    with caplog.at_level(logging.INFO, LOGGER.name):
+        PagedMla(config(), torch.device("cpu"))
+    [record] = caplog.records
+    assert record.name == "paged_mla"
+    assert "num_heads=4" in record.getMessage()
+    assert "bytes" in record.getMessage()

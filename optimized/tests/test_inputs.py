@@ -1,0 +1,85 @@
+import pytest
+import torch
+from mla_step import P, R, build, config
+
+from paged_mla_optimized import Bucket, PagedMla, StepInputs
+from paged_mla_shared.errors import InvalidArgument
+
+QUERIES = {"q_nope": ((64, 4, R), torch.float32), "q_pe": ((64, 4, P), torch.float32)}
+
+
+def attend(mla, view, cache):
+    mla.plan(
+        view.cu_seqlens_q,
+        view.seq_lens,
+        view.block_table,
+        num_tokens=view.bucket.tokens,
+        mask=view.mask,
+    )
+    out, lse = mla.attend(view.tokens["q_nope"], view.tokens["q_pe"], cache)
+    return out.clone(), lse.clone()
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "fixed"])
+@pytest.mark.parametrize("bucket", [Bucket(4, 2), Bucket(9, 5), Bucket(64, 8)], ids=str)
+def test_any_bucket_has_the_bits_of_the_step_alone(bucket, deterministic):
+    """S-17: rows and tokens of padding, over whatever an earlier step left there."""
+    step = build((200, 3), (33, 1), deterministic=deterministic)
+    mla = PagedMla(step.config, "cpu")
+    expected = step.attend(mla)
+    inputs = StepInputs(step.config, "cpu", QUERIES)
+    inputs.poison()
+    inputs.load(
+        step.cu_seqlens_q, step.seq_lens, step.block_table, q_nope=step.q_nope, q_pe=step.q_pe
+    )
+    out, lse = attend(mla, inputs.view(bucket), step.cache)
+    assert torch.equal(out[:4], expected[0])
+    assert torch.equal(lse[:4], expected[1])
+    assert not out[4:].any()
+    assert (lse[4:] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("fill", [0, 1])
+def test_an_idle_step_reads_and_writes_nothing(fill):
+    """S-6, S-10: a cleared step answers (0, -inf) and leaves the cache alone, whatever the fill."""
+    inputs = StepInputs(config(), "cpu", QUERIES, pad_seq_len=fill)
+    inputs.poison()
+    inputs.clear()
+    mla = PagedMla(config(), "cpu")
+    cache = torch.full((3, 16, R + P), torch.nan)
+    out, lse = attend(mla, inputs.view(Bucket(8, 8)), cache)
+    mla.append(torch.ones(8, R), torch.ones(8, P), cache)
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    assert cache.isnan().all()
+
+
+def test_a_step_with_no_token_at_all():
+    """S-6: T = 0 is a step too."""
+    mla = PagedMla(config(), "cpu")
+    out, lse = attend(
+        mla, StepInputs(config(), "cpu", QUERIES).view(Bucket(0, 0)), torch.zeros(1, 16, R + P)
+    )
+    assert out.shape == (0, 4, R)
+    assert lse.shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "shape"),
+    [("tree:qlen", (64 * 5,)), ("tree:full", (64 * 256,)), ("tree:packed", (64, 1))],
+)
+def test_room_for_masks(spelling, shape):
+    """S-14: a mask buffer holds the draft part only, unless an engine insists on FULL."""
+    inputs = StepInputs(config(mask=spelling, max_draft_tokens=5), "cpu", {})
+    assert inputs.mask.shape == shape
+
+
+def test_what_does_not_fit_is_an_error():
+    """S-17: a bucket past the capacities, and a tensor of another length."""
+    inputs = StepInputs(config(), "cpu", QUERIES)
+    with pytest.raises(InvalidArgument, match="rows"):
+        inputs.view(Bucket(9, 9))
+    with pytest.raises(InvalidArgument, match="tokens"):
+        inputs.view(Bucket(65, 8))
+    with pytest.raises(InvalidArgument, match="hidden"):
+        StepInputs(config(), "cpu", {"hidden": ((63, 2), torch.float32)})

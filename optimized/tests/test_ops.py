@@ -1,0 +1,80 @@
+"""The API under torch.compile: ops with declared mutations, in one graph."""
+
+import pytest
+import torch
+from mla_step import P, R, build
+
+from paged_mla_optimized import PagedMla, RequestMap, ops
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def whole_step(mla, step, latents, cache):
+    """Plan, then two layers of append and attend on caches that share nothing."""
+    outs = []
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    for layer in range(2):
+        mla.append(latents[layer, :, :R], latents[layer, :, R:], cache[layer])
+        outs.append(mla.attend(step.q_nope, step.q_pe, cache[layer])[0].clone())
+    return torch.stack(outs)
+
+
+def test_a_compiled_step_is_the_eager_one():
+    """S-17: one graph without breaks; caches and answers bit for bit."""
+    step = build((40, 3), (17, 1), (0, 1), padded_tokens=1)
+    latents = torch.randn(2, 6, R + P, generator=torch.Generator().manual_seed(0))
+    caches = [torch.stack([step.cache, step.cache]) for _ in range(2)]
+    mla = PagedMla(step.config, "cpu")
+    eager = whole_step(mla, step, latents, caches[0])
+    compiled = torch.compile(whole_step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(mla, step, latents, caches[1]), eager)
+    assert torch.equal(caches[0].view(torch.int32), caches[1].view(torch.int32))
+
+
+def test_a_compiled_step_with_a_built_table():
+    """S-1: the table that plan builds reaches attend through the state."""
+    step = build((20, 1), (33, 2), table_multiple=1)
+    slots = torch.arange(256, dtype=torch.int32)[None, :] + torch.tensor([[64], [0]])
+    request_map = RequestMap(slots.int(), torch.tensor([1, 0]))
+    cache = torch.randn(24, 16, R + P, generator=torch.Generator().manual_seed(0))
+    mla = PagedMla(step.config, "cpu")
+
+    def attend():
+        mla.plan(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=3)
+        return mla.attend(step.q_nope, step.q_pe, cache)
+
+    eager = [tensor.clone() for tensor in attend()]
+    for mine, theirs in zip(
+        torch.compile(attend, fullgraph=True, backend="aot_eager")(), eager, strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["plan", "append", "attend", "merge"])
+def test_schemas_say_what_is_written(name):
+    """S-9, S-10: every op passes torch's own check of schema and fake implementation."""
+    step = build((20, 2), (9, 1))
+    mla = PagedMla(step.config, "cpu")
+    step.attend(mla)
+    state, handle = mla._core.plan.state, mla._handle
+    out, lse = torch.empty_like(step.q_nope), torch.empty(3, 4)
+    arguments = {
+        "plan": (
+            (state, step.cu_seqlens_q, step.seq_lens, step.block_table, None, None),
+            {"num_tokens": 3, "handle": handle},
+        ),
+        "append": (
+            (state, torch.ones(3, R), torch.ones(3, P), step.cache, None),
+            {"handle": handle},
+        ),
+        "attend": (
+            (state, step.q_nope, step.q_pe, out, lse, step.cache, step.block_table),
+            {"num_rows": 2, "handle": handle},
+        ),
+        "merge": ((torch.randn(2, 3, 4, R), torch.randn(2, 3, 4)), {}),
+    }
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(getattr(ops, name), *arguments[name], test_utils=checks)
