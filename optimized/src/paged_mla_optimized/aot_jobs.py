@@ -15,10 +15,12 @@ import torch
 from paged_mla_optimized.append import append_constants
 from paged_mla_optimized.attend import attend_constants, combine_constants
 from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.drafts import copy_tails_constants, draft_rows_constants
 from paged_mla_optimized.gather import gather_constants
 from paged_mla_optimized.kernels.append import append_kernel
 from paged_mla_optimized.kernels.attend import attend_kernel
 from paged_mla_optimized.kernels.combine import combine_kernel
+from paged_mla_optimized.kernels.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.gather import gather_kernel
 from paged_mla_optimized.kernels.merge import merge_kernel
 from paged_mla_optimized.kernels.plan import schedule_kernel, token_kernel
@@ -36,6 +38,9 @@ _TYPES = {
     "req_to_token_ptr": "*i32",
     "request_ids_ptr": "*i64",
     "table_ptr": "*i32",
+    "branch_blocks_ptr": "*i32",
+    "prefix_table_ptr": "*i32",
+    "prefix_lens_ptr": "*i32",
     "unit_starts_ptr": "*i64",
     "mask_starts_ptr": "*i64",
     "mask_ptr": "*u8",
@@ -144,6 +149,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     mask = "tree" if config.is_tree else config.mask
     blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
     rope = config.rope_pairing
+    width = config.kv_lora_rank + config.qk_rope_head_dim
     cut = "fixed" if config.deterministic else "parts"
     yield Job(
         f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{rope}-{cut}",
@@ -163,6 +169,8 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
         (f"schedule-{tile}-{config.mask}", schedule_kernel, schedule_constants(config, variant)),
         (f"token-{config.mask}", token_kernel, token_constants(config)),
+        ("draft-rows", draft_rows_kernel, draft_rows_constants()),
+        (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
     ):
         yield Job(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 
@@ -120,7 +122,7 @@ class DraftSteps:
             steps,
             rows,
             self.block_size,
-            ENTRIES=_ENTRIES_PER_PROGRAM,
+            **draft_rows_constants(),
         )
 
     def copy_tails(
@@ -146,8 +148,7 @@ class DraftSteps:
             own_width,
             self.block_size,
             width,
-            TOKENS=_TOKENS_PER_PROGRAM,
-            COLUMNS=triton.next_power_of_2(width),
+            **copy_tails_constants(width),
         )
 
     def _check(
@@ -161,3 +162,13 @@ class DraftSteps:
         check_tensor("branch_blocks", branch_blocks, self._shape, torch.int32, device)
         if not (branch_blocks.is_contiguous() and prefix_lens.is_contiguous()):
             raise InvalidArgument("branch_blocks", "strided lengths or blocks", "contiguous ones")
+
+
+def draft_rows_constants() -> dict[str, Any]:
+    """Return what ``draft_rows_kernel`` is specialised for."""
+    return {"ENTRIES": _ENTRIES_PER_PROGRAM}
+
+
+def copy_tails_constants(width: int) -> dict[str, Any]:
+    """Return what ``copy_tails_kernel`` is specialised for."""
+    return {"TOKENS": _TOKENS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}
