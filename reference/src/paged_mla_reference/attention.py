@@ -5,7 +5,7 @@ Queries are absorbed: they meet the cached latent directly, which is key and val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
+
+QueryAnswer = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]
+AttendQuery = Callable[
+    [Problem, NDArray[np.float64], NDArray[np.float64], Rounding], QueryAnswer
+]  # as attend_one
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ def attend_visible(
     image: CacheImage,
     visible: Sequence[NDArray[np.bool_]],
     rounding: Rounding = Rounding.SPEC,
+    *,
+    attend_query: AttendQuery | None = None,
 ) -> Answer:
     """Attend as :func:`attend` does, to the keys named by `visible`.
 
@@ -87,7 +94,10 @@ def attend_visible(
     ----------
     visible : sequence of bool [query_len, seq_len]
         One matrix per row. A rank of a context-parallel group passes its own keys (S-18).
+    attend_query : AttendQuery, optional
+        How one query token attends: :func:`attend_one`, unless a deviation is to be shown.
     """
+    attend_query = attend_query or attend_one
     answer = nothing_visible(problem, batch.num_tokens)
     positions = metadata(problem, batch).positions
     for row, span in enumerate(query_spans(batch)):
@@ -102,14 +112,14 @@ def attend_visible(
         for i, t in enumerate(range(span.start, span.stop)):
             sees = seen[i, read]  # [K]
             if sees.any():
-                one = attend_one(problem, queries[i], keys[sees], rounding)
+                one = attend_query(problem, queries[i], keys[sees], rounding)
                 answer.out[t], answer.lse[t], answer.score_bound[t], answer.value_bound[t] = one
     return answer
 
 
 def attend_one(
     problem: Problem, query: NDArray[np.float64], keys: NDArray[np.float64], rounding: Rounding
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]:
+) -> QueryAnswer:
     """Attend one query token to the keys it sees, wherever they came from (S-5, S-7).
 
     Parameters

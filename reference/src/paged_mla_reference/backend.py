@@ -10,11 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import paged_mla_reference
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, gather_context
-from paged_mla_reference.merge import merge
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.validate import validate_batch, validate_problem
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.dtypes import numpy_dtype
@@ -50,7 +46,7 @@ CAPABILITIES = Capabilities(
 
 @dataclass(frozen=True)
 class ReferenceBackend:
-    """NumPy in float64, rounded where the rules round."""
+    """NumPy in float64, rounded where the rules round; another oracle makes it wrong."""
 
     name: str = "paged-mla-reference"
     version: str = paged_mla_reference.__version__
@@ -58,6 +54,7 @@ class ReferenceBackend:
     device: str = "NumPy"
     memory_bytes: int = 2**62  # the cache is sparse: any size fits
     capabilities: Capabilities = CAPABILITIES
+    oracle: Oracle = RIGHT
 
     def prepare(self, problem: Problem) -> Runner:
         """Build a runner whose cache is all zeros."""
@@ -65,15 +62,16 @@ class ReferenceBackend:
         unmet = self.capabilities.unmet(problem, (), ())
         if unmet:
             raise Unsupported("; ".join(unmet))
-        return ReferenceRunner(problem)
+        return ReferenceRunner(problem, self.oracle)
 
 
 class ReferenceRunner:
     """One problem and its cache, as a sparse image. Every call checks its batch first."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, oracle: Oracle = RIGHT) -> None:
         layout = problem.layout
         self._problem = problem
+        self._oracle = oracle
         self._image = CacheImage(
             layout=layout,
             block_ids=np.zeros(0, np.int64),
@@ -92,27 +90,26 @@ class ReferenceRunner:
     def plan(self, batch: Batch) -> Metadata:
         """Return positions and slots (S-1, S-3)."""
         validate_batch(self._problem, batch)
-        return metadata(self._problem, batch)
+        return self._oracle.metadata(self._problem, batch)
 
     def append(self, batch: Batch) -> None:
         """Write the batch's ``ckv`` and ``k_pe`` to the cache (S-10)."""
         validate_batch(self._problem, batch)
-        self._image = append(self._problem, batch, self._image)
+        self._image = self._oracle.append(self._problem, batch, self._image)
 
     def attend(self, batch: Batch) -> Output:
         """Attend every query to what the cache holds now (S-4 to S-7)."""
         validate_batch(self._problem, batch)
-        answer = attend(self._problem, batch, self._image, Rounding.SPEC)
-        return answer.output(self._problem.dtype)
+        return self._oracle.attend(self._problem, batch, self._image)
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Merge float32 partials of one query set (S-8)."""
-        return merge(partials)
+        return self._oracle.merge(partials)
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P]."""
         validate_batch(self._problem, batch)
-        return gather_context(self._problem, batch, self._image)
+        return self._oracle.gather_context(self._problem, batch, self._image)
 
 
 def create() -> ReferenceBackend:

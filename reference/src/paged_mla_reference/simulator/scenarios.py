@@ -71,6 +71,18 @@ _PREFIXES = Scenario(
     ),
 )
 
+_LOOKALIKES = Scenario(
+    name="lookalikes",
+    why="prompts that differ in the last token of a block, or hold equal blocks in another order",
+    config=EngineConfig(block_size=4, num_blocks=24, max_rows=3, token_budget=12, max_chunk=5),
+    requests=(
+        request("one", 2, 3, after=TRUNK[:8]),
+        request("last-token-differs", 2, 3, 5, after=(*TRUNK[:3], TRUNK[4], *TRUNK[4:8])),
+        request("swapped-blocks", 2, 3, 10, after=TRUNK[4:8] + TRUNK[:4]),
+        request("again", 3, 2, 14, after=TRUNK[:8]),
+    ),
+)
+
 _PREEMPTION = Scenario(
     name="preemption",
     why="a request that loses its blocks and comes back to find some of them",
@@ -128,7 +140,12 @@ _TREES = Scenario(
         padded_query_len=1,
         seed=2,
     ),
-    requests=(request("a", 15, 16), request("b", 3, 15), request("c", 20, 12)),
+    requests=(
+        request("a", 15, 16),
+        request("b", 3, 15),
+        request("c", 20, 12),
+        request("d", 9, 24, 2),
+    ),
     rope=RopePairing.INTERLEAVED,
 )
 
@@ -168,6 +185,7 @@ _RANKS = Scenario(
 CORE: tuple[Scenario, ...] = (
     _CHUNKS,
     _PREFIXES,
+    _LOOKALIKES,
     _PREEMPTION,
     _CHAINS,
     _TREES,

@@ -71,6 +71,13 @@ CASES = (
         (1, 63, 200),
         query_scale=1e3,
     ),
+    _decode(
+        "scores-past-a-sentinel",
+        "a row whose scores all lie below -5e4 is no masked row",
+        (1, 1, 2, 63, 200),
+        query_scale=1e4,
+        softmax_scale=1.0,
+    ),
     _decode("scores-tiny", "nearly equal weights", (1, 63, 200), query_scale=1e-3),
     _decode(
         "softmax-scale",

@@ -7,7 +7,9 @@ from paged_mla_shared.cases.case import Case, Row
 GROUP = "gather"
 
 
-def _gather(name: str, why: str, rows: tuple[Row, ...], block_size: int = 64) -> Case:
+def _gather(
+    name: str, why: str, rows: tuple[Row, ...], block_size: int = 64, *, cache_elements: int = 0
+) -> Case:
     return Case(
         group=GROUP,
         name=name,
@@ -16,6 +18,7 @@ def _gather(name: str, why: str, rows: tuple[Row, ...], block_size: int = 64) ->
         rows=rows,
         num_heads=1,
         block_size=block_size,
+        cache_elements=cache_elements,
     )
 
 
@@ -27,4 +30,13 @@ CASES = (
     _gather("no-hit", "no row has cached tokens", (Row(5, 5), Row(9, 9))),
     _gather("empty-rows", "padded rows contribute nothing", (Row(0, 0), Row(70, 1), Row(0, 0))),
     _gather("shared", "rows that share blocks", (Row(140, 4), Row(131, 2, shares_prefix_of=0))),
+    *(
+        _gather(
+            f"{size}-elements",
+            "offsets kept in 32 bits wrap, at 2^31 or at 2^32 elements",
+            (Row(65, 1), Row(130, 2)),
+            cache_elements=elements + 2**24,
+        )
+        for size, elements in (("2g", 2**31), ("4g", 2**32))
+    ),
 )

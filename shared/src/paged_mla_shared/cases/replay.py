@@ -60,6 +60,13 @@ CASES = (
         _decode(66, 41),
     ),
     _replay(
+        "other-query-lengths",
+        "as many rows and tokens, cut elsewhere",
+        (Row(70, 4), Row(130, 1), Row(9, 2)),
+        (Row(66, 1), Row(131, 4), Row(20, 2)),
+        (Row(80, 2), Row(60, 2), Row(30, 3)),
+    ),
+    _replay(
         "trees",
         "another mask in the same buffer, fewer nodes",
         _drafts(8, 60, 0),

@@ -1,0 +1,30 @@
+"""Known ways of being wrong, each as data and a small change of the oracle or of an engine.
+
+``ORACLE``: the change takes an :class:`~paged_mla_reference.oracle.Oracle` and returns a wrong
+one. It shows what an answer would be if the deviation were the cause, and as a backend it shows
+that a suite can fail.
+
+``ENGINE``: the change is a context manager; while it is open, the simulated engine is wrong.
+"""
+
+from __future__ import annotations
+
+from paged_mla_reference.deviations import (
+    addressing,
+    emptiness,
+    engine,
+    masks,
+    merging,
+    rotation,
+    scores,
+    visibility,
+    writes,
+)
+from paged_mla_reference.deviations.deviation import Deviation, Fault, deviations_of
+
+ORACLE: dict[str, Deviation] = deviations_of(
+    (addressing, visibility, scores, rotation, masks, emptiness, writes, merging)
+)
+ENGINE: dict[str, Deviation] = deviations_of((engine,))
+
+__all__ = ["ENGINE", "ORACLE", "Deviation", "Fault"]

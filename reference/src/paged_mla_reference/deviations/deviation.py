@@ -1,0 +1,111 @@
+"""What a deviation is: a known way of being wrong, as data and one small change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from types import ModuleType
+from typing import Any
+
+
+class Fault(StrEnum):
+    """The class a deviation belongs to."""
+
+    OFFSET = "32-bit offset"
+    STRIDE = "stride assumption"
+    PAGE = "page order and size"
+    HOST_SCALAR = "stale host scalar"
+    STALE = "stale rows and buffers"
+    PAD_VALUE = "pad value"
+    LENGTH = "length off by one"
+    CAUSAL = "causal alignment"
+    LSE = "lse base and scale"
+    EMPTY = "empty row"
+    LEAK = "NaN and 0 x NaN leak"
+    SCALE = "scale omitted, doubled or misapplied"
+    RANGE = "score range"
+    ROPE = "rope pairing and position"
+    MASK = "mask base and layout"
+    SIBLING = "sibling leak"
+    SPLIT = "split and merge mismatch"
+    WRITE = "cache write"
+    TABLE_TAIL = "table tail read"
+    MIXED = "extend and decode rows swapped or dropped"
+    CONTINUATION = "continuation chunk taken for decode"
+    TRUNCATED = "truncated keys"
+    POSITION = "position counted twice"
+    HASH = "hash chain and block pool"
+    WINDOW = "draft window"
+    RANKS = "context-parallel ownership"
+    PARTIAL = "poisoned partial"
+    LAYOUT = "[H, T] for [T, H]"
+    PRECISION = "low precision"
+    BATCH_MATE = "batch-mate dependence"
+    VALIDATION = "bad input accepted"
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One way of being wrong.
+
+    Parameters
+    ----------
+    name : str
+        In the field's words, as a person types it.
+    fault : Fault
+    rules : tuple of str
+        Ids of the rules it breaks, and of those by which it shows.
+    citations : tuple of str
+        Reports of it, ``project#number`` or ``project@commit``; empty when none is known.
+    what : str
+        What it does.
+    change : callable
+        Makes the right thing wrong; what it takes is said where its kind is listed.
+    """
+
+    name: str
+    fault: Fault
+    rules: tuple[str, ...]
+    citations: tuple[str, ...]
+    what: str
+    change: Callable[..., Any]
+
+
+def breaks(fault: Fault, *rules: str, cites: str = "") -> Callable[[Callable[..., Any]], Deviation]:
+    """Make a function or class the change of a deviation, named and described as it is.
+
+    Parameters
+    ----------
+    fault : Fault
+    *rules : str
+    cites : str
+        Citations, separated by spaces.
+    """
+
+    def make(change: Callable[..., Any]) -> Deviation:
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", change.__name__)
+        what = " ".join((change.__doc__ or "").split())
+        name = words.replace("_", "-").lower()
+        return Deviation(name, fault, rules, tuple(cites.split()), what, change)
+
+    return make
+
+
+def deviations_of(modules: Iterable[ModuleType]) -> dict[str, Deviation]:
+    """Return every deviation defined in `modules`, by name.
+
+    Raises
+    ------
+    ValueError
+        Two have one name.
+    """
+    found: dict[str, Deviation] = {}
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, Deviation):
+                if value.name in found:
+                    raise ValueError(f"two deviations are called {value.name}")
+                found[value.name] = value
+    return found

@@ -1,0 +1,238 @@
+"""Wrong engines: what schedules, hashes, drafts and divides the cache around a right backend.
+
+The change of such a deviation is a context manager that spoils the simulator while it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from paged_mla_reference import prefix
+from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.paging import query_spans
+from paged_mla_reference.parallel import ContextParallel, rank_batch
+from paged_mla_reference.prefix import ROOT_KEY, BlockContent, PrefixIndex
+from paged_mla_reference.simulator import batches
+from paged_mla_reference.simulator import engine as scheduler
+from paged_mla_reference.simulator.block_pool import BlockPool
+from paged_mla_reference.simulator.commit import commit
+from paged_mla_reference.simulator.drafting import Drafter
+from paged_mla_reference.simulator.sequence import Sequence as Running
+from paged_mla_reference.simulator.step import Kind, Row
+from paged_mla_shared.problem import Batch, Problem
+
+READ = ("S-5", "S-7", "S-9")  # how a wrong schedule shows
+
+Spoilt = AbstractContextManager[None]
+
+
+@contextmanager
+def spoilt(*places: tuple[object, str, Any]) -> Iterator[None]:
+    """Replace attributes of modules and classes while open."""
+    kept = [(place, name, vars(place)[name]) for place, name, _ in places]
+    for place, name, value in places:
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for place, name, value in kept:
+            setattr(place, name, value)
+
+
+def _find(index: PrefixIndex, content: BlockContent) -> int | None:
+    """Believe the key, as engines do, so that a wrong one becomes a hit."""
+    entry = index._entries.get(content.key)
+    return None if entry is None else entry[1]
+
+
+def trusting() -> tuple[object, str, Any]:
+    """Return the place where the prefix index stops comparing contents."""
+    return PrefixIndex, "find", _find
+
+
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1301 imp#1050")
+def hash_ignores_the_last_token() -> Spoilt:
+    """The key of a block leaves out its last token."""
+    right = prefix.block_key
+
+    def block_key(parent: bytes, tokens: Sequence[int], extra: Sequence[str] = ()) -> bytes:
+        return right(parent, tokens[:-1], extra)
+
+    return spoilt(trusting(), (prefix, "block_key", block_key))
+
+
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1301")
+def hash_ignores_the_parent() -> Spoilt:
+    """The key of a block leaves out what came before it."""
+    right = prefix.block_key
+
+    def block_key(_: bytes, tokens: Sequence[int], extra: Sequence[str] = ()) -> bytes:
+        return right(ROOT_KEY, tokens, extra)
+
+    return spoilt(trusting(), (prefix, "block_key", block_key))
+
+
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1301")
+def hash_ignores_the_extra_keys() -> Spoilt:
+    """Adapters and salts do not enter the key of a block."""
+    right = prefix.block_key
+
+    def block_key(parent: bytes, tokens: Sequence[int], _: Sequence[str] = ()) -> bytes:
+        return right(parent, tokens)
+
+    return spoilt(trusting(), (prefix, "block_key", block_key))
+
+
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="atlas#373 imp#1050")
+def a_live_block_is_evicted() -> Spoilt:
+    """Eviction does not ask whether a block is in use."""
+
+    def evict(pool: BlockPool) -> int:
+        block_id = next(iter(pool._contents))
+        pool._cached.pop(block_id, None)
+        pool._index.evict(pool._contents.pop(block_id))
+        return block_id
+
+    return spoilt((BlockPool, "_evict", evict))
+
+
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1050")
+def partial_blocks_are_published() -> Spoilt:
+    """A block is known before its last token is written."""
+    right = BlockPool.grow
+
+    def grow(pool: BlockPool, block_ids: list[int], tokens: int) -> None:
+        right(pool, block_ids, max(tokens - 1, 1))
+        while len(block_ids) * pool._span < tokens:
+            block_ids.append(block_ids[-1])
+
+    return spoilt((BlockPool, "grow", grow))
+
+
+@breaks(Fault.MIXED, "S-19", "S-1", "S-6", *READ, cites="unified-cache-management#882")
+def tables_of_rows_are_reversed() -> Spoilt:
+    """The rows of the table stand in another order than those of the step."""
+    right = batches.lay_out
+
+    def lay_out(rows: tuple[Row, ...]) -> batches.Layout:
+        layout = right(rows)
+        return replace(layout, block_table=layout.block_table[::-1])
+
+    return spoilt((batches, "lay_out", lay_out))
+
+
+def _committing(computed: Callable[[Running, list[int]], int], *, window_due: bool) -> Spoilt:
+    """Let a verified tree that accepted something leave other progress behind."""
+
+    def wrong(seq: Running, row: Row) -> list[int]:
+        accepted = commit(seq, row)
+        if row.kind is Kind.TREE and accepted:
+            seq.computed = min(computed(seq, accepted), seq.known - 1)
+            seq.window_due = window_due
+        return accepted
+
+    return spoilt((scheduler, "commit", wrong))
+
+
+@breaks(Fault.WINDOW, "S-16", "S-19", *READ, cites="sglang#15790 sglang#28028")
+def accepted_tree_nodes_are_left_where_they_were() -> Spoilt:
+    """What a tree accepted counts as computed, and no window writes it to its own slots."""
+    return _committing(lambda seq, accepted: seq.computed + len(accepted), window_due=False)
+
+
+@breaks(Fault.WINDOW, "S-16", "S-19", *READ, cites="sglang#21987 sglang#27545 tokenspeed#298")
+def windows_start_one_token_late() -> Spoilt:
+    """The first token that a tree accepted is not written to its own slot."""
+    return _committing(lambda seq, _: seq.computed + 1, window_due=True)
+
+
+@breaks(Fault.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 sglang#27338")
+def branches_do_not_copy_the_partial_block() -> Spoilt:
+    """A branch's first step writes its draft and not the tokens that share its block."""
+    right = Drafter._draft_row
+
+    def draft_row(
+        drafter: Drafter, seq: Running, branch: tuple[int, ...], own: list[int], step: int
+    ) -> Row:
+        row = right(drafter, seq, branch, own, step)
+        if step:
+            return row
+        return replace(row, committed=seq.known, tokens=branch[:1])
+
+    return spoilt((Drafter, "_draft_row", draft_row))
+
+
+@breaks(Fault.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 vllm#37599")
+def branches_swap_their_blocks() -> Spoilt:
+    """From its second token on, a branch continues on the blocks of the next one."""
+    right = Drafter._draft_row
+    lanes: dict[tuple[str, int], list[list[int]]] = {}
+
+    def draft_row(
+        drafter: Drafter, seq: Running, branch: tuple[int, ...], own: list[int], step: int
+    ) -> Row:
+        siblings = lanes.setdefault((seq.request.id, seq.known), [])
+        if step == 0:
+            siblings.append(own)
+        else:
+            own = siblings[(siblings.index(own) + 1) % len(siblings)]
+        return right(drafter, seq, branch, own, step)
+
+    return spoilt((Drafter, "_draft_row", draft_row))
+
+
+def _dividing(change: Callable[[Batch, Batch, ContextParallel, int], Batch]) -> Spoilt:
+    """Change what a rank runs, given the right one and the whole step."""
+
+    def wrong(problem: Problem, batch: Batch, group: ContextParallel, rank: int) -> Batch:
+        return change(rank_batch(problem, batch, group, rank), batch, group, rank)
+
+    return spoilt((batches, "rank_batch", wrong))
+
+
+def _counting(local_len: Callable[[ContextParallel, int, int], int]) -> Spoilt:
+    """Count the keys of a rank by another formula."""
+
+    def change(local: Batch, batch: Batch, group: ContextParallel, rank: int) -> Batch:
+        lengths = local.seq_lens.copy()
+        for row, span in enumerate(query_spans(batch)):
+            whole = int(batch.seq_lens[row])
+            for i, token in enumerate(range(span.start, span.stop)):
+                seen = whole - (span.stop - span.start) + i + 1
+                lengths[token] = local_len(group, seen, rank) if whole else 0
+        return replace(local, seq_lens=lengths)
+
+    return _dividing(change)
+
+
+RANK = ("S-18", "S-19", "S-6", *READ)
+
+
+@breaks(Fault.RANKS, *RANK, cites="sglang#33064 sglang#33926")
+def local_lengths_are_equal_shares() -> Spoilt:
+    """A rank's length is the row's divided by the ranks, whatever the interleave."""
+    return _counting(lambda group, seen, rank: (seen + group.world - 1 - rank) // group.world)
+
+
+@breaks(Fault.RANKS, *RANK, cites="vllm#26696")
+def the_remainder_is_dropped() -> Spoilt:
+    """Tokens past the last whole round of ranks are in nobody's length."""
+    return _counting(
+        lambda group, seen, _: seen // (group.world * group.interleave) * group.interleave
+    )
+
+
+@breaks(Fault.RANKS, *RANK, cites="vllm#47779")
+def ranks_bound_chunks_by_their_whole_length() -> Spoilt:
+    """Every query of a chunk sees all that a rank holds of the row, later tokens too."""
+
+    def change(local: Batch, batch: Batch, _g: ContextParallel, _r: int) -> Batch:
+        lengths = local.seq_lens.copy()
+        for span in query_spans(batch):
+            lengths[span] = lengths[span].max(initial=0)
+        return replace(local, seq_lens=lengths)
+
+    return _dividing(change)

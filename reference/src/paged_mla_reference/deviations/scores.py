@@ -1,0 +1,236 @@
+"""Wrong numbers: scales, lse, ranges, precision, rotation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.attention import QueryAnswer, attend_one
+from paged_mla_reference.deviations.change import answering, of_rows, posed, reading, scoring
+from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+Array = NDArray[np.float64]
+SCORED = ("S-5", "S-7")
+
+
+def _scaled(oracle: Oracle, factor: float) -> Oracle:
+    return posed(oracle, lambda p: replace(p, softmax_scale=p.softmax_scale * factor))
+
+
+@breaks(
+    Fault.SCALE, *SCORED, cites="sglang#26203 ollama#13893 Megatron-LM#1429 maxtext#1370 mobius#548"
+)
+def scale_of_the_absorbed_width(oracle: Oracle) -> Oracle:
+    """The scale is (R + P) ** -0.5."""
+    return posed(oracle, lambda p: replace(p, softmax_scale=p.dims.cached_dim**-0.5))
+
+
+@breaks(Fault.SCALE, *SCORED, cites="sglang#26203")
+def scale_is_omitted(oracle: Oracle) -> Oracle:
+    """Scores are not scaled."""
+    return posed(oracle, lambda p: replace(p, softmax_scale=1.0))
+
+
+@breaks(Fault.SCALE, *SCORED)
+def scale_is_applied_twice(oracle: Oracle) -> Oracle:
+    """Scores are scaled by the square of the scale."""
+    return posed(oracle, lambda p: replace(p, softmax_scale=p.softmax_scale**2))
+
+
+@breaks(Fault.SCALE, *SCORED, cites="TensorRT-LLM#19112 maxtext#3138")
+def scale_is_derived_from_the_dims(oracle: Oracle) -> Oracle:
+    """The scale is (N + P) ** -0.5, whatever the caller says."""
+    return posed(
+        oracle,
+        lambda p: replace(
+            p, softmax_scale=(p.dims.qk_nope_head_dim + p.dims.qk_rope_head_dim) ** -0.5
+        ),
+    )
+
+
+@breaks(Fault.SCALE, *SCORED)
+def rope_part_is_not_scaled(oracle: Oracle) -> Oracle:
+    """Only the part without rotation is scaled."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        return replace(batch, q_pe=round_to(widen(batch.q_pe) / problem.softmax_scale, "float32"))
+
+    return reading(oracle, change)
+
+
+@breaks(Fault.SCALE, *SCORED, cites="vllm#37054 sglang#18396")
+def plain_caches_take_a_k_scale(oracle: Oracle) -> Oracle:
+    """Keys of a plain cache are multiplied by a scale of 16."""
+    return _scaled(oracle, 16.0)
+
+
+@breaks(Fault.SCALE, "S-5", cites="vllm#37054")
+def plain_caches_take_a_v_scale(oracle: Oracle) -> Oracle:
+    """Values of a plain cache are multiplied by a scale of 1/2."""
+    return answering(oracle, lambda _p, _b, a: Output(a.out / a.out.dtype.type(2), a.lse))
+
+
+@breaks(Fault.SCALE, "S-10", cites="sglang#34765 sglang#28144")
+def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
+    """The writer divides by a scale that no reader applies."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        return oracle.append(problem, replace(batch, ckv=batch.ckv / np.float32(7)), image)
+
+    return replace(oracle, append=append)
+
+
+@breaks(Fault.SCALE, *SCORED, cites="flashinfer#3106")
+def short_rows_take_another_kernel(oracle: Oracle) -> Oracle:
+    """Queries that see fewer than 16 keys are not scaled."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        scale = 1.0 if len(keys) < 16 else problem.softmax_scale
+        return attend_one(replace(problem, softmax_scale=scale), query, keys, rounding)
+
+    return scoring(oracle, attend)
+
+
+@breaks(Fault.STRIDE, "S-5", cites="ik_llama.cpp#2031")
+def values_are_as_wide_as_keys(oracle: Oracle) -> Oracle:
+    """Values are the last R columns of a key, its rotated part among them."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        _, lse, scores, values = attend_one(problem, query, keys, rounding)
+        width = problem.dims.kv_lora_rank
+        moved = attend_one(
+            problem, np.roll(query, width, axis=1), np.roll(keys, width, axis=1), rounding
+        )
+        return moved[0], lse, scores, values
+
+    return scoring(oracle, attend)
+
+
+@breaks(Fault.LSE, "S-7", cites="vllm#28840 vllm#43919 vllm#47079")
+def lse_in_base_2(oracle: Oracle) -> Oracle:
+    """Lse is a base-2 logarithm."""
+    return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse / np.float32(np.log(2))))
+
+
+@breaks(Fault.LSE, "S-7", cites="sglang#40903 sglang#35045 vllm#52796")
+def lse_in_base_2_on_extend_rows(oracle: Oracle) -> Oracle:
+    """Rows of several tokens answer with a base-2 logarithm, decode rows do not."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        answer.lse[of_rows(batch, batch.query_lens > 1)] /= np.float32(np.log(2))
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.LSE, "S-7", cites="TensorRT-LLM#19112")
+def lse_maximum_is_not_scaled(oracle: Oracle) -> Oracle:
+    """The maximum inside lse is that of unscaled scores."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        out, lse, scores, values = attend_one(problem, query, keys, rounding)
+        highest: Array = (query @ keys.T).max(axis=1)  # [H]
+        return out, lse + (1 - problem.softmax_scale) * highest, scores, values
+
+    return scoring(oracle, attend)
+
+
+@breaks(Fault.LSE, "S-7", cites="vllm#49294")
+def lse_is_the_maximum(oracle: Oracle) -> Oracle:
+    """Lse leaves out the logarithm of the sum."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        out, _, scores, values = attend_one(problem, query, keys, rounding)
+        highest: Array = (query @ keys.T).max(axis=1)  # [H]
+        return out, problem.softmax_scale * highest, scores, values
+
+    return scoring(oracle, attend)
+
+
+@breaks(Fault.RANGE, "S-5", "S-6", "S-7", "S-9", cites="cutlass#2274 sglang#6101")
+def exponentials_are_not_shifted(oracle: Oracle) -> Oracle:
+    """Scores are exponentiated as they are, in float32."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        scores = round_to(problem.softmax_scale * (query @ keys.T), "float32")  # [H, K]
+        with np.errstate(all="ignore"):
+            weights = np.exp(scores)
+            total = weights.sum(axis=1)
+            out = widen(weights) @ keys[:, : problem.dims.kv_lora_rank] / widen(total)[:, None]
+            lse = widen(np.log(total))
+        _, _, bound, values = attend_one(problem, query, keys, rounding)
+        return out, lse, bound, values
+
+    return scoring(oracle, attend)
+
+
+@breaks(Fault.RANGE, "S-5", "S-6", "S-7", cites="flashinfer#4401 flashinfer#4267")
+def scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
+    """Queries whose scores all lie below -5e4 are taken for masked ones."""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        below = (answer.lse < -5e4) & np.isfinite(answer.lse)
+        answer.out[below], answer.lse[below] = 0, -5e4
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.PRECISION, "S-7", cites="vllm@TRITON_MLA")
+def lse_in_bfloat16(oracle: Oracle) -> Oracle:
+    """Lse is stored with 8 bits of precision."""
+    return answering(
+        oracle,
+        lambda _p, _b, a: Output(a.out, widen(round_to(a.lse, "bfloat16")).astype(np.float32)),
+    )
+
+
+@breaks(Fault.PRECISION, "S-7", cites="FastDeploy#5541")
+def lse_in_float16(oracle: Oracle) -> Oracle:
+    """Lse is stored with 11 bits of precision."""
+    return answering(
+        oracle,
+        lambda _p, _b, a: Output(a.out, widen(round_to(a.lse, "float16")).astype(np.float32)),
+    )
+
+
+@breaks(Fault.PRECISION, *SCORED, cites="sglang@decode_attention")
+def queries_in_fp8(oracle: Oracle) -> Oracle:
+    """Queries are rounded to e4m3 on the way in."""
+
+    def rounded(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+    return reading(oracle, lambda _, b: replace(b, q_nope=rounded(b.q_nope), q_pe=rounded(b.q_pe)))
+
+
+@breaks(Fault.LAYOUT, "S-7", "S-6", cites="vllm@FLASH_ATTN_MLA vllm@FLASHMLA")
+def lse_is_heads_by_tokens(oracle: Oracle) -> Oracle:
+    """Lse is laid out [H, T] and read as [T, H]."""
+    return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse.T.reshape(a.lse.shape)))
+
+
+@breaks(Fault.LAYOUT, "S-5", "S-6", cites="vllm@FLASHMLA flashinfer#2856")
+def out_is_heads_by_tokens(oracle: Oracle) -> Oracle:
+    """Out is laid out [H, T, R] and read as [T, H, R]."""
+    return answering(
+        oracle, lambda _p, _b, a: Output(a.out.transpose(1, 0, 2).reshape(a.out.shape), a.lse)
+    )
+
+
+@breaks(Fault.LAYOUT, *SCORED, cites="vllm#47779 flashinfer@sm120-xqa aiconfigurator#1258")
+def heads_past_the_64th_are_not_served(oracle: Oracle) -> Oracle:
+    """Head counts are rounded down to those of a captured layer."""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        answer.out[:, 64:] = 0
+        return answer
+
+    return answering(oracle, change)

@@ -1,0 +1,198 @@
+"""Wrong writes to the cache: where nothing belongs, and not where something does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.cache import decode, encode, read_slots, write_slots
+from paged_mla_reference.deviations.change import of_rows, slots_to_write, writing
+from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rounding import round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Problem
+
+Slots = NDArray[np.int64]
+
+
+@breaks(Fault.WRITE, "S-10", cites="vllm#39444")
+def padding_writes_slot_0(oracle: Oracle) -> Oracle:
+    """The slots of padding are 0, not -1."""
+
+    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
+        padding = np.flatnonzero(slots < 0)
+        if 0 not in slots:
+            slots[padding[:1]] = 0
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10", cites="vllm#43810 vllm#43869")
+def slot_minus_one_is_the_last(oracle: Oracle) -> Oracle:
+    """Slot -1 wraps around to the end of the cache."""
+
+    def change(problem: Problem, _b: Batch, slots: Slots) -> Slots:
+        last = problem.num_blocks * problem.block_size - 1
+        if last not in slots:
+            slots[np.flatnonzero(slots < 0)[:1]] = last
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-9", "S-10", cites="vllm#56734 vllm#49757")
+def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
+    """A padded row with a token writes it to the first block of its table."""
+
+    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
+        for row in np.flatnonzero((batch.seq_lens == 0) & (batch.query_lens > 0)).tolist():
+            block = int(batch.block_table[row, 0])
+            if 0 <= block < problem.num_blocks and block * problem.block_size not in slots:
+                slots[batch.cu_seqlens_q[row]] = block * problem.block_size
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10", cites="vllm#32628")
+def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
+    """The step's last live token is dropped."""
+
+    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
+        slots[np.flatnonzero(slots >= 0)[-1:]] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10")
+def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
+    """Rows of several tokens leave out their first."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        starts = batch.cu_seqlens_q[:-1][batch.query_lens > 1]
+        slots[starts] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-1", "S-10", cites="vllm#37599 vllm#37637")
+def slots_are_one_late(oracle: Oracle) -> Oracle:
+    """Tokens of decode rows are written one slot further on."""
+
+    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
+        moved = of_rows(batch, batch.query_lens == 1) & (slots >= 0)
+        moved &= slots % problem.block_size < problem.block_size - 1
+        slots[moved] += 1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10", cites="vllm#43810")
+def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
+    """Slots of -1 are squeezed out, and the tokens are not."""
+
+    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
+        kept = slots[slots >= 0]
+        out = np.full_like(slots, -1)
+        out[: len(kept)] = kept
+        return out
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10", cites="tokenspeed#667")
+def named_slots_are_ignored(oracle: Oracle) -> Oracle:
+    """Slots are derived although the batch names them."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        derived = slots_to_write(oracle, problem, replace(batch, slot_mapping=None))
+        _, first = np.unique(derived, return_index=True)
+        once = np.full_like(derived, -1)
+        once[first] = derived[first]
+        return oracle.append(problem, replace(batch, slot_mapping=once), image)
+
+    return replace(oracle, append=append)
+
+
+@breaks(Fault.WRITE, "S-10", cites="1Cat-vLLM#162")
+def k_pe_is_not_written(oracle: Oracle) -> Oracle:
+    """Only the latent half of a row is stored."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        slots = slots_to_write(oracle, problem, batch)
+        slots = slots[slots >= 0]
+        _, kept = read_slots(image, slots)
+        written = oracle.append(problem, batch, image)
+        ckv, _ = read_slots(written, slots)
+        return write_slots(written, slots, encode(image.layout, ckv, kept))
+
+    return replace(oracle, append=append)
+
+
+@breaks(Fault.WRITE, "S-10", cites="FastDeploy#2975")
+def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
+    """A write zeroes the slots of its block that follow."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        written = oracle.append(problem, batch, image)
+        slots = slots_to_write(oracle, problem, batch)
+        for slot in slots[slots >= 0].tolist():
+            end = -(-(slot + 1) // problem.block_size) * problem.block_size
+            rest = np.setdiff1d(np.arange(slot + 1, end), slots)[:1]
+            zeros = np.zeros((len(rest), image.layout.token_bytes), np.uint8)
+            written = write_slots(written, rest, zeros)
+        return written
+
+    return replace(oracle, append=append)
+
+
+@breaks(Fault.WRITE, "S-10", cites="vllm#43152")
+def append_writes_its_inputs(oracle: Oracle) -> Oracle:
+    """Keys are changed in place on their way to the cache."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        written = oracle.append(problem, batch, image)
+        batch.k_pe[:1] = 0
+        return written
+
+    return replace(oracle, append=append)
+
+
+@breaks(Fault.PRECISION, "S-10")
+def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
+    """Stored rows keep 8 bits of precision."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        slots = slots_to_write(oracle, problem, batch)
+        slots = slots[slots >= 0]
+        written = oracle.append(problem, batch, image)
+        index = slots % problem.block_size
+        blocks, where = np.unique(slots // problem.block_size, return_inverse=True)
+        rows = image.layout.rows(written.read(blocks))[where, index]
+        low = [widen(round_to(x, "bfloat16")).astype(x.dtype) for x in decode(image.layout, rows)]
+        return write_slots(written, slots, encode(image.layout, low[0], low[1]))
+
+    return replace(oracle, append=append)
+
+
+@breaks(Fault.PARTIAL, "S-1", "S-9", cites="vllm#48611")
+def gathered_rows_keep_the_first_length(oracle: Oracle) -> Oracle:
+    """Gathered context of all rows is as long as that of the first."""
+
+    def gather(
+        problem: Problem, batch: Batch, image: CacheImage
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        ckv, k_pe = oracle.gather_context(problem, batch, image)
+        last = np.cumsum(batch.seq_lens)[:-1]
+        ckv, k_pe = ckv.copy(), k_pe.copy()
+        ckv[last[last < len(ckv)]] = 0
+        return ckv, k_pe
+
+    return replace(oracle, gather_context=gather)

@@ -1,0 +1,52 @@
+"""The rules as five functions, so that one of them can be exchanged for a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from paged_mla_reference.attention import attend
+from paged_mla_reference.cache import append, gather_context
+from paged_mla_reference.merge import merge
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+
+
+def answer(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+    """Return the answer as a backend gives it, rounded where the rules round."""
+    return attend(problem, batch, image, Rounding.SPEC).output(problem.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle:
+    """What a runner computes, without its cache.
+
+    Parameters
+    ----------
+    metadata : callable
+        (S-1, S-3), :func:`paged_mla_reference.positions.metadata`.
+    append : callable
+        (S-10, S-12), :func:`paged_mla_reference.cache.append`.
+    attend : callable
+        (S-4 to S-7), :func:`answer`.
+    gather_context : callable
+        (S-1, S-9), :func:`paged_mla_reference.cache.gather_context`.
+    merge : callable
+        (S-8), :func:`paged_mla_reference.merge.merge`.
+    """
+
+    metadata: Callable[[Problem, Batch], Metadata] = metadata
+    append: Callable[[Problem, Batch, CacheImage], CacheImage] = append
+    attend: Callable[[Problem, Batch, CacheImage], Output] = answer
+    gather_context: Callable[[Problem, Batch, CacheImage], tuple[NDArray[Any], NDArray[Any]]] = (
+        gather_context
+    )
+    merge: Callable[[Sequence[Output]], Output] = merge
+
+
+RIGHT = Oracle()

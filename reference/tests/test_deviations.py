@@ -1,0 +1,56 @@
+"""Deviations are data: named, described, of a known fault, and each changes one thing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from paged_mla_reference.deviations import ENGINE, ORACLE, Fault
+from paged_mla_reference.deviations.deviation import breaks, deviations_of
+from paged_mla_reference.oracle import RIGHT
+from paged_mla_reference.prefix import block_keys
+from paged_mla_reference.rules import RULES
+
+EVERY = {**ORACLE, **ENGINE}
+CITATION = re.compile(r"[\w.-]+(/[\w.-]+)?[#@][\w.-]+")
+
+
+@pytest.mark.parametrize("deviation", EVERY.values(), ids=EVERY)
+def test_a_deviation_says_what_it_is(deviation):
+    """S-20: rules exist, reports have a form, and there is a sentence."""
+    assert deviation.rules
+    assert set(deviation.rules) <= set(RULES)
+    assert all(CITATION.fullmatch(citation) for citation in deviation.citations)
+    assert deviation.what.endswith(".")
+
+
+@pytest.mark.parametrize("deviation", ORACLE.values(), ids=ORACLE)
+def test_an_oracle_deviation_exchanges_something(deviation):
+    """S-20: the right oracle stays as it is."""
+    kept = vars(RIGHT).copy()
+    wrong = deviation.change(RIGHT)
+    assert vars(RIGHT) == kept
+    assert vars(wrong) != kept
+
+
+def assert_same(mine: list[bytes], theirs: list[bytes]):
+    assert mine == theirs
+    raise TypeError
+
+
+def test_an_engine_deviation_ends_with_its_context():
+    """S-13: nothing stays spoilt, not even after an exception."""
+    one, other = (1, 2, 3, 4), (1, 2, 3, 5)
+    with pytest.raises(TypeError), ENGINE["hash-ignores-the-last-token"].change():
+        assert_same(block_keys(one, 4), block_keys(other, 4))
+    assert block_keys(one, 4) != block_keys(other, 4)
+
+
+def test_names_are_unique():
+    """S-20: a name stands for one deviation."""
+    module = type(re)("twice")
+    module.first = breaks(Fault.LSE, "S-7")(lambda oracle: oracle)
+    module.second = module.first
+    with pytest.raises(ValueError, match="two deviations are called"):
+        deviations_of([module])
