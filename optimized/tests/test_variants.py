@@ -12,10 +12,9 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 @pytest.mark.parametrize("dtype", ITEMSIZE)
-@pytest.mark.parametrize("is_tree", [False, True], ids=["causal", "tree"])
-def test_key_tiles_in_flight_fit_shared_memory(arch, dtype, is_tree):
+def test_key_tiles_in_flight_fit_shared_memory(arch, dtype):
     """S-20: queries, and a key tile for each stage but the one that loads, at R 512 and P 64."""
-    for tile in tile_variants(arch, dtype, is_tree=is_tree):
+    for tile in tile_variants(arch, dtype):
         rows = tile.tile_m + tile.tile_n * max(tile.num_stages - 1, 1)
         assert rows * 576 * ITEMSIZE[dtype] <= SHARED_MEMORY[arch]
 

@@ -109,7 +109,6 @@ def jobs_of_arch(arch: str) -> list[Job]:
             DTYPE_NAMES[config.dtype],
             config.num_heads,
             config.max_query_len,
-            is_tree=config.is_tree,
         )
         for job in _jobs_of_config(config, variant):
             jobs.setdefault(job.name, job)

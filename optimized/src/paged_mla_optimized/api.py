@@ -196,8 +196,8 @@ class PagedMla:
         """
         core, plan = self._core, self._core.plan
         if not torch.compiler.is_compiling():
-            out = core.out[: plan.num_tokens] if out is None else out
-            lse = core.lse[: plan.num_tokens] if lse is None else lse
+            out = core.answer[0] if out is None else out
+            lse = core.answer[1] if lse is None else lse
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
         out = torch.empty_like(q_nope) if out is None else out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import torch
 
@@ -43,7 +44,6 @@ class Core:
             DTYPE_NAMES[config.dtype],
             config.num_heads,
             config.max_query_len,
-            is_tree=config.is_tree,
         )
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:
@@ -64,6 +64,8 @@ class Core:
         shape = (config.max_query_tokens, config.num_heads, config.kv_lora_rank)
         self.out = torch.empty(shape, dtype=config.dtype, device=self.device)
         self.lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
+        self.answer = self.out[:0], self.lse[:0]  # the lines of the planned step
+        self._checked: set[Hashable] = set()  # layouts that passed: looking again costs host time
 
     def fill(
         self,
@@ -86,6 +88,7 @@ class Core:
         )
         checks.check_mask(self.config, mask, num_tokens, self.device)
         plan.fill(cu_seqlens_q, seq_lens, block_table, num_tokens, mask)
+        self.answer = self.out[:num_tokens], self.lse[:num_tokens]
 
     def append(
         self,
@@ -96,12 +99,15 @@ class Core:
         slot_mapping: torch.Tensor | None,
     ) -> None:
         """Check and write the latents of the step in `plan`."""
-        num_tokens = plan.num_tokens
-        checks.check_latents(self.config, ckv, k_pe, num_tokens, self.device)
-        checks.check_cache(self.config, cache, self.device)
+        config, device, num_tokens = self.config, self.device, plan.num_tokens
         if slot_mapping is None:
-            slot_mapping = plan.slot_mapping[:num_tokens]
-        checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, self.device)
+            slot_mapping = plan.slots
+        layout = (num_tokens, _layout(ckv), _layout(k_pe), _layout(cache), _layout(slot_mapping))
+        if layout not in self._checked:
+            checks.check_latents(config, ckv, k_pe, num_tokens, device)
+            checks.check_cache(config, cache, device)
+            checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
+            self._checked.add(layout)
         if num_tokens > 0:
             self._append.launch(
                 ckv, k_pe, cache, slot_mapping=slot_mapping, positions=plan.positions
@@ -119,11 +125,15 @@ class Core:
     ) -> None:
         """Check and attend the queries of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        checks.check_queries(config, q_nope, q_pe, num_tokens, device)
-        checks.check_cache(config, cache, device)
-        shape = (num_tokens, config.num_heads, config.kv_lora_rank)
-        checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
-        checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
+        tensors = (q_nope, q_pe, cache, out, lse)
+        layout = (num_tokens, *map(_layout, tensors))
+        if layout not in self._checked:
+            checks.check_queries(config, q_nope, q_pe, num_tokens, device)
+            checks.check_cache(config, cache, device)
+            shape = (num_tokens, config.num_heads, config.kv_lora_rank)
+            checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
+            checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
+            self._checked.add(layout)
         if num_tokens > 0:
             self.attention.launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
             if config.lse_base == "2":
@@ -153,3 +163,8 @@ class Core:
             for name, t in tensors.items()
         ]
         return sorted(buffers, key=lambda buffer: -buffer.nbytes)
+
+
+def _layout(tensor: torch.Tensor) -> Hashable:
+    """Return all that checks look at."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device

@@ -127,6 +127,7 @@ class GraphedStep:
         torch.cuda.current_stream().wait_stream(stream)
         self.inputs.poison()  # nothing that is recorded may depend on what is there now
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the warm-up left would count as memory given back
         free = torch.cuda.mem_get_info()[0]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

@@ -74,6 +74,7 @@ def append(
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
     plan.num_tokens = ckv.shape[0]
+    plan.slots = plan.slot_mapping[: plan.num_tokens]
     core.append(plan, ckv, k_pe, cache, slot_mapping)
 
 

@@ -40,22 +40,22 @@ class _Step:
     cu_seqlens_q: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
-    q: torch.Tensor
-    kv: torch.Tensor
+    q_nope: torch.Tensor
+    q_pe: torch.Tensor
+    ckv: torch.Tensor
+    k_pe: torch.Tensor
     cache: torch.Tensor
     mask: torch.Tensor | None = None
 
     def plan(self) -> None:
         lengths = (self.cu_seqlens_q, self.seq_lens, self.block_table)
-        self.mla.plan(*lengths, num_tokens=len(self.q), mask=self.mask)
+        self.mla.plan(*lengths, num_tokens=len(self.q_nope), mask=self.mask)
 
     def append(self) -> None:
-        rank = self.mla.config.kv_lora_rank
-        self.mla.append(self.kv[:, :rank], self.kv[:, rank:], self.cache)
+        self.mla.append(self.ckv, self.k_pe, self.cache)
 
     def attend(self) -> None:
-        rank = self.mla.config.kv_lora_rank
-        self.mla.attend(self.q[..., :rank], self.q[..., rank:], self.cache)
+        self.mla.attend(self.q_nope, self.q_pe, self.cache)
 
     def layer(self) -> None:
         self.plan()
@@ -74,13 +74,17 @@ def _step(config: MlaConfig, rows: int, seq_len: int, query_len: int) -> _Step:
     mask = None
     if config.is_tree:  # a chain spelled as a tree: the same keys as the causal rows
         mask = torch.ones(query_len, query_len, device="cuda").tril().bool().repeat(rows, 1).ravel()
+    rank = config.kv_lora_rank
+    q, kv = normal(tokens, config.num_heads, dim), normal(tokens, dim)
     return _Step(
         PagedMla(config),
         (torch.arange(rows + 1, device="cuda") * query_len).int(),
         torch.full((rows,), seq_len, dtype=torch.int32, device="cuda"),
         torch.randperm(rows * width, device="cuda").int().view(rows, width),
-        normal(tokens, config.num_heads, dim),
-        normal(tokens, dim),
+        q[..., :rank],
+        q[..., rank:],
+        kv[:, :rank],
+        kv[:, rank:],
         normal(rows * width, config.block_size, dim),
         mask,
     )

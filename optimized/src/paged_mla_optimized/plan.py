@@ -45,6 +45,8 @@ class Plan:
         First element of a row's tree matrix.
     positions, slot_mapping : int64 [max_query_tokens]
         Rules S-3 and S-1.
+    slots : int64 [T]
+        The planned step's part of `slot_mapping`.
     tree_words : int32 [max_query_tokens, tree_words]
         The draft tree, 32 nodes a word, whatever its spelling was.
     table : int32 [max_rows, table_width]
@@ -101,6 +103,7 @@ class Plan:
             flat = state[offset : offset + words].view(dtype)
             setattr(self, name, flat[: math.prod(shape)].view(shape))
             offset += words
+        self.slots = self.slot_mapping[:0]
 
     def fill(
         self,
@@ -113,6 +116,7 @@ class Plan:
         """Rewrite every buffer for a step, in two launches and without synchronising."""
         self.num_rows = seq_lens.shape[0]
         self.num_tokens = num_tokens
+        self.slots = self.slot_mapping[:num_tokens]
         self._schedule(cu_seqlens_q, seq_lens, block_table)
         if num_tokens > 0:
             self._describe_tokens(mask)

@@ -103,25 +103,17 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
         for tile_m in (16, 32, 64)
     },
 }
-_TREE = {  # a tree's visibility is a tile of its own in shared memory
-    "sm90": AttendVariant(tile_m=64, tile_n=32, num_warps=8, num_stages=3),
-}
 _FLOAT32 = AttendVariant(tile_m=16, tile_n=16, num_warps=8, num_stages=2)
 
 
-def tile_variants(arch: str, dtype: str, *, is_tree: bool = False) -> tuple[AttendVariant, ...]:
-    """Return the tile shapes of a kind of problem, lowest first, with one lane each."""
+def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
+    """Return the tile shapes of an architecture and dtype, lowest first, with one lane each."""
     if dtype == "float32" and arch != INTERPRETER:
         return (_FLOAT32,)  # exact products run without tensor cores
-    tiles = dict(_TABLE[arch])
-    if is_tree and arch in _TREE:
-        tiles[_TREE[arch].tile_m] = _TREE[arch]
-    return tuple(tiles.values())
+    return tuple(_TABLE[arch].values())
 
 
-def attend_variant(
-    arch: str, dtype: str, num_heads: int, max_query_len: int, *, is_tree: bool = False
-) -> AttendVariant:
+def attend_variant(arch: str, dtype: str, num_heads: int, max_query_len: int) -> AttendVariant:
     """Return the variant for a problem with R up to 512 and P up to 64.
 
     Parameters
@@ -132,10 +124,8 @@ def attend_variant(
         "float32", "float16" or "bfloat16".
     num_heads, max_query_len : int
         H, and the longest query a row can have: their product is the height of a row's queries.
-    is_tree : bool
-        Whether rows bring a draft tree's mask.
     """
-    tiles = tile_variants(arch, dtype, is_tree=is_tree)
+    tiles = tile_variants(arch, dtype)
     height = num_heads * max_query_len
     tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
     if num_heads <= tile.tile_m:

@@ -59,7 +59,7 @@ def _load_keys(
 
 @triton.jit
 def _visible(
-    tile, seq_len, context_len, index, token, tree_words_ptr,
+    tile, seq_len, context_len, index, token, live, tree_words_ptr,
     TILE_N: tl.constexpr, MASK: tl.constexpr, TREE_WORDS: tl.constexpr,
 ):  # fmt: skip
     """Return which keys of a tile the queries see (S-4), bool broadcastable to [TILE_M, TILE_N]."""
@@ -69,11 +69,13 @@ def _visible(
     elif MASK == "non_causal":
         visible = key < seq_len
     else:
-        node = key - context_len
-        is_draft = (node >= 0) & (key < seq_len)
-        line = token[:, None] * TREE_WORDS
-        word = tl.load(tree_words_ptr + line + node // 32, mask=is_draft, other=0)
-        visible = (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+        # A word of each line at a time: a gather of words would take a tile of shared memory.
+        visible = key < context_len
+        node = tl.maximum(key - context_len, 0)
+        for word in tl.static_range(TREE_WORDS):
+            line = tl.load(tree_words_ptr + token * TREE_WORDS + word, mask=live, other=0)
+            bit = (line[:, None] >> (node % 32)) & 1
+            visible |= (node // 32 == word) & (bit != 0) & (key < seq_len)
     return visible
 
 
@@ -228,7 +230,7 @@ def attend_kernel(
             scores += tl.dot(q_pe, tl.trans(k_pe), input_precision="ieee") * scale_log2
             if tile >= tile_edge:
                 visible = _visible(
-                    tile, seq_len, context_len, index, token, tree_words_ptr,
+                    tile, seq_len, context_len, index, token, live, tree_words_ptr,
                     TILE_N, MASK, TREE_WORDS,
                 )  # fmt: skip
                 scores = tl.where(visible, scores, float("-inf"))

@@ -1,0 +1,126 @@
+import pytest
+import torch
+from gpu_step import CONFIG, CONFIGS, Model, make_batch, random_lens, same, token_tensors
+
+from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
+from paged_mla_shared.errors import InvalidArgument
+
+BUCKETS = (Bucket(1, 1), Bucket(8, 4), Bucket(32, 8), Bucket(128, 16))
+PAIRS = 100
+
+
+def graphed(config, buckets=BUCKETS):
+    model = Model(PagedMla(config))
+    inputs = StepInputs(config, "cuda", token_tensors(config))
+    caches = list(model.caches)
+    return model, GraphedStep([model.mla], model.layers, inputs, buckets, caches=caches)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_replay_equals_eager(name):
+    """S-17: 100 (capture, replay) pairs of each kind, over out, lse and every cached byte.
+
+    Batches have fewer or more rows and tokens than the one before, longer and shorter rows,
+    other blocks and masks, and follow replays of other graphs.
+    """
+    config = CONFIGS[name]
+    model, step = graphed(config)
+    pairs, seed = 0, 0
+    while pairs < PAIRS:
+        seed += 1
+        bucket = BUCKETS[seed * 7 % 4]
+        rows = 1 + seed * 5 % bucket.rows
+        batch = make_batch(config, random_lens(config, rows, bucket.tokens, seed), seed)
+        out, lse, cache = model.eager(batch)
+        for bucket in BUCKETS:
+            if bucket.rows < batch.rows or bucket.tokens < batch.num_tokens:
+                continue
+            model.restore(batch)
+            step.inputs.poison()
+            batch.load(step.inputs)
+            outs, lses = step.replay(bucket.rows, bucket.tokens)
+            n = batch.num_tokens
+            assert same(outs[:, :n], out)
+            assert same(lses[:, :n], lse)
+            assert not outs[:, n:].any()
+            assert (lses[:, n:] == -torch.inf).all()
+            assert torch.equal(model.caches.view(torch.int16), cache)
+            pairs += 1
+
+
+def test_a_thousand_replays():
+    """S-17: mixed batches of random row counts, in random order, have the same bits each time."""
+    model, step = graphed(CONFIG)
+    batches = [
+        make_batch(CONFIG, random_lens(CONFIG, 1 + seed * 5 % 16, 128, seed), seed)
+        for seed in range(20)
+    ]
+    expected = [model.eager(batch)[:2] for batch in batches]
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(1000):
+        which = i * i * 7 % 20 if i % 3 else i % 20
+        batch, (out, lse) = batches[which], expected[which]
+        model.restore(batch)
+        batch.load(step.inputs)
+        outs, lses = step.replay(batch.rows, batch.num_tokens)
+        n = batch.num_tokens
+        wrong += (outs[:, :n] != out).any()
+        wrong += (lses[:, :n] != lse).any()
+    assert wrong.item() == 0
+
+
+def test_warm_up_and_idle_replays_write_no_cache():
+    """S-10: neither capturing nor an idle step changes a byte of any cache."""
+    model = Model(PagedMla(CONFIG))
+    model.caches.fill_(7.0)
+    inputs = StepInputs(CONFIG, "cuda", token_tensors(CONFIG))
+    step = GraphedStep([model.mla], model.layers, inputs, BUCKETS)
+    inputs.poison()
+    inputs.clear()
+    outs, lses = step.replay(16, 128)
+    assert (model.caches == 7.0).all()
+    assert not outs.any()
+    assert (lses == -torch.inf).all()
+
+
+def test_capacity_changes_are_errors_until_recaptured():
+    """S-17: no bucket for a larger step; a cache that moved; both cured by recapture."""
+    small = BUCKETS[:2]
+    model, step = graphed(CONFIG, small)
+    batch = make_batch(CONFIG, [(100, 8)] * 5, 1)
+    with pytest.raises(InvalidArgument, match="recapture"):
+        step.replay(batch.rows, batch.num_tokens)
+    step.recapture([*small, Bucket(64, 8)])
+    out = model.eager(batch)[0]
+    model.restore(batch)
+    batch.load(step.inputs)
+    assert same(step.replay(batch.rows, batch.num_tokens)[0][:, : batch.num_tokens], out)
+
+    layer = model.caches[0].clone()
+    kept = GraphedStep([model.mla], model.layers, step.inputs, small, caches=[layer])
+    layer.set_(layer.clone())
+    with pytest.raises(StaleGraph, match="recapture"):
+        kept.replay(1, 1)
+    kept.recapture(caches=[layer])
+    kept.replay(1, 1)
+
+
+def test_poisoned_and_shared_workspace():
+    """S-9: NaN in all scratch memory, and another instance's graphs in between, change nothing."""
+    model, step = graphed(CONFIG)
+    other_config = CONFIGS["tree:qlen"]
+    other = Model(PagedMla(other_config, workspace=model.mla.workspace))
+    other_inputs = StepInputs(other_config, "cuda", token_tensors(other_config))
+    other_step = GraphedStep([other.mla], other.layers, other_inputs, BUCKETS)
+    pairs = []
+    for owner, graph, config in ((model, step, CONFIG), (other, other_step, other_config)):
+        batch = make_batch(config, random_lens(config, 9, 60, 3), 3)
+        pairs.append((owner, graph, batch, owner.eager(batch)))
+    for round_ in range(20):
+        for owner, graph, batch, expected in pairs if round_ % 2 else pairs[::-1]:
+            model.mla.workspace.fill_(torch.nan)
+            owner.restore(batch)
+            batch.load(graph.inputs)
+            outs, lses = graph.replay(batch.rows, batch.num_tokens)
+            assert same(outs[:, : batch.num_tokens], expected[0])
+            assert same(lses[:, : batch.num_tokens], expected[1])
