@@ -125,6 +125,14 @@ def fuzz(session: nox.Session) -> None:
     )
 
 
+@nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Put every known way of being wrong to the suite; one that survives is an error."""
+    install_folders(session, *NEEDS["conformance"], "conformance")
+    page = () if session.posargs else ("--page", "conformance/docs/mutants.md")
+    session.run("python", "-m", "paged_mla_conformance.mutants", *page, *session.posargs)
+
+
 def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="nox -s conformance --")
     parser.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from wrong_backends import StaleLengths, WrongBackend
 
 from paged_mla_conformance.fuzz.__main__ import main
 from paged_mla_conformance.fuzz.machine import REPLAY_FILE
 from paged_mla_conformance.fuzz.sweep import Sweep
+from paged_mla_conformance.mutants.backends import mutant
+from paged_mla_reference.backend import create
 from paged_mla_reference.simulator.scenario import load_scenario
 from paged_mla_shared.dims import SMALL
 
@@ -20,7 +21,7 @@ def test_generated_schedules_through_the_reference():
     """S-19: numbered schedules in every dtype; most situations within a few of them."""
     sweep = Sweep()
     for seed in range(12):
-        sweep.run(WrongBackend(), SMALL, ("float32", "float16", "bfloat16"), seed)
+        sweep.run(create(), SMALL, ("float32", "float16", "bfloat16"), seed)
     assert sweep.failures == {}
     assert sweep.schedules == 12
     assert sweep.steps > 300
@@ -29,9 +30,9 @@ def test_generated_schedules_through_the_reference():
 
 def test_a_wrong_backend_fails_by_number():
     """S-19: the seed is the schedule's name."""
-    sweep = Sweep()
+    sweep, wrong = Sweep(), mutant("lengths-are-those-of-the-first-step")
     for seed in range(4):
-        sweep.run(WrongBackend(wrap=StaleLengths), SMALL, ("float32",), seed)
+        sweep.run(wrong, SMALL, ("float32",), seed)
     assert sweep.failures
     assert all(f"trace generated-{seed}, step " in m for seed, m in sweep.failures.items())
 
@@ -49,12 +50,12 @@ def test_a_failure_is_shrunk_printed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """S-19: the smallest schedule that fails comes as a table and as a file that fails again."""
-    wrong = "wrong_backends:positions_from_the_chunk"
+    wrong = "paged_mla_conformance.mutants.backends:context-is-added-twice"
     search = ["--backend", wrong, "--schedules", "0", "--examples", "40"]
     assert main([*search, "--folder", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "trace fuzz, step" in printed
-    assert "r0: prefill 0+2" in printed
+    assert "r0: prefill 0+1" in printed
     replay = tmp_path / REPLAY_FILE
     assert str(replay) in printed
     assert len(load_scenario(replay).requests) == 1

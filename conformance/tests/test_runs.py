@@ -16,6 +16,7 @@ from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_conformance.report import SCHEMA
 
 REFERENCE = "paged_mla_reference.backend:create"
+MUTANTS = "paged_mla_conformance.mutants.backends"
 HERE = Path(__file__).parent
 
 
@@ -75,11 +76,11 @@ def test_a_wrong_backend_does_not_conform(tmp_path: Path):
     """One failing case is enough; it comes with the command that replays it."""
     report_path = tmp_path / "r.json"
     done = run_suite(
-        *("--backend", "wrong_backends:base_2_lse", "--report", str(report_path)),
+        *("--backend", f"{MUTANTS}:lse-in-base-2", "--report", str(report_path)),
         *("-k", "test_decode and h16"),
     )
     assert done.returncode == 1
-    assert "NOT CONFORMANT: base-2-lse" in done.stdout
+    assert "NOT CONFORMANT: lse-in-base-2" in done.stdout
     report = json.loads(report_path.read_text())
     failed = next(r for r in report["results"] if r["outcome"] == "failed")
     assert "[S-7] lse" in failed["message"]
@@ -88,7 +89,7 @@ def test_a_wrong_backend_does_not_conform(tmp_path: Path):
 
 def test_a_missing_core_capability_does_not_conform():
     """Skipping is not passing."""
-    done = run_suite("--backend", "wrong_backends:unit_rows", "-k", "masks")
+    done = run_suite("--backend", "causal_only:create", "-k", "masks")
     assert done.returncode == 1
     assert "core capability missing: mask tree:qlen not declared (core)" in done.stdout
 
@@ -141,9 +142,9 @@ def expected_file(folder: Path, test: str) -> str:
 
 def test_an_expected_failure_is_counted_as_such(tmp_path: Path):
     """It shows in the totals and in the summary, with its reason."""
-    test = "test_decode[decode-h16-bf16]"
+    test = "test_decode[decode-h16-fp32]"
     done = run_suite(
-        *("--backend", "wrong_backends:base_2_lse", "--only", test),
+        *("--backend", f"{MUTANTS}:lse-in-base-2", "--only", test),
         *("--expected-failures", expected_file(tmp_path, test)),
     )
     assert done.returncode == 0, done.stdout

@@ -84,6 +84,26 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
     ]
 
 
+def both_budgets(
+    problem: Problem, exact: Answer, rounded: Answer
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how far two right answers may lie apart: out [T], lse [T, H]."""
+    out = budgets.out_budget(problem, exact, rounded)
+    return 2 * out, 2 * budgets.lse_budget(problem, exact, rounded)
+
+
+def check_same(
+    rule: str,
+    actual: Output,
+    expected: Output,
+    allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> list[Check]:
+    """Two answers of a backend that every query sees something in, each within its budget."""
+    _same_form("out", actual.out, expected.out.shape, dtype_name(actual.out.dtype))
+    out = _within(rule, "out", actual.out, expected.out, allowed[0][:, None, None])
+    return [out, _within(rule, "lse", actual.lse, expected.lse, allowed[1])]
+
+
 def check_metadata(actual: Metadata, expected: Metadata) -> list[Check]:
     """Positions and slots are exact (S-1, S-3)."""
     for rule, what in (("S-3", "positions"), ("S-1", "slot_mapping")):

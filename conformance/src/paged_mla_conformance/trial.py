@@ -121,6 +121,30 @@ class Trial:
                 raise compare.Mismatch("S-4", "out", f"token {token} {verb} a changed token")
         self.checks.append(Check("bits kept", 0.0, 0.0))
 
+    def answer(self, stage: Stage) -> Output:
+        """Append and attend `stage` on a runner of its own, without a look at the answer."""
+        runner = self.backend.prepare(stage.problem)
+        runner.load_cache(stage.before)
+        runner.append(stage.batch)
+        return runner.attend(stage.batch)
+
+    def check_same(
+        self,
+        rule: str,
+        stage: Stage,
+        tokens: NDArray[np.int64],
+        whole: Output,
+        again: Output,
+    ) -> None:
+        """Hold `again`, of some `tokens` of `stage`, against `whole`; each has its budget."""
+        exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
+        rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
+        budgets = compare.both_budgets(stage.problem, exact, rounded)
+        mine = Output(whole.out[tokens], whole.lse[tokens])
+        self.checks += compare.check_same(
+            rule, again, mine, (budgets[0][tokens], budgets[1][tokens])
+        )
+
     def _append(self, runner: Runner, stage: Stage) -> None:
         kept = stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()
         runner.append(stage.batch)

@@ -175,7 +175,7 @@ def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(Fault.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing")
+@breaks(Fault.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test")
 def k_pe_takes_the_stride_of_ckv(oracle: Oracle) -> Oracle:
     """Rows of k_pe are found with the stride of ckv, so that later ones come again."""
 

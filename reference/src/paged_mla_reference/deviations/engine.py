@@ -217,7 +217,7 @@ def local_lengths_are_equal_shares() -> Spoilt:
     return _counting(lambda group, seen, rank: (seen + group.world - 1 - rank) // group.world)
 
 
-@breaks(Fault.RANKS, *RANK, cites="vllm#26696")
+@breaks(Fault.RANKS, *RANK)
 def the_remainder_is_dropped() -> Spoilt:
     """Tokens past the last whole round of ranks are in nobody's length."""
     return _counting(

@@ -33,7 +33,7 @@ def mask_base_is_that_of_uniform_rows(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(Fault.MASK, *SHOWS, cites="sglang@KNOWN_FAILURES")
+@breaks(Fault.MASK, *SHOWS)
 def full_mask_is_read_without_its_context(oracle: Oracle) -> Oracle:
     """FULL lines are read from their first column on."""
 
@@ -87,7 +87,7 @@ def ancestors_are_forgotten(oracle: Oracle) -> Oracle:
     return masked(oracle, lambda _p, _b, matrices: [np.eye(len(m), dtype=bool) for m in matrices])
 
 
-@breaks(Fault.MASK, *SHOWS, cites="sglang#37553")
+@breaks(Fault.MASK, *SHOWS)
 def every_row_takes_the_first_mask(oracle: Oracle) -> Oracle:
     """Rows as long as the first take its mask."""
 
@@ -97,7 +97,7 @@ def every_row_takes_the_first_mask(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(Fault.SIBLING, *SHOWS, cites="sglang@KNOWN_FAILURES")
+@breaks(Fault.SIBLING, *SHOWS)
 def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
     """Every earlier node is visible."""
     return masked(

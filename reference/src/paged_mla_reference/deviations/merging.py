@@ -138,7 +138,7 @@ def merge_in_half_precision(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(Fault.LAYOUT, "S-8", cites="vllm@merge_attn_states")
+@breaks(Fault.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA")
 def merge_reads_lse_as_heads_by_tokens(oracle: Oracle) -> Oracle:
     """The lse of partials is read as [H, T]."""
 
@@ -155,13 +155,13 @@ def _with_keys(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", cites="flashinfer#4647")
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
 def the_key_between_splits_counts_twice(oracle: Oracle) -> Oracle:
     """Splits of 512 keys share the one at their boundary."""
     return _with_keys(oracle, lambda keys: np.vstack([keys, keys[511:512]]))
 
 
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", cites="vllm#24966")
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
 def the_last_split_is_dropped(oracle: Oracle) -> Oracle:
     """Keys past the last full split of 512 are lost, where there is one."""
     return _with_keys(oracle, lambda keys: keys[: max(len(keys) // 512 * 512, 0) or len(keys)])

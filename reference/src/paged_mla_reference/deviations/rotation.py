@@ -32,7 +32,7 @@ def _rotating_further(oracle: Oracle, by: Callable[[Problem, Batch], NDArray[np.
     return reading(oracle, turned)
 
 
-@breaks(Fault.ROPE, *SCORED, cites="FastDeploy#7727")
+@breaks(Fault.ROPE, *SCORED)
 def queries_are_rotated_one_late(oracle: Oracle) -> Oracle:
     """Queries are rotated at their position plus one."""
     return _rotating_further(oracle, lambda _, batch: np.ones(batch.num_tokens, np.int64))

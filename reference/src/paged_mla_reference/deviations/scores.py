@@ -225,7 +225,7 @@ def out_is_heads_by_tokens(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(Fault.LAYOUT, *SCORED, cites="vllm#47779 flashinfer@sm120-xqa aiconfigurator#1258")
+@breaks(Fault.LAYOUT, *SCORED, cites="vllm#47779 aiconfigurator#1258")
 def heads_past_the_64th_are_not_served(oracle: Oracle) -> Oracle:
     """Head counts are rounded down to those of a captured layer."""
 

@@ -27,7 +27,7 @@ READ = ("S-4", "S-5", "S-7")  # how wrong keys show
 READ_EMPTY = (*READ, "S-6")  # and where none are left
 
 
-@breaks(Fault.LENGTH, "S-2", *READ_EMPTY, cites="FastDeploy#7727")
+@breaks(Fault.LENGTH, "S-2", *READ_EMPTY)
 def newest_key_is_not_counted(oracle: Oracle) -> Oracle:
     """Lengths leave out the step's own last token."""
 

@@ -58,7 +58,7 @@ def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-10", cites="vllm#32628")
+@breaks(Fault.WRITE, "S-10")
 def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
     """The step's last live token is dropped."""
 
@@ -81,7 +81,7 @@ def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-1", "S-10", cites="vllm#37599 vllm#37637")
+@breaks(Fault.WRITE, "S-1", "S-10")
 def slots_are_one_late(oracle: Oracle) -> Oracle:
     """Tokens of decode rows are written one slot further on."""
 
@@ -94,7 +94,7 @@ def slots_are_one_late(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-10", cites="vllm#43810")
+@breaks(Fault.WRITE, "S-10")
 def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
     """Slots of -1 are squeezed out, and the tokens are not."""
 
@@ -107,7 +107,7 @@ def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-10", cites="tokenspeed#667")
+@breaks(Fault.WRITE, "S-10")
 def named_slots_are_ignored(oracle: Oracle) -> Oracle:
     """Slots are derived although the batch names them."""
 
@@ -136,7 +136,7 @@ def k_pe_is_not_written(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(Fault.WRITE, "S-10", cites="FastDeploy#2975")
+@breaks(Fault.WRITE, "S-10")
 def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
     """A write zeroes the slots of its block that follow."""
 

@@ -9,6 +9,7 @@ from paged_mla_shared.cases import (
     empty,
     extend,
     gather,
+    invariance,
     large_offsets,
     layouts,
     masks,
@@ -40,6 +41,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         large_offsets,
         replay,
         gather,
+        invariance,
     )
 }
 

@@ -1,0 +1,49 @@
+"""Put every mutant to the suite: ``python -m paged_mla_conformance.mutants``."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from paged_mla_conformance.mutants import MUTANTS
+from paged_mla_conformance.mutants.backends import RIGHT_BACKEND
+from paged_mla_conformance.mutants.kill import kill
+from paged_mla_conformance.mutants.matrix import Matrix
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the matrix; return 0 when every mutant is killed by a rule it breaks."""
+    parser = argparse.ArgumentParser(prog="paged_mla_conformance.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="also writes JSON beside it")
+    options = parser.parse_args(arguments)
+    if options.page and options.names:
+        parser.error("--page needs every mutant")
+    unknown = set(options.names) - set(MUTANTS)
+    if unknown:
+        parser.error(f"no mutants: {sorted(unknown)}")
+    names = [RIGHT_BACKEND, *(options.names or MUTANTS)]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
+        right, *kills = pool.map(kill, names)
+    matrix = Matrix(kills, right)
+    for k in kills:
+        print(f"{k.name}: {', '.join(k.by()) or '-'}")
+    idle = [group for group, alone in matrix.alone.items() if not alone]
+    print(f"groups that kill nothing others do not: {', '.join(idle) or 'none'}")
+    print("\n".join(matrix.faults))
+    print(matrix.summary())
+    if options.page:
+        matrix.write(options.page)
+    return 1 if matrix.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Every mutant as a backend, by its name: ``paged_mla_conformance.mutants.backends:lse-in-base-2``.
+
+A mutant of the engine is a right backend; :func:`spoilt_engine` makes the schedules wrong that it
+is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+from paged_mla_conformance.mutants import MUTANTS, RUNNER
+from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
+from paged_mla_reference.deviations import ENGINE, ORACLE
+from paged_mla_reference.oracle import RIGHT
+from paged_mla_shared.backend import Capabilities, Runner
+from paged_mla_shared.problem import Problem
+
+RIGHT_BACKEND = "right"
+
+FLOAT32 = replace(CAPABILITIES, dtypes=frozenset({"float32"}), cache_formats=frozenset({"fp32"}))
+
+
+def _unwrapped(_: Problem, runner: Runner) -> Runner:
+    return runner
+
+
+@dataclass(frozen=True)
+class MutantBackend(ReferenceBackend):
+    """The reference with its runners wrapped. Float32 alone, to be quick."""
+
+    name: str = RIGHT_BACKEND
+    mode: str = "interpreter"
+    capabilities: Capabilities = FLOAT32
+    wrap: Callable[[Problem, Runner], Runner] = _unwrapped
+
+    def prepare(self, problem: Problem) -> Runner:
+        """Build a runner that breaks a rule."""
+        return self.wrap(problem, super().prepare(problem))
+
+
+def mutant(name: str) -> MutantBackend:
+    """Return the backend of a mutant; "right" is the one that none of them has changed."""
+    if name in ORACLE:
+        return MutantBackend(name=name, oracle=ORACLE[name].change(RIGHT))
+    if name in RUNNER:
+        return MutantBackend(name=name, wrap=RUNNER[name].change)
+    return MutantBackend(name=name)
+
+
+def spoilt_engine(name: str) -> AbstractContextManager[None]:
+    """Return a context in which the simulated engine has the mutant's fault, if it has one."""
+    return ENGINE[name].change() if name in ENGINE else nullcontext()
+
+
+def __getattr__(name: str) -> Callable[[], MutantBackend]:
+    """Return the factory of a mutant."""
+    if name not in MUTANTS and name != RIGHT_BACKEND:
+        raise AttributeError(f"no mutant is called {name!r}")
+    return lambda: mutant(name)

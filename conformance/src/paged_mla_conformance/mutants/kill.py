@@ -1,0 +1,127 @@
+"""One mutant through the suite: which groups kill it, and by which rule."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from paged_mla_conformance import suite
+from paged_mla_conformance.collector import marker_of
+from paged_mla_conformance.compare import Mismatch
+from paged_mla_conformance.mutants import MUTANTS
+from paged_mla_conformance.mutants.backends import spoilt_engine
+from paged_mla_conformance.selection import CaseParam
+
+BACKENDS = "paged_mla_conformance.mutants.backends"
+_NAMED = "rule"  # of a kill: an assertion that names a rule the mutant breaks
+_OTHER = "other"  # an assertion that names none of them
+_CRASH = "crash"
+
+
+@dataclass
+class Kills:
+    """What the suite did to one mutant.
+
+    Parameters
+    ----------
+    name : str
+    groups : dict of str to dict of str to str
+        For each group, the first test of each kind of kill: "rule", "other", "crash".
+    seconds : float
+        Of the process, not of the clock.
+    """
+
+    name: str
+    groups: dict[str, dict[str, str]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def by(self, kind: str = _NAMED) -> list[str]:
+        """Return the groups with that kind of kill."""
+        return [group for group, kinds in self.groups.items() if kind in kinds]
+
+    @property
+    def killed(self) -> bool:
+        """Whether an assertion of the right rule failed."""
+        return bool(self.by())
+
+    @property
+    def misjudged(self) -> bool:
+        """Whether it was noticed, and never by the right rule."""
+        return bool(self.groups) and not self.killed
+
+
+class Recorder:
+    """Pytest plugin that notes kills; a group that has killed is not asked again."""
+
+    def __init__(self, kills: Kills, rules: tuple[str, ...]) -> None:
+        self._kills = kills
+        self._rules = set(rules)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip what would show nothing new."""
+        group = marker_of(item).kwargs["group"]
+        if _NAMED in self._kills.groups.get(group, {}):
+            pytest.skip("its group has killed the mutant")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """Sort a failure by what it says."""
+        if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
+            return
+        group = marker_of(item).kwargs["group"]
+        kind = self._kind(item, call.excinfo.value)
+        self._kills.groups.setdefault(group, {}).setdefault(kind, item.name)
+
+    def _kind(self, item: pytest.Item, error: BaseException) -> str:
+        if isinstance(error, Mismatch):
+            named = {error.rule}
+        elif isinstance(error, AssertionError | pytest.fail.Exception):
+            named = set(_rules_of(item))
+        else:
+            return _CRASH
+        return _NAMED if named & self._rules else _OTHER
+
+
+def _rules_of(item: pytest.Item) -> tuple[str, ...]:
+    """Return the rules a test asks for; failures without a rule of their own name these."""
+    param = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
+    if isinstance(param, CaseParam):
+        return param.case.rules
+    rules: tuple[str, ...] = marker_of(item).kwargs["rules"]
+    return rules
+
+
+def kill(name: str, *chosen: str) -> Kills:
+    """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave."""
+    kills = Kills(name)
+    rules = MUTANTS[name].rules if name in MUTANTS else ()
+    started = time.process_time()
+    with spoilt_engine(name), _silence():
+        pytest.main(_arguments(name, chosen), plugins=[Recorder(kills, rules)])
+    kills.seconds = round(time.process_time() - started, 2)
+    return kills
+
+
+def _arguments(name: str, chosen: tuple[str, ...]) -> list[str]:
+    folder = Path(suite.__file__).parent
+    return [
+        str(folder),
+        *("-c", str(folder / "pytest.ini")),
+        *("-p", "paged_mla_conformance.plugin"),
+        *("--quiet", "--tb=no", "--no-header", "--no-summary"),
+        f"--mla-backend={BACKENDS}:{name}",
+        *chosen,
+    ]
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

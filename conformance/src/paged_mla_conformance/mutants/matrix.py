@@ -1,0 +1,180 @@
+"""Mutants against groups: which group kills which mutant, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paged_mla_conformance.mutants import MUTANTS
+from paged_mla_conformance.mutants.kill import Kills
+from paged_mla_conformance.profile import SUITE_GROUPS
+from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
+
+
+class Matrix:
+    """The kills of a run.
+
+    Parameters
+    ----------
+    kills : sequence of Kills
+        Of mutants; the right backend is none.
+    right : Kills
+        What the suite did to the right backend.
+    """
+
+    def __init__(self, kills: Sequence[Kills], right: Kills) -> None:
+        self.kills = list(kills)
+        self.right = right
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the suite, one sentence each; empty when it has proved itself."""
+        found = [f"{k.name} survives" for k in self.kills if not k.groups]
+        found += [
+            f"{k.name} is noticed, but by no assertion of a rule it breaks: {k.groups}"
+            for k in self.kills
+            if k.misjudged
+        ]
+        if self.right.groups:
+            found.append(f"the right backend fails: {self.right.groups}")
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of all runs."""
+        return self.right.seconds + sum(k.seconds for k in self.kills)
+
+    @property
+    def alone(self) -> dict[str, list[str]]:
+        """For each group, the mutants that no other group kills."""
+        found: dict[str, list[str]] = {group: [] for group in SUITE_GROUPS}
+        for k in self.kills:
+            if len(k.by()) == 1:
+                found[k.by()[0]].append(k.name)
+        return found
+
+    def summary(self) -> str:
+        """Return the totals in one line."""
+        killed = sum(k.killed for k in self.kills)
+        return (
+            f"{killed} of {len(self.kills)} mutants killed by a rule they break, "
+            f"{len(SUITE_GROUPS)} groups, {self.seconds:.0f} s of processor time"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "schema": 1,
+            "groups": list(SUITE_GROUPS),
+            "mutants": [
+                {
+                    "name": k.name,
+                    "level": level(k.name),
+                    "fault": MUTANTS[k.name].fault.value,
+                    "rules": list(MUTANTS[k.name].rules),
+                    "citations": list(MUTANTS[k.name].citations),
+                    "what": MUTANTS[k.name].what,
+                    "kills": k.groups,
+                }
+                for k in self.kills
+            ],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write Markdown to `path`, and JSON beside it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.markdown())
+        path.with_suffix(".json").write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+
+    def markdown(self) -> str:
+        """Return the page."""
+        return "\n".join([_HEAD, *self._faults(), *self._list(), *self._matrix(), *self._alone()])
+
+    def _faults(self) -> list[str]:
+        counts = Counter(MUTANTS[k.name].fault for k in self.kills)
+        lines = [f"| {fault} | {count} |" for fault, count in counts.items()]
+        total = f"| **all** | **{len(self.kills)}** |"
+        return ["## Faults", "", "| fault | mutants |", "|---|---|", *lines, total, ""]
+
+    def _list(self) -> list[str]:
+        lines = [_line(k.name, MUTANTS[k.name]) for k in self.kills]
+        head = ["| mutant | level | fault | rules | reports | what it does |", "|---" * 6 + "|"]
+        return ["## Mutants", "", *head, *lines, ""]
+
+    def _matrix(self) -> list[str]:
+        groups = [g for g in SUITE_GROUPS if any(g in k.groups for k in self.kills)]
+        lines = []
+        for k in self.kills:
+            cells = [_cell(k.groups.get(group, {})) for group in groups]
+            lines.append(f"| {k.name} | {' | '.join(cells)} |")
+        head = f"| mutant | {' | '.join(groups)} |"
+        return [*_KEY, head, "|---" * (len(groups) + 1) + "|", *lines, ""]
+
+    def _alone(self) -> list[str]:
+        lines = [
+            f"| {group} | {', '.join(names) or '(none)'} |" for group, names in self.alone.items()
+        ]
+        return [
+            "## Mutants that one group alone kills",
+            "",
+            "| group | mutants |",
+            "|---|---|",
+            *lines,
+            "",
+        ]
+
+
+def level(name: str) -> str:
+    """Return what a mutant spoils: "oracle", "runner" or "engine"."""
+    if name in ORACLE:
+        return "oracle"
+    return "engine" if name in ENGINE else "runner"
+
+
+def _line(name: str, deviation: Deviation) -> str:
+    cells = [
+        f"`{name}`",
+        level(name),
+        deviation.fault.value,
+        ", ".join(deviation.rules),
+        ", ".join(deviation.citations) or "no report known",
+        deviation.what,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(kinds: dict[str, str]) -> str:
+    if "rule" in kinds:
+        return "x"
+    if "other" in kinds:
+        return "o"
+    return "c" if kinds else ""
+
+
+_HEAD = """\
+# Mutants
+
+Generated by `nox -s mutants`, which fails when a mutant survives, when nothing but a crash notices
+it, or when no assertion names a rule it breaks. All run at small dims in float32.
+
+An *oracle* mutant is the reference with one function exchanged
+([deviations](../../reference/src/paged_mla_reference/deviations/__init__.py)), a *runner* mutant
+wraps its runner ([mutants](../src/paged_mla_conformance/mutants/__init__.py)), and an *engine*
+mutant is a right backend asked for the schedules of a wrong engine. To see one fail:
+
+    python -m paged_mla_conformance --backend paged_mla_conformance.mutants.backends:lse-in-base-2
+
+Reports are named `project#number` (issue or pull request), `project@commit` or `project@file`. The
+rules of a mutant are those it breaks and those by which it shows.
+"""
+
+_KEY = [
+    "## Which group kills which mutant",
+    "",
+    "`x`: an assertion that names a rule the mutant breaks; the group is then asked no further.",
+    "`o`: only assertions that name other rules. `c`: only crashes.",
+    "",
+]

@@ -1,0 +1,54 @@
+"""A runner that hands every call on; wrong ones change some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+
+
+class Passing:
+    """Wraps a right runner.
+
+    Parameters
+    ----------
+    problem : Problem
+    inner : Runner
+    """
+
+    def __init__(self, problem: Problem, inner: Runner) -> None:
+        self.problem, self.inner = problem, inner
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Hand on."""
+        self.inner.load_cache(image)
+
+    def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Hand on."""
+        return self.inner.read_cache(block_ids)
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Hand on."""
+        return self.inner.plan(batch)
+
+    def append(self, batch: Batch) -> None:
+        """Hand on."""
+        self.inner.append(batch)
+
+    def attend(self, batch: Batch) -> Output:
+        """Hand on."""
+        return self.inner.attend(batch)
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Hand on."""
+        return self.inner.merge(partials)
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Hand on."""
+        return self.inner.gather_context(batch)

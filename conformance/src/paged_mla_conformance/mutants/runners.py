@@ -1,0 +1,143 @@
+"""Runners that are wrong in what they accept, keep apart or hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_reference.deviations import Fault
+from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output
+
+REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
+
+
+@breaks(Fault.VALIDATION, *REFUSED)
+class BadInputIsSwallowed(Passing):
+    """Errors become silence."""
+
+    def append(self, batch: Batch) -> None:
+        """Refuse nothing."""
+        try:
+            self.inner.append(batch)
+        except ValueError:
+            return
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Refuse nothing."""
+        try:
+            return self.inner.plan(batch)
+        except ValueError:
+            none = np.zeros(0, np.int64)
+            return Metadata(none, none)
+
+
+@breaks(Fault.VALIDATION, *REFUSED, cites="flashinfer#3238")
+class CapacityIsNotChecked(Passing):
+    """Batches larger than what was prepared are cut, not refused."""
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Refuse only what is not a matter of capacity."""
+        try:
+            return self.inner.plan(batch)
+        except ValueError as error:
+            if "max_" not in str(error):
+                raise
+            return Metadata(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@breaks(Fault.VALIDATION, *REFUSED)
+class BadBatchesAreWrittenBeforeTheyAreRefused(Passing):
+    """The cache is touched before a batch is looked at."""
+
+    def append(self, batch: Batch) -> None:
+        """Spoil block 0, then refuse."""
+        try:
+            self.inner.append(batch)
+        except ValueError:
+            before = self.inner.read_cache(np.zeros(1, np.int64))
+            spoilt = before ^ np.uint8(1)
+            layout = self.problem.layout
+            every = np.arange(layout.num_blocks, dtype=np.int64)
+            blocks = self.inner.read_cache(every).copy()
+            blocks[0] = spoilt[0]
+            self.inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
+            raise
+
+
+@breaks(Fault.RANKS, "S-10", "S-18")
+class EveryRankWritesEverything(Passing):
+    """The owner of a token is not asked for."""
+
+    def append(self, batch: Batch) -> None:
+        """Write every live token."""
+        if batch.slot_mapping is not None:
+            derived = self.inner.plan(batch).slot_mapping
+            _, first = np.unique(derived, return_index=True)
+            slots = np.full_like(derived, -1)
+            slots[first] = derived[first]
+            batch = replace(batch, slot_mapping=slots)
+        self.inner.append(batch)
+
+
+@breaks(Fault.STALE, "S-9", "S-10")
+class AttentionWritesTheCache(Passing):
+    """Scratch lies inside the cache: attending changes its first free byte."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend, and leave a mark in a block that no row uses."""
+        answer = self.inner.attend(batch)
+        layout = self.problem.layout
+        if layout.num_blocks > 4096:
+            return answer
+        every = np.arange(layout.num_blocks, dtype=np.int64)
+        free = np.setdiff1d(every, batch.block_table)
+        if free.size:
+            blocks = self.inner.read_cache(every).copy()
+            blocks[free[0], 0] ^= 1
+            self.inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
+        return answer
+
+
+@breaks(Fault.BATCH_MATE, "S-4", "S-17", "S-19", "S-20", cites="FlashMLA#212 sglang#12000")
+class BitsDependOnTheFirstRow(Passing):
+    """The last bit of every answer follows from what the batch's last token holds."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Move every answer by one unit in the last place, or not."""
+        answer = self.inner.attend(batch)
+        live = int(batch.cu_seqlens_q[-1])
+        if live and batch.ckv[live - 1, 0] > 0:
+            return Output(np.nextafter(answer.out, np.float32(np.inf)), answer.lse)
+        return answer
+
+
+@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184")
+class SplitsFollowTheFirstStep(Passing):
+    """The order of summation stays as the first step chose it, so that bits differ."""
+
+    steps = 0
+
+    def attend(self, batch: Batch) -> Output:
+        """Round otherwise from the second step on."""
+        answer = self.inner.attend(batch)
+        self.steps += 1
+        if self.steps > 1:
+            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+        return answer
+
+
+@breaks(Fault.PARTIAL, "S-8", cites="FastDeploy#5921")
+class MergeKeepsItsFirstPartial(Passing):
+    """Where the first partial saw something, the others are not merged in."""
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Skip rows of the first partial."""
+        answer = self.inner.merge(partials)
+        seen = np.isfinite(partials[0].lse)
+        answer.out[seen] = partials[0].out[seen]
+        return answer

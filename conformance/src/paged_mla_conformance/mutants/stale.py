@@ -1,0 +1,255 @@
+"""Runners that keep something of an earlier step, as graphs and workspaces do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_reference.deviations import Fault
+from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Mask, Output
+
+SHOWS = ("S-17", "S-4", "S-5", "S-6", "S-7", "S-9")  # how a stale value shows in an answer
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="vllm@trtllm_mla transformers#45323")
+class TheLongestRowIsThatOfTheFirstStep(Passing):
+    """The maximum length recorded at capture bounds every later row."""
+
+    longest: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Cut rows to the first step's longest."""
+        if self.longest is None:
+            self.longest = int(batch.seq_lens.max(initial=1))
+        cut = np.minimum(batch.seq_lens, max(self.longest, 1))
+        lengths = np.maximum(cut, np.where(batch.seq_lens > 0, batch.query_lens, 0))
+        return self.inner.attend(replace(batch, seq_lens=lengths.astype(np.int32)))
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="rtp-llm#1181 vllm#36492")
+class LengthsAreThoseOfTheFirstStep(Passing):
+    """Lengths recorded at capture stay, where the batch is as large."""
+
+    first: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Take the first step's lengths, none longer than what is cached."""
+        if self.first is None:
+            self.first = batch.seq_lens.copy()
+        if len(self.first) == len(batch.seq_lens):
+            kept = np.minimum(self.first, batch.seq_lens)
+            batch = replace(batch, seq_lens=np.maximum(kept, batch.query_lens).astype(np.int32))
+        return self.inner.attend(batch)
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="tokenspeed#840")
+class AnIdleCaptureServesNobody(Passing):
+    """A schedule recorded over padded rows alone stays empty."""
+
+    idle: bool | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Serve nobody after an idle first step."""
+        if self.idle is None:
+            self.idle = not batch.seq_lens.any()
+        answer = self.inner.attend(batch)
+        if self.idle:
+            answer.out[:], answer.lse[:] = 0, -np.inf
+        return answer
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#28569")
+class RowsPastTheFirstStepsAreNotServed(Passing):
+    """The number of rows recorded at capture bounds every later batch."""
+
+    rows: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Leave later rows unanswered."""
+        self.rows = batch.num_rows if self.rows is None else self.rows
+        answer = self.inner.attend(batch)
+        if batch.num_rows > self.rows:
+            start = int(batch.cu_seqlens_q[self.rows])
+            answer.out[start:], answer.lse[start:] = 0, -np.inf
+        return answer
+
+
+@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667")
+class WriteSlotsAreThoseOfTheFirstStep(Passing):
+    """Slots baked in at capture are written again, where as many tokens come."""
+
+    slots: NDArray[np.int64] | None = None
+
+    def append(self, batch: Batch) -> None:
+        """Write to the first step's slots."""
+        if self.slots is None:
+            self.slots = self.inner.plan(batch).slot_mapping
+        if len(self.slots) == batch.num_tokens and batch.slot_mapping is None:
+            batch = replace(batch, slot_mapping=self.slots)
+        self.inner.append(batch)
+
+
+@breaks(Fault.STALE, *SHOWS, cites="sglang#26655 vllm#35175 rtp-llm#1259")
+class TheTableIsThatOfTheFirstStep(Passing):
+    """A block table reallocated after capture is not seen, where it is large enough."""
+
+    table: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Read through the first step's table."""
+        if self.table is None:
+            self.table = batch.block_table.copy()
+        blocks = -(-batch.seq_lens // self.problem.block_size)
+        rows, width = self.table.shape
+        fits = rows >= batch.num_rows and width >= blocks.max(initial=0)
+        if (
+            fits
+            and (self.table[: batch.num_rows] < self.problem.num_blocks)[
+                np.arange(width) < blocks[:, None]
+            ].all()
+        ):
+            batch = replace(batch, block_table=self.table[: batch.num_rows])
+        return self.inner.attend(batch)
+
+
+@breaks(Fault.STALE, *SHOWS, "S-14", cites="sglang#37120 sglang#37553")
+class TrueCellsOfAnEarlierMaskStay(Passing):
+    """A mask buffer is grown and never cleared."""
+
+    cells: NDArray[np.bool_] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Keep what any earlier mask allowed, among nodes that come before."""
+        if self.problem.mask is not Mask.TREE or batch.mask is None:
+            return self.inner.attend(batch)
+        if self.cells is not None and self.problem.mask_spelling == "qlen":
+            mask = batch.mask.copy()
+            shared = min(len(mask), len(self.cells))
+            mask[:shared] |= self.cells[:shared]
+            lower = [np.tril(np.ones((n, n), bool)).ravel() for n in batch.query_lens]
+            batch = replace(batch, mask=mask & np.concatenate([np.zeros(0, bool), *lower]))
+        assert batch.mask is not None
+        self.cells = batch.mask
+        return self.inner.attend(batch)
+
+
+@breaks(Fault.STALE, "S-17", "S-5", "S-6", "S-9", cites="flashinfer#3047 sglang#22291")
+class EmptyRowsKeepTheAnswerBefore(Passing):
+    """Queries that see nothing leave the output buffer as an earlier step left it."""
+
+    before: Output | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Answer with old rows where nothing is visible."""
+        answer = self.inner.attend(batch)
+        if self.before is not None:
+            rows = min(len(answer.out), len(self.before.out))
+            empty = np.isneginf(answer.lse[:rows])
+            answer.out[:rows][empty] = self.before.out[:rows][empty]
+        self.before = Output(answer.out.copy(), answer.lse.copy())
+        return answer
+
+
+@breaks(Fault.STALE, "S-17", "S-5", "S-6", "S-7", "S-9", cites="vllm@FLASHMLA flashinfer#4002")
+class TheLastRowOfASmallerBatchIsStale(Passing):
+    """Metadata of a larger step serves a smaller one, whose last row gets its old answer."""
+
+    before: Output | None = None
+    rows = 0
+
+    def attend(self, batch: Batch) -> Output:
+        """Repeat the old answer of the last row."""
+        answer = self.inner.attend(batch)
+        if self.before is not None and 0 < batch.num_rows < self.rows and len(answer.out):
+            last = int(batch.cu_seqlens_q[-1]) - 1
+            answer.out[last] = self.before.out[min(last, len(self.before.out) - 1)]
+        self.before = Output(answer.out.copy(), answer.lse.copy())
+        self.rows = batch.num_rows
+        return answer
+
+
+@breaks(Fault.STALE, "S-17", "S-5", "S-6", cites="flashinfer#3465 flashinfer#3582")
+class SplitAccumulatorsAreNotZeroed(Passing):
+    """Partial sums of the step before are still in the workspace."""
+
+    left: NDArray[np.float32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Add what the last step left to token 0."""
+        answer = self.inner.attend(batch)
+        if len(answer.out):
+            left = answer.out[0].copy()
+            if self.left is not None:
+                answer.out[0] += self.left
+            self.left = left
+        return answer
+
+
+@breaks(Fault.STALE, "S-17")
+class AnswersShareOneBuffer(Passing):
+    """The next answer is written over the last one."""
+
+    buffer: NDArray[np.float32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Answer in place."""
+        answer = self.inner.attend(batch)
+        if self.buffer is None:
+            shape = (self.problem.max_query_tokens, *answer.out.shape[1:])
+            self.buffer = np.zeros(shape, answer.out.dtype)
+        self.buffer[: len(answer.out)] = answer.out
+        return Output(self.buffer[: len(answer.out)], answer.lse)
+
+
+@breaks(Fault.STALE, "S-17", "S-10", "S-5", cites="vllm#47930 sglang#19177")
+class TheSecondCacheIsNotTaken(Passing):
+    """A cache restored after the first one does not arrive."""
+
+    loaded = 0
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Load the first cache only."""
+        self.loaded += 1
+        if self.loaded == 1:
+            self.inner.load_cache(image)
+
+
+@breaks(Fault.STALE, *SHOWS, cites="vllm-tt-plugin#103 vllm-tt-plugin#104")
+class TableTailsOfAnEarlierStepStay(Passing):
+    """Rows move with their number of blocks only; a longer row before leaves its tail in use."""
+
+    blocks: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Read as many blocks as the row before had."""
+        lengths = batch.seq_lens.copy()
+        if self.blocks is not None:
+            rows = min(len(self.blocks), batch.num_rows)
+            single = (batch.query_lens[:rows] == 1) & (lengths[:rows] > 0)
+            longer = np.minimum(self.blocks[:rows], batch.block_table.shape[1])
+            reach = np.minimum(longer * self.problem.block_size, self.problem.max_model_len)
+            lengths[:rows] = np.where(single, np.maximum(lengths[:rows], reach), lengths[:rows])
+        self.blocks = -(-batch.seq_lens // self.problem.block_size)
+        return self.inner.attend(replace(batch, seq_lens=lengths.astype(np.int32)))
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545")
+class QueryLengthsAreThoseOfTheFirstStep(Passing):
+    """A step with as many tokens and rows is cut into the queries of the first one."""
+
+    ends: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Cut the tokens where the first step did."""
+        if self.ends is None:
+            self.ends = batch.cu_seqlens_q.copy()
+        alike = len(self.ends) == len(batch.cu_seqlens_q)
+        alike = alike and self.ends[-1] == batch.cu_seqlens_q[-1]
+        if alike and (np.diff(self.ends) <= batch.seq_lens).all():
+            batch = replace(batch, cu_seqlens_q=self.ends)
+        return self.inner.attend(batch)

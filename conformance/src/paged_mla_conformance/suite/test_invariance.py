@@ -1,0 +1,54 @@
+"""One step in many forms: the answers stay (S-17, S-19, S-20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from paged_mla_conformance import compare
+from paged_mla_conformance.forms import FORMS, Form, halves
+from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_shared.inputs import Step, build_steps
+from paged_mla_shared.problem import Output
+
+pytestmark = pytest.mark.mla(group="invariance", ops=("append", "attend"))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__.replace("_", "-"))
+def test_form(trial: Trial, form: Callable[[Step], Form]) -> None:
+    """S-19, S-20: whatever the form, each query gets its answer."""
+    [step] = build_steps(trial.case, trial.dims, trial.dtype)
+    other = form(step)
+    whole, again = trial.answer(Stage.of(step)), trial.answer(Stage.of(other.step))
+    same = Output(again.out / again.out.dtype.type(other.out_factor), again.lse)
+    trial.check_same("S-19", Stage.of(step), other.tokens, whole, same)
+
+
+@pytest.mark.mla(group="invariance", ops=("append", "attend", "merge"))
+def test_split(trial: Trial) -> None:
+    """S-8, S-20: two parts of every query's keys, merged, are the whole."""
+    [stage] = trial.stages()
+    whole = trial.answer(stage)
+    problem, parts = halves(stage)
+    runner = trial.backend.prepare(problem)
+    runner.load_cache(stage.after)
+    answers = [runner.attend(part) for part in parts]
+    merged = runner.merge([Output(a.out.astype(np.float32), a.lse) for a in answers])
+    every = np.arange(stage.batch.num_tokens)
+    trial.check_same("S-8", stage, every, whole, merged)
+
+
+def test_order(trial: Trial) -> None:
+    """S-17: what ran before a step does not change its bits."""
+    [stage] = trial.stages()
+    alone, later = trial.prepare(), trial.prepare()
+    later.load_cache(stage.after)
+    later.attend(stage.batch)
+    answers = []
+    for runner in (alone, later):
+        runner.load_cache(stage.before)
+        runner.append(stage.batch)
+        answers.append(runner.attend(stage.batch))
+    trial.checks += compare.check_bitwise("S-17", answers[1], answers[0], "after another step")

@@ -1,0 +1,106 @@
+"""The proof that the suite can fail can itself fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paged_mla_conformance.mutants import MUTANTS, __main__, backends
+from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
+from paged_mla_conformance.mutants.kill import Kills, kill
+from paged_mla_conformance.mutants.matrix import Matrix
+from paged_mla_conformance.profile import SUITE_GROUPS
+from paged_mla_reference.deviations import Fault
+from paged_mla_reference.rules import RULES
+
+PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
+def test_every_fault_has_a_mutant(fault: Fault):
+    """S-20: no class of faults is only a word."""
+    assert any(deviation.fault is fault for deviation in MUTANTS.values())
+
+
+def test_the_list_is_long_and_its_rules_exist():
+    """S-20: one list, of the oracle's, the runners' and the engine's."""
+    assert len(MUTANTS) >= 80
+    assert all(set(deviation.rules) <= set(RULES) for deviation in MUTANTS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [
+        ("lse-in-base-2", "decode"),
+        ("answers-share-one-buffer", "replay"),
+        ("hash-ignores-the-last-token", "trace"),
+        ("bad-input-is-swallowed", "errors"),
+        ("empty-partials-are-multiplied-by-zero", "merge"),
+    ],
+)
+def test_a_mutant_is_killed(name: str, group: str):
+    """S-7, S-8, S-13, S-17: an oracle, a runner and an engine mutant fall to the group meant."""
+    kills = kill(name, "-k", f"test_{group}")
+    assert kills.by() == [group]
+
+
+def test_the_right_backend_is_not_killed():
+    """S-20: the suite tells right from wrong."""
+    assert kill("right", "-k", "test_decode or test_merge").groups == {}
+
+
+def test_a_mutant_that_no_test_can_see_survives():
+    """S-17: a fault between steps goes unnoticed where there is one step."""
+    kills = kill("answers-share-one-buffer", "-k", "test_decode")
+    assert Matrix([kills], Kills("right")).faults == ["answers-share-one-buffer survives"]
+
+
+def test_a_crash_is_no_kill():
+    """S-5: an exception, or an assertion of another rule, proves nothing."""
+    kills = Kills("lse-in-base-2", {"decode": {"crash": "test_decode[decode-h1-fp32]"}})
+    [fault] = Matrix([kills], Kills("right")).faults
+    assert "by no assertion of a rule it breaks" in fault
+
+
+def test_a_suite_that_kills_the_right_backend_is_at_fault():
+    """S-20: a test that fails for everything proves nothing."""
+    right = Kills("right", {"decode": {"other": "test_decode[decode-h1-fp32]"}})
+    [fault] = Matrix([], right).faults
+    assert fault.startswith("the right backend fails")
+
+
+def test_the_page_is_that_of_the_list():
+    """S-20: the page and its JSON name every mutant, each killed, with its reports."""
+    document = json.loads(PAGE.with_suffix(".json").read_text())
+    assert [m["name"] for m in document["mutants"]] == list(MUTANTS)
+    assert document["groups"] == list(SUITE_GROUPS)
+    assert all(any("rule" in k for k in m["kills"].values()) for m in document["mutants"])
+    page = PAGE.read_text()
+    for name, deviation in MUTANTS.items():
+        assert f"| `{name}` |" in page
+        assert all(citation in page for citation in deviation.citations)
+
+
+def test_the_command_takes_names(capsys: pytest.CaptureFixture[str]):
+    """S-7: one mutant, printed with the groups that kill it."""
+    assert __main__.main(["lse-in-base-2", "--workers", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "lse-in-base-2: decode" in printed
+    assert "1 of 1 mutants killed" in printed
+
+
+def test_an_unknown_mutant_is_an_error():
+    """S-20: neither the command nor the loader makes one up."""
+    with pytest.raises(SystemExit):
+        __main__.main(["no-such-mutant"])
+    with pytest.raises(AttributeError, match="no mutant is called"):
+        getattr(backends, "no-such-mutant")
+
+
+def test_engine_mutants_are_right_backends():
+    """S-13: their fault is in the schedules they are asked."""
+    assert mutant("hash-ignores-the-parent").oracle == mutant("right").oracle
+    with spoilt_engine("lse-in-base-2") as nothing:
+        assert nothing is None

@@ -1,0 +1,25 @@
+"""Steps that are asked again in another form: the answers stay (S-17, S-19, S-20)."""
+
+from __future__ import annotations
+
+from paged_mla_shared.cases.case import Case, Row
+
+GROUP = "invariance"
+
+
+def _invariant(name: str, why: str, rows: tuple[Row, ...]) -> Case:
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-17", "S-19", "S-20"),
+        rows=rows,
+        num_heads=6,
+        features=("explicit_slots",),
+    )
+
+
+CASES = (
+    _invariant("decode", "rows of one token", (Row(65, 1), Row(300, 1), Row(1, 1), Row(128, 1))),
+    _invariant("mixed", "rows of every kind", (Row(37, 37), Row(129, 1), Row(100, 23), Row(70, 4))),
+)
