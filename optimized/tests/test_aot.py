@@ -25,7 +25,18 @@ def run(*command):
     )
 
 
-@pytest.mark.parametrize("prefix", ["attend-m64", "attend-m16", "combine", "token-tree:packed"])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "attend-m64",
+        "attend-m16",
+        "combine-wide",
+        "combine-tall",
+        "token-tree:packed",
+        "hopper-few-m16",
+        "hopper-tile-m64x2",
+    ],
+)
 def test_compiles_without_a_gpu(prefix):
     """S-20: a Hopper binary, its registers and its shared memory, from a CPU."""
     done = run("-c", COMPILE_ONE.format(arch="sm90", prefix=prefix))

@@ -19,7 +19,6 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from paged_mla_optimized.aot_jobs import Job, jobs_of_arch
 from paged_mla_optimized.device import is_interpreting
@@ -52,11 +51,9 @@ class Usage:
 
 def compile_job(job: Job, arch: str) -> Usage:
     """Compile one kernel variant for `arch`, a key of ``SHARED_MEMORY``."""
-    source = ASTSource(job.kernel, job.signature, job.constants, job.attributes)
     target = GPUTarget("cuda", int(arch.removeprefix("sm")), 32)
-    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
     try:
-        compiled = triton.compile(source, target=target, options=options)
+        compiled = triton.compile(job.source, target=target, options=job.options)
     except (triton.TritonError, RuntimeError) as error:
         return Usage(job.name, error=str(error).strip())
     registers, stack_bytes = _resources(compiled.asm["cubin"])

@@ -7,16 +7,26 @@ around a causal decode, for each tile shape the table holds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from paged_mla_optimized.append import append_constants
-from paged_mla_optimized.attend import attend_constants, combine_constants
+from paged_mla_optimized.attend import attend_constants, choose_variant
+from paged_mla_optimized.combine import combine_constants, combine_options
 from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
 from paged_mla_optimized.drafts import copy_tails_constants, draft_rows_constants
 from paged_mla_optimized.gather import gather_constants
+from paged_mla_optimized.hopper import (
+    LAYOUT,
+    hopper_boxes,
+    hopper_constants,
+    hopper_kernel,
+    hopper_options,
+)
 from paged_mla_optimized.kernels.append import append_kernel
 from paged_mla_optimized.kernels.attend import attend_kernel
 from paged_mla_optimized.kernels.combine import combine_kernel
@@ -26,7 +36,7 @@ from paged_mla_optimized.kernels.merge import merge_kernel
 from paged_mla_optimized.kernels.plan import schedule_kernel, token_kernel
 from paged_mla_optimized.merge import merge_constants
 from paged_mla_optimized.plan import schedule_constants, token_constants
-from paged_mla_optimized.variants import AttendVariant, attend_variant
+from paged_mla_optimized.variants import PORTABLE, AttendVariant, attend_variant
 from paged_mla_shared.problem import Rope, RopePairing
 
 _TYPES = {
@@ -76,12 +86,28 @@ class Job:
     constants: dict[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None
+    descriptors: dict[str, str] = field(default_factory=dict)  # types of TMA descriptors
+
+    @property
+    def source(self) -> Any:
+        """The kernel as Triton's compiler wants it."""
+        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
+        return kind(self.kernel, self.signature, self.constants, self.attributes)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The compiler's options."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        return options
 
     @property
     def signature(self) -> dict[str, str]:
         """Type of each argument, in order."""
         table = "*fp64" if self.dtype == "fp32" else "*fp32"
-        types = _TYPES | {"cos_ptr": table, "sin_ptr": table}
+        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.descriptors
         return {
             name: "constexpr"
             if name in self.constants
@@ -112,6 +138,10 @@ def jobs_of_arch(arch: str) -> list[Job]:
         )
         for job in _jobs_of_config(config, variant):
             jobs.setdefault(job.name, job)
+        chosen = choose_variant(config, arch)
+        if chosen.family != PORTABLE:
+            for job in (*_hopper_jobs(config, chosen), *_jobs_of_config(config, chosen)):
+                jobs.setdefault(job.name, job)
     return list(jobs.values())
 
 
@@ -130,6 +160,7 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(config, dtype=torch.float16, cache_format="fp16")
         yield replace(config, dtype=torch.float32, cache_format="fp32")
         yield replace(config, block_size=1)
+        yield replace(config, block_size=16)
         yield replace(config, mask="non_causal")
         yield replace(config, deterministic=True)
         for pairing in RopePairing:
@@ -158,12 +189,11 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         variant.num_warps,
         variant.num_stages,
     )
+    for shape in ("wide", "tall"):
+        constants = combine_constants(config, variant, shape)
+        name = f"combine-{shape}-{variant.family}-{tile}-{dims}-{dtype}-{cut}"
+        yield Job(name, combine_kernel, dtype, constants, combine_options(constants)["num_warps"])
     for name, kernel, constants in (
-        (
-            f"combine-{tile}-{dims}-{dtype}-{cut}",
-            combine_kernel,
-            combine_constants(config, variant),
-        ),
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
         (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
         (f"schedule-{tile}-{config.mask}", schedule_kernel, schedule_constants(config, variant)),
@@ -175,6 +205,24 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         yield Job(
             name, kernel, "fp32" if kernel is merge_kernel else dtype, _dense(kernel, constants)
         )
+
+
+def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+    dtype = _SHORT[config.dtype]
+    kernel = hopper_kernel(variant)
+    boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
+    mask = "tree" if config.is_tree else config.mask
+    options = hopper_options(variant)
+    yield Job(
+        f"hopper-{variant.family}-m{variant.tile_m}x{variant.lanes}-{dtype}-{mask}"
+        f"-block{min(config.block_size, 64)}",
+        kernel,
+        dtype,
+        _dense(kernel, hopper_constants(config, variant, config.block_size)),
+        options["num_warps"],
+        max_registers=options.get("maxnreg"),
+        descriptors={name: f"tensordesc<{dtype}{box},{LAYOUT!r}>" for name, box in boxes},
+    )
 
 
 def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

@@ -6,18 +6,22 @@ import math
 from typing import Any
 
 import torch
-import triton
 
 from paged_mla_optimized.checks import check_tensor
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.combine import Combine, cut_constants
+from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.hopper import HopperAttention, cache_fits
 from paged_mla_optimized.kernels.attend import attend_kernel
-from paged_mla_optimized.kernels.combine import combine_kernel
 from paged_mla_optimized.launch import Launcher, aligned
 from paged_mla_optimized.plan import Plan
-from paged_mla_optimized.variants import AttendVariant, fixed_splits
+from paged_mla_optimized.variants import (
+    PORTABLE,
+    AttendVariant,
+    attend_variant,
+    fixed_splits,
+    hopper_variant,
+)
 from paged_mla_shared.errors import InvalidArgument
-
-_CHUNK_M = 4
 
 
 class Attention:
@@ -67,9 +71,8 @@ class Attention:
             num_warps=variant.num_warps,
             num_stages=variant.num_stages,
         )
-        constants = combine_constants(config, variant)
-        self._fixed_groups = constants["FIXED_GROUPS"]
-        self._combine_kernel = Launcher(combine_kernel, constants)
+        self._combine = Combine(config, variant, self.parts)
+        self._hopper = None if variant.family == PORTABLE else HopperAttention(config, variant)
 
     def launch(
         self,
@@ -82,10 +85,36 @@ class Attention:
         lse: torch.Tensor,
     ) -> None:
         """Write every element of `out` and `lse`; T > 0."""
-        self._attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
-        self._combine(plan, out, lse)
+        self.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+        self._combine.launch(plan, self.partial_out, self.partial_lse, out=out, lse=lse)
 
-    def _attend(
+    def attend(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Write what no part of the grid cuts, and partials of what is cut."""
+        if self._hopper is not None and cache_fits(cache):
+            self._hopper.launch(
+                plan,
+                q_nope,
+                q_pe,
+                cache,
+                out=out,
+                lse=lse,
+                partial_out=self.partial_out,
+                partial_lse=self.partial_lse,
+                parts=self.parts,
+            )
+        else:
+            self._attend_portable(plan, q_nope, q_pe, cache, out=out, lse=lse)
+
+    def _attend_portable(
         self,
         plan: Plan,
         q_nope: torch.Tensor,
@@ -126,29 +155,6 @@ class Attention:
             config.block_size,
         )
 
-    def _combine(self, plan: Plan, out: torch.Tensor, lse: torch.Tensor) -> None:
-        fixed = self.config.deterministic
-        joins = plan.num_rows * self._fixed_groups if fixed else self.parts
-        chunks = self.variant.group_m // _CHUNK_M
-        self._combine_kernel(
-            (joins + -(-plan.num_tokens // chunks), chunks, 1),
-            out.stride() if aligned(out, lse) else None,
-            plan.unit_starts,
-            plan.token_starts,
-            plan.row_lens,
-            plan.slot_mapping,
-            self.partial_out,
-            self.partial_lse,
-            out,
-            lse,
-            *out.stride()[:2],
-            *lse.stride(),
-            joins,
-            plan.num_rows,
-            plan.num_tokens,
-            self.config.num_heads,
-        )
-
 
 def _slots(config: MlaConfig, variant: AttendVariant, parts: int) -> int:
     """Return how many partial answers of a group the workspace holds."""
@@ -157,37 +163,23 @@ def _slots(config: MlaConfig, variant: AttendVariant, parts: int) -> int:
     return 2 * parts  # the group that a part's range begins in, and the one it ends in
 
 
-def _cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return what the attend and combine kernels must agree on."""
-    splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-    return {
-        "R": config.kv_lora_rank,
-        "TILE_M": variant.tile_m,
-        "TILE_N": variant.tile_n,
-        "LANES": variant.lanes,
-        "MIN_UNITS": variant.min_units,
-        "SPLIT_TILES": variant.split_tiles,
-        "FIXED_SPLITS": splits if config.deterministic else 0,
-        "SEARCH_STEPS": config.search_steps,
-    }
+def choose_variant(config: MlaConfig, arch: str) -> AttendVariant:
+    """Return the fastest variant that serves every step of `config` on `arch`."""
+    problem = (arch, DTYPE_NAMES[config.dtype], config.num_heads, config.max_query_len)
+    if config.rope is None and not config.deterministic:
+        dims = (config.kv_lora_rank, config.qk_rope_head_dim)
+        hopper = hopper_variant(*problem, block_size=config.block_size, head_dims=dims)
+        if hopper is not None:
+            return hopper
+    return attend_variant(*problem)
 
 
 def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``attend_kernel`` is specialised for."""
-    return _cut_constants(config, variant) | {
+    return cut_constants(config, variant) | {
         "P": config.qk_rope_head_dim,
         "MASK": "tree" if config.is_tree else config.mask,
         "ROPE": config.rope_pairing,
         "TREE_WORDS": config.tree_words,
         "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
-    }
-
-
-def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return what ``combine_kernel`` is specialised for."""
-    cut = _cut_constants(config, variant)
-    groups = triton.cdiv(config.num_heads * config.max_query_len, variant.group_m)
-    return cut | {
-        "FIXED_GROUPS": max(1, min(groups, cut["FIXED_SPLITS"] // 2)),
-        "CHUNK_M": _CHUNK_M,
     }

@@ -9,15 +9,15 @@ import torch
 
 from paged_mla_optimized import checks
 from paged_mla_optimized.append import Append
-from paged_mla_optimized.attend import Attention
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.attend import Attention, choose_variant
+from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.device import device_facts
 from paged_mla_optimized.explain import Buffer
 from paged_mla_optimized.gather import launch_gather
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.rotary import rope_tables
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_optimized.variants import AttendVariant, attend_variant
+from paged_mla_optimized.variants import AttendVariant
 
 _LOG2_E = 1 / math.log(2)
 
@@ -39,12 +39,7 @@ class Core:
         self.config = config
         self.device = torch.empty(0, device=device).device  # "cuda" names its index
         self.facts = device_facts(self.device)
-        self.variant = variant or attend_variant(
-            self.facts.arch,
-            DTYPE_NAMES[config.dtype],
-            config.num_heads,
-            config.max_query_len,
-        )
+        self.variant = variant or choose_variant(config, self.facts.arch)
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:
             cos, sin = rope_tables(

@@ -22,6 +22,10 @@ MAX_FIXED_SPLITS = 64
 FIXED_SPLIT_BYTES = 256 << 20
 """What the partials of deterministic splits may take; fewer splits where they would take more."""
 
+PORTABLE = "portable"
+FEW = "few"  # kernels/decode_few_hopper.py
+TILE = "tile"  # kernels/decode_tile_hopper.py
+
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
 
@@ -44,6 +48,9 @@ class AttendVariant:
         Query tiles that walk the same keys side by side, so that the second read of a key hits L2.
     min_units : int
         Key tiles below which a share of the work is not cut further.
+    family : str
+        :data:`PORTABLE`; :data:`FEW` or :data:`TILE` where a Gluon kernel does the work, and the
+        portable one only what a cache's strides keep from it.
     split_tiles : int
         Key tiles of a split of fixed length, unless a row would have too many (S-20).
     """
@@ -55,6 +62,7 @@ class AttendVariant:
     programs_per_sm: int = 1
     lanes: int = 1
     min_units: int = 2
+    family: str = PORTABLE
     split_tiles: int = 8
 
     @property
@@ -132,6 +140,40 @@ def attend_variant(arch: str, dtype: str, num_heads: int, max_query_len: int) ->
         return tile
     # Every token fills at least two tiles: let two programs read its keys together.
     return replace(tile, lanes=2)
+
+
+_HOPPER = (
+    AttendVariant(tile_m=16, tile_n=64, num_warps=8, num_stages=2, family=FEW),
+    AttendVariant(tile_m=32, tile_n=64, num_warps=8, num_stages=2, family=FEW),
+    AttendVariant(tile_m=64, tile_n=64, num_warps=8, num_stages=2, family=TILE),
+)
+
+
+def hopper_variant(
+    arch: str,
+    dtype: str,
+    num_heads: int,
+    max_query_len: int,
+    *,
+    block_size: int,
+    head_dims: tuple[int, int],
+) -> AttendVariant | None:
+    """Return the variant of a Gluon kernel for a problem, None where there is none.
+
+    Parameters
+    ----------
+    arch, dtype, num_heads, max_query_len
+        As for :func:`attend_variant`.
+    block_size : int
+        A block is one TMA box of a key tile, or several key tiles.
+    head_dims : (R, P)
+    """
+    boxed = block_size % 64 == 0 or block_size in {8, 16, 32}
+    if arch != "sm90" or dtype == "float32" or not boxed or head_dims != (512, 64):
+        return None
+    height = num_heads * max_query_len
+    tile = next((tile for tile in _HOPPER if tile.tile_m >= height), _HOPPER[-1])
+    return tile if num_heads <= tile.tile_m else replace(tile, lanes=2)
 
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:

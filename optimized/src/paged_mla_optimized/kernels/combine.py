@@ -1,15 +1,15 @@
 """Joins the query tiles that several programs worked on, and blanks padding (S-6, S-8, S-20).
 
-The first programs join, each CHUNK_M pairs of one group. By the grid's ranges, program `part`
-serves the group in which the range of `part` ends, if the range cuts it and `part` is the first
-to work on it. With FIXED_SPLITS, programs are numbered by row and group. All others return at once.
-One program for each token follows: padding gets ``(0, -inf)``.
+The first programs along axis 0 join one group each: the groups of every row, or, where few of many
+groups are cut, the group in which a part's range ends, if that part is the first to work on it.
+Axes 1 and 2 share out the group's pairs and columns. Partials are added one after another whatever
+a program's share is, so that it never shows in the bits (S-17). The last programs along axis 0
+give padding ``(0, -inf)``.
 """
 
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.merge import add_partial, close_sum, empty_sum
 from paged_mla_optimized.kernels.schedule import (
     find_group,
     fixed_split,
@@ -25,21 +25,22 @@ def _blank(
 ):  # fmt: skip
     """Write (0, -inf) for a token that has no slot, since it is padding."""
     slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=0)
+    line = token.to(tl.int64)
     if slot < 0:
-        out_row_ptr = out_ptr + token.to(tl.int64) * stride_out_token
-        lse_row_ptr = lse_ptr + token.to(tl.int64) * stride_lse_token
         zeros = tl.zeros([R], out_ptr.dtype.element_ty)
         for head in range(num_heads):
-            tl.store(out_row_ptr + head * stride_out_head + tl.arange(0, R), zeros)
-            tl.store(lse_row_ptr + head * stride_lse_head, float("-inf"))
+            at = line * stride_out_token + head * stride_out_head
+            tl.store(out_ptr + at + tl.arange(0, R), zeros)
+            at = line * stride_lse_token + head * stride_lse_head
+            tl.store(lse_ptr + at, float("-inf"))
 
 
 @triton.jit
-def _cut_by_part(
+def _group_of_part(
     unit_starts_ptr, row_lens_ptr, num_rows, part, parts,
     TILE_N: tl.constexpr, MIN_UNITS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Return row, group, first slot and number of the partials that `part` joins, or 0 of them."""
+    """Return row, group, first part and number of the partials that `part` joins, or 0 of them."""
     begin, end, total, length = units_of_part(unit_starts_ptr, num_rows, part, parts, MIN_UNITS)
     row = num_rows
     group = part * 0
@@ -50,11 +51,28 @@ def _cut_by_part(
         )
         if (group_begin >= begin) & (group_end > end):
             count = ((group_end - 1) // length).to(tl.int32) - part + 1
-    return row, group, part * 2 + 1, count  # a part's tail, then the heads of the parts after it
+    return row, group, part, count
 
 
 @triton.jit
-def _cut_by_row(
+def _parts_of_group(
+    unit_starts_ptr, token_starts_ptr, row_lens_ptr, row, group, num_rows, num_heads, parts,
+    GROUP_M: tl.constexpr, TILE_N: tl.constexpr, MIN_UNITS: tl.constexpr,
+):  # fmt: skip
+    """Return the first part that worked on a group, and how many did if several, or 0."""
+    _, _, _, length = units_of_part(unit_starts_ptr, num_rows, 0, parts, MIN_UNITS)
+    query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
+    key_tiles = tl.cdiv(tl.load(row_lens_ptr + row), TILE_N)
+    begin = tl.load(unit_starts_ptr + row) + group.to(tl.int64) * key_tiles
+    length = tl.maximum(length, 1)
+    first = begin // length
+    count = (begin + key_tiles - 1) // length - first + 1
+    exists = (group < tl.cdiv(query_len * num_heads, GROUP_M)) & (key_tiles > 0)
+    return first.to(tl.int32), tl.where(exists & (count > 1), count, 0).to(tl.int32)
+
+
+@triton.jit
+def _splits_of_group(
     token_starts_ptr, row_lens_ptr, row, group, num_heads, GROUP_M: tl.constexpr,
     TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +84,50 @@ def _cut_by_row(
     return row * FIXED_SPLITS + group * splits, tl.where(is_cut, splits, 0)
 
 
-@triton.jit(do_not_specialize=["joins", "num_rows", "num_tokens", "stride_lse_token",
+@triton.jit
+def _line(first, i, within, GROUP_M: tl.constexpr, FIXED_SPLITS: tl.constexpr):
+    """Return where partial `i` of a group keeps the pairs `within` it."""
+    if FIXED_SPLITS > 0:
+        slot = first + i
+    else:  # the first part stored its tail, in its second slot; the others a head, in their first
+        slot = (first + i) * 2 + tl.where(i == 0, 1, 0)
+    return slot.to(tl.int64) * GROUP_M + within
+
+
+@triton.jit
+def _join(
+    partial_out_ptr, partial_lse_ptr, first, count, within, column, R: tl.constexpr,
+    GROUP_M: tl.constexpr, FIXED_SPLITS: tl.constexpr, PAIRS: tl.constexpr,
+    COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Return out [PAIRS, COLUMNS] and lse [PAIRS] of the partials; UNROLL are read at once."""
+    peak = tl.full([PAIRS], float("-inf"), tl.float32)
+    for i in range(0, count, UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            at = _line(first, i + ahead, within, GROUP_M, FIXED_SPLITS)
+            lse = tl.load(partial_lse_ptr + at, mask=i + ahead < count, other=float("-inf"))
+            peak = tl.maximum(peak, lse)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+
+    acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
+    total = tl.zeros([PAIRS], tl.float32)
+    for i in range(0, count, UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            at = _line(first, i + ahead, within, GROUP_M, FIXED_SPLITS)
+            inside = i + ahead < count
+            lse = tl.load(partial_lse_ptr + at, mask=inside, other=float("-inf"))
+            out_at = partial_out_ptr + at[:, None] * R + column[None, :]
+            out = tl.load(out_at, mask=inside, other=0.0)
+            weight = tl.exp(lse - shift)
+            out = tl.where((lse == float("-inf"))[:, None], 0.0, out)  # it may hold anything
+            acc += weight[:, None] * out
+            total += weight
+    is_empty = peak == float("-inf")
+    divisor = tl.where(is_empty, 1.0, total)
+    return acc / divisor[:, None], tl.where(is_empty, peak, peak + tl.log(divisor))
+
+
+@triton.jit(do_not_specialize=["joins", "parts", "num_rows", "num_tokens", "stride_lse_token",
                                "stride_lse_head"])  # fmt: skip
 def combine_kernel(
     unit_starts_ptr,
@@ -82,6 +143,8 @@ def combine_kernel(
     stride_lse_token,
     stride_lse_head,
     joins,  # programs along axis 0 that join
+    groups,  # most groups of a row; 0 when programs are numbered by part
+    parts,
     num_rows,
     num_tokens,
     num_heads,
@@ -92,53 +155,57 @@ def combine_kernel(
     MIN_UNITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
-    FIXED_GROUPS: tl.constexpr,  # most groups of a row that has several splits
     SEARCH_STEPS: tl.constexpr,
-    CHUNK_M: tl.constexpr,  # pairs of one program
+    PAIRS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
 ):
+    GROUP_M: tl.constexpr = LANES * TILE_M
     program = tl.program_id(0)
     chunk = tl.program_id(1)
-    if program >= joins:
-        token = (program - joins) * tl.num_programs(1) + chunk
+    row = program // tl.maximum(groups, 1)
+    group = program % tl.maximum(groups, 1)
+    first = program
+    count = program * 0
+    if program < joins:
+        if FIXED_SPLITS > 0:
+            first, count = _splits_of_group(
+                token_starts_ptr, row_lens_ptr, row, group, num_heads,
+                GROUP_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+            )  # fmt: skip
+        elif groups > 0:
+            first, count = _parts_of_group(
+                unit_starts_ptr, token_starts_ptr, row_lens_ptr, row, group, num_rows, num_heads,
+                parts, GROUP_M, TILE_N, MIN_UNITS,
+            )  # fmt: skip
+        else:
+            row, group, first, count = _group_of_part(
+                unit_starts_ptr, row_lens_ptr, num_rows, program, parts,
+                TILE_N, MIN_UNITS, SEARCH_STEPS,
+            )  # fmt: skip
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()  # until the partials are there
+    if (program >= joins) & (tl.program_id(2) == 0):
         _blank(
-            token, slot_mapping_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-            stride_lse_token, stride_lse_head, num_tokens, num_heads, R,
-        )  # fmt: skip
-        return
-    if FIXED_SPLITS > 0:
-        row = program // FIXED_GROUPS
-        group = program % FIXED_GROUPS
-        first, count = _cut_by_row(
-            token_starts_ptr, row_lens_ptr, row, group, num_heads,
-            LANES * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
-        )  # fmt: skip
-    else:
-        row, group, first, count = _cut_by_part(
-            unit_starts_ptr, row_lens_ptr, num_rows, program, joins,
-            TILE_N, MIN_UNITS, SEARCH_STEPS,
+            (program - joins) * tl.num_programs(1) + chunk, slot_mapping_ptr, out_ptr, lse_ptr,
+            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, num_tokens,
+            num_heads, R,
         )  # fmt: skip
     if count == 0:
         return
-    lane = chunk * CHUNK_M // TILE_M
-    first_pair = group * LANES * TILE_M + chunk * CHUNK_M
+
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    within = chunk * PAIRS + tl.arange(0, PAIRS)
+    out, lse = _join(
+        partial_out_ptr, partial_lse_ptr, first, count, within, column,
+        R, GROUP_M, FIXED_SPLITS, PAIRS, COLUMNS, UNROLL,
+    )  # fmt: skip
     token, head, _, live = query_rows(
-        token_starts_ptr, row, first_pair // CHUNK_M, num_heads, CHUNK_M
+        token_starts_ptr, row, group * (GROUP_M // PAIRS) + chunk, num_heads, PAIRS
     )
-    column = tl.arange(0, R)
-    within = chunk * CHUNK_M % TILE_M + tl.arange(0, CHUNK_M)
-
-    acc, weight, peak = empty_sum(CHUNK_M, R)
-    for i in range(count):
-        slot = first + i
-        if FIXED_SPLITS == 0:
-            slot += tl.maximum(i - 1, 0)  # heads are every second slot
-        at = (slot * LANES + lane).to(tl.int64) * TILE_M + within
-        lse = tl.load(partial_lse_ptr + at)
-        out = tl.load(partial_out_ptr + at[:, None] * R + column[None, :])
-        acc, weight, peak = add_partial(acc, weight, peak, out, lse)
-    out, lse = close_sum(acc, weight, peak)
-
     at = token * stride_out_token + head * stride_out_head
     out = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at[:, None] + column[None, :], out, mask=live[:, None])
-    tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    if tl.program_id(2) == 0:
+        tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)

@@ -1,0 +1,1 @@
+"""``python -m paged_mla_optimized.bench``: decode beside its ceilings and other kernels."""

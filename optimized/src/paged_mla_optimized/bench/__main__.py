@@ -1,0 +1,111 @@
+"""Times decode: plan, attend and joining in a graph, each result checked against float32 first."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from paged_mla_optimized.bench import peers
+from paged_mla_optimized.bench.cases import GROUPS, Case
+from paged_mla_optimized.bench.problem import Tensors, build, error
+from paged_mla_optimized.bench.report import HEADER, line, summary, write
+from paged_mla_optimized.bench.timing import ceilings, microseconds
+from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.variants import attend_variant
+
+
+def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> dict[str, Any]:
+    """Check and time one case, ours and everyone else's."""
+    tensors = build(case)
+    row: dict[str, Any] = {"case": case.name} | _ours(tensors)
+    row["tflops"] = case.flops / row["us"] / 1e6
+    row["gbs"] = case.bytes / row["us"] / 1e3
+    row["intensity"] = case.flops / case.bytes
+    floor = max(case.bytes / limits["copy_gbs"] / 1e3, case.flops / limits["matmul_tflops"] / 1e6)
+    row["of_floor"] = floor / row["us"]
+    for name, builder in builders.items():
+        launch = builder(tensors)
+        if launch is not None:
+            error(tensors, launch())
+            row[name] = microseconds(launch)
+    best = [row[name] for name in ("flashmla", "fa3") if name in row]
+    if best:
+        row["ratio"] = min(best) / row["us"]
+    return row
+
+
+def _ours(tensors: Tensors) -> dict[str, float]:
+    """Return times with the plan, without it, of the main kernel alone, and of the portable one."""
+    config = tensors.config
+    inputs = (tensors.q_nope, tensors.q_pe, tensors.cache)
+    core = Core(config, "cuda", None, None)
+    _plan(core, tensors)
+    out, lse = core.answer
+
+    def attend() -> None:
+        core.attend(core.plan, *inputs, out=out, lse=lse)
+
+    def step() -> None:
+        _plan(core, tensors)
+        attend()
+
+    attend()
+    times = {"error": error(tensors, out.view(*tensors.q.shape[:3], -1))}
+    times["us"] = microseconds(attend)
+    times["plan_us"] = microseconds(step)
+    times["main_us"] = microseconds(
+        lambda: core.attention.attend(core.plan, *inputs, out=out, lse=lse)
+    )
+    problem = (core.facts.arch, DTYPE_NAMES[config.dtype], config.num_heads, config.max_query_len)
+    core = Core(config, "cuda", attend_variant(*problem), None)
+    _plan(core, tensors)
+    out.fill_(torch.nan)
+    attend()
+    error(tensors, out.view(*tensors.q.shape[:3], -1))
+    times["portable_us"] = microseconds(attend)
+    return times
+
+
+def _plan(core: Core, tensors: Tensors) -> None:
+    lengths = (tensors.cu_seqlens_q, tensors.seq_lens, tensors.block_table)
+    core.fill(core.plan, *lengths, num_tokens=len(tensors.q_nope), mask=tensors.mask)
+
+
+def main() -> int:
+    """Run the chosen groups of cases; return the exit status."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.bench", description=__doc__)
+    parser.add_argument("groups", nargs="*", default=["main"], choices=GROUPS)
+    parser.add_argument("--only", default="", metavar="REGEX", help="of case names")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for peers")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write JSON, Markdown and a plot")
+    options = parser.parse_args()
+    limits = ceilings()
+    facts = limits | {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    print(facts, flush=True)
+    builders = peers.load(options.peers)
+    rows: list[dict[str, Any]] = []
+    print(HEADER)
+    for case in (case for group in options.groups for case in GROUPS[group]):
+        if re.search(options.only, case.name):
+            rows.append(measure(case, builders, limits))
+            print(line(rows[-1]), flush=True)
+            torch.cuda.empty_cache()
+    print(summary(rows))
+    if options.out:
+        write(options.out, facts, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What a run of the benchmark leaves behind: JSON, a Markdown table, a roofline plot."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+_PEERS = ("flashmla", "fa3", "vllm_triton", "sglang_triton")
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one row of the Markdown table."""
+    peers = " | ".join(f"{row[name]:.1f}" if name in row else "-" for name in _PEERS)
+    ratio = f"{row['ratio']:.2f}" if "ratio" in row else "-"
+    return (
+        f"| {row['case']} | {row['plan_us']:.1f} | {row['us']:.1f} | {row['main_us']:.1f} "
+        f"| {row['portable_us']:.1f} | {row['tflops']:.0f} | {row['gbs']:.0f} "
+        f"| {row['of_floor']:.2f} | {peers} | {ratio} |"
+    )
+
+
+HEADER = (
+    "| case | plan + attend us | attend us | main kernel us | portable us | TFLOP/s | GB/s "
+    f"| floor / time | {' us | '.join(_PEERS)} us | best of FlashMLA and FA3 / attend |\n"
+    f"|{'---|' * (9 + len(_PEERS))}"
+)
+
+
+def write(folder: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write ``bench.json``, ``bench.md`` and, where matplotlib is, ``roofline.png``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench.json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+    ceiling = f"Copy {facts['copy_gbs']:.0f} GB/s, product {facts['matmul_tflops']:.0f} TFLOP/s."
+    text = [f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}. {ceiling}", ""]
+    text += [HEADER, *map(line, rows), "", summary(rows)]
+    (folder / "bench.md").write_text("\n".join(text) + "\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    plt: Any = importlib.import_module("matplotlib.pyplot")
+    figure, axes = plt.subplots(figsize=(9, 6))
+    bound = [10 ** (power / 20) for power in range(52)]
+    roof = [min(x * facts["copy_gbs"] / 1e3, facts["matmul_tflops"]) for x in bound]
+    axes.loglog(bound, roof, "k-", label="measured ceilings")
+    for row in rows:
+        axes.plot(row["intensity"], row["tflops"], "o")
+        axes.annotate(row["case"], (row["intensity"], row["tflops"]), fontsize=6)
+    axes.set_xlabel("FLOP / byte")
+    axes.set_ylabel("TFLOP/s")
+    axes.legend()
+    figure.savefig(folder / "roofline.png", dpi=120)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Return the geometric mean of the ratios."""
+    ratios = [row["ratio"] for row in rows if "ratio" in row]
+    if not ratios:
+        return "no peer was there"
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"geometric mean over {len(ratios)} cases: {mean:.3f}"

@@ -1,0 +1,123 @@
+"""What the Hopper kernels share: the segments of a part, what its queries see, tails of blocks.
+
+A *segment* is the piece of one group of query tiles that one part of the grid works on (see
+``schedule.py``). Every role of a kernel walks the same segments and counts the same key tiles.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from paged_mla_optimized.kernels.schedule import find_group, units_of_part
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def units_of_program(unit_starts_ptr, num_rows, LANES: gl.constexpr, MIN_UNITS: gl.constexpr):
+    """Return the part and lane of this program, and the part's units ``[unit, end)``."""
+    part = gl.program_id(0) // LANES
+    lane = gl.program_id(0) % LANES
+    unit, end, _, _ = units_of_part(
+        unit_starts_ptr, num_rows, part, gl.num_programs(0) // LANES, MIN_UNITS
+    )
+    return part, lane, unit, end
+
+
+@gluon.jit
+def find_segment(
+    unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
+    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, LANES: gl.constexpr,
+    SEARCH_STEPS: gl.constexpr,
+):  # fmt: skip
+    """Return the segment of a part that starts with `unit`.
+
+    Returns
+    -------
+    stop : first unit after the segment
+    is_head, is_whole : whether it begins its group, and whether it is all of it
+    row, tile_m, seq_len, context_len : whose queries, which query tile of the row
+    tile_begin, tile_end : its key tiles that some query sees
+    tile_edge : first key tile that some query does not see in full
+    """
+    row, group, group_begin, group_end = find_group(
+        unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
+    )
+    stop = gl.minimum(end, group_end)
+    is_head = unit == group_begin
+    is_whole = is_head & (stop == group_end)
+    tile_m = group * LANES + lane
+    seq_len = gl.load(row_lens_ptr + row)
+    query_len = gl.load(token_starts_ptr + row + 1) - gl.load(token_starts_ptr + row)
+    context_len = gl.maximum(seq_len - query_len, 0)
+    first = tile_m * TILE_M // num_heads
+    last = gl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
+    if MASK == "causal":
+        common = gl.minimum(context_len + first + 1, seq_len)
+        reach = gl.minimum(context_len + last + 1, seq_len)
+    elif MASK == "non_causal":
+        common = seq_len
+        reach = seq_len
+    else:
+        common = context_len
+        reach = seq_len
+    reach = gl.where(first < query_len, reach, 0)
+    tile_begin = (unit - group_begin).to(gl.int32)
+    tile_end = gl.minimum((stop - group_begin).to(gl.int32), gl.cdiv(reach, TILE_N))
+    tile_edge = common // TILE_N
+    return (
+        stop, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end, tile_edge
+    )  # fmt: skip
+
+
+@gluon.jit
+def query_pairs(
+    token_starts_ptr, row, tile_m, num_heads, TILE_M: gl.constexpr, layout: gl.constexpr
+):
+    """Unfold a query tile into token and head, int64, index in the row, and which are alive."""
+    start = gl.load(token_starts_ptr + row)
+    query_len = gl.load(token_starts_ptr + row + 1) - start
+    pair = tile_m * TILE_M + gl.arange(0, TILE_M, layout=layout)
+    index = pair // num_heads
+    return (start + index).to(gl.int64), (pair % num_heads).to(gl.int64), index, index < query_len
+
+
+@gluon.jit
+def sees(
+    key, seq_len, context_len, index, token, live, tree_words_ptr,
+    MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+):  # fmt: skip
+    """Return which queries see which keys (S-4); `key` broadcasts with `index` and `token`."""
+    if MASK == "causal":
+        visible = (key <= context_len + index) & (key < seq_len)
+    elif MASK == "non_causal":
+        visible = (key < seq_len) & (index >= 0)
+    else:
+        node = key - context_len
+        is_draft = (node >= 0) & (key < seq_len)
+        at = token * TREE_WORDS + node // 32
+        word = gl.load(tree_words_ptr + at, mask=is_draft & live, other=0)
+        visible = (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+    return visible
+
+
+@gluon.jit
+def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
+    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    key = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))
+    for column in gl.static_range(0, WIDTH, 64):
+        part = tile.slice(column, 64, dim=1)
+        held = part.load(layout)
+        part.store(gl.where((key < valid)[:, None], held, gl.zeros_like(held)))
+
+
+@gluon.jit
+def cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows):
+    """Return which row of the cache holds `key`; past `seq_len` one before the cache begins.
+
+    The copy engine fills what lies outside the cache with zeros, and reads nothing.
+    """
+    entry = (key // block_size).to(gl.int64) * stride_table_col
+    block = gl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+    return gl.where(key < seq_len, block * block_rows + key % block_size, -64)

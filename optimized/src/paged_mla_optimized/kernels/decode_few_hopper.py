@@ -1,0 +1,272 @@
+"""Split attention for up to 32 query pairs a tile on Hopper, operands swapped (rules S-4 to S-7).
+
+Scores and answers are computed transposed, ``S^T = K Q^T`` and ``O^T = V^T P^T``: the tensor cores'
+64 rows are then keys and latent columns, and no row is wasted however few the queries. One warp
+copies key tiles into a ring of shared memory; four others compute. Bound by memory bandwidth.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from paged_mla_optimized.kernels.common_hopper import (
+    LN_2,
+    LOG2_E,
+    cache_row,
+    clear_tail,
+    find_segment,
+    query_pairs,
+    sees,
+    units_of_program,
+)
+
+
+@gluon.jit
+def _copy_tiles(
+    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
+    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col, num_rows, num_heads,
+    block_size, block_rows, MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    BOX: gl.constexpr, LANES: gl.constexpr, STAGES: gl.constexpr, MIN_UNITS: gl.constexpr,
+    SEARCH_STEPS: gl.constexpr,
+):  # fmt: skip
+    """Fill the ring with the key tiles of every segment of this part."""
+    _part, lane, unit, end = units_of_program(unit_starts_ptr, num_rows, LANES, MIN_UNITS)
+    stage = 0
+    phase = 0
+    while unit < end:
+        stop, _, _, row, _, seq_len, _, tile_begin, tile_end, _ = find_segment(
+            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
+            MASK, TILE_M, TILE_N, LANES, SEARCH_STEPS,
+        )  # fmt: skip
+        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+        for tile in range(tile_begin, tile_end):
+            at = cache_row(
+                table_row_ptr, stride_table_col, tile * TILE_N, seq_len, block_size, block_rows
+            )
+            mbarrier.wait(empty.index(stage), phase ^ 1)
+            mbarrier.expect(ready.index(stage), TILE_N * 576 * 2)
+            for key in gl.static_range(0, TILE_N, BOX):
+                if key > 0:
+                    at = cache_row(
+                        table_row_ptr, stride_table_col, tile * TILE_N + key, seq_len, block_size,
+                        block_rows,
+                    )  # fmt: skip
+                tma.async_copy_global_to_shared(
+                    ckv_desc, [at, 0], ready.index(stage), ckv.index(stage).slice(key, BOX)
+                )
+                tma.async_copy_global_to_shared(
+                    k_pe_desc, [at, 512], ready.index(stage), k_pe.index(stage).slice(key, BOX)
+                )
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+        unit = stop
+
+
+@gluon.jit
+def _load_queries(
+    q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
+    TILE_M: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Put a query tile into shared memory; pairs that do not exist are zeros."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    token, head, _, live = query_pairs(
+        token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
+    )
+    at = token * stride_token + head * stride_head
+    q = gl.load(q_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
+    buffer.store(q)
+
+
+@gluon.jit
+def _attend(
+    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
+    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, unit_starts_ptr, token_starts_ptr,
+    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
+    stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+    softmax_scale, num_rows, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, LANES: gl.constexpr, STAGES: gl.constexpr,
+    MIN_UNITS: gl.constexpr, SEARCH_STEPS: gl.constexpr,
+):  # fmt: skip
+    """Attend the queries of every segment of this part to the tiles in the ring."""
+    dtype: gl.constexpr = q_nope.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
+    pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    key_in_tile = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, s_layout))
+    column = gl.arange(0, 512, layout=gl.SliceLayout(1, s_layout))
+    scale = softmax_scale * LOG2_E
+
+    part, lane, unit, end = units_of_program(unit_starts_ptr, num_rows, LANES, MIN_UNITS)
+    stage = 0
+    phase = 0
+    while unit < end:
+        (
+            stop, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            tile_edge,
+        ) = find_segment(
+            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
+            MASK, TILE_M, TILE_N, LANES, SEARCH_STEPS,
+        )  # fmt: skip
+        _load_queries(
+            q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
+            num_heads, q_nope, TILE_M, 512,
+        )  # fmt: skip
+        _load_queries(
+            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
+            num_heads, q_pe, TILE_M, 64,
+        )  # fmt: skip
+        fence_async_shared()
+        token, head, index, live = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
+        )
+
+        acc = gl.zeros([512, TILE_M], gl.float32, s_layout)
+        peak = gl.full([TILE_M], float("-inf"), gl.float32, pair_layout)
+        total = gl.zeros([TILE_M], gl.float32, pair_layout)
+        for tile in range(tile_begin, tile_end):
+            mbarrier.wait(ready.index(stage), phase)
+            if tile * TILE_N + TILE_N > seq_len:
+                valid = seq_len - tile * TILE_N
+                clear_tail(ckv.index(stage), valid, TILE_N, 512, 4)
+                fence_async_shared()
+            scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
+            scores = warpgroup_mma(
+                ckv.index(stage), q_nope.permute((1, 0)), scores, use_acc=False, is_async=True
+            )
+            scores = warpgroup_mma(k_pe.index(stage), q_pe.permute((1, 0)), scores, is_async=True)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            scores = scores * scale
+            if tile >= tile_edge:
+                key = tile * TILE_N + key_in_tile
+                visible = sees(
+                    key[:, None], seq_len, context_len, index[None, :], token[None, :],
+                    live[None, :], tree_words_ptr, MASK, TREE_WORDS,
+                )  # fmt: skip
+                scores = gl.where(visible, scores, float("-inf"))
+            new_peak = gl.maximum(peak, gl.max(scores, 0))
+            shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = gl.exp2(scores - shift[None, :])
+            keep = gl.exp2(peak - shift)
+            total = total * keep + gl.sum(weights, 0)
+            peak = new_peak
+            weights_smem.store(weights.to(dtype))
+            fence_async_shared()
+            acc = acc * keep[None, :]
+            acc = warpgroup_mma(ckv.index(stage).permute((1, 0)), weights_smem, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(stage))
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+
+        is_empty = peak == float("-inf")
+        divisor = gl.where(is_empty, 1.0, total)
+        out = acc / divisor[None, :]
+        lse = gl.where(is_empty, peak, (peak + gl.log2(divisor)) * LN_2)
+        if is_whole:
+            at = token * stride_out_token + head * stride_out_head
+            out_at = out_ptr + at[None, :] + column[:, None]
+            gl.store(out_at, out.to(dtype), mask=live[None, :])
+            gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+        else:
+            half = gl.where(is_head, 1, 0)
+            pair = gl.arange(0, TILE_M, layout=pair_layout)
+            at = ((part * 2 + half) * LANES + lane).to(gl.int64) * TILE_M + pair
+            gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
+            gl.store(partial_lse_ptr + at, lse)
+        unit = stop
+
+
+# Not specialised: what varies from step to step, or with how an engine slices its buffers.
+@gluon.jit(
+    do_not_specialize=["num_rows", "stride_table_row", "stride_lse_token", "stride_lse_head"]
+)
+def decode_few_kernel(
+    q_nope_ptr,  # [T, H, 512]
+    q_pe_ptr,  # [T, H, 64]
+    block_table_ptr,  # int32 [B, M]
+    unit_starts_ptr,
+    token_starts_ptr,
+    row_lens_ptr,
+    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    out_ptr,  # [T, H, 512]
+    lse_ptr,  # float32 [T, H]
+    partial_out_ptr,  # float32 [parts, 2, LANES, TILE_M, 512]
+    partial_lse_ptr,  # float32 [parts, 2, LANES, TILE_M]
+    ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 512]
+    k_pe_desc,  # the same, boxes [BOX, 64]
+    stride_q_nope_token,
+    stride_q_nope_head,
+    stride_q_pe_token,
+    stride_q_pe_head,
+    stride_table_row,
+    stride_table_col,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    softmax_scale,
+    num_rows,
+    num_heads: gl.constexpr,
+    block_size: gl.constexpr,
+    block_rows: gl.constexpr,  # rows of the descriptors from one block to the next
+    MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr,
+    TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr,
+    BOX: gl.constexpr,  # keys of one copy: the block, or the tile if that is smaller
+    LANES: gl.constexpr,
+    STAGES: gl.constexpr,
+    MIN_UNITS: gl.constexpr,
+    SEARCH_STEPS: gl.constexpr,
+):
+    dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
+    rows_layout: gl.constexpr = ckv_desc.layout
+    narrow: gl.constexpr = gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
+    q_nope = gl.allocate_shared_memory(dtype, [TILE_M, 512], rows_layout)
+    q_pe = gl.allocate_shared_memory(dtype, [TILE_M, 64], rows_layout)
+    ckv = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 512], rows_layout)
+    k_pe = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 64], rows_layout)
+    weights = gl.allocate_shared_memory(dtype, [TILE_N, TILE_M], narrow)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+    fence_async_shared()
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (
+                    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
+                    q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr,
+                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
+                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
+                    stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_rows,
+                    num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, LANES, STAGES, MIN_UNITS,
+                    SEARCH_STEPS,
+                ),
+            ),
+            (
+                _copy_tiles,
+                (
+                    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
+                    unit_starts_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
+                    stride_table_col, num_rows, num_heads, block_size, block_rows, MASK, TILE_M,
+                    TILE_N, BOX, LANES, STAGES, MIN_UNITS, SEARCH_STEPS,
+                ),
+            ),
+        ],
+        [1],
+        [56],
+    )  # fmt: skip
