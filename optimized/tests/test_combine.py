@@ -1,0 +1,28 @@
+import pytest
+import torch
+from mla_step import assert_close, build, dense
+
+from paged_mla_optimized import PagedMla
+
+
+@pytest.mark.parametrize("seq_len", [200, 320], ids=["few-partials", "many-partials"])
+def test_rows_beside_do_not_change_the_bits(seq_len):
+    """S-17: alone, or in a bucket of 70 rows of which the others are empty."""
+    sizes = {"max_rows": 70, "max_query_tokens": 71, "max_model_len": 512}
+    alone = build((seq_len, 1), **sizes)
+    padded = build((seq_len, 1), *[(0, 0)] * 69, **sizes)
+    assert torch.equal(alone.q_nope, padded.q_nope)
+    padded.cache, padded.block_table[0] = alone.cache, alone.block_table[0]
+    first, second = alone.attend(), padded.attend()
+    assert_close(first, dense(alone))
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("seq_len", [40, 200, 320])
+def test_joins_any_number_of_partials(seq_len):
+    """S-8, S-20: one, up to eight, or more of them come to the same answer."""
+    step = build((seq_len, 3), (65, 1), num_heads=6, max_model_len=512)
+    mla = PagedMla(step.config, "cpu")
+    assert_close(step.attend(mla), dense(step))
+    assert_close(step.attend(mla), dense(step))
