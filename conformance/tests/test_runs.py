@@ -116,8 +116,9 @@ def test_a_narrowed_run_is_not_conformant():
         (("--backend", "paged_mla_reference.backend:absent"), "has no attribute"),
         (("--backend", "paged_mla_reference.backend"), "allowed: MODULE:FACTORY"),
         (("--backend", REFERENCE, "--only", "decode-h17-fp4"), "no test or case is called"),
+        (("--backend", REFERENCE, "--dtypes", "fp4"), "allowed: float32,float16,bfloat16"),
     ],
-    ids=["module", "factory", "form", "only"],
+    ids=["module", "factory", "form", "only", "dtypes"],
 )
 def test_usage_errors_say_what_is_wrong(arguments: tuple[str, ...], message: str):
     """Nothing runs on a wrong command line."""

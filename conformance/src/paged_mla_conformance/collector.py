@@ -119,7 +119,7 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         "undeclared_core": bool(skip and skip.undeclared_core),
         "message": report.longreprtext if report.outcome == "failed" else "",
         "replay": f"python -m paged_mla_conformance --backend {run.factory} "
-        f"--dims {run.dims_name} --only '{test_id(item)}'",
+        f"--dims {run.dims_name} --dtypes {','.join(run.dtypes)} --only '{test_id(item)}'",
         "checks": [
             vars(check) for check in (trial.checks if trial else item.stash.get(CHECKS, []))
         ],

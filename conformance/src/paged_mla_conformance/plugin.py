@@ -22,7 +22,7 @@ from paged_mla_conformance.collector import (
 )
 from paged_mla_conformance.compare import Check
 from paged_mla_conformance.expected import load_expected_failures
-from paged_mla_conformance.profile import CORE, Run
+from paged_mla_conformance.profile import ALL_DTYPES, CORE, Run
 from paged_mla_conformance.report import Report
 from paged_mla_conformance.selection import (
     CaseParam,
@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("paged-mla", "paged MLA conformance")
     group.addoption("--mla-backend", metavar="MODULE:FACTORY", help="backend under test")
     group.addoption("--mla-dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
+    group.addoption("--mla-dtypes", metavar="A,B", help="element types (default: the mode's)")
     group.addoption("--mla-only", metavar="ID", help="run one case id, as reports print it")
     group.addoption("--mla-expected-failures", type=Path, metavar="TOML")
     group.addoption("--mla-report", type=Path, metavar="JSON", help="also writes HTML beside it")
@@ -57,7 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if name is None:
         return
     backend = load_backend(name)
-    run = Run(backend, name, config.getoption("--mla-dims") or CORE[backend.mode].dims)
+    dims = config.getoption("--mla-dims") or CORE[backend.mode].dims
+    run = Run(backend, name, dims, _chosen_dtypes(config.getoption("--mla-dtypes")))
     config.stash[RUN] = run
     path = config.getoption("--mla-expected-failures")
     try:
@@ -66,6 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     report = Report(run, partial=config.getoption("--mla-only") is not None)
     config.pluginmanager.register(Collector(config, report), "paged-mla-collector")
+
+
+def _chosen_dtypes(option: str | None) -> tuple[str, ...]:
+    chosen = tuple(option.split(",")) if option else ()
+    if not set(chosen) <= set(ALL_DTYPES):
+        raise pytest.UsageError(f"--mla-dtypes: got {option}; allowed: {','.join(ALL_DTYPES)}")
+    return chosen
 
 
 def load_backend(name: str) -> Backend:

@@ -50,6 +50,7 @@ class Run:
     backend: Backend
     factory: str
     dims_name: str
+    chosen_dtypes: tuple[str, ...] = ()
 
     @property
     def profile(self) -> Profile:
@@ -63,6 +64,5 @@ class Run:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Core dtypes of the mode, and whatever else the backend declares."""
-        declared = self.backend.capabilities.dtypes
-        return tuple(d for d in ALL_DTYPES if d in self.profile.dtypes or d in declared)
+        """Those the user chose, else the core ones of the mode."""
+        return self.chosen_dtypes or self.profile.dtypes
