@@ -16,7 +16,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from paged_mla_optimized.append import append_constants
 from paged_mla_optimized.attend import attend_constants, choose_variant
-from paged_mla_optimized.combine import combine_constants, combine_options
+from paged_mla_optimized.combine import combine_constants
 from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
 from paged_mla_optimized.drafts import copy_tails_constants, draft_rows_constants
 from paged_mla_optimized.gather import gather_constants
@@ -192,7 +192,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     for shape in ("wide", "tall"):
         constants = combine_constants(config, variant, shape)
         name = f"combine-{shape}-{variant.family}-{tile}-{dims}-{dtype}-{cut}"
-        yield Job(name, combine_kernel, dtype, constants, combine_options(constants)["num_warps"])
+        yield Job(name, combine_kernel, dtype, constants)
     for name, kernel, constants in (
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
         (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),

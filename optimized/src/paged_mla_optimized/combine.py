@@ -7,20 +7,17 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.device import is_interpreting
 from paged_mla_optimized.kernels.combine import combine_kernel
 from paged_mla_optimized.launch import Launcher, aligned
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.variants import PORTABLE, AttendVariant, fixed_splits
 
-_WIDE_PAIRS = 2048
-"""Up to so many pairs a warp takes part of one and reads many partials at once: few rows are then
-spread over the whole device. Beyond it a program takes whole columns of several pairs."""
+_WIDE_PAIRS = 1024
+"""Up to so many pairs a program takes part of one, so that few rows are spread over the whole
+device. Beyond it a program takes all columns of several pairs."""
 
-_SHAPES = {
-    "wide": {"PAIRS": 1, "COLUMNS": 128, "UNROLL": 32},
-    "tall": {"PAIRS": 4, "COLUMNS": 512, "UNROLL": 4},
-}
+_SHAPES = {"wide": {"PAIRS": 1, "COLUMNS": 128}, "tall": {"PAIRS": 4, "COLUMNS": 512}}
+_SOURCES = 32
 
 
 class Combine:
@@ -42,7 +39,7 @@ class Combine:
         self._kernels: dict[str, Launcher] = {}
         for shape in _SHAPES:
             constants = combine_constants(config, variant, shape)
-            options = combine_options(constants)
+            options = {"launch_pdl": True} if constants["OVERLAP"] else {}
             self._columns[shape] = constants["COLUMNS"]
             self._kernels[shape] = Launcher(combine_kernel, constants, **options)
 
@@ -117,13 +114,6 @@ def combine_constants(config: MlaConfig, variant: AttendVariant, shape: str) -> 
     """Return what ``combine_kernel`` is specialised for; `shape` is "wide" or "tall"."""
     constants = cut_constants(config, variant) | _SHAPES[shape]
     constants["COLUMNS"] = min(constants["COLUMNS"], config.kv_lora_rank)
+    constants["SOURCES"] = _SOURCES
     constants["OVERLAP"] = variant.family != PORTABLE
-    if is_interpreting():
-        constants["UNROLL"] = 4
     return constants
-
-
-def combine_options(constants: dict[str, Any]) -> dict[str, int]:
-    """Return the launch options that go with ``combine_constants``."""
-    options = {"num_warps": constants["PAIRS"]}  # 128 columns of a pair make a warp
-    return options | ({"launch_pdl": True} if constants["OVERLAP"] else {})

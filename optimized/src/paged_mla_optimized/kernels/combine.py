@@ -2,9 +2,9 @@
 
 The first programs along axis 0 join one group each: the groups of every row, or, where few of many
 groups are cut, the group in which a part's range ends, if that part is the first to work on it.
-Axes 1 and 2 share out the group's pairs and columns. Partials are added one after another whatever
-a program's share is, so that it never shows in the bits (S-17). The last programs along axis 0
-give padding ``(0, -inf)``.
+Axes 1 and 2 share out the group's pairs and columns. A program's share never shows in the bits
+(S-17): FEW partials or less are added one after another in every shape, more in tiles of one
+shape. The last programs along axis 0 give padding ``(0, -inf)``.
 """
 
 import triton
@@ -16,6 +16,8 @@ from paged_mla_optimized.kernels.schedule import (
     query_rows,
     units_of_part,
 )
+
+FEW = tl.constexpr(8)
 
 
 @triton.jit
@@ -95,24 +97,21 @@ def _line(first, i, within, GROUP_M: tl.constexpr, FIXED_SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _join(
+def _join_few(
     partial_out_ptr, partial_lse_ptr, first, count, within, column, R: tl.constexpr,
-    GROUP_M: tl.constexpr, FIXED_SPLITS: tl.constexpr, PAIRS: tl.constexpr,
-    COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+    GROUP_M: tl.constexpr, FIXED_SPLITS: tl.constexpr, PAIRS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return out [PAIRS, COLUMNS] and lse [PAIRS] of the partials; UNROLL are read at once."""
+    """Return out [PAIRS, COLUMNS] and lse [PAIRS] of up to FEW partials."""
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
-    for i in range(0, count, UNROLL):
-        for ahead in tl.static_range(UNROLL):
-            at = _line(first, i + ahead, within, GROUP_M, FIXED_SPLITS)
-            lse = tl.load(partial_lse_ptr + at, mask=i + ahead < count, other=float("-inf"))
-            peak = tl.maximum(peak, lse)
+    for i in range(count):
+        at = _line(first, i, within, GROUP_M, FIXED_SPLITS)
+        peak = tl.maximum(peak, tl.load(partial_lse_ptr + at))
     shift = tl.where(peak == float("-inf"), 0.0, peak)
 
     acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
     total = tl.zeros([PAIRS], tl.float32)
-    for i in range(0, count, UNROLL):
-        for ahead in tl.static_range(UNROLL):
+    for i in range(0, count, 4):
+        for ahead in tl.static_range(4):
             at = _line(first, i + ahead, within, GROUP_M, FIXED_SPLITS)
             inside = i + ahead < count
             lse = tl.load(partial_lse_ptr + at, mask=inside, other=float("-inf"))
@@ -125,6 +124,38 @@ def _join(
     is_empty = peak == float("-inf")
     divisor = tl.where(is_empty, 1.0, total)
     return acc / divisor[:, None], tl.where(is_empty, peak, peak + tl.log(divisor))
+
+
+@triton.jit
+def _join_many(
+    partial_out_ptr, partial_lse_ptr, first, count, within, column, R: tl.constexpr,
+    GROUP_M: tl.constexpr, FIXED_SPLITS: tl.constexpr, SOURCES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Return out [WIDTH] and lse of one pair, from SOURCES partials at a time."""
+    source = tl.arange(0, SOURCES)
+    peaks = tl.full([SOURCES], float("-inf"), tl.float32)
+    for i in range(0, count, SOURCES):
+        at = _line(first, i + source, within, GROUP_M, FIXED_SPLITS)
+        lse = tl.load(partial_lse_ptr + at, mask=i + source < count, other=float("-inf"))
+        peaks = tl.maximum(peaks, lse)
+    peak = tl.max(peaks, axis=0)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+
+    acc = tl.zeros([SOURCES, WIDTH], tl.float32)
+    totals = tl.zeros([SOURCES], tl.float32)
+    for i in range(0, count, SOURCES):
+        at = _line(first, i + source, within, GROUP_M, FIXED_SPLITS)
+        lse = tl.load(partial_lse_ptr + at, mask=i + source < count, other=float("-inf"))
+        is_full = lse > float("-inf")  # an empty partial may hold anything
+        out_at = partial_out_ptr + at[:, None] * R + column[None, :]
+        out = tl.load(out_at, mask=is_full[:, None], other=0.0)
+        weight = tl.exp(lse - shift)
+        acc += weight[:, None] * out
+        totals += weight
+    total = tl.sum(totals, axis=0)
+    is_empty = peak == float("-inf")
+    divisor = tl.where(is_empty, 1.0, total)
+    return tl.sum(acc, axis=0) / divisor, tl.where(is_empty, peak, peak + tl.log(divisor))
 
 
 @triton.jit(do_not_specialize=["joins", "parts", "num_rows", "num_tokens", "stride_lse_token",
@@ -158,7 +189,7 @@ def combine_kernel(
     SEARCH_STEPS: tl.constexpr,
     PAIRS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    SOURCES: tl.constexpr,  # partials of one tile, where there are many
     OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
 ):
     GROUP_M: tl.constexpr = LANES * TILE_M
@@ -195,17 +226,37 @@ def combine_kernel(
     if count == 0:
         return
 
-    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    within = chunk * PAIRS + tl.arange(0, PAIRS)
-    out, lse = _join(
-        partial_out_ptr, partial_lse_ptr, first, count, within, column,
-        R, GROUP_M, FIXED_SPLITS, PAIRS, COLUMNS, UNROLL,
-    )  # fmt: skip
     token, head, _, live = query_rows(
         token_starts_ptr, row, group * (GROUP_M // PAIRS) + chunk, num_heads, PAIRS
     )
     at = token * stride_out_token + head * stride_out_head
-    out = out.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + at[:, None] + column[None, :], out, mask=live[:, None])
-    if tl.program_id(2) == 0:
-        tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    lse_at = lse_ptr + token * stride_lse_token + head * stride_lse_head
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    within = chunk * PAIRS + tl.arange(0, PAIRS)
+    if count <= FEW:
+        out, lse = _join_few(
+            partial_out_ptr, partial_lse_ptr, first, count, within, column,
+            R, GROUP_M, FIXED_SPLITS, PAIRS, COLUMNS,
+        )  # fmt: skip
+        out = out.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at[:, None] + column[None, :], out, mask=live[:, None])
+        if tl.program_id(2) == 0:
+            tl.store(lse_at, lse, mask=live)
+        return
+
+    WIDTH: tl.constexpr = min(128, R)
+    for pair in range(PAIRS):
+        is_pair = tl.arange(0, PAIRS) == pair
+        line = tl.sum(tl.where(is_pair, at, 0), axis=0)
+        exists = tl.sum((is_pair & live).to(tl.int32), axis=0) > 0
+        for begin in range(0, COLUMNS, WIDTH):
+            some = tl.program_id(2) * COLUMNS + begin + tl.arange(0, WIDTH)
+            sums, sums_lse = _join_many(
+                partial_out_ptr, partial_lse_ptr, first, count, chunk * PAIRS + pair, some,
+                R, GROUP_M, FIXED_SPLITS, SOURCES, WIDTH,
+            )  # fmt: skip
+            sums = sums.to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + line + some, sums, mask=exists)
+            if tl.program_id(2) == 0:
+                lses = tl.zeros([PAIRS], tl.float32) + sums_lse
+                tl.store(lse_at, lses, mask=live & is_pair)
