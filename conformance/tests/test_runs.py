@@ -127,6 +127,21 @@ def test_usage_errors_say_what_is_wrong(arguments: tuple[str, ...], message: str
     assert message in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("no_package:create", "No module named 'a_package_nobody_has'"),
+        ("no_device:create", "no such device"),
+    ],
+    ids=["package", "device"],
+)
+def test_a_backend_that_cannot_run_here_is_skipped(backend: str, reason: str):
+    """Neither conformant nor not: the reason is printed, and the status says that nothing ran."""
+    done = run_suite("--backend", backend)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert f"SKIPPED: {backend} cannot run here: {reason}" in done.stdout + done.stderr
+
+
 ENTRY = """
 [[expected_failure]]
 test = "{test}"

@@ -38,6 +38,7 @@ from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS
+from paged_mla_shared.errors import Unsupported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -84,15 +85,25 @@ def load_backend(name: str) -> Backend:
     ------
     pytest.UsageError
         The name is malformed, the module cannot be imported, or the factory is missing.
+    pytest.exit.Exception
+        A package that the module needs is not installed, or the factory raised ``Unsupported``:
+        this machine has nothing to ask. Status 5, as for a run without tests.
     """
     module_name, _, factory = name.partition(":")
     if not module_name or not factory:
         raise pytest.UsageError(f"--mla-backend: got {name!r}; allowed: MODULE:FACTORY")
     try:
-        create = getattr(importlib.import_module(module_name), factory)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(module_name)
+        if not hasattr(module, factory):
+            raise pytest.UsageError(f"--mla-backend: {module_name} has no attribute {factory!r}")
+        backend: Backend = getattr(module, factory)()
+    except (ModuleNotFoundError, Unsupported) as error:
+        if f"{module_name}.".startswith(f"{getattr(error, 'name', None)}."):
+            raise pytest.UsageError(f"--mla-backend {name}: {error}") from error
+        reason = f"SKIPPED: {name} cannot run here: {error}"
+        pytest.exit(reason, returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
+    except ImportError as error:
         raise pytest.UsageError(f"--mla-backend {name}: {error}") from error
-    backend: Backend = create()
     if backend.mode not in CORE:
         raise pytest.UsageError(f"{name}: mode got {backend.mode!r}; allowed: {sorted(CORE)}")
     return backend

@@ -1,0 +1,106 @@
+"""FlashMLA's dense decode kernel for Hopper, from the package ``flash_mla`` or out of vLLM.
+
+vLLM carries it as ``vllm/_flashmla_C.abi3.so``, which is loaded by itself, so that nothing else of
+vLLM has to be there. Its schedule depends on the lengths and is made anew for every call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from adapters.decode import FEATURES, Call, DecodeBackend, version_of
+from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.errors import Unsupported
+
+BINARY = "vllm/_flashmla_C.abi3.so"
+
+Launch = Callable[[Call], tuple[torch.Tensor, torch.Tensor]]  # lse [N, H, q]
+
+
+def create() -> DecodeBackend:
+    """Return the kernel as a backend.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Neither the package nor vLLM's library is on the path.
+    Unsupported
+        There is no Hopper GPU.
+    """
+    launch, version = _from_package() or _from_vllm()
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        raise Unsupported("FlashMLA's dense decode needs a Hopper GPU")
+
+    def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = launch(call)
+        return out, lse.transpose(1, 2)
+
+    return DecodeBackend(
+        name="flashmla",
+        version=version,
+        kernel=attend,
+        capabilities=Capabilities(
+            ops=frozenset({"plan", "append", "attend"}),
+            dtypes=frozenset({"bfloat16", "float16"}),
+            cache_formats=frozenset({"bf16", "fp16"}),
+            block_sizes=frozenset({64}),
+            num_heads=frozenset(range(1, 129)),
+            head_dims=frozenset({(512, 64)}),
+            masks=frozenset({"causal", "non_causal"}),
+            features=FEATURES,
+            max_query_len=128,
+        ),
+    )
+
+
+def _from_package() -> tuple[Launch, str] | None:
+    try:
+        package = importlib.import_module("flash_mla")
+    except ModuleNotFoundError:
+        return None
+
+    def launch(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        schedule, splits = package.get_mla_metadata(call.seq_lens, call.q[0, :, :, 0].numel(), 1)
+        out, lse = package.flash_mla_with_kvcache(
+            call.q,
+            call.cache.unsqueeze(2),
+            call.block_table,
+            call.seq_lens,
+            call.problem.dims.kv_lora_rank,
+            schedule,
+            splits,
+            softmax_scale=call.problem.softmax_scale,
+            causal=call.problem.mask == "causal",
+        )
+        return out, lse
+
+    return launch, version_of("flash_mla", Path(str(package.__file__)))
+
+
+def _from_vllm() -> tuple[Launch, str]:
+    found = [path for entry in sys.path if (path := Path(entry) / BINARY).exists()]
+    if not found:
+        raise ModuleNotFoundError(f"neither flash_mla nor {BINARY} is installed", name="flash_mla")
+    torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]
+
+    def launch(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse, *_ = torch.ops._flashmla_C.dense_decode_fwd(
+            call.q,
+            call.cache.unsqueeze(2),
+            call.problem.dims.kv_lora_rank,
+            call.seq_lens,
+            call.block_table,
+            call.problem.softmax_scale,
+            call.problem.mask == "causal",
+            None,  # schedule
+            None,  # splits
+            None,  # out
+        )
+        return out, lse
+
+    return launch, version_of("vllm", found[0])

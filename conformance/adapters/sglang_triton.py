@@ -1,0 +1,109 @@
+"""SGLang's Triton decode kernel.
+
+``sglang.kernels.ops.attention.decode_attention``, before 0.5.10 or so
+``sglang.srt.layers.attention.triton_ops.decode_attention``.
+
+It returns no lse. Every split leaves its own, natural and float32; their sum of exponentials is
+what the adapter answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from adapters.decode import FEATURES, FORMATS, Call, DecodeBackend, triton_dtypes, version_of
+from paged_mla_shared.backend import Capabilities
+
+SPLITS = 4
+MODULES = (
+    "sglang.kernels.ops.attention.decode_attention",
+    "sglang.srt.layers.attention.triton_ops.decode_attention",
+)
+
+
+def create() -> DecodeBackend:
+    """Return the kernel as a backend."""
+    module, dtypes = _module(), triton_dtypes()
+    kernel = SglangDecode(module)
+    return DecodeBackend(
+        name="sglang-triton",
+        version=version_of("sglang", Path(str(module.__file__))),
+        kernel=kernel,
+        capabilities=Capabilities(
+            ops=frozenset({"plan", "append", "attend"}),
+            dtypes=dtypes,
+            cache_formats=frozenset(FORMATS[name] for name in dtypes),
+            block_sizes=frozenset(range(1, 257)),
+            num_heads=frozenset(range(1, 129)),
+            head_dims=frozenset({(512, 64), (256, 32)}),
+            masks=frozenset({"causal"}),
+            features=FEATURES if kernel.takes_pages else FEATURES - {"strided_cache"},
+            max_query_len=1,
+        ),
+    )
+
+
+def _module() -> ModuleType:
+    for name in MODULES[:-1]:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue  # an older release
+    return importlib.import_module(MODULES[-1])
+
+
+class SglangDecode:
+    """The kernel, with the options that this release of it has."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._launch = module.decode_attention_fwd
+        self._parameters = inspect.signature(self._launch).parameters
+
+    @property
+    def takes_pages(self) -> bool:
+        """Whether pages may lie apart."""
+        return "page_size" in self._parameters
+
+    def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch it on buffers of NaN."""
+        rows, _, heads, _ = call.q.shape
+        rank, device = call.problem.dims.kv_lora_rank, call.q.device
+        indptr, slots = _slots(call)
+        keys, page_size = call.cache.unsqueeze(2), call.problem.block_size
+        if call.cache.is_contiguous():
+            keys, page_size = keys.flatten(0, 1), 1  # as SGLang's own pool
+        out = torch.full((rows, heads, rank), torch.nan, dtype=call.q.dtype, device=device)
+        partial = torch.full((rows, heads, SPLITS, rank), torch.nan, device=device)
+        lse = torch.full((rows, heads, SPLITS), -torch.inf, device=device)
+        splits = torch.full((rows,), SPLITS, dtype=torch.int32, device=device)
+        options = {"k_scale": 1.0, "v_scale": 1.0, "has_mla": True, "page_size": page_size}
+        self._launch(
+            call.q[:, 0],
+            keys,
+            keys[..., :rank],
+            out,
+            indptr,
+            slots,
+            partial,
+            lse,
+            splits,
+            SPLITS,
+            call.problem.softmax_scale,
+            **{name: options[name] for name in options if name in self._parameters},
+        )
+        return out.unsqueeze(1), torch.logsumexp(lse, -1).unsqueeze(1)
+
+
+def _slots(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows' slots, one after the other, int64, and where each row's begin."""
+    size = call.problem.block_size
+    offsets = torch.arange(size, device=call.q.device)
+    slots = (call.block_table.long()[..., None] * size + offsets).flatten(1)  # [N, M * size]
+    parts = [line[:n] for line, n in zip(slots, call.seq_lens.tolist(), strict=True)]
+    indptr = torch.nn.functional.pad(call.seq_lens.cumsum(0), (1, 0)).int()
+    return indptr, torch.cat(parts)
