@@ -80,7 +80,7 @@ def test_too_many_rows(mla_run: Run) -> None:
 def test_too_many_tokens(mla_run: Run) -> None:
     """A batch past ``max_query_tokens`` is refused."""
     _refuses_capacity(
-        mla_run, "max_query_tokens", lambda problem: replace(problem, max_query_tokens=23)
+        mla_run, "max_query_tokens", lambda problem: replace(problem, max_query_tokens=13)
     )
 
 
