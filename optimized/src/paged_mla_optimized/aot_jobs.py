@@ -52,6 +52,7 @@ _TYPES = {
     "prefix_table_ptr": "*i32",
     "prefix_lens_ptr": "*i32",
     "unit_starts_ptr": "*i64",
+    "cut_ptr": "*i64",
     "mask_starts_ptr": "*i64",
     "mask_ptr": "*u8",
     "block_table_ptr": "*i32",
@@ -73,6 +74,7 @@ _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them
     "stride_table_col": 1,
     "stride_mask_element": 1,
 }
+_NUM_SMS = 132  # shapes no code but a division
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -189,14 +191,17 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         variant.num_warps,
         variant.num_stages,
     )
-    for shape in ("wide", "tall"):
-        constants = combine_constants(config, variant, shape)
-        name = f"combine-{shape}-{variant.family}-{tile}-{dims}-{dtype}-{cut}"
-        yield Job(name, combine_kernel, dtype, constants)
+    overlap = "alone" if variant.family == PORTABLE else "overlapped"
+    yield Job(
+        f"combine-{overlap}-{tile}-{dims}-{dtype}-{cut}",
+        combine_kernel,
+        dtype,
+        combine_constants(config, variant),
+    )
     for name, kernel, constants in (
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
         (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
-        (f"schedule-{tile}-{config.mask}", schedule_kernel, schedule_constants(config, variant)),
+        (f"schedule-{tile}-{config.mask}", schedule_kernel, schedule_constants(config, variant, _NUM_SMS)),
         (f"token-{config.mask}", token_kernel, token_constants(config)),
         ("draft-rows", draft_rows_kernel, draft_rows_constants()),
         (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width)),

@@ -251,7 +251,7 @@ class PagedMla:
         return explain(
             core.config,
             core.variant,
-            parts=core.attention.parts,
+            programs=core.attention.programs,
             arch=core.facts.arch,
             query_lens=query_lens,
             seq_lens=seq_lens.tolist(),

@@ -53,8 +53,8 @@ class Attention:
         self.config = config
         self.variant = variant
         self.tables = tables
-        self.parts = variant.parts(num_sms)
-        shape = (_slots(config, variant, self.parts), variant.lanes, variant.tile_m)
+        self.programs = variant.programs(num_sms)
+        shape = (_tiles(config, variant, self.programs), variant.tile_m)
         pairs = math.prod(shape)
         size = pairs * (config.kv_lora_rank + 1)
         if workspace is None:
@@ -71,7 +71,7 @@ class Attention:
             num_warps=variant.num_warps,
             num_stages=variant.num_stages,
         )
-        self._combine = Combine(config, variant, self.parts)
+        self._combine = Combine(config, variant, self.programs)
         self._hopper = None if variant.family == PORTABLE else HopperAttention(config, variant)
 
     def launch(
@@ -109,7 +109,7 @@ class Attention:
                 lse=lse,
                 partial_out=self.partial_out,
                 partial_lse=self.partial_lse,
-                parts=self.parts,
+                programs=self.programs,
             )
         else:
             self._attend_portable(plan, q_nope, q_pe, cache, out=out, lse=lse)
@@ -127,13 +127,14 @@ class Attention:
         config, table = self.config, plan.block_table
         strides = (q_nope.stride(), q_pe.stride(), cache.stride(), table.stride(1), out.stride())
         self._attend_kernel(
-            (self.parts * self.variant.lanes, 1, 1),
+            (self.programs, 1, 1),
             strides if aligned(q_nope, q_pe, cache, table, out, lse) else None,
             q_nope,
             q_pe,
             cache,
             table,
             plan.unit_starts,
+            plan.cut,
             plan.token_starts,
             plan.row_lens,
             plan.positions,
@@ -156,11 +157,12 @@ class Attention:
         )
 
 
-def _slots(config: MlaConfig, variant: AttendVariant, parts: int) -> int:
-    """Return how many partial answers of a group the workspace holds."""
+def _tiles(config: MlaConfig, variant: AttendVariant, programs: int) -> int:
+    """Return how many partial answers of a query tile the workspace holds."""
     if config.deterministic:
-        return config.max_rows * fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-    return 2 * parts  # the group that a part's range begins in, and the one it ends in
+        splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+        return config.max_rows * splits * variant.lanes
+    return 2 * programs  # of the group that a part's range begins in, and of the one it ends in
 
 
 def choose_variant(config: MlaConfig, arch: str) -> AttendVariant:

@@ -46,7 +46,7 @@ class Core:
                 config.rope, config.qk_rope_head_dim, config.max_model_len, config.dtype
             )
         self.tables = (cos.to(self.device), sin.to(self.device))
-        self.plan = Plan(config, self.variant, self.device)
+        self.plan = Plan(config, self.variant, self.facts.num_sms, self.device)
         self.attention = Attention(
             config,
             self.variant,

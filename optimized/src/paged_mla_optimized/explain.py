@@ -76,19 +76,22 @@ def explain(
     config: MlaConfig,
     variant: AttendVariant,
     *,
-    parts: int,
+    programs: int,
     arch: str,
     query_lens: list[int],
     seq_lens: list[int],
 ) -> Explanation:
-    """Follow the schedule of ``kernels/schedule.py`` on the host."""
-    shapes = [
-        (-(-query_len * config.num_heads // variant.group_m), -(-seq_len // variant.tile_n))
+    """Follow the schedule of ``kernels/plan.py`` on the host."""
+    rows = [
+        (query_len * config.num_heads, -(-seq_len // variant.tile_n))
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
         if seq_len > 0
     ]
+    lanes = variant.lanes if config.deterministic else _choose_lanes(rows, variant)
+    shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
     units = sum(groups * tiles for groups, tiles in shapes)
-    part_units = max(-(-units // parts), variant.min_units)
+    parts = programs // lanes
+    part_units = _choose_length(shapes, max(-(-units // parts), variant.min_units))
     if config.deterministic:
         most = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
         cut_groups = sum(
@@ -102,12 +105,12 @@ def explain(
         cut = "equal shares of the grid"
     queries = f"{config.num_heads} heads x up to {config.max_query_len} queries"
     return Explanation(
-        kernel=f"portable attend on {arch}",
+        kernel=f"{variant.family} attend on {arch}",
         why=f"{queries}, {config.dtype}, mask {config.mask}",
-        programs=parts * variant.lanes,
+        programs=programs,
         tile_m=variant.tile_m,
         tile_n=variant.tile_n,
-        lanes=variant.lanes,
+        lanes=lanes,
         units=units,
         part_units=part_units,
         idle_parts=parts - -(-units // part_units),
@@ -115,6 +118,28 @@ def explain(
         cut_groups=cut_groups,
         cut=cut,
     )
+
+
+def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
+    """Return the most lanes that leave few of them without a query tile."""
+
+    def spent(lanes: int) -> int:
+        return lanes * sum(-(-pairs // (variant.tile_m * lanes)) * tiles for pairs, tiles in rows)
+
+    options = (1 << step for step in range(variant.lanes.bit_length()))
+    return max(lanes for lanes in options if spent(lanes) * 16 <= spent(1) * 17)
+
+
+def _choose_length(shapes: list[tuple[int, int]], share: int) -> int:
+    """Return the units of a part: `share`, or a little more where even rows then fit in whole."""
+    lengths = {tiles for groups, tiles in shapes if groups > 0}
+    if len(lengths) != 1:
+        return share
+    row = lengths.pop()
+    pieces = max(row // share, 1)
+    fitted = -(-share // row) * row if share > row else -(-row // pieces)
+    fits = (share > row or row % pieces == 0) and (fitted - share) * 32 <= share
+    return fitted if fits else share
 
 
 def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int) -> int:

@@ -65,18 +65,19 @@ class HopperAttention:
         lse: torch.Tensor,
         partial_out: torch.Tensor,
         partial_lse: torch.Tensor,
-        parts: int,
+        programs: int,
     ) -> None:
         """Write `out` and `lse` of every whole group, and partials of the others."""
         table = plan.block_table
         strides = (q_nope.stride(), q_pe.stride(), table.stride(1), out.stride())
         self._kernel(cache.stride(0) // cache.stride(1))(
-            (parts * self.variant.lanes, 1, 1),
+            (programs, 1, 1),
             strides if aligned(q_nope, q_pe, table, out, lse) else None,
             q_nope,
             q_pe,
             table,
             plan.unit_starts,
+            plan.cut,
             plan.token_starts,
             plan.row_lens,
             plan.tree_words,
@@ -126,8 +127,8 @@ def hopper_kernel(variant: AttendVariant) -> Any:
 
 def hopper_options(variant: AttendVariant) -> dict[str, int]:
     """Return the launch options of a family."""
-    few = {"maxnreg": _FEW_REGISTERS} if variant.family == FEW else {}
-    return {"num_warps": 4} | few
+    options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
+    return options | ({"maxnreg": _FEW_REGISTERS} if variant.family == FEW else {})
 
 
 def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], list[int]]:
@@ -145,8 +146,6 @@ def hopper_constants(config: MlaConfig, variant: AttendVariant, block_rows: int)
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": min(config.block_size, _TILE_N),
-        "LANES": variant.lanes,
-        "MIN_UNITS": variant.min_units,
         "SEARCH_STEPS": config.search_steps,
     }
     if variant.family == FEW:

@@ -27,6 +27,8 @@ class Plan:
     config : MlaConfig
     variant : AttendVariant
         Tile sizes the schedule counts in.
+    num_sms : int
+        Multiprocessors of the device.
     device : torch.device
 
     Attributes
@@ -41,6 +43,8 @@ class Plan:
         Prefix sums of ``row_lens``, from 0.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/schedule.py``.
+    cut : int64 [2]
+        Units of one part of the grid, and lanes, likewise.
     mask_starts : int64 [max_rows + 1]
         First element of a row's tree matrix.
     positions, slot_mapping : int64 [max_query_tokens]
@@ -61,15 +65,19 @@ class Plan:
     row_lens: torch.Tensor
     key_starts: torch.Tensor
     unit_starts: torch.Tensor
+    cut: torch.Tensor
     mask_starts: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
     tree_words: torch.Tensor
     table: torch.Tensor
 
-    def __init__(self, config: MlaConfig, variant: AttendVariant, device: torch.device) -> None:
+    def __init__(
+        self, config: MlaConfig, variant: AttendVariant, num_sms: int, device: torch.device
+    ) -> None:
         self.config = config
-        self._schedule_kernel = Launcher(schedule_kernel, schedule_constants(config, variant))
+        constants = schedule_constants(config, variant, num_sms)
+        self._schedule_kernel = Launcher(schedule_kernel, constants)
         self._token_kernel = Launcher(token_kernel, token_constants(config))
         words = sum(_words(shape, dtype) for shape, dtype in _buffers(config).values())
         self._bind(torch.zeros(words, dtype=torch.int64, device=device))
@@ -148,6 +156,7 @@ class Plan:
             self.row_lens,
             self.key_starts,
             self.unit_starts,
+            self.cut,
             self.mask_starts,
             self.table,
             cu_seqlens_q.stride(0),
@@ -195,6 +204,7 @@ def _buffers(config: MlaConfig) -> dict[str, tuple[tuple[int, ...], torch.dtype]
         "row_lens": ((rows + 1,), torch.int32),
         "key_starts": ((rows + 2,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
+        "cut": ((2,), torch.int64),
         "mask_starts": ((rows + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),
         "slot_mapping": ((tokens,), torch.int64),
@@ -208,12 +218,16 @@ def _words(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-math.prod(shape) * dtype.itemsize // 16) * 2
 
 
-def schedule_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) -> dict[str, Any]:
     """Return what ``schedule_kernel`` is specialised for."""
     return {
         "MASK": config.mask,
-        "GROUP_M": variant.group_m,
+        "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
+        "LANES": variant.lanes,
+        "FIXED_LANES": config.deterministic,
+        "PROGRAMS": variant.programs(num_sms),
+        "MIN_UNITS": variant.min_units,
         "ROWS": triton.next_power_of_2(config.max_rows + 2),
         "ENTRIES": _ENTRIES_PER_PROGRAM,
     }

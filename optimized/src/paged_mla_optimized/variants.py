@@ -45,7 +45,8 @@ class AttendVariant:
     programs_per_sm : int
         The grid has this many programs for each multiprocessor.
     lanes : int
-        Query tiles that walk the same keys side by side, so that the second read of a key hits L2.
+        Query tiles that walk the same keys side by side, so that later reads of a key hit L2; the
+        plan takes fewer where a step's rows have fewer. A power of two.
     min_units : int
         Key tiles below which a share of the work is not cut further.
     family : str
@@ -67,12 +68,12 @@ class AttendVariant:
 
     @property
     def group_m(self) -> int:
-        """(token, head) pairs of one group: its lanes together."""
+        """(token, head) pairs of one group with all its lanes."""
         return self.tile_m * self.lanes
 
-    def parts(self, num_sms: int) -> int:
-        """Return how many shares the work is cut into on a device of `num_sms`."""
-        return max(1, num_sms * self.programs_per_sm // self.lanes)
+    def programs(self, num_sms: int) -> int:
+        """Return the size of the grid on a device of `num_sms`."""
+        return max(self.lanes, num_sms * self.programs_per_sm)
 
 
 _SMALL = {  # archs with 99 KiB of shared memory
@@ -173,7 +174,7 @@ def hopper_variant(
         return None
     height = num_heads * max_query_len
     tile = next((tile for tile in _HOPPER if tile.tile_m >= height), _HOPPER[-1])
-    return tile if num_heads <= tile.tile_m else replace(tile, lanes=2)
+    return replace(tile, lanes=next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4))
 
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:

@@ -1,8 +1,7 @@
 """Split attention over a paged latent cache (rules S-4 to S-7, S-9).
 
-A program owns a range of units (see ``schedule.py``) and walks the groups it touches. A group of
-LANES query tiles is worked on by LANES neighbouring programs, which read the same keys at the same
-time. A group wholly inside the range is finished here; one that the range cuts leaves a float32
+A program owns a range of units (see ``schedule.py``) and walks the groups it touches. The query
+tiles of a group are worked on by neighbouring programs, which read the same keys at the same time. A group wholly inside the range is finished here; one that the range cuts leaves a float32
 partial, for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one.
 """
 
@@ -13,6 +12,7 @@ from paged_mla_optimized.kernels.rope import load_rotated
 from paged_mla_optimized.kernels.schedule import (
     find_group,
     fixed_split,
+    lanes_of_group,
     query_rows,
     units_of_part,
 )
@@ -81,8 +81,8 @@ def _visible(
 
 @triton.jit
 def _first_split(
-    unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end,
-    GROUP_M: tl.constexpr, TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr,
+    unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, group_m,
+    TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Return the first unit at or past `unit` that begins a split; `end` units exist at least."""
@@ -92,7 +92,7 @@ def _first_split(
         )
         _, _, length = fixed_split(
             token_starts_ptr, row_lens_ptr, row, num_heads,
-            GROUP_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+            group_m, TILE_N, SPLIT_TILES, FIXED_SPLITS,
         )  # fmt: skip
         unit = tl.minimum(group_begin + tl.cdiv(unit - group_begin, length) * length, group_end)
     return unit
@@ -108,6 +108,7 @@ def attend_kernel(
     cache_ptr,  # [num_blocks, block_size, R + P]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
+    cut_ptr,
     token_starts_ptr,
     row_lens_ptr,
     positions_ptr,
@@ -116,8 +117,8 @@ def attend_kernel(
     sin_ptr,
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [slots, LANES, TILE_M, R]
-    partial_lse_ptr,  # float32 [slots, LANES, TILE_M]
+    partial_out_ptr,  # float32 [slots, lanes, TILE_M, R]
+    partial_lse_ptr,  # float32 [slots, lanes, TILE_M]
     stride_q_nope_token,
     stride_q_nope_head,
     stride_q_pe_token,
@@ -142,23 +143,20 @@ def attend_kernel(
     TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
-    LANES: tl.constexpr,
-    MIN_UNITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
     SEARCH_STEPS: tl.constexpr,
 ):
-    part = tl.program_id(0) // LANES
-    lane = tl.program_id(0) % LANES
-    unit, end, _, _ = units_of_part(
-        unit_starts_ptr, num_rows, part, tl.num_programs(0) // LANES, MIN_UNITS
-    )
+    lanes = lanes_of_group(cut_ptr)
+    part = tl.program_id(0) // lanes
+    lane = tl.program_id(0) % lanes
+    unit, end, _, _ = units_of_part(unit_starts_ptr, cut_ptr, num_rows, part)
     column = tl.arange(0, R)
     scale_log2 = softmax_scale * LOG2_E
     if FIXED_SPLITS > 0:
         unit = _first_split(
             unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end,
-            LANES * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS, SEARCH_STEPS,
+            lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS, SEARCH_STEPS,
         )  # fmt: skip
     while unit < end:
         row, group, group_begin, group_end = find_group(
@@ -167,7 +165,7 @@ def attend_kernel(
         if FIXED_SPLITS > 0:
             _groups, splits, length = fixed_split(
                 token_starts_ptr, row_lens_ptr, row, num_heads,
-                LANES * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+                lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
             )  # fmt: skip
             stop = tl.minimum(unit + length, group_end)
             split = ((unit - group_begin) // length).to(tl.int32)
@@ -175,7 +173,7 @@ def attend_kernel(
         else:
             stop = tl.minimum(end, group_end)
             slot = part * 2 + tl.where(unit == group_begin, 1, 0)
-        tile_m = group * LANES + lane
+        tile_m = group * lanes + lane
         token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
         seq_len = tl.load(row_lens_ptr + row)
         query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
@@ -253,7 +251,7 @@ def attend_kernel(
             tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[:, None])
             tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            at = (slot * LANES + lane).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+            at = (slot * lanes + lane).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
             tl.store(partial_out_ptr + at[:, None] * R + column[None, :], out)
             tl.store(partial_lse_ptr + at, lse)
         unit = stop

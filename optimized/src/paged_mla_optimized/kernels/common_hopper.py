@@ -7,28 +7,33 @@ A *segment* is the piece of one group of query tiles that one part of the grid w
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from paged_mla_optimized.kernels.schedule import find_group, units_of_part
+from paged_mla_optimized.kernels.schedule import find_group, lanes_of_group, units_of_part
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def units_of_program(unit_starts_ptr, num_rows, LANES: gl.constexpr, MIN_UNITS: gl.constexpr):
-    """Return the part and lane of this program, and the part's units ``[unit, end)``."""
-    part = gl.program_id(0) // LANES
-    lane = gl.program_id(0) % LANES
-    unit, end, _, _ = units_of_part(
-        unit_starts_ptr, num_rows, part, gl.num_programs(0) // LANES, MIN_UNITS
-    )
-    return part, lane, unit, end
+def units_of_program(unit_starts_ptr, cut_ptr, num_rows):
+    """Return the units ``[unit, end)`` of this program's part."""
+    part = gl.program_id(0) // lanes_of_group(cut_ptr)
+    unit, end, _, _ = units_of_part(unit_starts_ptr, cut_ptr, num_rows, part)
+    return unit, end
+
+
+@gluon.jit
+def partial_pairs(cut_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
+    """Return where this program keeps partial answers of its part's last group, or its first."""
+    lanes = lanes_of_group(cut_ptr)
+    program = gl.program_id(0)
+    tile = program // lanes * lanes + program + gl.where(is_head, lanes, 0)
+    return tile.to(gl.int64) * TILE_M + gl.arange(0, TILE_M, layout=layout)
 
 
 @gluon.jit
 def find_segment(
-    unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
-    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, LANES: gl.constexpr,
-    SEARCH_STEPS: gl.constexpr,
+    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end,
+    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, SEARCH_STEPS: gl.constexpr,
 ):  # fmt: skip
     """Return the segment of a part that starts with `unit`.
 
@@ -46,7 +51,8 @@ def find_segment(
     stop = gl.minimum(end, group_end)
     is_head = unit == group_begin
     is_whole = is_head & (stop == group_end)
-    tile_m = group * LANES + lane
+    lanes = lanes_of_group(cut_ptr)
+    tile_m = group * lanes + gl.program_id(0) % lanes
     seq_len = gl.load(row_lens_ptr + row)
     query_len = gl.load(token_starts_ptr + row + 1) - gl.load(token_starts_ptr + row)
     context_len = gl.maximum(seq_len - query_len, 0)

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
     LN_2,
@@ -22,6 +22,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     cache_row,
     clear_tail,
     find_segment,
+    partial_pairs,
     query_pairs,
     sees,
     units_of_program,
@@ -31,19 +32,18 @@ from paged_mla_optimized.kernels.common_hopper import (
 @gluon.jit
 def _copy_tiles(
     ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
-    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col, num_rows, num_heads,
-    block_size, block_rows, MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-    BOX: gl.constexpr, LANES: gl.constexpr, STAGES: gl.constexpr, MIN_UNITS: gl.constexpr,
-    SEARCH_STEPS: gl.constexpr,
+    cut_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col, num_rows,
+    num_heads, block_size, block_rows, MASK: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, SEARCH_STEPS: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the key tiles of every segment of this part."""
-    _part, lane, unit, end = units_of_program(unit_starts_ptr, num_rows, LANES, MIN_UNITS)
+    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
     stage = 0
     phase = 0
     while unit < end:
         stop, _, _, row, _, seq_len, _, tile_begin, tile_end, _ = find_segment(
-            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
-            MASK, TILE_M, TILE_N, LANES, SEARCH_STEPS,
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
+            end, MASK, TILE_M, TILE_N, SEARCH_STEPS,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         for tile in range(tile_begin, tile_end):
@@ -89,12 +89,11 @@ def _load_queries(
 @gluon.jit
 def _attend(
     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, unit_starts_ptr, token_starts_ptr,
-    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
+    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr,
+    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
     stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
     softmax_scale, num_rows, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, LANES: gl.constexpr, STAGES: gl.constexpr,
-    MIN_UNITS: gl.constexpr, SEARCH_STEPS: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, STAGES: gl.constexpr, SEARCH_STEPS: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     dtype: gl.constexpr = q_nope.dtype
@@ -104,7 +103,7 @@ def _attend(
     column = gl.arange(0, 512, layout=gl.SliceLayout(1, s_layout))
     scale = softmax_scale * LOG2_E
 
-    part, lane, unit, end = units_of_program(unit_starts_ptr, num_rows, LANES, MIN_UNITS)
+    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
     stage = 0
     phase = 0
     while unit < end:
@@ -112,8 +111,8 @@ def _attend(
             stop, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
             tile_edge,
         ) = find_segment(
-            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
-            MASK, TILE_M, TILE_N, LANES, SEARCH_STEPS,
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
+            end, MASK, TILE_M, TILE_N, SEARCH_STEPS,
         )  # fmt: skip
         _load_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
@@ -177,9 +176,7 @@ def _attend(
             gl.store(out_at, out.to(dtype), mask=live[None, :])
             gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            half = gl.where(is_head, 1, 0)
-            pair = gl.arange(0, TILE_M, layout=pair_layout)
-            at = ((part * 2 + half) * LANES + lane).to(gl.int64) * TILE_M + pair
+            at = partial_pairs(cut_ptr, is_head, TILE_M, pair_layout)
             gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
             gl.store(partial_lse_ptr + at, lse)
         unit = stop
@@ -194,13 +191,14 @@ def decode_few_kernel(
     q_pe_ptr,  # [T, H, 64]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
+    cut_ptr,
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [parts, 2, LANES, TILE_M, 512]
-    partial_lse_ptr,  # float32 [parts, 2, LANES, TILE_M]
+    partial_out_ptr,  # float32 [parts, 2, lanes, TILE_M, 512]
+    partial_lse_ptr,  # float32 [parts, 2, lanes, TILE_M]
     ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 512]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -223,9 +221,7 @@ def decode_few_kernel(
     TILE_M: gl.constexpr,
     TILE_N: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy: the block, or the tile if that is smaller
-    LANES: gl.constexpr,
     STAGES: gl.constexpr,
-    MIN_UNITS: gl.constexpr,
     SEARCH_STEPS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
@@ -242,6 +238,7 @@ def decode_few_kernel(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
     gl.warp_specialize(
         [
@@ -249,21 +246,20 @@ def decode_few_kernel(
                 _attend,
                 (
                     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-                    q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr,
+                    q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr, cut_ptr,
                     token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
                     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
                     stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_rows,
-                    num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, LANES, STAGES, MIN_UNITS,
-                    SEARCH_STEPS,
+                    num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, STAGES, SEARCH_STEPS,
                 ),
             ),
             (
                 _copy_tiles,
                 (
                     ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
-                    unit_starts_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
+                    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
                     stride_table_col, num_rows, num_heads, block_size, block_rows, MASK, TILE_M,
-                    TILE_N, BOX, LANES, STAGES, MIN_UNITS, SEARCH_STEPS,
+                    TILE_N, BOX, STAGES, SEARCH_STEPS,
                 ),
             ),
         ],

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
     LN_2,
@@ -30,6 +30,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     cache_row,
     clear_tail,
     find_segment,
+    partial_pairs,
     query_pairs,
     sees,
     units_of_program,
@@ -64,11 +65,10 @@ def _load_columns(
 @gluon.jit
 def _weigh(
     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
-    unit_starts_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
     stride_lse_token, stride_lse_head, softmax_scale, num_rows, num_heads, MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr, LANES: gl.constexpr, MIN_UNITS: gl.constexpr,
-    SEARCH_STEPS: gl.constexpr,
+    TREE_WORDS: gl.constexpr, SEARCH_STEPS: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     dtype: gl.constexpr = ckv.dtype
@@ -76,7 +76,7 @@ def _weigh(
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     scale = softmax_scale * LOG2_E
-    part, lane, unit, end = units_of_program(unit_starts_ptr, num_rows, LANES, MIN_UNITS)
+    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
     slot = 0
     phase = 0
     mbarrier.arrive(bars.index(_GO))
@@ -85,8 +85,8 @@ def _weigh(
             stop, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
             tile_edge,
         ) = find_segment(
-            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
-            MASK, 64, 64, LANES, SEARCH_STEPS,
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
+            end, MASK, 64, 64, SEARCH_STEPS,
         )  # fmt: skip
         mbarrier.wait(bars.index(_FULL + slot), phase)
         staged = ckv.index(slot)
@@ -169,9 +169,8 @@ def _weigh(
             )
             gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            half = gl.where(is_head, 1, 0)
-            pair = ((part * 2 + half) * LANES + lane) * 64 + gl.arange(0, 64, layout=pair_layout)
-            gl.store(partial_lse_ptr + pair, lse)
+            at = partial_pairs(cut_ptr, is_head, 64, pair_layout)
+            gl.store(partial_lse_ptr + at, lse)
         unit = stop
 
 
@@ -196,24 +195,24 @@ def _copy_half(
 @gluon.jit
 def _answer(
     ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-    block_table_ptr, unit_starts_ptr, token_starts_ptr, row_lens_ptr,
+    block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
     stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_rows, num_heads,
-    block_size, block_rows, MASK: gl.constexpr, BOX: gl.constexpr, LANES: gl.constexpr,
-    MIN_UNITS: gl.constexpr, SEARCH_STEPS: gl.constexpr, HALF: gl.constexpr,
+    block_size, block_rows, MASK: gl.constexpr, BOX: gl.constexpr,
+    SEARCH_STEPS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
-    part, lane, unit, end = units_of_program(unit_starts_ptr, num_rows, LANES, MIN_UNITS)
+    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
     slot = 0
     phase = 0
     odd = 0
     mbarrier.arrive(bars.index(_FULL))
     while unit < end:
         stop, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _ = find_segment(
-            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, lane,
-            MASK, 64, 64, LANES, SEARCH_STEPS,
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
+            end, MASK, 64, 64, SEARCH_STEPS,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         q_slot = slot
@@ -285,10 +284,8 @@ def _answer(
             out_at = out_ptr + pairs[:, None] + column[None, :]
             gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
         else:
-            half = gl.where(is_head, 1, 0)
-            pair = ((part * 2 + half) * LANES + lane) * 64
-            pairs = pair.to(gl.int64) + gl.arange(0, 64, layout=pair_layout)
-            gl.store(partial_out_ptr + pairs[:, None] * 512 + column[None, :], acc)
+            at = partial_pairs(cut_ptr, is_head, 64, pair_layout)
+            gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
         unit = stop
 
 
@@ -301,13 +298,14 @@ def decode_tile_kernel(
     q_pe_ptr,  # [T, H, 64]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
+    cut_ptr,
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [parts, 2, LANES, 64, 512]
-    partial_lse_ptr,  # float32 [parts, 2, LANES, 64]
+    partial_out_ptr,  # float32 [parts, 2, lanes, 64, 512]
+    partial_lse_ptr,  # float32 [parts, 2, lanes, 64]
     ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -328,8 +326,6 @@ def decode_tile_kernel(
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy: the block, or the tile if that is smaller
-    LANES: gl.constexpr,
-    MIN_UNITS: gl.constexpr,
     SEARCH_STEPS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
@@ -345,6 +341,7 @@ def decode_tile_kernel(
     for bar in gl.static_range(13):
         mbarrier.init(bars.index(bar), count=2 if bar < _WEIGHED else 1)
     fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
     gl.warp_specialize(
         [
@@ -352,30 +349,30 @@ def decode_tile_kernel(
                 _weigh,
                 (
                     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps,
-                    sums, bars, unit_starts_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-                    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-                    stride_lse_token, stride_lse_head, softmax_scale, num_rows, num_heads, MASK,
-                    TREE_WORDS, LANES, MIN_UNITS, SEARCH_STEPS,
+                    sums, bars, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
+                    tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
+                    stride_q_pe_head, stride_lse_token, stride_lse_head, softmax_scale, num_rows,
+                    num_heads, MASK, TREE_WORDS, SEARCH_STEPS,
                 ),
             ),
             (
                 _answer,
                 (
                     ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-                    block_table_ptr, unit_starts_ptr, token_starts_ptr, row_lens_ptr,
+                    block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, stride_out_token, stride_out_head,
-                    num_rows, num_heads, block_size, block_rows, MASK, BOX, LANES, MIN_UNITS,
-                    SEARCH_STEPS, 0,
+                    num_rows, num_heads, block_size, block_rows, MASK, BOX, SEARCH_STEPS,
+                    0,
                 ),
             ),
             (
                 _answer,
                 (
                     ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-                    block_table_ptr, unit_starts_ptr, token_starts_ptr, row_lens_ptr,
+                    block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, stride_out_token, stride_out_head,
-                    num_rows, num_heads, block_size, block_rows, MASK, BOX, LANES, MIN_UNITS,
-                    SEARCH_STEPS, 1,
+                    num_rows, num_heads, block_size, block_rows, MASK, BOX, SEARCH_STEPS,
+                    1,
                 ),
             ),
         ],

@@ -31,6 +31,38 @@ def _build_table(
     tl.store(table_ptr + row.to(tl.int64) * width + entry, block, mask=entry < width)
 
 
+@triton.jit
+def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANES: tl.constexpr):
+    """Return the most lanes, up to LANES, that leave few of them without a query tile.
+
+    More lanes read a key less often, but a group with fewer query tiles than lanes idles the rest.
+    """
+    most = tl.sum(tl.cdiv(pairs, TILE_M).to(tl.int64) * key_tiles)
+    lanes = tl.full([], 1, tl.int64)
+    for step in tl.static_range(1, LANES.bit_length()):
+        tried: tl.constexpr = 1 << step
+        spent = tried * tl.sum(tl.cdiv(pairs, TILE_M * tried).to(tl.int64) * key_tiles)
+        lanes = tl.where(spent * 16 <= most * 17, tried, lanes)
+    return lanes
+
+
+@triton.jit
+def _choose_length(groups, key_tiles, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr):
+    """Return the units of a part: an equal share, or a little more where rows then fit in whole.
+
+    Where all rows are as long, cuts between rows, or at equal places in each, cost less than the
+    balance they lose: fewer partial answers, and fewer starts with nothing in flight.
+    """
+    total = tl.sum(groups.to(tl.int64) * key_tiles)
+    share = tl.maximum(tl.cdiv(total, PROGRAMS // lanes), MIN_UNITS)
+    row = tl.maximum(tl.max(key_tiles), 1).to(tl.int64)
+    is_even = total == row * tl.sum(tl.where(key_tiles > 0, groups, 0))  # one length of rows
+    pieces = tl.maximum(row // share, 1)
+    fitted = tl.where(share > row, tl.cdiv(share, row) * row, tl.cdiv(row, pieces))
+    fits = is_even & ((share > row) | (row % pieces == 0)) & ((fitted - share) * 32 <= share)
+    return tl.where(fits, fitted, share)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "fill"])
 def schedule_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1]
@@ -41,6 +73,7 @@ def schedule_kernel(
     row_lens_ptr,  # out int32 [B + 1]
     key_starts_ptr,  # out int32 [B + 2]; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
+    cut_ptr,  # out int64 [2]: units of a part, lanes
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
     table_ptr,  # out int32 [B, width]
     stride_cu,
@@ -55,8 +88,12 @@ def schedule_kernel(
     width,
     fill,
     MASK: tl.constexpr,
-    GROUP_M: tl.constexpr,  # (token, head) pairs of one group
+    TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
+    LANES: tl.constexpr,  # at most
+    FIXED_LANES: tl.constexpr,  # as many always
+    PROGRAMS: tl.constexpr,  # of the attend kernel
+    MIN_UNITS: tl.constexpr,
     ROWS: tl.constexpr,  # power of two >= B + 2
     ENTRIES: tl.constexpr,  # table entries of one program
 ):
@@ -74,8 +111,15 @@ def schedule_kernel(
     seq_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
     query_lens = tl.where(is_row, ends - starts, 0)
 
-    groups = tl.cdiv(query_lens * num_heads, GROUP_M)
+    pairs = query_lens * num_heads
     key_tiles = tl.cdiv(seq_lens, TILE_N)
+    if FIXED_LANES:
+        lanes = tl.full([], LANES, tl.int64)
+    else:
+        lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANES)
+    groups = tl.cdiv(pairs, (lanes * TILE_M).to(tl.int32))
+    tl.store(cut_ptr, _choose_length(groups, key_tiles, lanes, PROGRAMS, MIN_UNITS))
+    tl.store(cut_ptr + 1, lanes)
     unit_ends = tl.cumsum(groups.to(tl.int64) * key_tiles)
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)

@@ -4,9 +4,11 @@ Work is counted in *units*: one unit is one key tile of one *group* of query til
 ``groups * key_tiles`` units, the groups of a row follow each other, and so do the rows. Rows
 without keys, and padding, have no units, so that they change nothing for the others (S-17).
 
-The units of a step are cut into equal ranges, one for each *part* of the grid. With FIXED_SPLITS
-the cuts follow the rows instead: a group is made of *splits*, whose length depends on its own
-row's lengths alone, and a part owns the splits that begin in its range (S-20).
+The units of a step are cut into equal ranges, one for each *part* of the grid, whose programs are
+its *lanes*: each takes one query tile of the part's groups. The plan chooses both numbers for each
+step and leaves them in ``cut``: units of a part, lanes. With FIXED_SPLITS the cuts follow the rows
+instead: a group is made of *splits*, whose length depends on its own row's lengths alone, and a
+part owns the splits that begin in its range (S-20).
 """
 
 import triton
@@ -29,13 +31,19 @@ def count_at_most(ascending_ptr, length, value, SEARCH_STEPS: tl.constexpr):
 
 
 @triton.jit
-def units_of_part(unit_starts_ptr, num_rows, part, parts, MIN_UNITS: tl.constexpr):
+def units_of_part(unit_starts_ptr, cut_ptr, num_rows, part):
     """Return the unit range ``[begin, end)`` of one part, the units of all, and its length."""
     total = tl.load(unit_starts_ptr + num_rows + 1)
-    length = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
+    length = tl.load(cut_ptr)
     begin = tl.minimum(part * length, total)
     end = tl.minimum(begin + length, total)
     return begin, end, total, length
+
+
+@triton.jit
+def lanes_of_group(cut_ptr):
+    """Return how many query tiles a group has."""
+    return tl.load(cut_ptr + 1).to(tl.int32)
 
 
 @triton.jit
@@ -62,7 +70,7 @@ def fixed_split(
     row_lens_ptr,
     row,
     num_heads,
-    GROUP_M: tl.constexpr,
+    group_m,
     TILE_N: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
@@ -72,7 +80,7 @@ def fixed_split(
     A row has at most FIXED_SPLITS splits in all, unless it has more groups than that.
     """
     query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
-    groups = tl.maximum(tl.cdiv(query_len * num_heads, GROUP_M), 1)
+    groups = tl.maximum(tl.cdiv(query_len * num_heads, group_m), 1)
     key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
     most = tl.maximum(FIXED_SPLITS // groups, 1)
     length = tl.cdiv(key_tiles, tl.minimum(tl.cdiv(key_tiles, SPLIT_TILES), most))
