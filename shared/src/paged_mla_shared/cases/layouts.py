@@ -7,12 +7,14 @@ from paged_mla_shared.cases.case import Case, Row, TableTail
 GROUP = "layouts"
 
 _ROWS = (Row(1, 1), Row(64, 3), Row(65, 1), Row(150, 20))
+_DECODE = (Row(1, 1), Row(65, 1), Row(150, 1))
 
 
 def _layout(
     name: str,
     why: str,
     *,
+    rows: tuple[Row, ...] = _ROWS,
     block_size: int = 64,
     token_padding: int = 0,
     block_padding: int = 0,
@@ -25,7 +27,7 @@ def _layout(
         name=name,
         why=why,
         rules=("S-1", "S-9"),
-        rows=_ROWS,
+        rows=rows,
         num_heads=6,
         block_size=block_size,
         token_padding=token_padding,
@@ -42,6 +44,8 @@ CASES = (
     _layout(
         "both-paddings", "a cache cut out of a larger pool", token_padding=32, block_padding=96
     ),
+    _layout("decode-block-padding", "block padding, decode only", rows=_DECODE, block_padding=256),
+    _layout("decode-token-padding", "token padding, decode only", rows=_DECODE, token_padding=64),
     _layout("bs16-block-padding", "padded small blocks", block_size=16, block_padding=64),
     _layout("strided-inputs", "queries, latents and table as views", strided_inputs=True),
     _layout(
