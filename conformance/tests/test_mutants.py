@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from paged_mla_conformance.mutants.kill import Kills, kill
 from paged_mla_conformance.mutants.matrix import Matrix
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_reference.deviations import Fault
+from paged_mla_reference.deviations.reports import PROJECTS, link
 from paged_mla_reference.rules import RULES
 
 PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
@@ -80,7 +82,13 @@ def test_the_page_is_that_of_the_list():
     page = PAGE.read_text()
     for name, deviation in MUTANTS.items():
         assert f"| `{name}` |" in page
-        assert all(citation in page for citation in deviation.citations)
+        assert all(f"[{c}]({link(c)})" in page for c in deviation.citations)
+
+
+def test_every_project_is_cited():
+    """S-20: each citation leads to a known project, and no project is listed for nothing."""
+    cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in d.citations}
+    assert cited == set(PROJECTS)
 
 
 def test_the_command_takes_names(capsys: pytest.CaptureFixture[str]):

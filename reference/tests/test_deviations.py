@@ -8,12 +8,12 @@ import pytest
 
 from paged_mla_reference.deviations import ENGINE, ORACLE, Fault
 from paged_mla_reference.deviations.deviation import breaks, deviations_of
+from paged_mla_reference.deviations.reports import PROJECTS, link
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.prefix import block_keys
 from paged_mla_reference.rules import RULES
 
 EVERY = {**ORACLE, **ENGINE}
-CITATION = re.compile(r"[\w.-]+(/[\w.-]+)?[#@][\w.-]+")
 
 
 @pytest.mark.parametrize("deviation", EVERY.values(), ids=EVERY)
@@ -21,7 +21,7 @@ def test_a_deviation_says_what_it_is(deviation):
     """S-20: rules exist, reports have a form, and there is a sentence."""
     assert deviation.rules
     assert set(deviation.rules) <= set(RULES)
-    assert all(CITATION.fullmatch(citation) for citation in deviation.citations)
+    assert all(link(citation) for citation in deviation.citations)
     assert deviation.what.endswith(".")
 
 
@@ -54,3 +54,29 @@ def test_names_are_unique():
     module.second = module.first
     with pytest.raises(ValueError, match="two deviations are called"):
         deviations_of([module])
+
+
+@pytest.mark.parametrize(
+    ("citation", "leads_to"),
+    [
+        ("vllm#47671", "https://github.com/vllm-project/vllm/issues/47671"),
+        ("flashinfer@446a0adf1", "https://github.com/flashinfer-ai/flashinfer/commit/446a0adf1"),
+        ("sglang@KNOWN_FAILURES", "https://github.com/sgl-project/sglang/search?q=KNOWN_FAILURES"),
+    ],
+)
+def test_a_citation_leads_somewhere(citation, leads_to):
+    """S-20: a number, a commit, or a word to look for."""
+    assert link(citation) == leads_to
+
+
+@pytest.mark.parametrize("citation", ["vllm", "vllm#", "vllm#0", "vllm#12a", "nobody#1", "vllm@"])
+def test_no_citation_is_made_up(citation):
+    """S-20: the project is known, and what it is asked for has a form."""
+    with pytest.raises(ValueError, match="no citation of a known project"):
+        link(citation)
+
+
+def test_repositories_have_an_owner():
+    """S-20: a short name stands for one repository."""
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in PROJECTS.values())
+    assert len(set(PROJECTS.values())) == len(PROJECTS)

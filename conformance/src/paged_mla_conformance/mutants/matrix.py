@@ -12,6 +12,7 @@ from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_conformance.mutants.kill import Kills
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
+from paged_mla_reference.deviations.reports import link
 
 
 class Matrix:
@@ -140,7 +141,7 @@ def _line(name: str, deviation: Deviation) -> str:
         level(name),
         deviation.fault.value,
         ", ".join(deviation.rules),
-        ", ".join(deviation.citations) or "no report known",
+        ", ".join(f"[{c}]({link(c)})" for c in deviation.citations) or "no report known",
         deviation.what,
     ]
     return f"| {' | '.join(cells)} |"

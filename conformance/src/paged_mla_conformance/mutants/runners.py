@@ -16,7 +16,7 @@ from paged_mla_shared.problem import Batch, Metadata, Output
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
 
 
-@breaks(Fault.VALIDATION, *REFUSED)
+@breaks(Fault.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
 class BadInputIsSwallowed(Passing):
     """Errors become silence."""
 

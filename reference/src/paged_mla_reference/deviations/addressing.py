@@ -251,7 +251,7 @@ def small_blocks_are_read_from_the_next(oracle: Oracle) -> Oracle:
     return reading(oracle, change)
 
 
-@breaks(Fault.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380")
+@breaks(Fault.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380 pegainfer#291")
 def next_block_is_read_too(oracle: Oracle) -> Oracle:
     """The table entry past a row's last block is read, and its tokens with it."""
 

@@ -155,7 +155,7 @@ def absent_blocks_are_folded_to_block_0(oracle: Oracle) -> Oracle:
     return _leaking(oracle, block_0)
 
 
-@breaks(Fault.LEAK, "S-6", "S-9")
+@breaks(Fault.LEAK, "S-6", "S-9", cites="vllm#47305")
 def huge_unused_slots_overflow(oracle: Oracle) -> Oracle:
     """The slot behind a row's last is scored, and an infinite score spoils the row."""
 

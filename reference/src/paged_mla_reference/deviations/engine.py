@@ -225,7 +225,7 @@ def the_remainder_is_dropped() -> Spoilt:
     )
 
 
-@breaks(Fault.RANKS, *RANK, cites="vllm#47779")
+@breaks(Fault.RANKS, *RANK, cites="vllm#47779 tokenspeed#364")
 def ranks_bound_chunks_by_their_whole_length() -> Spoilt:
     """Every query of a chunk sees all that a rank holds of the row, later tokens too."""
 

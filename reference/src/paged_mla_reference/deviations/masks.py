@@ -97,7 +97,7 @@ def every_row_takes_the_first_mask(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(Fault.SIBLING, *SHOWS)
+@breaks(Fault.SIBLING, *SHOWS, cites="FastDeploy#3514 vllm#17560")
 def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
     """Every earlier node is visible."""
     return masked(

@@ -32,7 +32,7 @@ def _rotating_further(oracle: Oracle, by: Callable[[Problem, Batch], NDArray[np.
     return reading(oracle, turned)
 
 
-@breaks(Fault.ROPE, *SCORED)
+@breaks(Fault.ROPE, *SCORED, cites="sglang#25015")
 def queries_are_rotated_one_late(oracle: Oracle) -> Oracle:
     """Queries are rotated at their position plus one."""
     return _rotating_further(oracle, lambda _, batch: np.ones(batch.num_tokens, np.int64))
@@ -82,7 +82,7 @@ def queries_take_the_other_pairing(oracle: Oracle) -> Oracle:
     return posed(oracle, other)
 
 
-@breaks(Fault.ROPE, "S-10", "S-12", *SCORED, cites="maxtext#1370")
+@breaks(Fault.ROPE, "S-10", "S-12", *SCORED, cites="torchtitan#4117")
 def yarn_is_ignored(oracle: Oracle) -> Oracle:
     """Frequencies are not interpolated, in queries and in keys."""
 

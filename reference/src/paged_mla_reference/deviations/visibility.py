@@ -163,7 +163,7 @@ def a_query_does_not_see_itself(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(Fault.CAUSAL, *READ)
+@breaks(Fault.CAUSAL, *READ, cites="tpu-inference#3024")
 def non_causal_rows_are_causal(oracle: Oracle) -> Oracle:
     """A causal mask is applied where none was asked for."""
 
