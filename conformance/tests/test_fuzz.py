@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.fuzz.__main__ import main
+from paged_mla_conformance.fuzz import steps
+from paged_mla_conformance.fuzz.__main__ import main, replay
+from paged_mla_conformance.fuzz.corpus import corpus_files, load_case, save_case
 from paged_mla_conformance.fuzz.machine import REPLAY_FILE
 from paged_mla_conformance.fuzz.sweep import Sweep
+from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_conformance.mutants.backends import mutant
 from paged_mla_reference.backend import create
 from paged_mla_reference.simulator.scenario import load_scenario
+from paged_mla_shared.cases import GROUPS
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.errors import InvalidArgument
 
 REFERENCE = "paged_mla_reference.backend:create"
 
@@ -39,10 +44,12 @@ def test_a_wrong_backend_fails_by_number():
 
 def test_the_command_sweeps_and_searches(capsys: pytest.CaptureFixture[str]):
     """S-19: the reference survives both, and the coverage table is printed."""
-    assert main(["--backend", REFERENCE, "--schedules", "2", "--examples", "5"]) == 0
+    few = ["--schedules", "2", "--examples", "5", "--cases", "20"]
+    assert main(["--backend", REFERENCE, *few]) == 0
     printed = capsys.readouterr().out
     assert "eviction of a formerly shared block" in printed
     assert "2 schedules" in printed
+    assert "hypothesis: no failing case" in printed
     assert "hypothesis: no failing schedule" in printed
 
 
@@ -51,7 +58,8 @@ def test_a_failure_is_shrunk_printed_and_replayed(
 ):
     """S-19: the smallest schedule that fails comes as a table and as a file that fails again."""
     wrong = "paged_mla_conformance.mutants.backends:context-is-added-twice"
-    search = ["--backend", wrong, "--schedules", "0", "--examples", "40"]
+    search = ["--backend", wrong, "--schedules", "0", "--cases", "0", "--examples", "40"]
+    search += ["--skip-corpus"]
     assert main([*search, "--folder", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "trace fuzz, step" in printed
@@ -61,3 +69,52 @@ def test_a_failure_is_shrunk_printed_and_replayed(
     assert len(load_scenario(replay).requests) == 1
     assert main(["--backend", wrong, "--replay", str(replay)]) == 1
     assert main(["--backend", REFERENCE, "--replay", str(replay)]) == 0
+
+
+def test_a_failing_case_is_shrunk_printed_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """S-17: the smallest case that fails comes as a literal and as a file that fails again."""
+    wrong = "paged_mla_conformance.mutants.backends:slots-follow-positions"
+    search = ["--backend", wrong, "--skip-corpus", "--schedules", "0", "--examples", "0"]
+    assert main([*search, "--cases", "200", "--folder", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "[S-1] slot_mapping" in printed
+    assert "seed 0" in printed
+    path = tmp_path / steps.REPLAY_FILE
+    assert str(path) in printed
+    case, _ = load_case(path)
+    assert repr(case) in printed
+    assert case.max_query_len == 3  # two siblings and their parent
+    assert main(["--backend", wrong, "--replay", str(path)]) == 1
+    assert main(["--backend", REFERENCE, "--replay", str(path)]) == 0
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_case_survives_its_file(group: str, tmp_path: Path):
+    """S-17: every field comes back."""
+    for case in GROUPS[group]:
+        save_case(case, "float16", tmp_path / "case.json")
+        assert load_case(tmp_path / "case.json") == (case, "float16")
+
+
+def test_another_version_is_refused(tmp_path: Path):
+    """S-17: a file of another format is not read as this one."""
+    path = tmp_path / "case.json"
+    path.write_text('{"version": 0, "dtype": "float32", "case": {}}')
+    with pytest.raises(InvalidArgument, match="version"):
+        load_case(path)
+
+
+@pytest.mark.parametrize("path", corpus_files(), ids=lambda path: path.stem)
+def test_what_failed_once_is_right(path: Path):
+    """S-19: the reference answers every case and schedule that broke something."""
+    assert replay(create(), SMALL, "float32", path)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in corpus_files() if p.stem in MUTANTS], ids=lambda path: path.stem
+)
+def test_what_failed_once_can_fail(path: Path):
+    """S-19: a file called after a mutant is one that the mutant fails."""
+    assert not replay(mutant(path.stem), SMALL, "float32", path)

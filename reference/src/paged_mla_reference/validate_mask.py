@@ -60,7 +60,8 @@ def _validate_flat(problem: Problem, batch: Batch, mask: NDArray[Any]) -> None:
         raise InvalidArgument("mask", f"shape {mask.shape}", f"({sizes.sum()},)")
     if not full:
         return
-    for row, lines in enumerate(np.split(mask, np.cumsum(sizes)[:-1])):
+    for row, end in enumerate(np.cumsum(sizes).tolist()):
+        lines = mask[end - sizes[row] : end]
         if sizes[row] and not _context_is_true(lines, int(query_lens[row]), int(seq_lens[row])):
             raise InvalidArgument("mask", f"a false context column in row {row}", "true columns")
 

@@ -172,7 +172,10 @@ def _slots(
 ) -> NDArray[np.int64]:
     """Return distinct slots of live blocks in random order, every third token skipped."""
     counts = [-(-row.seq_len // problem.block_size) for row in rows]
-    live = np.concatenate([table[b, :n] for b, n in enumerate(counts)]).astype(np.int64)
+    used = [table[b, :n] for b, n in enumerate(counts)]
+    live = np.concatenate([np.zeros(0, np.int64), *used])
+    _, first = np.unique(live, return_index=True)
+    live = live[np.sort(first)]  # blocks that rows share, once
     slots = (live[:, None] * problem.block_size + np.arange(problem.block_size)).ravel()
     chosen = rng.permutation(slots)[:tokens]
     mapping = np.full(tokens, -1, np.int64)

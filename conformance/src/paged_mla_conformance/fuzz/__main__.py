@@ -1,4 +1,4 @@
-"""Search for schedules that break a backend: numbered ones, then hypothesis at the controls."""
+"""Search for what breaks a backend: the corpus, numbered schedules, then hypothesis."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+from paged_mla_conformance.fuzz.corpus import check_case, corpus_files, is_case, load_case
 from paged_mla_conformance.fuzz.sweep import Sweep
 from paged_mla_conformance.plugin import load_backend
 from paged_mla_conformance.profile import ALL_DTYPES, CORE
-from paged_mla_conformance.traces import TraceCrash, TraceMismatch, TraceTrial
+from paged_mla_conformance.traces import TraceTrial
 from paged_mla_reference.simulator.scenario import load_scenario
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS, MlaDims
@@ -25,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=0, help="steps of them, at least")
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--examples", type=int, default=50, help="schedules that hypothesis tries")
+    parser.add_argument("--cases", type=int, default=100, help="steps that hypothesis tries")
+    parser.add_argument("--skip-corpus", action="store_true", help="do not ask past failures first")
     parser.add_argument("--seed", type=int, default=0, help="of hypothesis")
     parser.add_argument("--replay", type=Path, metavar="JSON", help="run one replay file instead")
     parser.add_argument("--folder", type=Path, default=Path(), help="where a replay file goes")
@@ -33,21 +36,35 @@ def main(arguments: list[str] | None = None) -> int:
     dims = PRESETS[options.dims or CORE[backend.mode].dims]
     dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
     if options.replay:
-        return _replay(backend, dims, dtypes[0], options.replay)
+        return 0 if replay(backend, dims, dtypes[0], options.replay) else 1
+    corpus = [] if options.skip_corpus else corpus_files()
+    if not all([replay(backend, dims, dtypes[0], path) for path in corpus]):  # noqa: C419 - all of them
+        return 1
     if options.schedules + options.steps and not _sweep(backend, dims, dtypes, options):
         return 1
-    return _search(backend, dims, dtypes[0], options) if options.examples else 0
+    print(f"hypothesis: {options.examples} schedules, {options.cases} cases, seed {options.seed}")
+    return 0 if _search(backend, dims, dtypes, options) else 1
 
 
-def _replay(backend: Backend, dims: MlaDims, dtype: str, path: Path) -> int:
-    trial = TraceTrial(backend, load_scenario(path), dims, dtype)
+def replay(backend: Backend, dims: MlaDims, dtype: str, path: Path) -> bool:
+    """Ask for the case or the schedule of a file again; print and return whether it is right."""
     try:
-        trial.check()
-    except (TraceMismatch, TraceCrash) as failure:
-        print(failure)
-        return 1
-    print(f"{path}: {trial.steps} steps, all right")
-    return 0
+        if is_case(path):
+            case, dtype = load_case(path)
+            unmet = backend.capabilities.unmet(
+                case.problem(dims, dtype), (), case.required_features
+            )
+            if unmet:
+                print(f"{path.name}: {'; '.join(unmet)}")
+                return True
+            check_case(backend, case, dims, dtype)
+        else:
+            TraceTrial(backend, load_scenario(path), dims, dtype).check()
+    except Exception as failure:
+        print(f"{path.name}: {type(failure).__name__}: {failure}")
+        return False
+    print(f"{path.name}: right")
+    return True
 
 
 def _sweep(
@@ -67,17 +84,24 @@ def _sweep(
     return not sweep.failures
 
 
-def _search(backend: Backend, dims: MlaDims, dtype: str, options: argparse.Namespace) -> int:
-    from paged_mla_conformance.fuzz.machine import FAILURES, search  # noqa: PLC0415 - needs the extra
+def _search(
+    backend: Backend, dims: MlaDims, dtypes: tuple[str, ...], options: argparse.Namespace
+) -> bool:
+    from paged_mla_conformance.fuzz.machine import search  # noqa: PLC0415 - needs the extra
+    from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415
 
-    print(f"hypothesis: {options.examples} schedules, seed {options.seed}")
+    folder, seed = options.folder, options.seed
     try:
-        search(backend, dims, dtype, options.folder, examples=options.examples, seed=options.seed)
-    except FAILURES as failure:
+        if options.cases:
+            search_cases(backend, dims, dtypes, folder, examples=options.cases, seed=seed)
+            print("hypothesis: no failing case")
+        if options.examples:
+            search(backend, dims, dtypes[0], folder, examples=options.examples, seed=seed)
+            print("hypothesis: no failing schedule")
+    except Exception as failure:
         print(failure, *getattr(failure, "__notes__", ()), sep="\n")
-        return 1
-    print("hypothesis: no failing schedule")
-    return 0
+        return False
+    return True
 
 
 if __name__ == "__main__":
