@@ -74,6 +74,25 @@ def test_packed_spelling():
     assert packed[11].tolist() == [0b00000001, 0b1]
 
 
+@pytest.mark.parametrize(("drafts", "width"), [(3, 1), (7, 1), (8, 1), (9, 2), (16, 2), (17, 3)])
+def test_packed_width(drafts, width):
+    """S-14: a line has a bit for every draft token a row may have, in whole bytes."""
+    packed = spell_mask([FORK], MaskSpelling.PACKED, np.array([3], np.int32), drafts)
+    assert packed.shape == (3, width)
+
+
+def test_padded_lines_are_ones():
+    """S-14: lines past the rows' queries are filled, so that reading them shows."""
+    packed = spell_mask([FORK], MaskSpelling.PACKED, np.array([3], np.int32), 9, 5)
+    assert packed[3:].tolist() == [[255, 255]] * 2
+
+
+def test_every_row_has_a_matrix():
+    """S-14: a mask of fewer rows than the step is a mistake of the caller."""
+    with pytest.raises(ValueError, match="longer than"):
+        spell_mask([FORK], MaskSpelling.QLEN, np.array([3, 4], np.int32), 3)
+
+
 def test_full_spelling_has_no_bytes_for_padded_rows():
     """S-14: a row of length 0 with 2 queries must not shift the mask of the next."""
     lens = np.array([0, 4], np.int32)

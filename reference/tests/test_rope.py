@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from math import cos, log, sin
+from math import cos, log, pi, sin
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_mla_reference.rope import frequencies, magnitude, rotate, yarn_softmax_scale
+from paged_mla_reference.rope import (
+    frequencies,
+    magnitude,
+    mscale,
+    rotate,
+    yarn_softmax_scale,
+)
 from paged_mla_shared.dims import DEEPSEEK_V3
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
@@ -98,3 +104,37 @@ def test_yarn_that_extends_nothing_changes_no_scale():
     """S-5: a factor of 1 or less has temperature 1."""
     rope = Rope(RopePairing.NEOX, yarn=Yarn(1.0, 4096))
     assert yarn_softmax_scale(DEEPSEEK_V3, rope) == yarn_softmax_scale(DEEPSEEK_V3)
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(0.5, 1.0), (1.0, 1.0), (1.5, 0.2 * log(1.5) + 1)], ids=str
+)
+def test_mscale(factor, expected):
+    """S-5: the temperature grows with the logarithm of the factor, from a factor of 1 on."""
+    assert mscale(factor, 2.0) == pytest.approx(expected)
+
+
+def _slowed(yarn, dim):
+    """Return how far each pair is slowed: 0 keeps its frequency, 1 divides it by the factor."""
+    plain = frequencies(Rope(RopePairing.NEOX), dim)
+    ratio = frequencies(Rope(RopePairing.NEOX, yarn=yarn), dim) / plain
+    return ((1 - ratio) / (1 - 1 / yarn.factor)).round(9).tolist()
+
+
+def test_a_short_context_slows_every_pair_but_the_first():
+    """S-12: a ramp that would begin before pair 0 begins there."""
+    # Pairs turn 32 times at -0.995 and once at 2.02: the ramp runs from 0 to 3.
+    assert _slowed(Yarn(40.0, 64), 16) == pytest.approx([0, 1 / 3, 2 / 3, 1, 1, 1, 1, 1])
+
+
+def test_a_ramp_ends_at_the_last_element():
+    """S-12: a ramp that would end past element P - 1 ends there, as in the published code."""
+    # Pairs turn a million times at 2.86 and once at 8.86: the ramp runs from 2 to P - 1 = 7.
+    slow = Yarn(40.0, 4_500_000_000, beta_fast=1e6)
+    assert _slowed(slow, 8) == pytest.approx([0, 0, 0, 1 / 5])
+
+
+def test_a_ramp_without_length_is_a_step():
+    """S-12: where it begins and ends at pair 0, every later pair is slowed in full."""
+    beta = 10000.0 ** (1 / 16) / (2 * pi)  # turned so often at pair -0.5
+    assert _slowed(Yarn(40.0, 1, beta_fast=beta, beta_slow=beta), 16) == [0, *[1] * 7]

@@ -92,7 +92,7 @@ def spell_mask(
     bool [..] or uint8 [T, W]
     """
     if spelling is MaskSpelling.PACKED:
-        return _pack(matrices, max(1, -(-max_draft_tokens // 8)), num_tokens)
+        return _pack(matrices, -(-max_draft_tokens // 8), num_tokens)
     lines = [np.zeros(0, bool)]
     for matrix, seq_len in zip(matrices, seq_lens.tolist(), strict=True):
         q = len(matrix)
