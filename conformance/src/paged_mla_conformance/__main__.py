@@ -22,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
     parser.add_argument("--dtypes", metavar="A,B", help="element types (default: the mode's)")
+    parser.add_argument(
+        "--profile", metavar="A,B", help="terms to speak in: names or TOML files (default: strict)"
+    )
     parser.add_argument("--only", metavar="ID", help="replay one test or case id")
     parser.add_argument("--expected-failures", type=Path, metavar="TOML")
     parser.add_argument(
@@ -50,6 +53,8 @@ def pytest_arguments(options: argparse.Namespace, passed_on: list[str]) -> list[
         command.append(f"--mla-dims={options.dims}")
     if options.dtypes:
         command.append(f"--mla-dtypes={options.dtypes}")
+    if options.profile:
+        command.append(f"--mla-profile={options.profile}")
     if options.only:
         command.append(f"--mla-only={options.only}")
     if options.expected_failures:

@@ -101,6 +101,12 @@ def test_id(item: pytest.Item) -> str:
     return item.name
 
 
+def case_id(item: pytest.Item) -> str | None:
+    """Return the id of the case a test asks, ``None`` for tests that build their own steps."""
+    case = _case(item)
+    return case.id if case else None
+
+
 def _result(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
     marker = marker_of(item)
     trial = item.stash.get(TRIAL, None)
@@ -119,7 +125,8 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
         "undeclared_core": bool(skip and skip.undeclared_core),
         "message": report.longreprtext if report.outcome == "failed" else "",
         "replay": f"python -m paged_mla_conformance --backend {run.factory} "
-        f"--dims {run.dims_name} --dtypes {','.join(run.dtypes)} --only '{test_id(item)}'",
+        f"--dims {run.dims_name} --dtypes {','.join(run.dtypes)} "
+        f"--profile {run.profile.name} --only '{test_id(item)}'",
         "checks": [
             vars(check) for check in (trial.checks if trial else item.stash.get(CHECKS, []))
         ],

@@ -84,6 +84,7 @@ def _environment(report: dict[str, Any]) -> str:
         "backend": f"{backend['name']} {backend['version']} ({backend['factory']})",
         "mode": f"{backend['mode']} on {backend['device']}",
         "model dims, dtypes": f"{report['dims']}, {', '.join(report['dtypes'])}",
+        "profile": report["profile"],
         "suite": f"{report['suite']['version']} at {report['commit']}",
         "date": report["date"],
         **report["environment"],

@@ -17,11 +17,14 @@ from paged_mla_conformance.collector import (
     SKIP,
     TRIAL,
     Collector,
+    case_id,
     marker_of,
     test_id,
 )
 from paged_mla_conformance.compare import Check
+from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.expected import load_expected_failures
+from paged_mla_conformance.presented import presented
 from paged_mla_conformance.profile import ALL_DTYPES, CORE, Run
 from paged_mla_conformance.report import Report
 from paged_mla_conformance.selection import (
@@ -30,6 +33,7 @@ from paged_mla_conformance.selection import (
     TraceParam,
     params_of_group,
     trace_params,
+    why_left_out,
     why_skip,
     why_skip_op,
     why_skip_trace,
@@ -47,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mla-backend", metavar="MODULE:FACTORY", help="backend under test")
     group.addoption("--mla-dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
     group.addoption("--mla-dtypes", metavar="A,B", help="element types (default: the mode's)")
+    group.addoption("--mla-profile", default=STRICT, metavar="A,B", help="names or TOML files")
     group.addoption("--mla-only", metavar="ID", help="run one case id, as reports print it")
     group.addoption("--mla-expected-failures", type=Path, metavar="TOML")
     group.addoption("--mla-report", type=Path, metavar="JSON", help="also writes HTML beside it")
@@ -60,13 +65,15 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     backend = load_backend(name)
     dims = config.getoption("--mla-dims") or CORE[backend.mode].dims
-    run = Run(backend, name, dims, _chosen_dtypes(config.getoption("--mla-dtypes")))
-    config.stash[RUN] = run
     path = config.getoption("--mla-expected-failures")
     try:
+        profile = load_profile(config.getoption("--mla-profile"))
         config.stash[EXPECTED] = load_expected_failures(path) if path else {}
     except (OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
+    dtypes = _chosen_dtypes(config.getoption("--mla-dtypes"))
+    run = Run(presented(backend, profile), name, dims, profile, dtypes)
+    config.stash[RUN] = run
     report = Report(run, partial=config.getoption("--mla-only") is not None)
     config.pluginmanager.register(Collector(config, report), "paged-mla-collector")
 
@@ -119,6 +126,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"paged-mla backend: {backend.name} {backend.version} ({run.factory})",
         f"paged-mla mode: {backend.mode} on {backend.device}",
         f"paged-mla dims: {run.dims_name}, dtypes: {' '.join(run.dtypes)}",
+        f"paged-mla profile: {run.profile.name}",
     ]
 
 
@@ -203,6 +211,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("mla")
     if marker is None:
         return
+    _skip_if(item, why_left_out(item.config.stash[RUN], marker.kwargs["group"], case_id(item)))
     for op in marker.kwargs["ops"]:
         _skip_if(item, why_skip_op(item.config.stash[RUN], op))
 

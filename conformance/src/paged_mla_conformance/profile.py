@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_mla_conformance.convention import Profile
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import GROUPS
 from paged_mla_shared.dims import PRESETS, MlaDims
 
 
 @dataclass(frozen=True)
-class Profile:
+class Core:
     """Core requirements of one mode.
 
     Parameters
@@ -33,9 +34,9 @@ class Profile:
 
 
 CORE = {
-    "gpu": Profile("deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context"})),
-    "interpreter": Profile("small", ("float32",), frozenset({"gather_context", "large_offsets"})),
-    "cpu": Profile("small", ("float32", "float16", "bfloat16"), frozenset()),
+    "gpu": Core("deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context"})),
+    "interpreter": Core("small", ("float32",), frozenset({"gather_context", "large_offsets"})),
+    "cpu": Core("small", ("float32", "float16", "bfloat16"), frozenset()),
 }
 
 SUITE_GROUPS = (*GROUPS, "merge", "errors", "trace")
@@ -45,15 +46,16 @@ ALL_DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the suite: a backend, the model it is asked about, and in which types."""
+    """One run of the suite: a backend, the model it is asked about, in which types and terms."""
 
     backend: Backend
     factory: str
     dims_name: str
+    profile: Profile
     chosen_dtypes: tuple[str, ...] = ()
 
     @property
-    def profile(self) -> Profile:
+    def core(self) -> Core:
         """Core requirements that apply."""
         return CORE[self.backend.mode]
 
@@ -65,4 +67,4 @@ class Run:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Those the user chose, else the core ones of the mode."""
-        return self.chosen_dtypes or self.profile.dtypes
+        return self.chosen_dtypes or self.core.dtypes

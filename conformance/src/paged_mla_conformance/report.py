@@ -122,7 +122,8 @@ class Report:
         backend = self.run.backend
         return (
             f"{word}: {backend.name} {backend.version} in mode {backend.mode} on {backend.device}, "
-            f"dims {self.run.dims_name}, {'/'.join(self.run.dtypes)}: {t['run']} run, "
+            f"dims {self.run.dims_name}, {'/'.join(self.run.dtypes)}, "
+            f"profile {self.run.profile.name}: {t['run']} run, "
             f"{t['skipped']} skipped, {t['expected-failure']} expected-failed of {t['all']}; "
             f"{t['failed'] + t['unexpected-pass']} failed"
         )
@@ -146,6 +147,7 @@ class Report:
             "environment": {"python": platform.python_version(), **_versions()},
             "dims": self.run.dims_name,
             "dtypes": list(self.run.dtypes),
+            "profile": self.run.profile.name,
             "conformant": not self.reasons_against,
             "reasons_against": self.reasons_against,
             "verdict": self.verdict,

@@ -109,9 +109,17 @@ def why_skip_op(run: Run, op: str) -> Skip | None:
     return _skip(run, [f"{op} not declared"])
 
 
+def why_left_out(run: Run, group: str, case: str | None) -> Skip | None:
+    """Return why the run's profile leaves a group or the case called `case` out."""
+    if {group, case}.isdisjoint(run.profile.left_out):
+        return None
+    return Skip(f"left out of profile {run.profile.name}")
+
+
 def _skip(run: Run, unmet: list[str]) -> Skip:
-    optional = [u for u in unmet if any(name in u.split() for name in run.profile.optional)]
+    optional = [u for u in unmet if any(name in u.split() for name in run.core.optional)]
     core = len(optional) < len(unmet)
-    mode = run.backend.mode
-    status = "core" if core else f"optional in mode {mode}"
+    status = "core" if core else f"optional in mode {run.backend.mode}"
+    if core and run.profile.undeclared == "skips":
+        core, status = False, f"not owed in profile {run.profile.name}"
     return Skip(f"{'; '.join(unmet)} ({status})", core)

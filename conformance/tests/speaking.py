@@ -1,0 +1,152 @@
+"""Right backends that speak as engines do: one factory for each convention of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.mutants.backends import MutantBackend
+from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_shared.problem import Batch, Metadata, Output
+
+
+class Base2(Passing):
+    """Its lse, and that of partials, is in bits."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Divide by ln 2."""
+        return _bits(self.inner.attend(batch))
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Merge nats."""
+        nats = [Output(p.out, p.lse * np.float32(np.log(2))) for p in partials]
+        return _bits(self.inner.merge(nats))
+
+
+class HeadsFirst(Passing):
+    """Its lse, and that of partials, is [H, T]."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Transpose."""
+        return _transposed(self.inner.attend(batch))
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Transpose both ways."""
+        return _transposed(self.inner.merge([_transposed(p) for p in partials]))
+
+
+class PlusInfinity(Passing):
+    """A query that sees nothing has lse +inf."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Turn the sign."""
+        answer = self.inner.attend(batch)
+        return Output(answer.out, _turned(answer.lse))
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Turn the sign both ways."""
+        merged = self.inner.merge([Output(p.out, _turned(p.lse)) for p in partials])
+        return Output(merged.out, _turned(merged.lse))
+
+
+class Silent(Passing):
+    """It has no lse."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Return NaN for it."""
+        answer = self.inner.attend(batch)
+        return Output(answer.out, np.full_like(answer.lse, np.nan))
+
+
+class TableOfIds(Passing):
+    """It reads every entry of the table as an address."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Refuse what is no id."""
+        assert ((batch.block_table >= 0) & (batch.block_table < self.problem.num_blocks)).all()
+        return self.inner.attend(batch)
+
+
+class EmptyRowsAreNaN(Passing):
+    """Nobody reads what rows without a request get."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Divide zero by zero."""
+        answer = self.inner.attend(batch)
+        empty = np.isneginf(answer.lse)
+        return Output(
+            np.where(empty[..., None], np.array(np.nan, answer.out.dtype), answer.out),
+            np.where(empty, np.float32(np.nan), answer.lse),
+        )
+
+
+class Vllm(HeadsFirst, EmptyRowsAreNaN, TableOfIds):
+    """The lse of partials is [H, T], that of answers [T, H]; block 0 holds nothing."""
+
+    def append(self, batch: Batch) -> None:
+        """Refuse block 0."""
+        live = batch.seq_lens > 0
+        assert (batch.block_table[live, 0] > 0).all()
+        self.inner.append(batch)
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend."""
+        TableOfIds.attend(self, batch)
+        return EmptyRowsAreNaN.attend(self, batch)
+
+
+class Sglang(TableOfIds):
+    """Slot 0 is no slot, every token has one, and no row has length 0 but in trees."""
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Skip slot 0."""
+        return self.inner.plan(_without_slot_0(batch))
+
+    def append(self, batch: Batch) -> None:
+        """Skip slot 0."""
+        self.inner.append(_without_slot_0(batch))
+
+    def attend(self, batch: Batch) -> Output:
+        """Refuse rows of length 0."""
+        assert batch.mask is not None or (batch.seq_lens > 0).all()
+        return super().attend(_without_slot_0(batch))
+
+
+def _without_slot_0(batch: Batch) -> Batch:
+    assert batch.slot_mapping is not None
+    assert (batch.slot_mapping >= 0).all()
+    return replace(batch, slot_mapping=np.where(batch.slot_mapping == 0, -1, batch.slot_mapping))
+
+
+def _bits(answer: Output) -> Output:
+    return Output(answer.out, (answer.lse / np.log(2)).astype(np.float32))
+
+
+def _transposed(answer: Output) -> Output:
+    return Output(answer.out, np.ascontiguousarray(answer.lse.T))
+
+
+def _turned(lse: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.where(np.isinf(lse), -lse, lse)
+
+
+SPEAKERS: dict[str, type[Passing]] = {
+    "base-2": Base2,
+    "heads-first": HeadsFirst,
+    "table-of-ids": TableOfIds,
+    "empty-rows-are-nan": EmptyRowsAreNaN,
+    "vllm": Vllm,
+    "sglang": Sglang,
+    "fastdeploy": Silent,
+    "flashmla": PlusInfinity,
+}
+
+
+def __getattr__(name: str) -> Callable[[], MutantBackend]:
+    """Return the factory of a speaker."""
+    if name not in SPEAKERS:
+        raise AttributeError(name)
+    return lambda: MutantBackend(name=name, wrap=SPEAKERS[name])

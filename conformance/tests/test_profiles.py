@@ -1,0 +1,142 @@
+"""Profiles change what a backend is shown and how its answers are taken, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_runs import run_suite
+
+from paged_mla_conformance.convention import FOLDER, load_profile
+from paged_mla_conformance.mutants.backends import mutant
+from paged_mla_conformance.mutants.kill import kill
+from paged_mla_conformance.presented import presented
+
+TOUCHED = "decode or empty or merge or replay or layouts or metadata or append or trace or split"
+SPEAKERS = [
+    ('lse = "base 2"', "base-2"),
+    ('lse_layout = "[H, T]"\nmerge_lse_layout = "[H, T]"', "heads-first"),
+    ("table_fill = 0", "table-of-ids"),
+    ("vllm", "vllm"),
+    ("sglang", "sglang"),
+    ("fastdeploy", "fastdeploy"),
+    ("flashmla", "flashmla"),
+    ("contract", "empty-rows-are-nan"),
+]
+
+
+def named(profile: str, folder: Path) -> str:
+    """Return a profile's name; of a line of TOML, that of a file which holds it."""
+    if "=" not in profile:
+        return profile
+    path = folder / "own.toml"
+    path.write_text(f'left_out = ["errors"]\n{profile}\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(("profile", "speaker"), SPEAKERS)
+def test_a_convention_is_no_failure(profile: str, speaker: str, tmp_path: Path):
+    """S-20: a right backend that speaks as its engine does passes in that profile alone."""
+    done = run_suite(
+        *("--backend", f"speaking:{speaker}", "--profile", named(profile, tmp_path)),
+        *("-k", f"({TOUCHED}) and not errors"),
+    )
+    assert "; 0 failed" in done.stdout, done.stdout[-3000:] + done.stderr
+    rules = run_suite("--backend", f"speaking:{speaker}", "-x", "-k", TOUCHED)
+    assert "; 1 failed" in rules.stdout, rules.stdout[-3000:] + rules.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "group"),
+    [
+        ("one-key-too-many", "decode"),
+        ("lse-in-base-2", "decode"),
+        ("empty-partials-are-multiplied-by-zero", "merge"),
+        ("the-rest-of-the-block-is-cleared", "append"),
+        ("lengths-are-those-of-the-first-step", "replay"),
+    ],
+)
+def test_the_contract_forgives_no_wrong_answer(fault: str, group: str):
+    """S-5, S-7, S-8, S-10, S-17: what a request gets, and what is written, is judged."""
+    assert group in kill(fault, "-k", f"test_{group}", "--mla-profile=contract").by()
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_no_profile_forgives_a_wrong_answer(path: Path):
+    """S-5: whatever the terms, a newest key that is not counted is found in plain decoding."""
+    found = kill("newest-key-is-not-counted", "-k", "test_decode", f"--mla-profile={path}")
+    assert found.by() == ["decode"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "group"),
+    [
+        ("unused-slots-weigh-zero", "decode"),
+        ("empty-rows-divide-zero-by-zero", "empty"),
+        ("table-is-taken-for-dense", "layouts"),
+        ("bad-input-is-swallowed", "errors"),
+    ],
+)
+def test_the_contract_asks_less_than_the_rules(fault: str, group: str):
+    """S-6, S-9: hardening is asked by the strict profile alone."""
+    assert kill(fault, "-k", f"test_{group}", "--mla-profile=contract").groups == {}
+    assert kill(fault, "-k", f"test_{group}").by() == [group]
+
+
+def test_strict_speaks_as_the_rules_do():
+    """S-20: the backend itself is asked, not one that translates."""
+    right = mutant("right")
+    assert presented(right, load_profile("strict")) is right
+    assert presented(right, load_profile("kernel")) is right
+    assert presented(right, load_profile("contract")) is not right
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_file_can_be_loaded(path: Path):
+    """S-20: by its name as by its path."""
+    assert load_profile(path.stem) == replace(load_profile(str(path)), name=path.stem)
+
+
+def test_a_later_file_goes_over_an_earlier_one(tmp_path: Path):
+    """S-7: an SGLang backend whose lse is in base 2 is two files."""
+    path = tmp_path / "bits.toml"
+    path.write_text('lse = "base 2"\n')
+    profile = load_profile(f"sglang,{path}")
+    assert (profile.lse, profile.padded_seq_len) == ("base 2", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lse_base = 2", "unknown keys ['lse_base']"),
+        ('lse = "base 10"', "lse got 'base 10'; allowed"),
+        ('table_fill = "zero"', "table_fill got 'zero'"),
+        ("padded_seq_len = 1", "reserved_block = true"),
+        ("padded_slot = 0", "reserved_block = true"),
+        ("name = 'mine'", "unknown keys ['name']"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(text: str, message: str, tmp_path: Path):
+    """S-20: a misspelt key would be a convention that silently does not apply."""
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_profile(str(path))
+
+
+def test_a_kernel_owes_only_what_it_declares():
+    """S-20: an undeclared core capability is a skip; the verdict names the profile."""
+    done = run_suite("--backend", "causal_only:create", "--profile", "kernel", "-k", "masks")
+    assert "core capability missing" not in done.stdout
+    assert "not declared (not owed in profile kernel)" in done.stdout
+    assert "profile kernel: " in done.stdout
+
+
+def test_an_unknown_profile_is_a_usage_error():
+    """S-20: the message lists those there are."""
+    done = run_suite("--backend", "causal_only:create", "--profile", "trt")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "'contract'" in done.stderr
+    assert "Traceback" not in done.stderr
