@@ -46,6 +46,15 @@ def test_bfloat16_is_not_rounded_twice():
     assert float(round_to(np.array([1 + 2**-8 + 2**-40]), "bfloat16")[0]) == 1 + 2**-7
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("off", [0, 0.25, 0.75, 1.25, -0.25, -0.75, -1.25], ids=str)
+@pytest.mark.parametrize("tie", [1 + 2**-8, 1 + 3 * 2**-8, 1 + 5 * 2**-8], ids=str)
+def test_bfloat16_around_ties(tie, off, sign):
+    """S-5: ties go to even; a quarter of a float32 step beside one there is no tie."""
+    x = sign * (tie + off * 2**-23)
+    assert float(round_to(np.array([x]), "bfloat16")[0]) == _nearest(x, "bfloat16")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_special_values(dtype):
     """S-6: infinities and NaN survive; too large a value becomes infinite."""
