@@ -37,6 +37,12 @@ def test_branches_share_full_blocks_only():
     ]
 
 
+def test_every_request_has_room_for_its_branches():
+    """S-15: a row is as wide as a prefix's table and a branch's blocks, whatever they hold."""
+    view = draft_view(PREFIXES[:1], TABLE[:1], BRANCHES[:1], step=0, block_size=4)
+    assert view.block_table.tolist() == [[3, 10, 11, -1, -1], [3, 12, 13, -1, -1]]
+
+
 def _draft(branch_tokens, prefix, steps):
     """Run the branches of one request through all steps; return answers [steps][branches]."""
     made = scene([prefix], [len(prefix)])

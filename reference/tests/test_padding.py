@@ -63,6 +63,7 @@ def test_padded_rows_are_flat_or_hold_one_token():
     ones = pad_batch(made.problem, made.batch, 4, 8, 1)
     assert ones.cu_seqlens_q.tolist() == [0, 3, 6, 7, 8]
     assert ones.seq_lens.tolist() == [6, 3, 0, 0]
+    assert (ones.block_table[2:] == 2**31 - 1).all()
 
 
 def test_named_slots_are_padded_with_none():

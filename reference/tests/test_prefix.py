@@ -94,6 +94,21 @@ def test_a_hit_leaves_one_token(tokens, hit):
     assert found == [10, 11, 12][:hit]
 
 
+@pytest.mark.parametrize("tokens", [[], [5], [5, 6]], ids=len)
+def test_prompts_of_hardly_any_token(tokens):
+    """S-13: blocks of one token, of a prompt with none, one and two: its last is computed."""
+    index = PrefixIndex(1)
+    for block_id, content in enumerate(block_contents(tokens, 1)):
+        index.insert(content, block_id)
+    assert index.lookup(tokens) == [0][: max(len(tokens) - 1, 0)]
+
+
+def test_placeholders_count():
+    """S-13: ids below 0, which stand for images, are tokens like others."""
+    keys = {block_key(ROOT_KEY, [token]) for token in (-2, -1, 0, 1)}
+    assert len(keys) == 4
+
+
 def test_a_hit_ends_at_the_first_unknown_block():
     """S-13: a known block behind an unknown one is not a prefix."""
     index = _filled(TOKENS)
@@ -117,7 +132,7 @@ def test_a_collision_is_no_hit(monkeypatch):
     """S-13: one key for two contents is an error, wherever the key comes from."""
     index = _filled(TOKENS[:4])
     monkeypatch.setattr(BlockContent, "key", block_keys(TOKENS, 4)[0])
-    with pytest.raises(RuntimeError, match="one key for two contents"):
+    with pytest.raises(RuntimeError, match="block 10: one key for two contents"):
         index.lookup([1, 2, 3, 4, 5])
 
 

@@ -129,8 +129,7 @@ class PrefixIndex:
         The longest run of known blocks from the first on, of at most ``n - 1`` tokens: the
         last token of a prompt is always computed, since its output is what was asked for.
         """
-        most = max(len(tokens) - 1, 0)
-        return self.longest(block_contents(tokens[:most], self.block_size, extra_keys))
+        return self.longest(block_contents(tokens[:-1], self.block_size, extra_keys))
 
     def longest(self, contents: Iterable[BlockContent]) -> list[int]:
         """Return the blocks of the longest run of known contents, from the first on."""
