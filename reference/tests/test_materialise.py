@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,14 @@ def _step(**more):
 def _cells(image, block_ids):
     blocks = image.read(np.asarray(block_ids))
     return image.layout.rows(blocks).copy().view(np.float32).reshape(-1, SMALL.cached_dim)
+
+
+def test_blocks_of_named_slots_are_live():
+    """S-10: slots 0 and 9 name blocks 0 and 2, whoever uses them; -1 names none."""
+    step = _step(rows=(Row(1, 1),) * 3)
+    table = np.full_like(step.batch.block_table, 4)
+    batch = replace(step.batch, block_table=table, slot_mapping=np.array([9, -1, 0]))
+    assert live_blocks(replace(step, batch=batch)).tolist() == [0, 2, 4]
 
 
 def test_contexts_lie_at_their_slots():

@@ -60,6 +60,7 @@ def test_padded_rows_are_flat_or_hold_one_token():
     made = _step()
     flat = pad_batch(made.problem, made.batch, 4, 8, 0)
     assert flat.cu_seqlens_q.tolist() == [0, 3, 6, 6, 6]
+    assert pad_batch(made.problem, made.batch, 4, 8).cu_seqlens_q.tolist() == [0, 3, 6, 6, 6]
     ones = pad_batch(made.problem, made.batch, 4, 8, 1)
     assert ones.cu_seqlens_q.tolist() == [0, 3, 6, 7, 8]
     assert ones.seq_lens.tolist() == [6, 3, 0, 0]

@@ -81,6 +81,21 @@ def test_a_rank_does_not_rotate():
         rank_batch(problem, made.batch, ContextParallel(2), 0)
 
 
+def test_rows_of_a_rank_by_hand():
+    """S-2, S-18: of 2 ranks that take turns: a row of 1 token, a padded row, a chunk behind 4."""
+    made = scene([request(1, 1), request(1, 2), request(6, 3)], [0, 0, 4], block_size=8)
+    lengths = made.batch.seq_lens.copy()
+    lengths[1] = 0
+    batch = replace(made.batch, seq_lens=lengths)
+    first, last = made.batch.block_table[[0, 2], 0].astype(np.int64) * 4
+    local = replace(made.problem, block_size=4)
+    ranks = [rank_batch(local, batch, ContextParallel(2), rank) for rank in (0, 1)]
+    assert [rank.seq_lens.tolist() for rank in ranks] == [[1, 0, 3, 3], [0, 0, 2, 3]]
+    assert ranks[0].slot_mapping.tolist() == [first, -1, last + 2, -1]
+    assert ranks[1].slot_mapping.tolist() == [-1, -1, -1, last + 2]
+    assert ranks[0].block_table[1].tolist() == [-1] * 70
+
+
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(interleave=st.sampled_from([1, 2, 4]), world=st.integers(1, 3), seed=st.integers(0, 99))
 def test_a_rank_of_its_own(interleave, world, seed):
