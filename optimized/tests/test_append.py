@@ -35,14 +35,14 @@ def test_writes_the_planned_slots_and_nothing_else():
 
 
 def test_given_slots():
-    """S-10: the engine's own slots replace the plan's; -1 writes nothing."""
+    """S-10: the engine's own slots replace the plan's; 0 is one of them, -1 writes nothing."""
     step = build((20, 3))
     mla = planned(step)
     ckv, k_pe = latents(3)
     expected = step.cache.clone().view(-1, R + P)
     expected[40] = torch.cat([ckv[0], k_pe[0]])
-    expected[1] = torch.cat([ckv[2], k_pe[2]])
-    mla.append(ckv, k_pe, step.cache, torch.tensor([40, -1, 1]))
+    expected[0] = torch.cat([ckv[2], k_pe[2]])
+    mla.append(ckv, k_pe, step.cache, torch.tensor([40, -1, 0]))
     assert same_bits(step.cache.view(-1, R + P), expected)
 
 
