@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from paged_mla_conformance.expected import load_expected_failures
 
 FOLDER = Path(__file__).parents[1]
 NEEDS = {"vllm_triton": "vllm", "sglang_triton": "sglang", "flashmla": "flash_mla"}
@@ -30,3 +33,16 @@ def test_an_adapter_without_its_package_is_skipped(adapter: str):
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert f"SKIPPED: adapters.{adapter}:create cannot run here" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("adapter", NEEDS)
+def test_what_is_expected_to_fail_is_what_failed(adapter: str):
+    """S-20: the adapter's file names every failure of its report, and nothing else."""
+    report = json.loads((FOLDER / "reports" / f"h200-{adapter}.json").read_text())
+    failed = {
+        r["test"] for r in report["results"] if r["outcome"] in {"failed", "expected-failure"}
+    }
+    path = FOLDER / "adapters" / f"{adapter}.toml"
+    expected = set(load_expected_failures(path)) if path.exists() else set()
+    assert failed == expected
+    assert report["profile"].endswith(",kernel")
