@@ -64,14 +64,6 @@ def test_poison_alternates_in_every_block():
     assert (cells[1::2] == np.float32(1e30)).all()
 
 
-def test_gaps_of_any_size_are_nan():
-    """S-9: a block of an odd number of elements ends in one that is NaN."""
-    step = _step(block_padding=1)
-    _, image = materialise(step)
-    assert image.layout.block_stride == 4 * (4 * SMALL.cached_dim + 1)
-    assert np.isnan(image.blocks.view(np.float32)[:, -1]).all()
-
-
 def test_only_live_blocks_are_stored():
     """S-9: two blocks of row 0, one of row 2, none of the padded row or of table tails."""
     step = _step()
