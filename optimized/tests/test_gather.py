@@ -42,3 +42,12 @@ def test_room_for_fewer_keys():
     planned(step).gather_context(step.cache, ckv[:40], k_pe[:40])
     assert torch.equal(ckv[:40], torch.cat(step.keys)[:40, :R])
     assert (ckv[40:] == 7).all()
+
+
+def test_fewer_keys_than_a_program_reads():
+    """S-1: three keys of two rows, and room for more."""
+    step = build((2, 1), (1, 1))
+    ckv, k_pe = torch.full((4, R), 7.0), torch.full((4, P), 7.0)
+    planned(step).gather_context(step.cache, ckv, k_pe)
+    assert torch.equal(torch.cat([ckv, k_pe], dim=1)[:3], torch.cat(step.keys))
+    assert (ckv[3:] == 7).all()
