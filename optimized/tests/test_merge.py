@@ -3,6 +3,8 @@ import torch
 from mla_step import R, assert_close
 
 from paged_mla_optimized import merge_partials
+from paged_mla_optimized.kernels.merge import merge_kernel
+from paged_mla_optimized.merge import merge_constants
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -63,6 +65,15 @@ def test_strided_partials():
         strict=True,
     ):
         assert torch.equal(actual, wanted)
+
+
+def test_nothing_behind_the_last_pair_is_written():
+    """S-8: widths below a power of two end where they end."""
+    outs, lses = partials(2, tokens=1, heads=2, width=100)
+    out, lse = torch.full((201,), 7.0), torch.full((3,), 7.0)
+    merge_kernel[(1,)](outs, lses, out, lse, 2, 2, 100, **merge_constants(100))
+    assert_close((out[:200].view(1, 2, 100), lse[:2].view(1, 2)), merged(outs, lses))
+    assert out[200] == lse[2] == 7
 
 
 def test_no_queries():

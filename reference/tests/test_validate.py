@@ -47,6 +47,7 @@ def test_the_standard_problem_is_good():
         ("token_padding", {"token_padding": -4}),
         ("token_padding", {"token_padding": 2}),
         ("block_padding", {"block_padding": -4}),
+        ("block_padding", {"block_padding": -1, "cache_format": "fp8_e4m3"}),
         ("block_padding", {"block_padding": 6}),
         ("rope", {"rope": Rope(NEOX, theta=0.0)}),
         ("rope", {"rope": Rope(NEOX, theta=float("inf"))}),
