@@ -236,6 +236,12 @@ def test_bad_mask(name):
     _refused("mask", validate_batch, *_tree(*BAD_MASKS[name]))
 
 
+def test_a_packed_line_one_bit_short():
+    """S-14: 7 bytes have no bit for draft 57."""
+    with pytest.raises(InvalidArgument, match="W = 7"):
+        validate_batch(*_tree(PACKED, np.full((4, 7), 255, np.uint8), drafts=57))
+
+
 def test_a_tree_without_a_mask():
     """S-14: the causal mask does not stand in for a missing one."""
     problem, batch = _tree(QLEN)
