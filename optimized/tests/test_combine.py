@@ -26,3 +26,10 @@ def test_joins_any_number_of_partials(seq_len):
     mla = PagedMla(step.config, "cpu")
     assert_close(step.attend(mla), dense(step))
     assert_close(step.attend(mla), dense(step))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5])
+def test_pairs_of_a_row_stay_in_it(heads):
+    """S-8: a row joined from two partials leaves the next row, and what lies behind, alone."""
+    step = build((64, 1), (3, 1), num_heads=heads)
+    assert_close(step.attend(), dense(step))

@@ -178,6 +178,22 @@ def test_past_a_capacity(argument, most):
     _refused(argument, validate_batch, replace(made.problem, **{argument: most}), made.batch)
 
 
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ("first entry 1", {"cu_seqlens_q": _i32(1, 2, 3, 4)}),
+        ("last entry 9", {"cu_seqlens_q": _i32(0, 2, 3, 9)}),
+        ("seq_lens: got 1 in row 0", {"seq_lens": _i32(1, 2, 5)}),
+    ],
+    ids=["first", "last", "row"],
+)
+def test_messages_say_what_was_given(given, changes):
+    """S-2: the entry at fault is named, the first one of several."""
+    made = _good()
+    with pytest.raises(InvalidArgument, match=given):
+        validate_batch(made.problem, replace(made.batch, **changes))
+
+
 def test_what_may_hold_anything_is_not_checked():
     """S-9: table tails, the table and mask of padded rows, and shared read-only blocks are fine."""
     made = _good()
