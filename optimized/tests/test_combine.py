@@ -33,3 +33,9 @@ def test_pairs_of_a_row_stay_in_it(heads):
     """S-8: a row joined from two partials leaves the next row, and what lies behind, alone."""
     step = build((64, 1), (3, 1), num_heads=heads)
     assert_close(step.attend(), dense(step))
+
+
+def test_joins_dozens_of_partials():
+    """S-8, S-20: 35 splits of one row, more than one program holds at a time."""
+    step = build((1100, 1), (40, 1), num_heads=2, max_model_len=1200, deterministic=True)
+    assert_close(step.attend(), dense(step))
