@@ -20,14 +20,14 @@ def explained(**changes):
 
 
 def test_explanation_follows_the_schedule():
-    """S-20: 6 + 13 + 3 key tiles over 4 parts of 6, as the device counted them."""
+    """S-20: 1 + 6, 1 + 13 and 1 + 3 units over 4 parts of 7, as the device counted them."""
     mla, explanation = explained()
     plan = mla._core.plan
-    assert explanation.units == plan.unit_starts[plan.num_rows + 1].item() == 22
-    assert (explanation.part_units, explanation.idle_parts) == (6, 0)
+    assert explanation.units == plan.unit_starts[plan.num_rows + 1].item() == 25
+    assert (explanation.part_units, explanation.idle_parts) == (7, 0)
     assert (explanation.groups, explanation.cut_groups) == (3, 1)
     assert explanation.programs == 4
-    assert "22 key tiles in 3 groups" in str(explanation)
+    assert "25 units (key tiles and starts) in 3 groups" in str(explanation)
 
 
 def test_explanation_of_fixed_splits():

@@ -27,7 +27,7 @@ CONFIG = MlaConfig(
         ({}, FEW, 16, 1),
         ({"num_heads": 32}, FEW, 32, 1),
         ({"num_heads": 24, "block_size": 8}, FEW, 32, 1),
-        ({"max_query_tokens": 32}, TILE, 64, 1),
+        ({"max_query_tokens": 32}, TILE, 64, 4),
         ({"num_heads": 128, "block_size": 256}, TILE, 64, 2),
         ({"num_heads": 96, "dtype": torch.float16, "cache_format": "fp16"}, TILE, 64, 2),
     ],

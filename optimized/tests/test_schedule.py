@@ -83,3 +83,33 @@ def test_two_instances_share_one_workspace():
             assert torch.equal(mine[0], expected[0])
     with pytest.raises(InvalidArgument, match="workspace"):
         PagedMla(step.config, "cpu", workspace=mla.workspace[:-1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "cut"),
+    [
+        (((64, 1),) * 63, 4, [64, 1, 252, 0]),
+        (((256, 1),), 4, [4, 1, 16, 0]),
+        (((256, 1), (16, 1), (0, 1), (100, 3)), 4, [7, 1, 27, 1]),
+        (((256, 4), (128, 4)), 16, [26, 4, 26, 1]),
+        (((256, 2),), 16, [8, 2, 16, 0]),
+        (((128, 1),) * 2, 16, [4, 1, 16, 0]),
+    ],
+    ids=["whole-rows", "equal-pieces", "ragged", "four-lanes", "two-lanes", "one-lane"],
+)
+def test_the_plan_chooses_lanes_and_shares(rows, heads, cut):
+    """S-20: units of a part, lanes, units, overhead; ``explain`` says the same."""
+    step = build(*rows, num_heads=heads, max_rows=64)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=4, lanes=4))
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    assert mla._core.plan.cut.tolist() == cut
+    explanation = mla.explain(step.cu_seqlens_q, step.seq_lens)
+    assert [explanation.part_units, explanation.lanes, explanation.units] == cut[:3]
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 4])
+def test_lanes_of_rows_that_differ(queries):
+    """S-20: a group may have fewer query tiles than lanes, and an odd number of tokens in each."""
+    step = build((90, queries), (200, 4), (33, queries), num_heads=12)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=8, lanes=4))
+    assert_close(step.attend(mla), dense(step))

@@ -29,7 +29,7 @@ def test_every_problem_has_a_variant(arch, dtype):
             for tile in (variant.tile_m, variant.tile_n):
                 assert tile >= 16
                 assert tile & (tile - 1) == 0
-            assert variant.parts(num_sms=1) >= 1
+            assert variant.programs(num_sms=1) >= variant.lanes
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,49 @@
-"""A few small steps of every kind, for ``compute-sanitizer --tool memcheck python sanitize.py``."""
+"""A few small steps of every kind, for ``compute-sanitizer --tool memcheck python sanitize.py``.
 
+``sanitize.py hopper`` runs the kernels that Hopper is given, ``sanitize.py portable`` the others.
+"""
+
+import sys
 from dataclasses import replace
 
 import torch
-from gpu_step import CONFIG, CONFIGS, Model, make_batch
+from gpu_step import CONFIGS, Model, make_batch
 
-from paged_mla_optimized import PagedMla
+from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.variants import AttendVariant
 
 TILES = AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=2, programs_per_sm=1)
 LENS = [(70, 3), (0, 0), (129, 1), (0, 5), (63, 1)]
+DECODE = [(700, 1), (0, 0), (64, 1), (0, 1), (63, 1)]
 
 
 def main() -> None:
-    for config in CONFIGS.values():
-        small = replace(config, num_heads=3, max_rows=8, max_query_tokens=16, max_model_len=256)
-        model = Model(PagedMla(small, variant=TILES))
-        batch = make_batch(small, LENS, 1)
-        for _ in range(2):
-            out, lse, _ = model.eager(batch)
-        assert out.isfinite().all()
-        assert lse.isfinite().all()
-        keys = int(batch.seq_lens.sum())
-        ckv = torch.empty(keys, CONFIG.kv_lora_rank, dtype=CONFIG.dtype, device="cuda")
-        k_pe = torch.empty(keys, CONFIG.qk_rope_head_dim, dtype=CONFIG.dtype, device="cuda")
-        model.mla.gather_context(model.caches[0], ckv, k_pe)
-        assert ckv.isfinite().all()
+    small = {"max_rows": 8, "max_query_tokens": 16, "max_model_len": 1024}
+    configs = [replace(config, **small) for config in CONFIGS.values()]
+    steps = [(replace(config, num_heads=3), LENS, TILES) for config in configs]
+    if sys.argv[1] == "hopper":
+        decode = replace(configs[0], max_query_tokens=8)
+        steps = [(replace(decode, num_heads=heads), DECODE, None) for heads in (12, 24, 128)]
+        steps += [(replace(config, num_heads=64), LENS, None) for config in configs]
+        steps += [(replace(decode, block_size=16), DECODE, None)]
+    for config, lens, variant in steps:
+        run(config, lens, variant)
     torch.cuda.synchronize()
+
+
+def run(config: MlaConfig, lens: list[tuple[int, int]], variant: AttendVariant | None) -> None:
+    """Append, attend and gather in four layers, twice."""
+    model = Model(PagedMla(config, variant=variant))
+    batch = make_batch(config, lens, 1)
+    for _ in range(2):
+        out, lse, _ = model.eager(batch)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
+    keys = int(batch.seq_lens.sum())
+    ckv = torch.empty(keys, config.kv_lora_rank, dtype=config.dtype, device="cuda")
+    k_pe = torch.empty(keys, config.qk_rope_head_dim, dtype=config.dtype, device="cuda")
+    model.mla.gather_context(model.caches[0], ckv, k_pe)
+    assert ckv.isfinite().all()
 
 
 if __name__ == "__main__":

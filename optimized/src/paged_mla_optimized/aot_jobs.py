@@ -53,6 +53,9 @@ _TYPES = {
     "prefix_lens_ptr": "*i32",
     "unit_starts_ptr": "*i64",
     "cut_ptr": "*i64",
+    "part_units_ptr": "*i64",
+    "part_rows_ptr": "*i32",
+    "joins_ptr": "*i32",
     "mask_starts_ptr": "*i64",
     "mask_ptr": "*u8",
     "block_table_ptr": "*i32",
@@ -176,7 +179,7 @@ def _configs() -> Iterator[MlaConfig]:
 
 def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     dtype = _SHORT[config.dtype]
-    tile = f"m{variant.tile_m}n{variant.tile_n}x{variant.lanes}"
+    tile = f"m{variant.tile_m}n{variant.tile_n}"
     dims = f"r{config.kv_lora_rank}"
     mask = "tree" if config.is_tree else config.mask
     blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
@@ -201,8 +204,16 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     for name, kernel, constants in (
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
         (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
-        (f"schedule-{tile}-{config.mask}", schedule_kernel, schedule_constants(config, variant, _NUM_SMS)),
-        (f"token-{config.mask}", token_kernel, token_constants(config)),
+        (
+            f"schedule-{tile}x{variant.lanes}-{config.mask}",
+            schedule_kernel,
+            schedule_constants(config, variant, _NUM_SMS),
+        ),
+        (
+            f"token-{tile}-{config.mask}",
+            token_kernel,
+            token_constants(config, variant),
+        ),
         ("draft-rows", draft_rows_kernel, draft_rows_constants()),
         (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
@@ -219,7 +230,7 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     mask = "tree" if config.is_tree else config.mask
     options = hopper_options(variant)
     yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}x{variant.lanes}-{dtype}-{mask}"
+        f"hopper-{variant.family}-m{variant.tile_m}-{dtype}-{mask}"
         f"-block{min(config.block_size, 64)}",
         kernel,
         dtype,

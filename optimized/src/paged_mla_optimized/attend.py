@@ -135,6 +135,8 @@ class Attention:
             table,
             plan.unit_starts,
             plan.cut,
+            plan.part_units,
+            plan.part_rows,
             plan.token_starts,
             plan.row_lens,
             plan.positions,
@@ -151,7 +153,6 @@ class Attention:
             *out.stride()[:2],
             *lse.stride(),
             config.softmax_scale,
-            plan.num_rows,
             config.num_heads,
             config.block_size,
         )

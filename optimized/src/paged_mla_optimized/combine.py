@@ -13,6 +13,9 @@ from paged_mla_optimized.launch import Launcher, aligned
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.variants import PORTABLE, AttendVariant, fixed_splits
 
+_PROGRAMS = {16: 8, 32: 8, 64: 16}
+"""For each program of the attend kernel, by its tile: what few partials, or many, need to be read
+at once."""
 _FIXED_SHARES = 4  # programs along axis 2 where rows are cut by their own lengths
 
 
@@ -30,9 +33,9 @@ class Combine:
     def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
         self.config = config
         self.variant = variant
-        self.programs = programs
-        # One program for four pairs, where a group is cut in two.
-        self.workers = 2 if is_interpreting() else min(variant.group_m, 128) // 4
+        lanes = _least_lanes(config, variant)
+        self.parts = programs // lanes
+        self.workers = 2 if is_interpreting() else _PROGRAMS[variant.tile_m] * lanes
         constants = combine_constants(config, variant)
         self._kernel = Launcher(combine_kernel, constants, **combine_options(constants))
 
@@ -47,14 +50,14 @@ class Combine:
     ) -> None:
         """Write what the groups that were cut come to, and blank padding; T > 0."""
         groups = self._groups(plan)
-        joins, shares = self.programs, 1
+        joins, shares = self.parts, 1
         if self.config.deterministic:
             joins, shares = plan.num_rows * groups, _FIXED_SHARES
         self._kernel(
             (joins + -(-plan.num_tokens // self.workers), self.workers, shares),
             out.stride() if aligned(out, lse) else None,
-            plan.unit_starts,
             plan.cut,
+            plan.joins,
             plan.token_starts,
             plan.row_lens,
             plan.slot_mapping,
@@ -66,7 +69,6 @@ class Combine:
             *lse.stride(),
             joins,
             groups,
-            plan.num_rows,
             plan.num_tokens,
             self.config.num_heads,
         )
@@ -88,7 +90,6 @@ def cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
         "TILE_N": variant.tile_n,
         "SPLIT_TILES": variant.split_tiles,
         "FIXED_SPLITS": splits if config.deterministic else 0,
-        "SEARCH_STEPS": config.search_steps,
     }
 
 
@@ -100,3 +101,9 @@ def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, An
 def combine_options(constants: dict[str, Any]) -> dict[str, int]:
     """Return the launch options that go with ``combine_constants``."""
     return {"launch_pdl": True} if constants["OVERLAP"] else {}
+
+
+def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
+    """Return lanes that every plan takes: those that one token fills."""
+    fills = (1 << step for step in reversed(range(variant.lanes.bit_length())))
+    return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

@@ -36,7 +36,7 @@ class Explanation:
     tile_m, tile_n, lanes : int
         See :class:`~paged_mla_optimized.variants.AttendVariant`.
     units : int
-        Key tiles of all groups of query tiles together.
+        Key tiles of all groups of query tiles together, and what beginning each group costs.
     part_units : int
         Units that one part of the grid works on; the last parts may have fewer or none.
     idle_parts : int
@@ -61,12 +61,12 @@ class Explanation:
 
     def __str__(self) -> str:
         tiles = f"{self.tile_m} (token, head) pairs x {self.tile_n} keys, {self.lanes} side by side"
-        work = f"{self.units} key tiles in {self.groups} groups, {self.part_units} for each part"
+        work = f"{self.units} units (key tiles and starts) in {self.groups} groups"
         lines = (
             f"kernel  {self.kernel}: {self.why}",
             f"tiles   {tiles}",
             f"grid    {self.programs} programs, {self.idle_parts} parts idle",
-            f"work    {work}",
+            f"work    {work}, {self.part_units} for each part",
             f"splits  {self.cut}; {self.cut_groups} groups are joined by combine",
         )
         return "\n".join(lines)
@@ -89,9 +89,10 @@ def explain(
     ]
     lanes = variant.lanes if config.deterministic else _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
-    units = sum(groups * tiles for groups, tiles in shapes)
     parts = programs // lanes
-    part_units = _choose_length(shapes, max(-(-units // parts), variant.min_units))
+    overhead = 0 if config.deterministic else variant.overhead
+    part_units, overhead = _choose_length(shapes, parts, variant.min_units, overhead)
+    units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
     if config.deterministic:
         most = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
         cut_groups = sum(
@@ -101,7 +102,7 @@ def explain(
         )
         cut = f"at most {most} a row, of {variant.split_tiles} key tiles or more (deterministic)"
     else:
-        cut_groups = _cut_by_parts(shapes, part_units)
+        cut_groups = _cut_by_parts(shapes, part_units, overhead)
         cut = "equal shares of the grid"
     queries = f"{config.num_heads} heads x up to {config.max_query_len} queries"
     return Explanation(
@@ -130,22 +131,27 @@ def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
     return max(lanes for lanes in options if spent(lanes) * 16 <= spent(1) * 17)
 
 
-def _choose_length(shapes: list[tuple[int, int]], share: int) -> int:
-    """Return the units of a part: `share`, or a little more where even rows then fit in whole."""
+def _choose_length(
+    shapes: list[tuple[int, int]], parts: int, min_units: int, overhead: int
+) -> tuple[int, int]:
+    """Return the units of a part and the overhead, 0 where even rows fit in whole or in pieces."""
+    share = max(-(-sum(groups * tiles for groups, tiles in shapes) // parts), min_units)
     lengths = {tiles for groups, tiles in shapes if groups > 0}
-    if len(lengths) != 1:
-        return share
-    row = lengths.pop()
-    pieces = max(row // share, 1)
-    fitted = -(-share // row) * row if share > row else -(-row // pieces)
-    fits = (share > row or row % pieces == 0) and (fitted - share) * 32 <= share
-    return fitted if fits else share
+    if len(lengths) == 1:
+        row = lengths.pop()
+        pieces = max(row // share, 1)
+        fitted = -(-share // row) * row if share > row else -(-row // pieces)
+        if (share > row or row % pieces == 0) and (fitted - share) * 32 <= share:
+            return fitted, 0
+    counted = sum(groups * (tiles + overhead) for groups, tiles in shapes)
+    return max(-(-counted // parts), min_units), overhead
 
 
-def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int) -> int:
+def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int, overhead: int) -> int:
     begin, cut_groups = 0, 0
     for groups, tiles in shapes:
         for _ in range(groups):
+            begin += overhead
             cut_groups += begin // part_units != (begin + tiles - 1) // part_units
             begin += tiles
     return cut_groups

@@ -78,6 +78,8 @@ class HopperAttention:
             table,
             plan.unit_starts,
             plan.cut,
+            plan.part_units,
+            plan.part_rows,
             plan.token_starts,
             plan.row_lens,
             plan.tree_words,
@@ -92,7 +94,6 @@ class HopperAttention:
             *out.stride()[:2],
             *lse.stride(),
             self.config.softmax_scale,
-            plan.num_rows,
         )
 
     def _kernel(self, block_rows: int) -> Launcher:
@@ -146,7 +147,6 @@ def hopper_constants(config: MlaConfig, variant: AttendVariant, block_rows: int)
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": min(config.block_size, _TILE_N),
-        "SEARCH_STEPS": config.search_steps,
     }
     if variant.family == FEW:
         constants |= {"TILE_M": variant.tile_m, "TILE_N": _TILE_N, "STAGES": _STAGES}

@@ -43,8 +43,14 @@ class Plan:
         Prefix sums of ``row_lens``, from 0.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/schedule.py``.
-    cut : int64 [2]
-        Units of one part of the grid, and lanes, likewise.
+    cut : int64 [4]
+        Units of one part of the grid, lanes, all units, and overhead, likewise.
+    part_units : int64 [programs]
+        The unit of the first key tile of a part.
+    part_rows : int32 [programs]
+        The row it belongs to.
+    joins : int32 [programs, 8]
+        What each part joins, see ``kernels/combine.py``.
     mask_starts : int64 [max_rows + 1]
         First element of a row's tree matrix.
     positions, slot_mapping : int64 [max_query_tokens]
@@ -66,6 +72,9 @@ class Plan:
     key_starts: torch.Tensor
     unit_starts: torch.Tensor
     cut: torch.Tensor
+    part_units: torch.Tensor
+    part_rows: torch.Tensor
+    joins: torch.Tensor
     mask_starts: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
@@ -76,10 +85,12 @@ class Plan:
         self, config: MlaConfig, variant: AttendVariant, num_sms: int, device: torch.device
     ) -> None:
         self.config = config
+        self._parts = variant.programs(num_sms)  # with one lane
+        self._buffers = _buffers(config, self._parts)
         constants = schedule_constants(config, variant, num_sms)
         self._schedule_kernel = Launcher(schedule_kernel, constants)
-        self._token_kernel = Launcher(token_kernel, token_constants(config))
-        words = sum(_words(shape, dtype) for shape, dtype in _buffers(config).values())
+        self._token_kernel = Launcher(token_kernel, token_constants(config, variant))
+        words = sum(_words(shape, dtype) for shape, dtype in self._buffers.values())
         self._bind(torch.zeros(words, dtype=torch.int64, device=device))
         self.given_table: torch.Tensor | None = None
         self.num_rows = 0
@@ -93,7 +104,7 @@ class Plan:
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
         """Every buffer, by name."""
-        return {name: getattr(self, name) for name in _buffers(self.config)}
+        return {name: getattr(self, name) for name in self._buffers}
 
     def on(self, state: torch.Tensor) -> Plan:
         """Return this plan, or one like it whose buffers lie in `state`."""
@@ -106,7 +117,7 @@ class Plan:
     def _bind(self, state: torch.Tensor) -> None:
         self.state = state
         offset = 0
-        for name, (shape, dtype) in _buffers(self.config).items():
+        for name, (shape, dtype) in self._buffers.items():
             words = _words(shape, dtype)
             flat = state[offset : offset + words].view(dtype)
             setattr(self, name, flat[: math.prod(shape)].view(shape))
@@ -176,8 +187,10 @@ class Plan:
         # Without a tree no mask is read; any tensor stands in for it.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
         self._token_kernel(
-            (triton.cdiv(self.num_tokens, _TOKENS_PER_PROGRAM), 1, 1),
+            (triton.cdiv(max(self.num_tokens, self._parts + 1), _TOKENS_PER_PROGRAM), 1, 1),
             (block_table.stride(1), words.stride()) if aligned(block_table, words) else None,
+            self.unit_starts,
+            self.cut,
             self.token_starts,
             self.row_lens,
             self.mask_starts,
@@ -186,16 +199,21 @@ class Plan:
             self.positions,
             self.slot_mapping,
             self.tree_words,
+            self.part_units,
+            self.part_rows,
+            self.joins,
             *block_table.stride(),
             words.stride(0),
             words.stride(-1),
             self.num_rows,
             self.num_tokens,
+            self._parts,
+            self.config.num_heads,
             self.config.block_size,
         )
 
 
-def _buffers(config: MlaConfig) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _buffers(config: MlaConfig, parts: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype of every buffer of a plan."""
     rows, tokens = config.max_rows, config.max_query_tokens
     table_rows = rows if config.table_width else 0
@@ -204,7 +222,10 @@ def _buffers(config: MlaConfig) -> dict[str, tuple[tuple[int, ...], torch.dtype]
         "row_lens": ((rows + 1,), torch.int32),
         "key_starts": ((rows + 2,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
-        "cut": ((2,), torch.int64),
+        "cut": ((4,), torch.int64),
+        "part_units": ((parts,), torch.int64),
+        "part_rows": ((parts,), torch.int32),
+        "joins": ((parts, 8), torch.int32),
         "mask_starts": ((rows + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),
         "slot_mapping": ((tokens,), torch.int64),
@@ -224,20 +245,23 @@ def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) 
         "MASK": config.mask,
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
-        "LANES": variant.lanes,
+        "LANE_STEPS": variant.lanes.bit_length() - 1,
         "FIXED_LANES": config.deterministic,
         "PROGRAMS": variant.programs(num_sms),
         "MIN_UNITS": variant.min_units,
+        "OVERHEAD": 0 if config.deterministic else variant.overhead,
         "ROWS": triton.next_power_of_2(config.max_rows + 2),
         "ENTRIES": _ENTRIES_PER_PROGRAM,
     }
 
 
-def token_constants(config: MlaConfig) -> dict[str, Any]:
+def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``token_kernel`` is specialised for."""
     return {
         "MASK": config.mask,
         "TREE_WORDS": config.tree_words,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
         "SEARCH_STEPS": config.search_steps,
         "TOKENS": _TOKENS_PER_PROGRAM,
     }

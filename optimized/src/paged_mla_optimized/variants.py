@@ -49,6 +49,8 @@ class AttendVariant:
         plan takes fewer where a step's rows have fewer. A power of two.
     min_units : int
         Key tiles below which a share of the work is not cut further.
+    overhead : int
+        Key tiles that a program could work on in the time that beginning a group takes.
     family : str
         :data:`PORTABLE`; :data:`FEW` or :data:`TILE` where a Gluon kernel does the work, and the
         portable one only what a cache's strides keep from it.
@@ -63,6 +65,7 @@ class AttendVariant:
     programs_per_sm: int = 1
     lanes: int = 1
     min_units: int = 2
+    overhead: int = 1
     family: str = PORTABLE
     split_tiles: int = 8
 
@@ -144,9 +147,11 @@ def attend_variant(arch: str, dtype: str, num_heads: int, max_query_len: int) ->
 
 
 _HOPPER = (
-    AttendVariant(tile_m=16, tile_n=64, num_warps=8, num_stages=2, family=FEW),
-    AttendVariant(tile_m=32, tile_n=64, num_warps=8, num_stages=2, family=FEW),
-    AttendVariant(tile_m=64, tile_n=64, num_warps=8, num_stages=2, family=TILE),
+    AttendVariant(tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
+    AttendVariant(tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
+    AttendVariant(
+        tile_m=64, tile_n=64, num_warps=8, num_stages=2, min_units=4, overhead=6, family=TILE
+    ),
 )
 
 

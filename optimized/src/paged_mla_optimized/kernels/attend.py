@@ -1,8 +1,9 @@
 """Split attention over a paged latent cache (rules S-4 to S-7, S-9).
 
 A program owns a range of units (see ``schedule.py``) and walks the groups it touches. The query
-tiles of a group are worked on by neighbouring programs, which read the same keys at the same time. A group wholly inside the range is finished here; one that the range cuts leaves a float32
-partial, for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one.
+tiles of a group are worked on by neighbouring programs, which read the same keys at the same time.
+A group wholly inside the range is finished here; one that the range cuts leaves a float32 partial,
+for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one.
 """
 
 import triton
@@ -10,10 +11,12 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.rope import load_rotated
 from paged_mla_optimized.kernels.schedule import (
-    find_group,
     fixed_split,
+    group_of_unit,
     lanes_of_group,
     query_rows,
+    row_of_unit,
+    unit_after,
     units_of_part,
 )
 
@@ -81,14 +84,13 @@ def _visible(
 
 @triton.jit
 def _first_split(
-    unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end, group_m,
-    TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, row, num_heads, unit, end, group_m,
+    TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Return the first unit at or past `unit` that begins a split; `end` units exist at least."""
+    """Return the first unit at or past `unit`, which `row` owns, that begins a split."""
     if unit < end:
-        row, _, group_begin, group_end = find_group(
-            unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
+        _, group_begin, group_end = group_of_unit(
+            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
         )
         _, _, length = fixed_split(
             token_starts_ptr, row_lens_ptr, row, num_heads,
@@ -99,9 +101,7 @@ def _first_split(
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@triton.jit(
-    do_not_specialize=["num_rows", "stride_table_row", "stride_lse_token", "stride_lse_head"]
-)
+@triton.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
 def attend_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, P]
@@ -109,6 +109,8 @@ def attend_kernel(
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
     cut_ptr,
+    part_units_ptr,
+    part_rows_ptr,
     token_starts_ptr,
     row_lens_ptr,
     positions_ptr,
@@ -132,7 +134,6 @@ def attend_kernel(
     stride_lse_token,
     stride_lse_head,
     softmax_scale,
-    num_rows,
     num_heads,
     block_size,
     R: tl.constexpr,
@@ -145,22 +146,23 @@ def attend_kernel(
     TILE_N: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
-    SEARCH_STEPS: tl.constexpr,
 ):
     lanes = lanes_of_group(cut_ptr)
     part = tl.program_id(0) // lanes
     lane = tl.program_id(0) % lanes
-    unit, end, _, _ = units_of_part(unit_starts_ptr, cut_ptr, num_rows, part)
+    unit, end = units_of_part(cut_ptr, part_units_ptr, part)
+    row = tl.load(part_rows_ptr + part)
     column = tl.arange(0, R)
     scale_log2 = softmax_scale * LOG2_E
     if FIXED_SPLITS > 0:
         unit = _first_split(
-            unit_starts_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end,
-            lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS, SEARCH_STEPS,
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, row, num_heads, unit, end,
+            lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
         )  # fmt: skip
     while unit < end:
-        row, group, group_begin, group_end = find_group(
-            unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
+        row = row_of_unit(unit_starts_ptr, row, unit)
+        group, group_begin, group_end = group_of_unit(
+            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
         )
         if FIXED_SPLITS > 0:
             _groups, splits, length = fixed_split(
@@ -254,4 +256,4 @@ def attend_kernel(
             at = (slot * lanes + lane).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
             tl.store(partial_out_ptr + at[:, None] * R + column[None, :], out)
             tl.store(partial_lse_ptr + at, lse)
-        unit = stop
+        unit = unit_after(cut_ptr, stop, group_end)

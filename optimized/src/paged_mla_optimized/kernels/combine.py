@@ -5,18 +5,17 @@ last share its joining: a group cut into many parts is joined by many programs. 
 out further. With FIXED_SPLITS axis 0 numbers the groups of every row, and axis 2 the shares. The
 last programs along axis 0 give padding ``(0, -inf)``.
 
+The plan describes what a part joins, so that little is left to find out once the partials are
+there: first part and number of the partials, or 0 of them; first token of the row; index of the
+group's first pair in the row, and how many of its pairs exist.
+
 How the partials of a pair are added depends on their number alone (S-17, S-20).
 """
 
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.schedule import (
-    find_group,
-    fixed_split,
-    lanes_of_group,
-    units_of_part,
-)
+from paged_mla_optimized.kernels.schedule import fixed_split, lanes_of_group
 
 
 @triton.jit
@@ -34,27 +33,6 @@ def _blank(
             tl.store(out_ptr + at + tl.arange(0, R), zeros)
             at = line * stride_lse_token + head * stride_lse_head
             tl.store(lse_ptr + at, float("-inf"))
-
-
-@triton.jit
-def _group_of_part(
-    unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, part,
-    TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
-):  # fmt: skip
-    """Return row, group, first part and number of the partials that `part` joins, or 0 of them."""
-    begin, end, total, length = units_of_part(unit_starts_ptr, cut_ptr, num_rows, part)
-    row = num_rows
-    group = part * 0
-    first = part
-    count = part * 0
-    if (begin < end) & (end < total):
-        row, group, group_begin, group_end = find_group(
-            unit_starts_ptr, row_lens_ptr, num_rows, end - 1, TILE_N, SEARCH_STEPS
-        )
-        if group_end > end:
-            first = (group_begin // length).to(tl.int32)
-            count = ((group_end - 1) // length).to(tl.int32) - first + 1
-    return row, group, first, count
 
 
 @triton.jit
@@ -106,10 +84,11 @@ def _join(
 def _join_share(
     partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
     stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
-    num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr, PAIRS: tl.constexpr,
-    SOURCES: tl.constexpr, COLUMNS: tl.constexpr,
+    num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr, SOURCES: tl.constexpr,
 ):  # fmt: skip
-    """Join every `shares`-th piece of the `alive` pairs, of PAIRS pairs and COLUMNS columns."""
+    """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
+    PAIRS: tl.constexpr = max(8 // SOURCES, 1)
+    COLUMNS: tl.constexpr = min(4096 // (PAIRS * SOURCES), R)  # as many loads with any SOURCES
     pieces = R // COLUMNS
     for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
         pair = piece // pieces * PAIRS + tl.arange(0, PAIRS)
@@ -128,11 +107,11 @@ def _join_share(
             tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
 
 
-@triton.jit(do_not_specialize=["joins", "groups", "num_rows", "num_tokens", "stride_lse_token",
+@triton.jit(do_not_specialize=["joins", "groups", "num_tokens", "stride_lse_token",
                                "stride_lse_head"])  # fmt: skip
 def combine_kernel(
-    unit_starts_ptr,
     cut_ptr,
+    joins_ptr,  # int32 [parts, 8]
     token_starts_ptr,
     row_lens_ptr,
     slot_mapping_ptr,  # int64 [T]
@@ -146,7 +125,6 @@ def combine_kernel(
     stride_lse_head,
     joins,  # programs along axis 0 that join
     groups,  # most groups of a row that FIXED_SPLITS cut
-    num_rows,
     num_tokens,
     num_heads,
     R: tl.constexpr,
@@ -154,7 +132,6 @@ def combine_kernel(
     TILE_N: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
     OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
 ):
     program = tl.program_id(0)
@@ -179,49 +156,35 @@ def combine_kernel(
             token_starts_ptr, row_lens_ptr, row, group, num_heads, group_m,
             TILE_N, SPLIT_TILES, FIXED_SPLITS,
         )  # fmt: skip
+        start = tl.load(token_starts_ptr + row)
+        query_len = tl.load(token_starts_ptr + row + 1) - start
+        first_pair = group * group_m
+        alive = tl.minimum(query_len * num_heads - first_pair, group_m)
         share = tl.program_id(2)
         shares = tl.num_programs(2)
     else:
-        row, group, first, count = _group_of_part(
-            unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, program, TILE_N, SEARCH_STEPS
-        )
+        join_ptr = joins_ptr + program * 8
+        first = tl.load(join_ptr)
+        count = tl.load(join_ptr + 1)
+        start = tl.load(join_ptr + 2)
+        first_pair = tl.load(join_ptr + 3)
+        alive = tl.load(join_ptr + 4)
         share = program - first
         shares = count - 1
-    start = tl.load(token_starts_ptr + row)
-    query_len = tl.load(token_starts_ptr + row + 1) - start
-    first_pair = group * group_m
-    alive = tl.minimum(query_len * num_heads - first_pair, group_m)
     if OVERLAP:
         # For the partials. One program waits in any case, so that this kernel, and what waits for
         # it, ends after the attend kernel.
-        if (count > 0) | (program + worker == 0):
+        is_first = program + worker == 0
+        if (count > 0) | is_first:
             tl.extra.cuda.gdc_wait()
     share = share * workers + worker
     shares = shares * workers
     if count == 0:
         return
-    # Every shape has as many elements: enough loads in flight, however many partials there are.
-    if count <= 2:
-        _join_share(
-            partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-            stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
-            shares, num_heads, group_m, R, FIXED_SPLITS, 4, 2, R,
-        )  # fmt: skip
-    elif count <= 8:
-        _join_share(
-            partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-            stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
-            shares, num_heads, group_m, R, FIXED_SPLITS, 1, 8, R,
-        )  # fmt: skip
-    elif count <= 32:
-        _join_share(
-            partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-            stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
-            shares, num_heads, group_m, R, FIXED_SPLITS, 1, 32, min(128, R),
-        )  # fmt: skip
-    else:
-        _join_share(
-            partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-            stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
-            shares, num_heads, group_m, R, FIXED_SPLITS, 1, 128, min(32, R),
-        )  # fmt: skip
+    for step in tl.static_range(7):  # 2 partials at a time, or 4, up to 128
+        if (count > 1 << step) & ((count <= 2 << step) | (step == 6)):
+            _join_share(
+                partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
+                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair, alive,
+                first, count, share, shares, num_heads, group_m, R, FIXED_SPLITS, 2 << step,
+            )  # fmt: skip

@@ -6,19 +6,26 @@ A *segment* is the piece of one group of query tiles that one part of the grid w
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
-from paged_mla_optimized.kernels.schedule import find_group, lanes_of_group, units_of_part
+from paged_mla_optimized.kernels.schedule import (
+    group_of_unit,
+    lanes_of_group,
+    row_of_unit,
+    unit_after,
+    units_of_part,
+)
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def units_of_program(unit_starts_ptr, cut_ptr, num_rows):
-    """Return the units ``[unit, end)`` of this program's part."""
+def units_of_program(cut_ptr, part_units_ptr, part_rows_ptr):
+    """Return the units ``[unit, end)`` of this program's part, and the row of the first."""
     part = gl.program_id(0) // lanes_of_group(cut_ptr)
-    unit, end, _, _ = units_of_part(unit_starts_ptr, cut_ptr, num_rows, part)
-    return unit, end
+    unit, end = units_of_part(cut_ptr, part_units_ptr, part)
+    return unit, end, gl.load(part_rows_ptr + part)
 
 
 @gluon.jit
@@ -32,21 +39,22 @@ def partial_pairs(cut_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def find_segment(
-    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit, end,
-    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, SEARCH_STEPS: gl.constexpr,
+    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
 ):  # fmt: skip
-    """Return the segment of a part that starts with `unit`.
+    """Return the segment of a part that starts with `unit`, of `row` or one after it.
 
     Returns
     -------
-    stop : first unit after the segment
+    following : unit of the tile after the segment
     is_head, is_whole : whether it begins its group, and whether it is all of it
     row, tile_m, seq_len, context_len : whose queries, which query tile of the row
     tile_begin, tile_end : its key tiles that some query sees
     tile_edge : first key tile that some query does not see in full
     """
-    row, group, group_begin, group_end = find_group(
-        unit_starts_ptr, row_lens_ptr, num_rows, unit, TILE_N, SEARCH_STEPS
+    row = row_of_unit(unit_starts_ptr, row, unit)
+    group, group_begin, group_end = group_of_unit(
+        unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
     )
     stop = gl.minimum(end, group_end)
     is_head = unit == group_begin
@@ -71,8 +79,10 @@ def find_segment(
     tile_begin = (unit - group_begin).to(gl.int32)
     tile_end = gl.minimum((stop - group_begin).to(gl.int32), gl.cdiv(reach, TILE_N))
     tile_edge = common // TILE_N
+    following = unit_after(cut_ptr, stop, group_end)
     return (
-        stop, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end, tile_edge
+        following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+        tile_edge,
     )  # fmt: skip
 
 
@@ -86,6 +96,24 @@ def query_pairs(
     pair = tile_m * TILE_M + gl.arange(0, TILE_M, layout=layout)
     index = pair // num_heads
     return (start + index).to(gl.int64), (pair % num_heads).to(gl.int64), index, index < query_len
+
+
+@gluon.jit
+def copy_queries(
+    q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
+    TILE_M: gl.constexpr, FIRST: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of a query tile; dead pairs are zeros."""
+    lanes: gl.constexpr = min(WIDTH // 8, 32)
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    token, head, _, live = query_pairs(
+        token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
+    )
+    at = token * stride_token + head * stride_head
+    async_copy.async_copy_global_to_shared(
+        buffer, q_ptr + at[:, None] + column[None, :], mask=live[:, None]
+    )
 
 
 @gluon.jit

@@ -8,6 +8,7 @@ copies key tiles into a ring of shared memory; four others compute. Bound by mem
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mbarrier,
     tma,
@@ -21,6 +22,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     LOG2_E,
     cache_row,
     clear_tail,
+    copy_queries,
     find_segment,
     partial_pairs,
     query_pairs,
@@ -31,19 +33,19 @@ from paged_mla_optimized.kernels.common_hopper import (
 
 @gluon.jit
 def _copy_tiles(
-    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
-    cut_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col, num_rows,
-    num_heads, block_size, block_rows, MASK: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, SEARCH_STEPS: gl.constexpr,
+    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr, cut_ptr,
+    part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
+    stride_table_col, num_heads, block_size, block_rows, MASK: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the key tiles of every segment of this part."""
-    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
+    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
     stage = 0
     phase = 0
     while unit < end:
-        stop, _, _, row, _, seq_len, _, tile_begin, tile_end, _ = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
-            end, MASK, TILE_M, TILE_N, SEARCH_STEPS,
+        following, _, _, row, _, seq_len, _, tile_begin, tile_end, _ = find_segment(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, TILE_M, TILE_N,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         for tile in range(tile_begin, tile_end):
@@ -67,33 +69,17 @@ def _copy_tiles(
             stage += 1
             phase = gl.where(stage == STAGES, phase ^ 1, phase)
             stage = gl.where(stage == STAGES, 0, stage)
-        unit = stop
-
-
-@gluon.jit
-def _load_queries(
-    q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
-    TILE_M: gl.constexpr, WIDTH: gl.constexpr,
-):  # fmt: skip
-    """Put a query tile into shared memory; pairs that do not exist are zeros."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    token, head, _, live = query_pairs(
-        token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
-    )
-    at = token * stride_token + head * stride_head
-    q = gl.load(q_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
-    buffer.store(q)
+        unit = following
 
 
 @gluon.jit
 def _attend(
-    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr,
-    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
-    stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-    softmax_scale, num_rows, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, STAGES: gl.constexpr, SEARCH_STEPS: gl.constexpr,
+    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, ckv,
+    k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
+    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
+    stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token,
+    stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     dtype: gl.constexpr = q_nope.dtype
@@ -103,25 +89,27 @@ def _attend(
     column = gl.arange(0, 512, layout=gl.SliceLayout(1, s_layout))
     scale = softmax_scale * LOG2_E
 
-    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
+    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
     stage = 0
     phase = 0
     while unit < end:
         (
-            stop, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
             tile_edge,
         ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
-            end, MASK, TILE_M, TILE_N, SEARCH_STEPS,
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, TILE_M, TILE_N,
         )  # fmt: skip
-        _load_queries(
+        copy_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-            num_heads, q_nope, TILE_M, 512,
+            num_heads, q_nope, TILE_M, 0, 512,
         )  # fmt: skip
-        _load_queries(
+        copy_queries(
             q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, q_pe, TILE_M, 64,
+            num_heads, q_pe, TILE_M, 0, 64,
         )  # fmt: skip
+        async_copy.commit_group()
+        async_copy.wait_group(0)
         fence_async_shared()
         token, head, index, live = query_pairs(
             token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
@@ -179,19 +167,19 @@ def _attend(
             at = partial_pairs(cut_ptr, is_head, TILE_M, pair_layout)
             gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
             gl.store(partial_lse_ptr + at, lse)
-        unit = stop
+        unit = following
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(
-    do_not_specialize=["num_rows", "stride_table_row", "stride_lse_token", "stride_lse_head"]
-)
+@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
 def decode_few_kernel(
     q_nope_ptr,  # [T, H, 512]
     q_pe_ptr,  # [T, H, 64]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
     cut_ptr,
+    part_units_ptr,
+    part_rows_ptr,
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
@@ -212,7 +200,6 @@ def decode_few_kernel(
     stride_lse_token,
     stride_lse_head,
     softmax_scale,
-    num_rows,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the descriptors from one block to the next
@@ -222,7 +209,6 @@ def decode_few_kernel(
     TILE_N: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy: the block, or the tile if that is smaller
     STAGES: gl.constexpr,
-    SEARCH_STEPS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -247,19 +233,19 @@ def decode_few_kernel(
                 (
                     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
                     q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr, cut_ptr,
-                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
-                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
-                    stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_rows,
-                    num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, STAGES, SEARCH_STEPS,
+                    part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+                    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
+                    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+                    softmax_scale, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, STAGES,
                 ),
             ),
             (
                 _copy_tiles,
                 (
-                    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
-                    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
-                    stride_table_col, num_rows, num_heads, block_size, block_rows, MASK, TILE_M,
-                    TILE_N, BOX, STAGES, SEARCH_STEPS,
+                    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
+                    cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr,
+                    stride_table_row, stride_table_col, num_heads, block_size, block_rows, MASK,
+                    TILE_M, TILE_N, BOX, STAGES,
                 ),
             ),
         ],

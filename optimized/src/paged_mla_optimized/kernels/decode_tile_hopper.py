@@ -16,6 +16,7 @@ completes once for every item, so that one phase bit serves them all:
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mbarrier,
     tma,
@@ -29,6 +30,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     LOG2_E,
     cache_row,
     clear_tail,
+    copy_queries,
     find_segment,
     partial_pairs,
     query_pairs,
@@ -48,27 +50,12 @@ _LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are res
 
 
 @gluon.jit
-def _load_columns(
-    q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
-    FIRST: gl.constexpr, WIDTH: gl.constexpr,
-):  # fmt: skip
-    """Put columns [FIRST, FIRST + WIDTH) of 64 queries into shared memory; dead pairs are zeros."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
-    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    token, head, _, live = query_pairs(
-        token_starts_ptr, row, tile_m, num_heads, 64, gl.SliceLayout(1, layout)
-    )
-    at = token * stride_token + head * stride_head
-    buffer.store(gl.load(q_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0))
-
-
-@gluon.jit
 def _weigh(
     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
-    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    stride_lse_token, stride_lse_head, softmax_scale, num_rows, num_heads, MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr, SEARCH_STEPS: gl.constexpr,
+    unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr,
+    tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
+    stride_lse_token, stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     dtype: gl.constexpr = ckv.dtype
@@ -76,33 +63,35 @@ def _weigh(
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     scale = softmax_scale * LOG2_E
-    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
+    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
     slot = 0
     phase = 0
     mbarrier.arrive(bars.index(_GO))
     while unit < end:
         (
-            stop, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
             tile_edge,
         ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
-            end, MASK, 64, 64, SEARCH_STEPS,
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, 64, 64,
         )  # fmt: skip
         mbarrier.wait(bars.index(_FULL + slot), phase)
         staged = ckv.index(slot)
         for first in gl.static_range(0, 512, 256):
-            _load_columns(
+            copy_queries(
                 q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-                num_heads, staged.slice(first, 256, dim=1), first, 256,
+                num_heads, staged.slice(first, 256, dim=1), 64, first, 256,
             )  # fmt: skip
-        _load_columns(
+        copy_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-            num_heads, q_last, 496, 16,
+            num_heads, q_last, 64, 496, 16,
         )  # fmt: skip
-        _load_columns(
+        copy_queries(
             q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, q_pe, 0, 64,
+            num_heads, q_pe, 64, 0, 64,
         )  # fmt: skip
+        async_copy.commit_group()
+        async_copy.wait_group(0)
         # 124 registers a thread; with the other 20 the compiler would serialise the products.
         q0 = staged.slice(0, 256, dim=1).load(operand)
         q1 = staged.slice(256, 128, dim=1).load(operand)
@@ -171,7 +160,7 @@ def _weigh(
         else:
             at = partial_pairs(cut_ptr, is_head, 64, pair_layout)
             gl.store(partial_lse_ptr + at, lse)
-        unit = stop
+        unit = following
 
 
 @gluon.jit
@@ -194,25 +183,26 @@ def _copy_half(
 
 @gluon.jit
 def _answer(
-    ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-    block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
-    stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_rows, num_heads,
-    block_size, block_rows, MASK: gl.constexpr, BOX: gl.constexpr,
-    SEARCH_STEPS: gl.constexpr, HALF: gl.constexpr,
+    ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars, block_table_ptr,
+    unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr,
+    stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
+    block_rows, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
-    unit, end = units_of_program(unit_starts_ptr, cut_ptr, num_rows)
+    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
     slot = 0
     phase = 0
     odd = 0
     mbarrier.arrive(bars.index(_FULL))
     while unit < end:
-        stop, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _ = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads, unit,
-            end, MASK, 64, 64, SEARCH_STEPS,
+        (
+            following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _,
+        ) = find_segment(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, 64, 64,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         q_slot = slot
@@ -286,19 +276,19 @@ def _answer(
         else:
             at = partial_pairs(cut_ptr, is_head, 64, pair_layout)
             gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
-        unit = stop
+        unit = following
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(
-    do_not_specialize=["num_rows", "stride_table_row", "stride_lse_token", "stride_lse_head"]
-)
+@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
 def decode_tile_kernel(
     q_nope_ptr,  # [T, H, 512]
     q_pe_ptr,  # [T, H, 64]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
     cut_ptr,
+    part_units_ptr,
+    part_rows_ptr,
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
@@ -319,14 +309,12 @@ def decode_tile_kernel(
     stride_lse_token,
     stride_lse_head,
     softmax_scale,
-    num_rows,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the descriptors from one block to the next
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy: the block, or the tile if that is smaller
-    SEARCH_STEPS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -349,19 +337,19 @@ def decode_tile_kernel(
                 _weigh,
                 (
                     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps,
-                    sums, bars, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
-                    tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
-                    stride_q_pe_head, stride_lse_token, stride_lse_head, softmax_scale, num_rows,
-                    num_heads, MASK, TREE_WORDS, SEARCH_STEPS,
+                    sums, bars, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
+                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
+                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
+                    stride_lse_head, softmax_scale, num_heads, MASK, TREE_WORDS,
                 ),
             ),
             (
                 _answer,
                 (
                     ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-                    block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
-                    stride_table_row, stride_table_col, stride_out_token, stride_out_head,
-                    num_rows, num_heads, block_size, block_rows, MASK, BOX, SEARCH_STEPS,
+                    block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
+                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_out_token, stride_out_head, num_heads, block_size, block_rows, MASK, BOX,
                     0,
                 ),
             ),
@@ -369,9 +357,9 @@ def decode_tile_kernel(
                 _answer,
                 (
                     ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-                    block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
-                    stride_table_row, stride_table_col, stride_out_token, stride_out_head,
-                    num_rows, num_heads, block_size, block_rows, MASK, BOX, SEARCH_STEPS,
+                    block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
+                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_out_token, stride_out_head, num_heads, block_size, block_rows, MASK, BOX,
                     1,
                 ),
             ),

@@ -3,13 +3,13 @@
 The first program of `schedule_kernel` turns lengths into prefix sums; the others build the block
 table, where the engine brings a request map. Row `num_rows` is a pseudo-row
 of length 0 that owns the padded tokens. `token_kernel` gives every token its position and slot
-and packs its line of the draft tree.
+and packs its line of the draft tree; it also finds where each part of the grid begins.
 """
 
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.schedule import count_at_most
+from paged_mla_optimized.kernels.schedule import count_at_most, group_of_unit, lanes_of_group
 
 
 @triton.jit
@@ -32,35 +32,42 @@ def _build_table(
 
 
 @triton.jit
-def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANES: tl.constexpr):
-    """Return the most lanes, up to LANES, that leave few of them without a query tile.
+def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANE_STEPS: tl.constexpr):
+    """Return the most lanes, up to ``2 ** LANE_STEPS``, that leave few without a query tile.
 
     More lanes read a key less often, but a group with fewer query tiles than lanes idles the rest.
     """
     most = tl.sum(tl.cdiv(pairs, TILE_M).to(tl.int64) * key_tiles)
     lanes = tl.full([], 1, tl.int64)
-    for step in tl.static_range(1, LANES.bit_length()):
-        tried: tl.constexpr = 1 << step
-        spent = tried * tl.sum(tl.cdiv(pairs, TILE_M * tried).to(tl.int64) * key_tiles)
-        lanes = tl.where(spent * 16 <= most * 17, tried, lanes)
+    for step in tl.static_range(1, LANE_STEPS + 1):
+        groups = tl.cdiv(pairs, TILE_M << step)
+        spent = tl.sum(groups.to(tl.int64) * key_tiles) << step
+        lanes = tl.where(spent * 16 <= most * 17, 1 << step, lanes)
     return lanes
 
 
 @triton.jit
-def _choose_length(groups, key_tiles, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr):
-    """Return the units of a part: an equal share, or a little more where rows then fit in whole.
+def _choose_length(
+    groups, key_tiles, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr,
+    OVERHEAD: tl.constexpr,
+):  # fmt: skip
+    """Return the units of a part, and the overhead that is counted for each group.
 
-    Where all rows are as long, cuts between rows, or at equal places in each, cost less than the
-    balance they lose: fewer partial answers, and fewer starts with nothing in flight.
+    An equal share; or, where all rows are as long, a little more, so that cuts fall between rows
+    or at equal places in each. Fewer partial answers, and fewer starts with nothing in flight,
+    outweigh the lost balance, and every part has as many starts.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
-    share = tl.maximum(tl.cdiv(total, PROGRAMS // lanes), MIN_UNITS)
+    parts = PROGRAMS // lanes
+    share = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
     row = tl.maximum(tl.max(key_tiles), 1).to(tl.int64)
     is_even = total == row * tl.sum(tl.where(key_tiles > 0, groups, 0))  # one length of rows
     pieces = tl.maximum(row // share, 1)
     fitted = tl.where(share > row, tl.cdiv(share, row) * row, tl.cdiv(row, pieces))
     fits = is_even & ((share > row) | (row % pieces == 0)) & ((fitted - share) * 32 <= share)
-    return tl.where(fits, fitted, share)
+    counted = total + OVERHEAD * tl.sum(tl.where(key_tiles > 0, groups, 0))
+    length = tl.where(fits, fitted, tl.maximum(tl.cdiv(counted, parts), MIN_UNITS))
+    return length, tl.where(fits, 0, OVERHEAD).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "fill"])
@@ -73,7 +80,7 @@ def schedule_kernel(
     row_lens_ptr,  # out int32 [B + 1]
     key_starts_ptr,  # out int32 [B + 2]; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
-    cut_ptr,  # out int64 [2]: units of a part, lanes
+    cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
     table_ptr,  # out int32 [B, width]
     stride_cu,
@@ -90,10 +97,11 @@ def schedule_kernel(
     MASK: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
-    LANES: tl.constexpr,  # at most
+    LANE_STEPS: tl.constexpr,  # doublings of one lane, at most
     FIXED_LANES: tl.constexpr,  # as many always
     PROGRAMS: tl.constexpr,  # of the attend kernel
     MIN_UNITS: tl.constexpr,
+    OVERHEAD: tl.constexpr,  # key tiles that beginning a group is worth
     ROWS: tl.constexpr,  # power of two >= B + 2
     ENTRIES: tl.constexpr,  # table entries of one program
 ):
@@ -114,13 +122,17 @@ def schedule_kernel(
     pairs = query_lens * num_heads
     key_tiles = tl.cdiv(seq_lens, TILE_N)
     if FIXED_LANES:
-        lanes = tl.full([], LANES, tl.int64)
+        lanes = tl.full([], 1 << LANE_STEPS, tl.int64)
     else:
-        lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANES)
+        lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
     groups = tl.cdiv(pairs, (lanes * TILE_M).to(tl.int32))
-    tl.store(cut_ptr, _choose_length(groups, key_tiles, lanes, PROGRAMS, MIN_UNITS))
+    length, overhead = _choose_length(groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD)
+    units = tl.where(key_tiles > 0, groups * (key_tiles + overhead), 0)
+    unit_ends = tl.cumsum(units)
+    tl.store(cut_ptr, length)
     tl.store(cut_ptr + 1, lanes)
-    unit_ends = tl.cumsum(groups.to(tl.int64) * key_tiles)
+    tl.store(cut_ptr + 2, tl.sum(units))
+    tl.store(cut_ptr + 3, overhead)
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
@@ -157,8 +169,42 @@ def _tree_bits(
     return bits
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "stride_table_row"])
+@triton.jit
+def _describe_parts(
+    part, parts, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, part_units_ptr,
+    part_rows_ptr, joins_ptr, num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):  # fmt: skip
+    """Find where parts begin, and what their beginnings cut."""
+    length = tl.load(cut_ptr)
+    total = tl.load(cut_ptr + 2)
+    unit = part * length
+    row = count_at_most(unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
+    group, begin, end = group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N)
+    exists = unit < total
+    tl.store(
+        part_units_ptr + part, tl.where(exists, tl.maximum(unit, begin), total), mask=part < parts
+    )
+    tl.store(part_rows_ptr + part, row, mask=part < parts)
+    first = begin // length
+    count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0)
+    start = tl.load(token_starts_ptr + row)
+    query_len = tl.load(token_starts_ptr + row + 1) - start
+    group_m = lanes_of_group(cut_ptr) * TILE_M
+    join_ptr = joins_ptr + (part - 1) * 8
+    inside = (part > 0) & (part <= parts)
+    alive = tl.minimum(query_len * num_heads - group * group_m, group_m)
+    tl.store(join_ptr, first.to(tl.int32), mask=inside)
+    tl.store(join_ptr + 1, count.to(tl.int32), mask=inside)
+    tl.store(join_ptr + 2, start, mask=inside)
+    tl.store(join_ptr + 3, group * group_m, mask=inside)
+    tl.store(join_ptr + 4, alive, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "parts", "stride_table_row"])
 def token_kernel(
+    unit_starts_ptr,
+    cut_ptr,
     token_starts_ptr,
     row_lens_ptr,
     mask_starts_ptr,
@@ -167,19 +213,31 @@ def token_kernel(
     positions_ptr,  # out int64 [T]
     slot_mapping_ptr,  # out int64 [T]
     tree_words_ptr,  # out int32 [T, TREE_WORDS]
+    part_units_ptr,  # out int64 [parts]
+    part_rows_ptr,  # out int32 [parts]
+    joins_ptr,  # out int32 [parts, 8], see ``combine.py``
     stride_table_row,
     stride_table_col,
     stride_mask_line,
     stride_mask_element,
     num_rows,
     num_tokens,
+    parts,
+    num_heads,
     block_size,
     MASK: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
     TREE_WORDS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    if tl.program_id(0) * TOKENS <= parts:
+        _describe_parts(
+            token, parts, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, part_units_ptr,
+            part_rows_ptr, joins_ptr, num_rows, num_heads, TILE_M, TILE_N, SEARCH_STEPS,
+        )  # fmt: skip
     row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
     start = tl.load(token_starts_ptr + row)
     query_len = tl.load(token_starts_ptr + row + 1) - start

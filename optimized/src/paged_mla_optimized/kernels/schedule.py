@@ -1,12 +1,14 @@
 """Index arithmetic that the plan, attend and combine kernels must agree on.
 
-Work is counted in *units*: one unit is one key tile of one *group* of query tiles. A row has
-``groups * key_tiles`` units, the groups of a row follow each other, and so do the rows. Rows
-without keys, and padding, have no units, so that they change nothing for the others (S-17).
+Work is counted in *units*: one unit is one key tile of one *group* of query tiles, or the time of
+one that beginning a group costs. A row has ``groups * (overhead + key_tiles)`` units, the groups of
+a row follow each other, and so do the rows. Rows without keys, and padding, have no units, so that
+they change nothing for the others (S-17).
 
 The units of a step are cut into equal ranges, one for each *part* of the grid, whose programs are
-its *lanes*: each takes one query tile of the part's groups. The plan chooses both numbers for each
-step and leaves them in ``cut``: units of a part, lanes. With FIXED_SPLITS the cuts follow the rows
+its *lanes*: each takes one query tile of the part's groups. The plan chooses for each step, and
+leaves in ``cut``: units of a part, lanes, all units, overhead. ``part_units`` and ``part_rows`` say
+which tile a part begins with, and in which row. With FIXED_SPLITS the cuts follow the rows
 instead: a group is made of *splits*, whose length depends on its own row's lengths alone, and a
 part owns the splits that begin in its range (S-20).
 """
@@ -31,13 +33,11 @@ def count_at_most(ascending_ptr, length, value, SEARCH_STEPS: tl.constexpr):
 
 
 @triton.jit
-def units_of_part(unit_starts_ptr, cut_ptr, num_rows, part):
-    """Return the unit range ``[begin, end)`` of one part, the units of all, and its length."""
-    total = tl.load(unit_starts_ptr + num_rows + 1)
+def units_of_part(cut_ptr, part_units_ptr, part):
+    """Return the unit that is the first tile of a part, and the first unit past it."""
     length = tl.load(cut_ptr)
-    begin = tl.minimum(part * length, total)
-    end = tl.minimum(begin + length, total)
-    return begin, end, total, length
+    total = tl.load(cut_ptr + 2)
+    return tl.load(part_units_ptr + part), tl.minimum((part + 1) * length, total)
 
 
 @triton.jit
@@ -47,21 +47,29 @@ def lanes_of_group(cut_ptr):
 
 
 @triton.jit
-def find_group(
-    unit_starts_ptr,
-    seq_lens_ptr,
-    num_rows,
-    unit,
-    TILE_N: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
-):
-    """Return the row and group that own `unit`, and the group's unit range ``[begin, end)``."""
-    row = count_at_most(unit_starts_ptr + 1, num_rows, unit, SEARCH_STEPS)
+def row_of_unit(unit_starts_ptr, row, unit):
+    """Return the row that owns `unit`, which is `row` or one after it."""
+    while tl.load(unit_starts_ptr + row + 1) <= unit:
+        row += 1
+    return row
+
+
+@triton.jit
+def group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N: tl.constexpr):
+    """Return which group of `row` owns `unit`, and the units ``[begin, end)`` of its tiles."""
     row_begin = tl.load(unit_starts_ptr + row)
-    key_tiles = tl.cdiv(tl.load(seq_lens_ptr + row), TILE_N)
-    group = (unit - row_begin) // key_tiles
-    begin = row_begin + group * key_tiles
-    return row, group.to(tl.int32), begin, begin + key_tiles
+    key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
+    overhead = tl.load(cut_ptr + 3).to(tl.int32)
+    units = key_tiles + overhead
+    group = ((unit - row_begin) // units).to(tl.int32)
+    begin = row_begin + group.to(tl.int64) * units + overhead
+    return group, begin, begin + key_tiles
+
+
+@triton.jit
+def unit_after(cut_ptr, stop, group_end):
+    """Return the unit of the next tile after `stop`, past what beginning a group costs."""
+    return stop + tl.where(stop == group_end, tl.load(cut_ptr + 3), 0)
 
 
 @triton.jit

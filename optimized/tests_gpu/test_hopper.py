@@ -1,0 +1,58 @@
+"""The Gluon kernels, at the heads and queries that each of their tiles serves."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gpu_step import CONFIG, Model, make_batch, random_lens, same
+
+from paged_mla_optimized import PagedMla
+from paged_mla_optimized.attend import choose_variant
+from paged_mla_optimized.device import device_facts
+from paged_mla_optimized.variants import PORTABLE, attend_variant
+
+DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
+RAGGED = [(2000, 1), (0, 0), (63, 1), (0, 1), (700, 1), (64, 1), (3900, 1), (1, 1)]
+STEPS = {
+    "16-heads": (DECODE, RAGGED),
+    "32-heads": (replace(DECODE, num_heads=32), RAGGED),
+    "64-heads": (replace(DECODE, num_heads=64), RAGGED),
+    "128-heads": (replace(DECODE, num_heads=128), RAGGED),
+    "even-rows": (replace(DECODE, num_heads=128), [(1023, 1)] * 16),
+    "one-row": (DECODE, [(4095, 1)]),
+    "many-partials": (replace(DECODE, num_heads=128), [(4095, 1)]),
+    "four-lanes": (replace(CONFIG, num_heads=128), [(1022, 2)] * 14),
+    "mixed": (replace(CONFIG, num_heads=128), random_lens(CONFIG, 13, 100, 3)),
+    "blocks-of-16": (replace(DECODE, block_size=16), [(700, 1), (33, 1), (1600, 1)]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _needs_hopper():
+    arch = device_facts(torch.device("cuda", 0)).arch
+    if arch != "sm90":
+        pytest.skip(f"{arch} has no Gluon kernels")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_thousand_repeats(name):
+    """S-9, S-17, S-20: the portable kernel's answer; and the same bits over NaN, every time."""
+    config, lens = STEPS[name]
+    assert choose_variant(config, "sm90").family != PORTABLE
+    portable = attend_variant("sm90", "bfloat16", config.num_heads, config.max_query_len)
+    batch = make_batch(config, lens, 1)
+    model = Model(PagedMla(config))
+    out, lse, _ = model.eager(batch)
+    for mine, theirs in zip(
+        (out, lse), Model(PagedMla(config, variant=portable)).eager(batch)[:2], strict=True
+    ):
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=2e-2, atol=2e-2)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for i in range(250):  # four layers each
+        if i % 10 == 0:
+            model.mla.workspace.fill_(torch.nan)
+        again, lse_again = model.layers(batch)
+        wrong += (again.view(torch.int16) != out.view(torch.int16)).sum()
+        wrong += (lse_again.view(torch.int32) != lse.view(torch.int32)).sum()
+    assert wrong.item() == 0
+    assert same(model.layers(batch)[0], out)
