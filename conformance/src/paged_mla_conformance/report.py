@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib.metadata
 import json
-import os
 import platform
-import subprocess
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 from paged_mla_conformance import __version__
 from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.provenance import commit_of
 
 SCHEMA = Path(__file__).with_name("report.schema.json")
 
@@ -134,7 +133,7 @@ class Report:
         return {
             "schema": 1,
             "suite": {"name": "paged-mla-conformance", "version": __version__},
-            "commit": _commit(),
+            "commit": commit_of(__file__),
             "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "backend": {
                 "factory": self.run.factory,
@@ -177,18 +176,3 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "absent"
     return found
-
-
-def _commit() -> str:
-    """Return the commit the suite's own source stands at.
-
-    Outside a checkout that is what ``PAGED_MLA_COMMIT`` says, or "unknown".
-    """
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("PAGED_MLA_COMMIT", "unknown")
-    return done.stdout.strip()

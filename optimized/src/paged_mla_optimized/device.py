@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import triton
 
 from paged_mla_optimized.variants import INTERPRETER
 from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.provenance import commit_of
 
 _ARCHS = {
     (8, 0): "sm80",
@@ -47,3 +49,14 @@ def device_facts(device: torch.device) -> DeviceFacts:
         raise Unsupported(f"compute capability {capability}: known are {sorted(_ARCHS)}")
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     return DeviceFacts(_ARCHS[capability], num_sms)
+
+
+def device_record() -> dict[str, str]:
+    """Return what a report of measurements says of the device, the versions and the code."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": commit_of(__file__),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+    }

@@ -18,6 +18,7 @@ import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.device import device_record
 from paged_mla_optimized.graph import GraphedStep
 from paged_mla_optimized.inputs import Bucket, StepInputs, StepView
 
@@ -191,8 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args(arguments)
     figures: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **device_record(),
         "host_us": host_times(),
         "graph_us": layer_times(),
         "graph_bytes": graph_memory(),

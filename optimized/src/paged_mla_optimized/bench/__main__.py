@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from paged_mla_optimized.bench import peers
 from paged_mla_optimized.bench.cases import GROUPS, Case
@@ -18,6 +17,7 @@ from paged_mla_optimized.bench.report import HEADER, line, summary, write
 from paged_mla_optimized.bench.timing import ceilings, microseconds
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.core import Core
+from paged_mla_optimized.device import device_record
 from paged_mla_optimized.variants import attend_variant
 
 
@@ -84,14 +84,12 @@ def main() -> int:
     parser.add_argument("groups", nargs="*", default=["main"], choices=GROUPS)
     parser.add_argument("--only", default="", metavar="REGEX", help="of case names")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for peers")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write JSON, Markdown and a plot")
+    parser.add_argument(
+        "--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and the plot STEM.png"
+    )
     options = parser.parse_args()
     limits = ceilings()
-    facts = limits | {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
+    facts = device_record() | limits
     print(facts, flush=True)
     builders = peers.load(options.peers)
     rows: list[dict[str, Any]] = []
@@ -101,9 +99,9 @@ def main() -> int:
             rows.append(measure(case, builders, limits))
             print(line(rows[-1]), flush=True)
             torch.cuda.empty_cache()
+            if options.out:
+                write(options.out, facts, rows)
     print(summary(rows))
-    if options.out:
-        write(options.out, facts, rows)
     return 0
 
 

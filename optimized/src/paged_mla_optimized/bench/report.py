@@ -30,14 +30,17 @@ HEADER = (
 )
 
 
-def write(folder: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write ``bench.json``, ``bench.md`` and, where matplotlib is, ``roofline.png``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench.json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write what was measured as JSON, Markdown and, where matplotlib is, a roofline plot."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     ceiling = f"Copy {facts['copy_gbs']:.0f} GB/s, product {facts['matmul_tflops']:.0f} TFLOP/s."
-    text = [f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}. {ceiling}", ""]
-    text += [HEADER, *map(line, rows), "", summary(rows)]
-    (folder / "bench.md").write_text("\n".join(text) + "\n")
+    made = f"Commit {facts['commit']}, {facts['date']}."
+    text = [
+        f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}. {made} {ceiling}"
+    ]
+    text += ["", HEADER, *map(line, rows), "", summary(rows)]
+    stem.with_suffix(".md").write_text("\n".join(text) + "\n")
     if importlib.util.find_spec("matplotlib") is None:
         return
     plt: Any = importlib.import_module("matplotlib.pyplot")
@@ -51,7 +54,8 @@ def write(folder: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> No
     axes.set_xlabel("FLOP / byte")
     axes.set_ylabel("TFLOP/s")
     axes.legend()
-    figure.savefig(folder / "roofline.png", dpi=120)
+    figure.savefig(stem.with_suffix(".png"), dpi=120)
+    plt.close(figure)
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
