@@ -90,12 +90,13 @@ def test_two_instances_share_one_workspace():
     [
         (((64, 1),) * 63, 4, [64, 1, 252, 0]),
         (((256, 1),), 4, [4, 1, 16, 0]),
+        (((128, 1), (256, 0), (128, 1)), 4, [4, 1, 16, 0]),
         (((256, 1), (16, 1), (0, 1), (100, 3)), 4, [7, 1, 27, 1]),
         (((256, 4), (128, 4)), 16, [26, 4, 26, 1]),
         (((256, 2),), 16, [8, 2, 16, 0]),
         (((128, 1),) * 2, 16, [4, 1, 16, 0]),
     ],
-    ids=["whole-rows", "equal-pieces", "ragged", "four-lanes", "two-lanes", "one-lane"],
+    ids=["whole-rows", "equal-pieces", "idle-row", "ragged", "four-lanes", "two-lanes", "one-lane"],
 )
 def test_the_plan_chooses_lanes_and_shares(rows, heads, cut):
     """S-20: units of a part, lanes, units, overhead; ``explain`` says the same."""

@@ -60,7 +60,7 @@ def _choose_length(
     total = tl.sum(groups.to(tl.int64) * key_tiles)
     parts = PROGRAMS // lanes
     share = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
-    row = tl.maximum(tl.max(key_tiles), 1).to(tl.int64)
+    row = tl.maximum(tl.max(tl.where(groups > 0, key_tiles, 0)), 1).to(tl.int64)
     is_even = total == row * tl.sum(tl.where(key_tiles > 0, groups, 0))  # one length of rows
     pieces = tl.maximum(row // share, 1)
     fitted = tl.where(share > row, tl.cdiv(share, row) * row, tl.cdiv(row, pieces))
