@@ -16,6 +16,7 @@ from paged_mla_optimized.kernels.schedule import (
     lanes_of_group,
     query_rows,
     row_of_unit,
+    seen_tiles,
     unit_after,
     units_of_part,
 )
@@ -177,27 +178,10 @@ def attend_kernel(
             slot = part * 2 + tl.where(unit == group_begin, 1, 0)
         tile_m = group * lanes + lane
         token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
-        seq_len = tl.load(row_lens_ptr + row)
-        query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
-        context_len = tl.maximum(seq_len - query_len, 0)
-
-        # Keys [0, common) are seen by every query of the tile, none at or past `reach` by any.
-        first = tile_m * TILE_M // num_heads
-        last = tl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
-        if MASK == "causal":
-            common = tl.minimum(context_len + first + 1, seq_len)
-            reach = tl.minimum(context_len + last + 1, seq_len)
-        elif MASK == "non_causal":
-            common = seq_len
-            reach = seq_len
-        else:
-            common = context_len
-            reach = seq_len
-        reach = tl.where(first < query_len, reach, 0)
-        tile_begin = (unit - group_begin).to(tl.int32)
-        tile_end = tl.minimum((stop - group_begin).to(tl.int32), tl.cdiv(reach, TILE_N))
-        tile_edge = common // TILE_N  # first tile that some query sees only in part
-
+        seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
+            token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
+            stop - group_begin, MASK, TILE_M, TILE_N,
+        )  # fmt: skip
         at = token * stride_q_nope_token + head * stride_q_nope_head
         q_nope_at = q_nope_ptr + at[:, None] + column[None, :]
         q_nope = tl.load(q_nope_at, mask=live[:, None], other=0.0)

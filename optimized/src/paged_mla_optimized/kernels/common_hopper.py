@@ -12,6 +12,7 @@ from paged_mla_optimized.kernels.schedule import (
     group_of_unit,
     lanes_of_group,
     row_of_unit,
+    seen_tiles,
     unit_after,
     units_of_part,
 )
@@ -61,24 +62,10 @@ def find_segment(
     is_whole = is_head & (stop == group_end)
     lanes = lanes_of_group(cut_ptr)
     tile_m = group * lanes + gl.program_id(0) % lanes
-    seq_len = gl.load(row_lens_ptr + row)
-    query_len = gl.load(token_starts_ptr + row + 1) - gl.load(token_starts_ptr + row)
-    context_len = gl.maximum(seq_len - query_len, 0)
-    first = tile_m * TILE_M // num_heads
-    last = gl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
-    if MASK == "causal":
-        common = gl.minimum(context_len + first + 1, seq_len)
-        reach = gl.minimum(context_len + last + 1, seq_len)
-    elif MASK == "non_causal":
-        common = seq_len
-        reach = seq_len
-    else:
-        common = context_len
-        reach = seq_len
-    reach = gl.where(first < query_len, reach, 0)
-    tile_begin = (unit - group_begin).to(gl.int32)
-    tile_end = gl.minimum((stop - group_begin).to(gl.int32), gl.cdiv(reach, TILE_N))
-    tile_edge = common // TILE_N
+    seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
+        token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
+        stop - group_begin, MASK, TILE_M, TILE_N,
+    )  # fmt: skip
     following = unit_after(cut_ptr, stop, group_end)
     return (
         following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,

@@ -73,6 +73,39 @@ def unit_after(cut_ptr, stop, group_end):
 
 
 @triton.jit
+def seen_tiles(
+    token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, begin, end,
+    MASK: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+):  # fmt: skip
+    """Return what a query tile sees of a row's key tiles ``[begin, end)`` (S-4).
+
+    Returns
+    -------
+    seq_len, context_len
+    tile_begin, tile_end : the tiles that some query sees
+    tile_edge : first tile that some query does not see in full
+    """
+    seq_len = tl.load(row_lens_ptr + row)
+    query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
+    context_len = tl.maximum(seq_len - query_len, 0)
+    first = tile_m * TILE_M // num_heads
+    last = tl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
+    # Keys [0, common) are seen by every query of the tile, none at or past `reach` by any.
+    if MASK == "causal":
+        common = tl.minimum(context_len + first + 1, seq_len)
+        reach = tl.minimum(context_len + last + 1, seq_len)
+    elif MASK == "non_causal":
+        common = seq_len
+        reach = seq_len
+    else:
+        common = context_len
+        reach = seq_len
+    reach = tl.where(first < query_len, reach, 0)
+    tile_end = tl.minimum(end.to(tl.int32), tl.cdiv(reach, TILE_N))
+    return seq_len, context_len, begin.to(tl.int32), tile_end, common // TILE_N
+
+
+@triton.jit
 def fixed_split(
     token_starts_ptr,
     row_lens_ptr,
