@@ -133,6 +133,13 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "-m", "paged_mla_conformance.mutants", *page, *session.posargs)
 
 
+@nox.session(default=False)
+def source_mutation(session: nox.Session) -> None:
+    """Change the sources one token at a time; what no test notices needs a reason in a file."""
+    install_folders(session, *PACKAGES, extra=("cosmic-ray", "hypothesis"))
+    session.run("python", "-m", "ci.source_mutation", *session.posargs)
+
+
 def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="nox -s conformance --")
     parser.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")

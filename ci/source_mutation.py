@@ -1,0 +1,225 @@
+"""Change the sources one token at a time: the tests must notice, or the change must be excused.
+
+    python -m ci.source_mutation                    # every file of source_mutation.toml
+    python -m ci.source_mutation --only merge.py    # files whose path ends so
+    python -m ci.source_mutation --page             # and write what became of them to the page
+    python -m ci.source_mutation --again --page     # of those on the page, survivors alone
+
+cosmic-ray names the changes and makes them. A survivor that ``source_mutation.toml`` does not
+excuse is an error; so is an excuse that nobody needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import tomllib
+import zlib
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.fork_tests import ROOT, fails_a_test, settle
+from ci.mutate import Change, changes_of
+
+PLAN = ROOT / "ci" / "source_mutation.toml"
+PAGE = ROOT / "conformance" / "docs" / "source-mutation.md"
+LIMIT_SECONDS = 600  # of processor time, for one run of pytest without any change
+SLOWER = 3  # so many times as long, and ten seconds, may tests of a changed file take
+
+Key = tuple[str, str, str]  # file, line as it was, line as it becomes
+
+
+@dataclass(frozen=True)
+class Target:
+    """One file of the plan.
+
+    Parameters
+    ----------
+    file : str
+    tests : list of list of str
+        Arguments of pytest, run in turn until one fails.
+    one_in : int
+        Of so many changes one is tried, chosen by its text, so that a change elsewhere in the file
+        leaves the choice as it is.
+    """
+
+    file: str
+    tests: list[list[str]]
+    one_in: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of the changes of a file."""
+
+    made: int
+    tried: int
+    seconds: int
+    survivors: list[list[str]]  # line as it was, line as it becomes
+
+    def keys(self, file: str) -> list[Key]:
+        """Return what excuses name the survivors by."""
+        return [(file, was, becomes) for was, becomes in self.survivors]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 0 when every survivor is excused and every excuse is needed."""
+    parser = argparse.ArgumentParser(prog="ci.source_mutation", description=__doc__)
+    parser.add_argument("--only", default="", metavar="SUFFIX", help="files whose path ends so")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--page", action="store_true", help="write the page")
+    parser.add_argument("--again", action="store_true", help="try what survived last time alone")
+    options = parser.parse_args(arguments)
+    plan = tomllib.loads(PLAN.read_text())
+    every = targets_of(plan)
+    targets = [target for target in every if target.file.endswith(options.only)]
+    if not targets:
+        parser.error(f"no file of the plan ends in {options.only!r}")
+    excuses = excuses_of(plan)
+    last = load_results(PAGE) if options.again else {}
+    results: dict[str, Result] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(options.workers, spawn, settle, (folder,)) as pool:
+            for target in targets:
+                before = last.get(target.file)
+                results[target.file] = judge(target, plan["seed"], pool, excuses, before)
+                if options.page:
+                    write_page(PAGE, every, results, excuses, plan["seed"])
+    faults = faults_of(results, excuses)
+    print("\n".join(faults))
+    print(f"{sum(r.seconds for r in results.values())} s of processor time, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+def targets_of(plan: dict[str, Any]) -> list[Target]:
+    """Return every file of the plan, its own tests before those of its group."""
+    found = []
+    for group in plan["group"]:
+        for name, own in group["files"].items():
+            tests = [[f"{group['tests_folder']}/{test}" for test in own]]
+            tests += [command.split() for command in group["then"]]
+            found.append(Target(f"{group['folder']}/{name}", tests, group.get("one_in", 1)))
+    return found
+
+
+def excuses_of(plan: dict[str, Any]) -> dict[Key, str]:
+    """Return why each excused change may survive."""
+    return {(e["file"], e["was"], e["becomes"]): e["why"] for e in plan.get("excuse", [])}
+
+
+def faults_of(results: dict[str, Result], excuses: dict[Key, str]) -> list[str]:
+    """Return survivors without an excuse, and excuses without a survivor."""
+    keys = [key for file, result in results.items() for key in result.keys(file)]
+    found = [f"survives: {' | '.join(key)}" for key in keys if key not in excuses]
+    idle = [key for key in excuses if key[0] in results and key not in keys]
+    return found + [f"excused, but no survivor: {' | '.join(key)}" for key in idle]
+
+
+def judge(
+    target: Target,
+    seed: int,
+    pool: ProcessPoolExecutor,
+    excuses: dict[Key, str],
+    last: Result | None = None,
+) -> Result:
+    """Try a target's changes, or those that survived `last` time; print what became of them."""
+    source = (ROOT / target.file).read_text()
+    changes = sorted(changes_of(target.file, source), key=lambda change: change.line)
+    chosen = [change for change in changes if _draw(change, seed) % target.one_in == 0]
+    tried = [c for c in chosen if last is None or [c.was, c.becomes] in last.survivors]
+    most = [LIMIT_SECONDS] * len(target.tests)
+    fails, usual = pool.submit(fails_a_test, target.file, source, target.tests, most).result()
+    if fails:
+        raise SystemExit(f"{target.file}: its tests fail without any change")
+    limits = [10 + round(SLOWER * seconds) for seconds in usual]
+    work = [pool.submit(fails_a_test, c.file, c.source, target.tests, limits) for c in tried]
+    total, survivors = last.seconds if last else 0.0, []
+    for change, (killed, seconds) in zip(tried, (w.result() for w in work), strict=True):
+        total += sum(seconds)
+        if not killed:
+            survivors.append([change.was, change.becomes])
+            print(f"{change}\n    {excuses.get(change.key, 'SURVIVES')}", flush=True)
+    result = Result(len(changes), len(chosen), round(total), survivors)
+    print(f"{target.file}: {_counts(result)}, {result.seconds} s", flush=True)
+    return result
+
+
+def _counts(result: Result) -> str:
+    survived = len(result.survivors)
+    return f"{result.made} changes, {result.tried} tried, {survived} survived"
+
+
+def _draw(change: Change, seed: int) -> int:
+    return zlib.crc32(repr((seed, *change.key)).encode())
+
+
+def load_results(page: Path) -> dict[str, Result]:
+    """Return what the last runs found, by file, from the JSON beside the page."""
+    path = page.with_suffix(".json")
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return {file: Result(**fields) for file, fields in found.items()}
+
+
+def write_page(
+    page: Path,
+    targets: list[Target],
+    results: dict[str, Result],
+    excuses: dict[Key, str],
+    seed: int,
+) -> None:
+    """Write the page and its JSON; files that were not tried keep their last results."""
+    merged = load_results(page) | results
+    kept = {t.file: merged[t.file] for t in targets if t.file in merged}
+    document = {file: vars(result) for file, result in kept.items()}
+    page.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    page.write_text(markdown(kept, excuses, seed))
+
+
+def markdown(results: dict[str, Result], excuses: dict[Key, str], seed: int) -> str:
+    """Return the page: counts for each file, and every survivor with its excuse."""
+    total = Result(
+        sum(r.made for r in results.values()),
+        sum(r.tried for r in results.values()),
+        sum(r.seconds for r in results.values()),
+        [line for r in results.values() for line in r.survivors],
+    )
+    lines = [HEAD.format(seed=seed)]
+    lines += [_row(f"`{file}`", result) for file, result in results.items()]
+    lines += [_row("**all**", total), "", "## Survivors"]
+    for file, result in results.items():
+        lines += ["", f"### {file}"] if result.survivors else []
+        for _, was, becomes in result.keys(file):
+            lines += ["", "```diff", f"- {was}", f"+ {becomes}", "```", ""]
+            lines += [excuses.get((file, was, becomes), "**No reason on file.**")]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, result: Result) -> str:
+    survived = len(result.survivors)
+    cells = (name, result.made, result.tried, result.tried - survived, survived, result.seconds)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+HEAD = """\
+# Source mutation
+
+Generated by `nox -s source_mutation -- --page`. Each change alters one token of one file, as
+cosmic-ray does it: an operator becomes its opposite or its neighbour, a number grows or shrinks
+by one, a condition is turned round, a loop runs no round. A change counts only if Python sees it,
+so annotations do not. It is killed when a test fails, hangs or crashes; a change that survives
+has a reason in [source_mutation.toml](../../ci/source_mutation.toml), or the session fails. Where
+a file has more changes than are tried, their text and seed {seed} choose them.
+
+| file | changes | tried | killed | survived, with a reason | s of processor time |
+|---|---|---|---|---|---|"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""What the page of source mutation says is what its plan and its results say."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PLAN = tomllib.loads((ROOT / "ci" / "source_mutation.toml").read_text())
+PAGE = ROOT / "conformance" / "docs" / "source-mutation.md"
+RESULTS = json.loads(PAGE.with_suffix(".json").read_text())
+EXCUSES = {(e["file"], e["was"], e["becomes"]): e["why"] for e in PLAN["excuse"]}
+
+
+def test_every_file_of_the_plan_was_tried():
+    """S-20: the plan's files exist, and each has a result in which something was tried."""
+    files = [f"{group['folder']}/{name}" for group in PLAN["group"] for name in group["files"]]
+    assert list(RESULTS) == files
+    assert all((ROOT / file).is_file() for file in files)
+    assert all(result["tried"] for result in RESULTS.values())
+
+
+def test_every_survivor_has_a_reason_and_every_reason_a_survivor():
+    """S-20: nothing is excused that a test notices."""
+    survivors = {(f, *change) for f, result in RESULTS.items() for change in result["survivors"]}
+    assert survivors == set(EXCUSES)
+
+
+def test_every_reason_is_on_the_page():
+    """S-20: who reads the page need not read the plan."""
+    page = PAGE.read_text()
+    assert all(why in page for why in EXCUSES.values())
+    assert all(f"| `{file}` | {result['made']} |" in page for file, result in RESULTS.items())
