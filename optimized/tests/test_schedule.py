@@ -22,6 +22,14 @@ def test_any_number_of_parts(parts):
     assert_close(step.attend(mla), dense(step))
 
 
+@pytest.mark.parametrize("overhead", [0, 2, 7])
+def test_any_overhead(overhead):
+    """S-20: what a group's beginning is said to cost moves cuts, and no answer."""
+    step = build(*ROWS, padded_tokens=2)
+    variant = replace(TILES, programs_per_sm=5, overhead=overhead)
+    assert_close(step.attend(PagedMla(step.config, "cpu", variant=variant)), dense(step))
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("tile_m", [16, 64])
 @pytest.mark.parametrize("tile_n", [16, 64])
