@@ -33,7 +33,8 @@ def main() -> int:
     suite = ["-m", "paged_mla_conformance", "--backend", options.backend, *rest]
     commands = [suite]
     if options.gpu_tests:
-        commands = [["-m", "pytest", str(ROOT / "optimized" / "tests_gpu"), *rest]]
+        alone = ["-p", "no:benchmark"]  # a plugin that warns beside xdist, and warnings are errors
+        commands = [["-m", "pytest", *alone, str(ROOT / "optimized" / "tests_gpu"), *rest]]
     elif options.tests:
         commands.insert(0, ["-m", "pytest", "--quiet", str(ROOT / "optimized" / "tests")])
     codes = [
