@@ -21,3 +21,20 @@ def test_merge(mla_run: Run, mla_checks: list[Check], case: MergeCase) -> None:
     runner = mla_run.backend.prepare(step.problem)
     partials = case.build(5, 3, mla_run.dims.kv_lora_rank)
     mla_checks += check_merge(runner.merge(partials), merge(partials), partials)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in MERGES if len(case.parts) > 2], ids=lambda case: case.name
+)
+def test_association(mla_run: Run, mla_checks: list[Check], case: MergeCase) -> None:
+    """S-8: some partials may be merged before the others.
+
+    The inner answers, their lse (which weighs its answer and the others) and the outer merge are
+    each as far off as one merge may be, so that all are no further off than of three times as many.
+    """
+    [step] = build_steps(CASES[0], mla_run.dims, mla_run.dtypes[0])
+    runner = mla_run.backend.prepare(step.problem)
+    partials = case.build(5, 3, mla_run.dims.kv_lora_rank)
+    for cut in (1, len(partials) - 1):
+        inner = [runner.merge(part) for part in (partials[:cut], partials[cut:])]
+        mla_checks += check_merge(runner.merge(inner), merge(partials), partials * 3)
