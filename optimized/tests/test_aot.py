@@ -30,11 +30,11 @@ def run(*command):
     [
         "attend-m64",
         "attend-m16",
-        "combine-wide",
-        "combine-tall",
-        "token-tree:packed",
+        "combine-alone",
+        "combine-overlapped",
+        "token-m64n64-tree:packed",
         "hopper-few-m16",
-        "hopper-tile-m64x2",
+        "hopper-tile-m64",
     ],
 )
 def test_compiles_without_a_gpu(prefix):
