@@ -141,7 +141,7 @@ def source_mutation(session: nox.Session) -> None:
 
 
 def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(prog="nox -s conformance --")
+    parser = argparse.ArgumentParser(prog=f"nox -s {session.name} --")
     parser.add_argument("--device", choices=("auto", "gpu", "cpu"), default="auto")
     parser.add_argument("--backend", default=BACKEND)
     return parser.parse_known_args(session.posargs)

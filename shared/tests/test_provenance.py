@@ -1,8 +1,12 @@
+import shutil
 import subprocess
+
+import pytest
 
 from paged_mla_shared.provenance import commit_of
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 def test_commit_of_a_checkout(tmp_path):
     """S-19: a report names the commit of the code that ran, and that it was changed since."""
     source = tmp_path / "module.py"

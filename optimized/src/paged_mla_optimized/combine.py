@@ -13,9 +13,6 @@ from paged_mla_optimized.launch import Launcher, aligned
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.variants import PORTABLE, AttendVariant, fixed_splits
 
-_PROGRAMS = {16: 8, 32: 8, 64: 16}
-"""For each program of the attend kernel, by its tile: what few partials, or many, need to be read
-at once."""
 _FIXED_SHARES = 4  # programs along axis 2 where rows are cut by their own lengths
 
 
@@ -35,7 +32,9 @@ class Combine:
         self.variant = variant
         lanes = _least_lanes(config, variant)
         self.parts = programs // lanes
-        self.workers = 2 if is_interpreting() else _PROGRAMS[variant.tile_m] * lanes
+        # For each program of the attend kernel as many as read the partials of its tile at once.
+        workers = 8 if variant.tile_m <= 32 else 16
+        self.workers = 2 if is_interpreting() else workers * lanes
         constants = combine_constants(config, variant)
         self._kernel = Launcher(combine_kernel, constants, **combine_options(constants))
 
@@ -49,9 +48,9 @@ class Combine:
         lse: torch.Tensor,
     ) -> None:
         """Write what the groups that were cut come to, and blank padding; T > 0."""
-        groups = self._groups(plan)
-        joins, shares = self.parts, 1
+        joins, groups, shares = self.parts, 1, 1
         if self.config.deterministic:
+            groups = self._groups(plan)
             joins, shares = plan.num_rows * groups, _FIXED_SHARES
         self._kernel(
             (joins + -(-plan.num_tokens // self.workers), self.workers, shares),

@@ -28,7 +28,7 @@ class Launcher:
         Takes pointers first, then numbers, then constants.
     constants : dict
     options : int
-        Triton's, ``num_warps`` and ``num_stages``.
+        Triton's, such as ``num_warps``.
     """
 
     def __init__(self, kernel: Any, constants: dict[str, Any], **options: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from paged_mla_optimized.bench import peers
 from paged_mla_optimized.bench.cases import GROUPS, Case
 from paged_mla_optimized.bench.problem import Tensors, build, error
-from paged_mla_optimized.bench.report import HEADER, line, summary, write
+from paged_mla_optimized.bench.report import HEADER, line, plot, summary, write
 from paged_mla_optimized.bench.timing import ceilings, microseconds
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.core import Core
@@ -101,6 +101,8 @@ def main() -> int:
             torch.cuda.empty_cache()
             if options.out:
                 write(options.out, facts, rows)
+    if options.out:
+        plot(options.out, facts, rows)
     print(summary(rows))
     return 0
 

@@ -31,7 +31,7 @@ HEADER = (
 
 
 def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write what was measured as JSON, Markdown and, where matplotlib is, a roofline plot."""
+    """Write what was measured so far as JSON and Markdown."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     ceiling = f"Copy {facts['copy_gbs']:.0f} GB/s, product {facts['matmul_tflops']:.0f} TFLOP/s."
@@ -41,6 +41,10 @@ def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None
     ]
     text += ["", HEADER, *map(line, rows), "", summary(rows)]
     stem.with_suffix(".md").write_text("\n".join(text) + "\n")
+
+
+def plot(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write a roofline plot, where matplotlib is."""
     if importlib.util.find_spec("matplotlib") is None:
         return
     plt: Any = importlib.import_module("matplotlib.pyplot")
@@ -55,7 +59,6 @@ def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None
     axes.set_ylabel("TFLOP/s")
     axes.legend()
     figure.savefig(stem.with_suffix(".png"), dpi=120)
-    plt.close(figure)
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
