@@ -144,7 +144,9 @@ class Model:
         self.mla = mla
         size = (LAYERS, BLOCKS, config.block_size, R + P)
         self.caches = torch.zeros(size, dtype=config.dtype, device="cuda")
-        self.contents = torch.randn(size, dtype=torch.float32, device="cuda").to(config.dtype)
+        generator = torch.Generator("cuda").manual_seed(0)  # every model caches the same
+        contents = torch.randn(size, generator=generator, dtype=torch.float32, device="cuda")
+        self.contents = contents.to(config.dtype)
         shape = (LAYERS, config.max_query_tokens, config.num_heads)
         self.outs = torch.zeros((*shape, R), dtype=config.dtype, device="cuda")
         self.lses = torch.zeros(shape, dtype=torch.float32, device="cuda")

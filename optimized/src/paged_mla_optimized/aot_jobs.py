@@ -22,6 +22,7 @@ from paged_mla_optimized.drafts import copy_tails_constants, draft_rows_constant
 from paged_mla_optimized.gather import gather_constants
 from paged_mla_optimized.hopper import (
     LAYOUT,
+    hopper_box,
     hopper_boxes,
     hopper_constants,
     hopper_kernel,
@@ -78,6 +79,7 @@ _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them
     "stride_mask_element": 1,
 }
 _NUM_SMS = 132  # shapes no code but a division
+_WIDTH = 576  # R + P of the Gluon kernels
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -231,10 +233,10 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     options = hopper_options(variant)
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-{dtype}-{mask}"
-        f"-block{min(config.block_size, 64)}",
+        f"-box{hopper_box(config.block_size)}",
         kernel,
         dtype,
-        _dense(kernel, hopper_constants(config, variant, config.block_size)),
+        _dense(kernel, hopper_constants(config, variant, config.block_size, _WIDTH)),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
         descriptors={name: f"tensordesc<{dtype}{box},{LAYOUT!r}>" for name, box in boxes},

@@ -171,7 +171,7 @@ def choose_variant(config: MlaConfig, arch: str) -> AttendVariant:
     problem = (arch, DTYPE_NAMES[config.dtype], config.num_heads, config.max_query_len)
     if config.rope is None and not config.deterministic:
         dims = (config.kv_lora_rank, config.qk_rope_head_dim)
-        hopper = hopper_variant(*problem, block_size=config.block_size, head_dims=dims)
+        hopper = hopper_variant(*problem, dims)
         if hopper is not None:
             return hopper
     return attend_variant(*problem)

@@ -51,7 +51,7 @@ class HopperAttention:
     def __init__(self, config: MlaConfig, variant: AttendVariant) -> None:
         self.config = config
         self.variant = variant
-        self._kernels: dict[int, Launcher] = {}
+        self._kernels: dict[tuple[int, int], Launcher] = {}
         self._descriptors: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
 
     def launch(
@@ -70,7 +70,7 @@ class HopperAttention:
         """Write `out` and `lse` of every whole group, and partials of the others."""
         table = plan.block_table
         strides = (q_nope.stride(), q_pe.stride(), table.stride(1), out.stride())
-        self._kernel(cache.stride(0) // cache.stride(1))(
+        self._kernel(cache.stride(0) // cache.stride(1), cache.stride(1))(
             (programs, 1, 1),
             strides if aligned(q_nope, q_pe, table, out, lse) else None,
             q_nope,
@@ -83,6 +83,7 @@ class HopperAttention:
             plan.token_starts,
             plan.row_lens,
             plan.tree_words,
+            cache,
             out,
             lse,
             partial_out,
@@ -96,14 +97,15 @@ class HopperAttention:
             self.config.softmax_scale,
         )
 
-    def _kernel(self, block_rows: int) -> Launcher:
-        if block_rows not in self._kernels:
-            self._kernels[block_rows] = Launcher(
+    def _kernel(self, block_rows: int, stride_row: int) -> Launcher:
+        geometry = (block_rows, stride_row)
+        if geometry not in self._kernels:
+            self._kernels[geometry] = Launcher(
                 hopper_kernel(self.variant),
-                hopper_constants(self.config, self.variant, block_rows),
+                hopper_constants(self.config, self.variant, *geometry),
                 **hopper_options(self.variant),
             )
-        return self._kernels[block_rows]
+        return self._kernels[geometry]
 
     def _descriptors_of(self, cache: torch.Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
         """Return descriptors of the latent and of the rope columns, made once for each cache."""
@@ -132,21 +134,34 @@ def hopper_options(variant: AttendVariant) -> dict[str, int]:
     return options | ({"maxnreg": _FEW_REGISTERS} if variant.family == FEW else {})
 
 
+def hopper_box(block_size: int) -> int:
+    """Return the keys of one copy: a block, or a tile of a larger one; 0 where none fits."""
+    if block_size % _TILE_N == 0:
+        return _TILE_N
+    return block_size if block_size in {8, 16, 32} else 0  # swizzled in eights
+
+
 def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], list[int]]:
     """Return what one copy takes of the latent columns, whole or halved, and of the others."""
-    keys = min(config.block_size, _TILE_N)
+    keys = hopper_box(config.block_size) or _TILE_N
     return [keys, 512 if variant.family == FEW else 256], [keys, 64]
 
 
-def hopper_constants(config: MlaConfig, variant: AttendVariant, block_rows: int) -> dict[str, Any]:
-    """Return what a kernel is specialised for; `block_rows` is a block's stride in rows."""
+def hopper_constants(
+    config: MlaConfig, variant: AttendVariant, block_rows: int, stride_row: int
+) -> dict[str, Any]:
+    """Return what a kernel is specialised for.
+
+    `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row.
+    """
     constants = {
         "num_heads": config.num_heads,
         "block_size": config.block_size,
         "block_rows": block_rows,
+        "stride_cache_row": stride_row,
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
-        "BOX": min(config.block_size, _TILE_N),
+        "BOX": hopper_box(config.block_size),
     }
     if variant.family == FEW:
         constants |= {"TILE_M": variant.tile_m, "TILE_N": _TILE_N, "STAGES": _STAGES}

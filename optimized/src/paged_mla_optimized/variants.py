@@ -160,8 +160,6 @@ def hopper_variant(
     dtype: str,
     num_heads: int,
     max_query_len: int,
-    *,
-    block_size: int,
     head_dims: tuple[int, int],
 ) -> AttendVariant | None:
     """Return the variant of a Gluon kernel for a problem, None where there is none.
@@ -170,12 +168,9 @@ def hopper_variant(
     ----------
     arch, dtype, num_heads, max_query_len
         As for :func:`attend_variant`.
-    block_size : int
-        A block is one TMA box of a key tile, or several key tiles.
     head_dims : (R, P)
     """
-    boxed = block_size % 64 == 0 or block_size in {8, 16, 32}
-    if arch != "sm90" or dtype == "float32" or not boxed or head_dims != (512, 64):
+    if arch != "sm90" or dtype == "float32" or head_dims != (512, 64):
         return None
     height = num_heads * max_query_len
     tile = next((tile for tile in _HOPPER if tile.tile_m >= height), _HOPPER[-1])

@@ -14,63 +14,70 @@ from paged_mla_optimized.bench import peers
 from paged_mla_optimized.bench.cases import GROUPS, Case
 from paged_mla_optimized.bench.problem import Tensors, build, error
 from paged_mla_optimized.bench.report import HEADER, line, plot, summary, write
-from paged_mla_optimized.bench.timing import ceilings, microseconds
+from paged_mla_optimized.bench.timing import Launch, ceilings, microseconds
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.device import device_record
 from paged_mla_optimized.variants import attend_variant
 
+_PEERS = ("flashmla", "fa3")  # that the ratio is to
+
 
 def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> dict[str, Any]:
     """Check and time one case, ours and everyone else's."""
     tensors = build(case)
-    row: dict[str, Any] = {"case": case.name} | _ours(tensors)
+    ours, worst = _ours(tensors)
+    others = {}
+    for name, builder in builders.items():
+        launch = builder(tensors)
+        if launch is not None:
+            error(tensors, launch())
+            others[name] = launch
+    rivals = {"us": ours.pop("us")} | {name: others.pop(name) for name in _PEERS if name in others}
+    row: dict[str, Any] = {"case": case.name, "error": worst}
+    row |= microseconds(rivals) | microseconds(ours | others)
     row["tflops"] = case.flops / row["us"] / 1e6
     row["gbs"] = case.bytes / row["us"] / 1e3
     row["intensity"] = case.flops / case.bytes
     floor = max(case.bytes / limits["copy_gbs"] / 1e3, case.flops / limits["matmul_tflops"] / 1e6)
     row["of_floor"] = floor / row["us"]
-    for name, builder in builders.items():
-        launch = builder(tensors)
-        if launch is not None:
-            error(tensors, launch())
-            row[name] = microseconds(launch)
-    best = [row[name] for name in ("flashmla", "fa3") if name in row]
-    if best:
-        row["ratio"] = min(best) / row["us"]
+    if len(rivals) > 1:
+        row["ratio"] = min(row[name] for name in rivals if name != "us") / row["us"]
     return row
 
 
-def _ours(tensors: Tensors) -> dict[str, float]:
-    """Return times with the plan, without it, of the main kernel alone, and of the portable one."""
+def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
+    """Return our launches, checked, and the error of the first.
+
+    Without the plan, with it, the main kernel alone, and the portable kernel with its join.
+    """
     config = tensors.config
     inputs = (tensors.q_nope, tensors.q_pe, tensors.cache)
+    problem = (config.num_heads, config.max_query_len)
     core = Core(config, "cuda", None, None)
-    _plan(core, tensors)
-    out, lse = core.answer
+    variant = attend_variant(core.facts.arch, DTYPE_NAMES[config.dtype], *problem)
+    portable = Core(config, "cuda", variant, None)
 
-    def attend() -> None:
+    def attend(core: Core) -> None:
+        out, lse = core.answer
         core.attend(core.plan, *inputs, out=out, lse=lse)
 
     def step() -> None:
         _plan(core, tensors)
-        attend()
+        attend(core)
 
-    attend()
-    times = {"error": error(tensors, out.view(*tensors.q.shape[:3], -1))}
-    times["us"] = microseconds(attend)
-    times["plan_us"] = microseconds(step)
-    times["main_us"] = microseconds(
-        lambda: core.attention.attend(core.plan, *inputs, out=out, lse=lse)
-    )
-    problem = (core.facts.arch, DTYPE_NAMES[config.dtype], config.num_heads, config.max_query_len)
-    core = Core(config, "cuda", attend_variant(*problem), None)
-    _plan(core, tensors)
-    out.fill_(torch.nan)
-    attend()
-    error(tensors, out.view(*tensors.q.shape[:3], -1))
-    times["portable_us"] = microseconds(attend)
-    return times
+    errors = []
+    for each in (core, portable):
+        _plan(each, tensors)
+        attend(each)
+        errors.append(error(tensors, each.answer[0].view(*tensors.q.shape[:3], -1)))
+    out, lse = core.answer
+    return {
+        "us": lambda: attend(core),
+        "plan_us": step,
+        "main_us": lambda: core.attention.attend(core.plan, *inputs, out=out, lse=lse),
+        "portable_us": lambda: attend(portable),
+    }, errors[0]
 
 
 def _plan(core: Core, tensors: Tensors) -> None:

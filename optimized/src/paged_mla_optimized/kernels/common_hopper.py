@@ -5,6 +5,7 @@ A *segment* is the piece of one group of query tiles that one part of the grid w
 """
 
 from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
@@ -91,16 +92,43 @@ def copy_queries(
     TILE_M: gl.constexpr, FIRST: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy columns [FIRST, FIRST + WIDTH) of a query tile; dead pairs are zeros."""
-    lanes: gl.constexpr = min(WIDTH // 8, 32)
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
-    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    layout: gl.constexpr = lines_layout(min(WIDTH // 8, 32))
     token, head, _, live = query_pairs(
         token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
     )
     at = token * stride_token + head * stride_head
+    _copy_lines(q_ptr, at, live, buffer, FIRST, WIDTH, layout)
+
+
+@constexpr_function
+def lines_layout(threads):
+    """Return how four warps share lines: `threads` on each, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [32 // threads, threads], [4, 1], [1, 0])
+
+
+# Of keys: 128 bytes of four lines at a time, so that a thread keeps few addresses.
+KEY_LINES = gl.constexpr(lines_layout(8))
+
+
+@gluon.jit
+def _copy_lines(
+    base_ptr, at, exists, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr
+):
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of lines that start `at`; others are zeros."""
+    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     async_copy.async_copy_global_to_shared(
-        buffer, q_ptr + at[:, None] + column[None, :], mask=live[:, None]
+        buffer, base_ptr + at[:, None] + column[None, :], mask=exists[:, None]
     )
+
+
+@gluon.jit
+def copy_keys(cache_ptr, stride_cache_row, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of the rows `at` of the cache, one by one.
+
+    For blocks that no box of the copy engine fits. Rows before the cache are zeros.
+    """
+    line = at.to(gl.int64) * stride_cache_row
+    _copy_lines(cache_ptr, line, at >= 0, buffer, FIRST, WIDTH, KEY_LINES)
 
 
 @gluon.jit
@@ -137,7 +165,7 @@ def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl
 def cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows):
     """Return which row of the cache holds `key`; past `seq_len` one before the cache begins.
 
-    The copy engine fills what lies outside the cache with zeros, and reads nothing.
+    What lies outside the cache is filled with zeros, and not read.
     """
     entry = (key // block_size).to(gl.int64) * stride_table_col
     block = gl.load(table_row_ptr + entry, mask=key < seq_len, other=0)

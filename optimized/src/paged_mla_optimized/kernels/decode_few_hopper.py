@@ -18,10 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
+    KEY_LINES,
     LN_2,
     LOG2_E,
     cache_row,
     clear_tail,
+    copy_keys,
     copy_queries,
     find_segment,
     partial_pairs,
@@ -33,10 +35,10 @@ from paged_mla_optimized.kernels.common_hopper import (
 
 @gluon.jit
 def _copy_tiles(
-    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr, cut_ptr,
-    part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
-    stride_table_col, num_heads, block_size, block_rows, MASK: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
+    cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
+    stride_table_col, num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the key tiles of every segment of this part."""
     unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
@@ -49,23 +51,30 @@ def _copy_tiles(
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         for tile in range(tile_begin, tile_end):
-            at = cache_row(
-                table_row_ptr, stride_table_col, tile * TILE_N, seq_len, block_size, block_rows
-            )
+            key = tile * TILE_N
+            if BOX == 0:
+                key += gl.arange(0, TILE_N, layout=gl.SliceLayout(1, KEY_LINES))
+            at = cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows)
             mbarrier.wait(empty.index(stage), phase ^ 1)
-            mbarrier.expect(ready.index(stage), TILE_N * 576 * 2)
-            for key in gl.static_range(0, TILE_N, BOX):
-                if key > 0:
-                    at = cache_row(
-                        table_row_ptr, stride_table_col, tile * TILE_N + key, seq_len, block_size,
-                        block_rows,
+            if BOX == 0:
+                copy_keys(cache_ptr, stride_cache_row, at, ckv.index(stage), 0, 512)
+                copy_keys(cache_ptr, stride_cache_row, at, k_pe.index(stage), 512, 64)
+                async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
+            else:
+                mbarrier.expect(ready.index(stage), TILE_N * 576 * 2)
+                for first in gl.static_range(0, TILE_N, BOX):
+                    if first > 0:
+                        at = cache_row(
+                            table_row_ptr, stride_table_col, key + first, seq_len, block_size,
+                            block_rows,
+                        )  # fmt: skip
+                    tma.async_copy_global_to_shared(
+                        ckv_desc, [at, 0], ready.index(stage), ckv.index(stage).slice(first, BOX)
+                    )
+                    tma.async_copy_global_to_shared(
+                        k_pe_desc, [at, 512], ready.index(stage),
+                        k_pe.index(stage).slice(first, BOX),
                     )  # fmt: skip
-                tma.async_copy_global_to_shared(
-                    ckv_desc, [at, 0], ready.index(stage), ckv.index(stage).slice(key, BOX)
-                )
-                tma.async_copy_global_to_shared(
-                    k_pe_desc, [at, 512], ready.index(stage), k_pe.index(stage).slice(key, BOX)
-                )
             stage += 1
             phase = gl.where(stage == STAGES, phase ^ 1, phase)
             stage = gl.where(stage == STAGES, 0, stage)
@@ -79,7 +88,7 @@ def _attend(
     token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
     stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token,
     stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, STAGES: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     dtype: gl.constexpr = q_nope.dtype
@@ -120,7 +129,9 @@ def _attend(
         total = gl.zeros([TILE_M], gl.float32, pair_layout)
         for tile in range(tile_begin, tile_end):
             mbarrier.wait(ready.index(stage), phase)
-            if tile * TILE_N + TILE_N > seq_len:
+            if BOX == 0:  # not copied by the engine that reads it next
+                fence_async_shared()
+            elif tile * TILE_N + TILE_N > seq_len:
                 valid = seq_len - tile * TILE_N
                 clear_tail(ckv.index(stage), valid, TILE_N, 512, 4)
                 fence_async_shared()
@@ -183,6 +194,7 @@ def decode_few_kernel(
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
+    cache_ptr,  # read where no box fits: rows of 512 + 64
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [parts, 2, lanes, TILE_M, 512]
@@ -202,12 +214,13 @@ def decode_few_kernel(
     softmax_scale,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
-    block_rows: gl.constexpr,  # rows of the descriptors from one block to the next
+    block_rows: gl.constexpr,  # rows of the cache from one block to the next
+    stride_cache_row: gl.constexpr,
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     TILE_M: gl.constexpr,
     TILE_N: gl.constexpr,
-    BOX: gl.constexpr,  # keys of one copy: the block, or the tile if that is smaller
+    BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
@@ -221,7 +234,7 @@ def decode_few_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(ready.index(stage), count=128 if BOX == 0 else 1)
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
@@ -236,19 +249,19 @@ def decode_few_kernel(
                     part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
                     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
                     stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-                    softmax_scale, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, STAGES,
+                    softmax_scale, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
                 ),
             ),
             (
                 _copy_tiles,
                 (
-                    ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
-                    cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr,
-                    stride_table_row, stride_table_col, num_heads, block_size, block_rows, MASK,
-                    TILE_M, TILE_N, BOX, STAGES,
+                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
+                    unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr,
+                    row_lens_ptr, stride_table_row, stride_table_col, num_heads, block_size,
+                    block_rows, stride_cache_row, MASK, TILE_M, TILE_N, BOX, STAGES,
                 ),
             ),
         ],
-        [1],
+        [4 if BOX == 0 else 1],
         [56],
     )  # fmt: skip

@@ -26,10 +26,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
+    KEY_LINES,
     LN_2,
     LOG2_E,
     cache_row,
     clear_tail,
+    copy_keys,
     copy_queries,
     find_segment,
     partial_pairs,
@@ -55,7 +57,7 @@ def _weigh(
     unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr,
     tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
     stride_lse_token, stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr,
+    TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     dtype: gl.constexpr = ckv.dtype
@@ -108,6 +110,8 @@ def _weigh(
         total = gl.zeros([64], gl.float32, pair_layout)
         for tile in range(tile_begin, tile_end):
             mbarrier.wait(bars.index(_FULL + slot), phase)
+            if BOX == 0:  # not copied by the engine that reads it next
+                fence_async_shared()
             keys = ckv.index(slot)
             s = gl.zeros([64, 64], gl.float32, layout)
             s = warpgroup_mma(
@@ -164,39 +168,59 @@ def _weigh(
 
 
 @gluon.jit
+def _first_row(
+    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, BOX: gl.constexpr
+):
+    """Return the row of the cache that holds a tile's first key, or without boxes all its rows."""
+    key = tile * 64
+    if BOX == 0:
+        key += gl.arange(0, 64, layout=gl.SliceLayout(1, KEY_LINES))
+    return cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows)
+
+
+@gluon.jit
 def _copy_half(
-    ckv_desc, k_pe_desc, ckv, k_pe, ready, at, table_row_ptr, stride_table_col, tile, seq_len,
-    block_size, block_rows, BOX: gl.constexpr, HALF: gl.constexpr,
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, at, table_row_ptr, stride_table_col, tile,
+    seq_len, block_size, block_rows, stride_cache_row, BOX: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
-    """Ask for one half of a key tile, the right one with k_pe; its first key is in row `at`."""
-    mbarrier.expect(ready, 64 * (256 + 64 * HALF) * 2)
+    """Ask for one half of a key tile, the right one with k_pe; `at` is its ``_first_row``."""
     half = ckv.slice(256 * HALF, 256, dim=1)
-    for key in gl.static_range(0, 64, BOX):
-        if key > 0:
-            at = cache_row(
-                table_row_ptr, stride_table_col, tile * 64 + key, seq_len, block_size, block_rows
-            )
-        tma.async_copy_global_to_shared(ckv_desc, [at, 256 * HALF], ready, half.slice(key, BOX))
+    if BOX == 0:
+        copy_keys(cache_ptr, stride_cache_row, at, half, 256 * HALF, 256)
         if HALF == 1:
-            tma.async_copy_global_to_shared(k_pe_desc, [at, 512], ready, k_pe.slice(key, BOX))
+            copy_keys(cache_ptr, stride_cache_row, at, k_pe, 512, 64)
+        async_copy.mbarrier_arrive(ready, increment_count=False)
+    else:
+        mbarrier.expect(ready, 64 * (256 + 64 * HALF) * 2)
+        for key in gl.static_range(0, 64, BOX):
+            if key > 0:
+                at = cache_row(
+                    table_row_ptr, stride_table_col, tile * 64 + key, seq_len, block_size,
+                    block_rows,
+                )  # fmt: skip
+            tma.async_copy_global_to_shared(ckv_desc, [at, 256 * HALF], ready, half.slice(key, BOX))
+            if HALF == 1:
+                tma.async_copy_global_to_shared(k_pe_desc, [at, 512], ready, k_pe.slice(key, BOX))
 
 
 @gluon.jit
 def _answer(
-    ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars, block_table_ptr,
-    unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr,
-    stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
-    block_rows, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
+    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
+    block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr,
+    row_lens_ptr, stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads,
+    block_size, block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr,
+    HALF: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
+    loads: gl.constexpr = 128 if BOX == 0 else 1  # arrivals for one half
     unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
     slot = 0
     phase = 0
     odd = 0
-    mbarrier.arrive(bars.index(_FULL))
+    mbarrier.arrive(bars.index(_FULL), count=loads)
     while unit < end:
         (
             following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _,
@@ -216,30 +240,33 @@ def _answer(
                 if HALF == 0:
                     mbarrier.arrive(bars.index(_LEFT + q_slot))
             if tile_begin + ahead < tile_end:
-                at = cache_row(
-                    table_row_ptr, stride_table_col, (tile_begin + ahead) * 64, seq_len,
-                    block_size, block_rows,
+                at = _first_row(
+                    table_row_ptr, stride_table_col, tile_begin + ahead, seq_len, block_size,
+                    block_rows, BOX,
                 )  # fmt: skip
                 _copy_half(
-                    ckv_desc, k_pe_desc, ckv.index(target), k_pe.index(target),
+                    cache_ptr, ckv_desc, k_pe_desc, ckv.index(target), k_pe.index(target),
                     bars.index(_FULL + target), at, table_row_ptr, stride_table_col,
-                    tile_begin + ahead, seq_len, block_size, block_rows, BOX, HALF,
+                    tile_begin + ahead, seq_len, block_size, block_rows, stride_cache_row, BOX,
+                    HALF,
                 )  # fmt: skip
             if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
-                mbarrier.arrive(bars.index(_FULL + target))  # for the queries that come next
+                mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
             target = gl.where(target == 2, 0, target + 1)
 
         acc = gl.zeros([64, 256], gl.float32, layout)
         for tile in range(tile_begin, tile_end):
-            at = cache_row(
-                table_row_ptr, stride_table_col, (tile + 3) * 64, seq_len, block_size, block_rows
+            at = _first_row(
+                table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, BOX
             )
             mbarrier.wait(bars.index(_WEIGHED + slot), phase)
             if gl.min(keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
                 keep = keeps.index(slot).load(pair_layout).to(gl.float32)
                 acc = acc * keep[:, None]
             values = ckv.index(slot).slice(256 * HALF, 256, dim=1)
-            if tile * 64 + 64 > seq_len:
+            if BOX == 0:
+                fence_async_shared()
+            elif tile * 64 + 64 > seq_len:
                 clear_tail(values, seq_len - tile * 64, 64, 256, 4)
                 fence_async_shared()
             next_slot = gl.where(slot == 2, 0, slot + 1)
@@ -253,12 +280,12 @@ def _answer(
                 mbarrier.wait(bars.index(_LEFT + slot), phase)
             if tile + 3 < tile_end:
                 _copy_half(
-                    ckv_desc, k_pe_desc, ckv.index(slot), k_pe.index(slot),
+                    cache_ptr, ckv_desc, k_pe_desc, ckv.index(slot), k_pe.index(slot),
                     bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, tile + 3,
-                    seq_len, block_size, block_rows, BOX, HALF,
+                    seq_len, block_size, block_rows, stride_cache_row, BOX, HALF,
                 )  # fmt: skip
             if tile + 3 == tile_end:
-                mbarrier.arrive(bars.index(_FULL + slot))
+                mbarrier.arrive(bars.index(_FULL + slot), count=loads)
             slot = next_slot
             phase = next_phase
 
@@ -292,6 +319,7 @@ def decode_tile_kernel(
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
+    cache_ptr,  # read where no box fits: rows of 512 + 64
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [parts, 2, lanes, 64, 512]
@@ -311,10 +339,11 @@ def decode_tile_kernel(
     softmax_scale,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
-    block_rows: gl.constexpr,  # rows of the descriptors from one block to the next
+    block_rows: gl.constexpr,  # rows of the cache from one block to the next
+    stride_cache_row: gl.constexpr,
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr,  # keys of one copy: the block, or the tile if that is smaller
+    BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -326,8 +355,9 @@ def decode_tile_kernel(
     q_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
     q_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
     bars = gl.allocate_shared_memory(gl.int64, [13, 1], mbarrier.MBarrierLayout())
+    loads: gl.constexpr = 128 if BOX == 0 else 1
     for bar in gl.static_range(13):
-        mbarrier.init(bars.index(bar), count=2 if bar < _WEIGHED else 1)
+        mbarrier.init(bars.index(bar), count=2 * loads if bar < _WEIGHED else 1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
@@ -340,27 +370,27 @@ def decode_tile_kernel(
                     sums, bars, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
                     token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
                     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
-                    stride_lse_head, softmax_scale, num_heads, MASK, TREE_WORDS,
+                    stride_lse_head, softmax_scale, num_heads, MASK, TREE_WORDS, BOX,
                 ),
             ),
             (
                 _answer,
                 (
-                    ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-                    block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
-                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_out_token, stride_out_head, num_heads, block_size, block_rows, MASK, BOX,
-                    0,
+                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
+                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr,
+                    part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
+                    stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
+                    block_rows, stride_cache_row, MASK, BOX, 0,
                 ),
             ),
             (
                 _answer,
                 (
-                    ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-                    block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
-                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_out_token, stride_out_head, num_heads, block_size, block_rows, MASK, BOX,
-                    1,
+                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
+                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr,
+                    part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
+                    stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
+                    block_rows, stride_cache_row, MASK, BOX, 1,
                 ),
             ),
         ],
