@@ -20,6 +20,8 @@ from paged_mla_optimized.kernels.schedule import (
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
+FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
+_LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
 
 
 @gluon.jit
@@ -148,6 +150,16 @@ def sees(
         word = gl.load(tree_words_ptr + at, mask=is_draft & live, other=0)
         visible = (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
     return visible
+
+
+@gluon.jit
+def raised(peak, highest):
+    """Return the peak that weights are relative to, once a tile's `highest` scores are known.
+
+    It rises only where it must, and to an integer: what is kept of the sums so far is then a power
+    of two, which bfloat16 holds exactly, and most often one.
+    """
+    return gl.where(highest > peak + _LAZY, gl.ceil(highest), peak)
 
 
 @gluon.jit

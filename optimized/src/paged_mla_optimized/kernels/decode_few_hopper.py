@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
+    FLOOR,
     KEY_LINES,
     LN_2,
     LOG2_E,
@@ -28,6 +29,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     find_segment,
     partial_pairs,
     query_pairs,
+    raised,
     sees,
     units_of_program,
 )
@@ -125,8 +127,8 @@ def _attend(
         )
 
         acc = gl.zeros([512, TILE_M], gl.float32, s_layout)
-        peak = gl.full([TILE_M], float("-inf"), gl.float32, pair_layout)
-        total = gl.zeros([TILE_M], gl.float32, pair_layout)
+        peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
+        sums = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
         for tile in range(tile_begin, tile_end):
             mbarrier.wait(ready.index(stage), phase)
             if BOX == 0:  # not copied by the engine that reads it next
@@ -141,7 +143,6 @@ def _attend(
             )
             scores = warpgroup_mma(k_pe.index(stage), q_pe.permute((1, 0)), scores, is_async=True)
             scores = warpgroup_mma_wait(0, deps=[scores])
-            scores = scores * scale
             if tile >= tile_edge:
                 key = tile * TILE_N + key_in_tile
                 visible = sees(
@@ -149,15 +150,16 @@ def _attend(
                     live[None, :], tree_words_ptr, MASK, TREE_WORDS,
                 )  # fmt: skip
                 scores = gl.where(visible, scores, float("-inf"))
-            new_peak = gl.maximum(peak, gl.max(scores, 0))
-            shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
-            weights = gl.exp2(scores - shift[None, :])
-            keep = gl.exp2(peak - shift)
-            total = total * keep + gl.sum(weights, 0)
-            peak = new_peak
+            new_peak = raised(peak, gl.max(scores, 0) * scale)
+            weights = gl.exp2(scores * scale - new_peak[None, :])
             weights_smem.store(weights.to(dtype))
             fence_async_shared()
-            acc = acc * keep[None, :]
+            keep = gl.exp2(peak - new_peak)
+            peak = new_peak
+            if gl.min(keep, 0) < 1.0:
+                acc = acc * keep[None, :]
+                sums = sums * keep[None, :]
+            sums += weights
             acc = warpgroup_mma(ckv.index(stage).permute((1, 0)), weights_smem, acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index(stage))
@@ -165,10 +167,10 @@ def _attend(
             phase = gl.where(stage == STAGES, phase ^ 1, phase)
             stage = gl.where(stage == STAGES, 0, stage)
 
-        is_empty = peak == float("-inf")
-        divisor = gl.where(is_empty, 1.0, total)
-        out = acc / divisor[None, :]
-        lse = gl.where(is_empty, peak, (peak + gl.log2(divisor)) * LN_2)
+        total = gl.sum(sums, 0)
+        is_empty = total == 0.0
+        out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
+        lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
         if is_whole:
             at = token * stride_out_token + head * stride_out_head
             out_at = out_ptr + at[None, :] + column[:, None]

@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
+    FLOOR,
     KEY_LINES,
     LN_2,
     LOG2_E,
@@ -36,6 +37,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     find_segment,
     partial_pairs,
     query_pairs,
+    raised,
     sees,
     units_of_program,
 )
@@ -46,9 +48,6 @@ _WEIGHED = gl.constexpr(3)
 _GO = gl.constexpr(6)
 _LEFT = gl.constexpr(9)
 _SUMMED = gl.constexpr(12)
-
-_FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
-_LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
 
 
 @gluon.jit
@@ -106,7 +105,7 @@ def _weigh(
         phase = gl.where(slot == 3, phase ^ 1, phase)
         slot = gl.where(slot == 3, 0, slot)
 
-        peak = gl.full([64], _FLOOR, gl.float32, pair_layout)
+        peak = gl.full([64], FLOOR, gl.float32, pair_layout)
         total = gl.zeros([64], gl.float32, pair_layout)
         for tile in range(tile_begin, tile_end):
             mbarrier.wait(bars.index(_FULL + slot), phase)
@@ -136,9 +135,8 @@ def _weigh(
                     live[:, None], tree_words_ptr, MASK, TREE_WORDS,
                 )  # fmt: skip
                 s = gl.where(visible, s, float("-inf"))
-            highest = gl.max(s, 1) * scale
-            new_peak = gl.where(highest > peak + _LAZY, gl.ceil(highest), peak)
-            keep = gl.exp2(peak - new_peak)  # a power of two: bfloat16 holds it exactly
+            new_peak = raised(peak, gl.max(s, 1) * scale)
+            keep = gl.exp2(peak - new_peak)
             weights = gl.exp2(s * scale - new_peak[:, None])
             total = total * keep + gl.sum(weights, 1)
             peak = new_peak
