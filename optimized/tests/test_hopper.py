@@ -1,13 +1,15 @@
 """Which problems the Gluon kernels for Hopper serve; that they are right is for a GPU to show."""
 
+import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from paged_mla_optimized import MlaConfig
+from paged_mla_optimized import MlaConfig, hopper
 from paged_mla_optimized.attend import choose_variant
-from paged_mla_optimized.hopper import cache_fits, hopper_boxes
+from paged_mla_optimized.hopper import HopperAttention, cache_fits, hopper_box
 from paged_mla_optimized.variants import FEW, PORTABLE, TILE
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -26,12 +28,12 @@ CONFIG = MlaConfig(
     [
         ({}, FEW, 16, 1),
         ({"num_heads": 32}, FEW, 32, 1),
-        ({"num_heads": 24, "block_size": 8}, FEW, 32, 1),
+        ({"num_heads": 24, "block_size": 1}, FEW, 32, 1),
         ({"max_query_tokens": 32}, TILE, 64, 4),
         ({"num_heads": 128, "block_size": 256}, TILE, 64, 2),
         ({"num_heads": 96, "dtype": torch.float16, "cache_format": "fp16"}, TILE, 64, 2),
     ],
-    ids=["few", "few-32", "box-8", "chain", "two-lanes", "half"],
+    ids=["few", "few-32", "block-1", "chain", "two-lanes", "half"],
 )
 def test_hopper_serves(changes, family, tile_m, lanes):
     """S-20: up to 32 pairs a row go to one kernel, tiles of 64 to the other."""
@@ -45,14 +47,12 @@ def test_hopper_serves(changes, family, tile_m, lanes):
         ({}, "sm80"),
         ({}, "sm100"),
         ({"dtype": torch.float32, "cache_format": "fp32"}, "sm90"),
-        ({"block_size": 1}, "sm90"),
-        ({"block_size": 48}, "sm90"),
         ({"kv_lora_rank": 256}, "sm90"),
         ({"qk_rope_head_dim": 32}, "sm90"),
         ({"rope": Rope(RopePairing.NEOX)}, "sm90"),
         ({"deterministic": True}, "sm90"),
     ],
-    ids=["sm80", "sm100", "fp32", "block-1", "block-48", "rank", "rope-dim", "rope", "fixed"],
+    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "rope", "fixed"],
 )
 def test_portable_serves_the_rest(changes, arch):
     """S-20: what the Gluon kernels cannot do is never sent to them."""
@@ -81,8 +81,68 @@ def test_cache_must_be_rows_of_one_stride(tensor, fits):
     assert cache_fits(tensor) is fits
 
 
-@pytest.mark.parametrize(("block_size", "keys"), [(8, 8), (32, 32), (64, 64), (256, 64)])
+@pytest.mark.parametrize(
+    ("block_size", "keys"),
+    [(8, 8), (32, 32), (64, 64), (256, 64), (1, 0), (4, 0), (48, 0), (96, 0)],
+)
 def test_a_copy_stays_inside_a_block(block_size, keys):
-    """S-1: one box is a block, or a key tile of a larger one."""
-    config = replace(CONFIG, block_size=block_size)
-    assert hopper_boxes(config, choose_variant(config, "sm90")) == ([keys, 512], [keys, 64])
+    """S-1: one copy takes a block, or a key tile of a larger one; else keys come one by one."""
+    assert hopper_box(block_size) == keys
+
+
+@pytest.fixture
+def attention():
+    """Return the launcher of the kernel that serves `CONFIG`."""
+    return HopperAttention(CONFIG, choose_variant(CONFIG, "sm90"))
+
+
+def test_descriptors_cover_the_cache(attention):
+    """S-1: rows of one stride from the first token's address, up to the last token's."""
+    padded = cache(584, 65 * 584)
+    wide, slim = attention.rows_of(padded).descriptors.descriptors
+    for descriptor in (wide, slim):
+        assert descriptor.base.data_ptr() == padded.data_ptr()
+        assert descriptor.base.dtype == padded.dtype
+        assert descriptor.shape == [3 * 65 + 64, 576]
+        assert descriptor.strides == [584, 1]
+    assert (wide.block_shape, slim.block_shape) == ([64, 512], [64, 64])
+
+
+DENSE = cache(576, 64 * 576)
+TWO_BLOCKS = DENSE[:2]
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (DENSE[:2], True),
+        (DENSE[1:3], False),
+        (DENSE[:3], False),
+        (DENSE[::2], False),
+        (DENSE.as_strided((2, 64, 576), (64 * 584, 584, 1)), False),
+    ],
+    ids=["same", "address", "blocks", "block-stride", "token-stride"],
+)
+def test_maps_are_of_one_cache(attention, other, same):
+    """S-1: another address, size or stride is another map, never one made before."""
+    assert (attention.rows_of(TWO_BLOCKS) is attention.rows_of(other)) is same
+
+
+def test_caches_are_not_kept_alive(attention):
+    """S-20: what is remembered of a cache does not hold its memory."""
+    storage = np.zeros((4, 64, 576), np.int16)
+    memory = weakref.ref(storage)
+    rows = attention.rows_of(torch.from_numpy(storage).view(torch.bfloat16))
+    del storage
+    assert memory() is None
+    assert rows is not None
+
+
+def test_remembered_caches_are_bounded(attention, monkeypatch):
+    """S-20: an engine may make new caches without end."""
+    monkeypatch.setattr(hopper, "MAX_CACHES", 2)
+    views = [DENSE[:n] for n in (1, 2, 3)]
+    first, second, third = map(attention.rows_of, views)
+    assert attention.rows_of(views[2]) is third
+    assert attention.rows_of(views[0]) is not first
+    assert attention.rows_of(views[1]) is not second

@@ -26,6 +26,8 @@ def main() -> None:
         steps = [(replace(decode, num_heads=heads), DECODE, None) for heads in (12, 24, 128)]
         steps += [(replace(config, num_heads=64), LENS, None) for config in configs]
         steps += [(replace(decode, block_size=16), DECODE, None)]
+        gathered = replace(decode, block_size=2)
+        steps += [(replace(gathered, num_heads=heads), DECODE, None) for heads in (16, 128)]
     for config, lens, variant in steps:
         run(config, lens, variant)
     torch.cuda.synchronize()

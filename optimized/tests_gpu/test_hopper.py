@@ -24,6 +24,8 @@ STEPS = {
     "four-lanes": (replace(CONFIG, num_heads=128), [(1022, 2)] * 14),
     "mixed": (replace(CONFIG, num_heads=128), random_lens(CONFIG, 13, 100, 3)),
     "blocks-of-16": (replace(DECODE, block_size=16), [(700, 1), (33, 1), (1600, 1)]),
+    "blocks-of-1": (replace(DECODE, block_size=1), [(300, 1), (33, 1), (200, 1)]),
+    "gathered": (replace(CONFIG, num_heads=128, block_size=4), [(700, 2), (33, 1), (1600, 3)]),
 }
 
 

@@ -9,7 +9,7 @@ import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.append import append_kernel
-from paged_mla_optimized.launch import Launcher, aligned
+from paged_mla_optimized.launch import Launcher
 
 _TOKENS_PER_PROGRAM = 4
 
@@ -41,23 +41,26 @@ class Append:
         """Write the rows of tokens whose slot is neither negative nor reserved (S-10); T > 0."""
         config = self.config
         num_tokens = ckv.shape[0]
-        key = (ckv.stride(), k_pe.stride(), cache.stride(), slot_mapping.stride())
         self._kernel(
             (triton.cdiv(num_tokens, _TOKENS_PER_PROGRAM), 1, 1),
-            key if aligned(ckv, k_pe, cache, slot_mapping, positions) else None,
-            ckv,
-            k_pe,
-            cache,
-            slot_mapping,
-            positions,
-            *self.tables,
-            ckv.stride(0),
-            k_pe.stride(0),
-            slot_mapping.stride(0),
-            *cache.stride()[:2],
-            num_tokens,
-            config.block_size,
-            -1 if config.reserved_slot is None else config.reserved_slot,
+            (ckv.stride(), k_pe.stride(), cache.stride(), slot_mapping.stride()),
+            (
+                ckv,
+                k_pe,
+                cache,
+                slot_mapping,
+                positions,
+                *self.tables,
+            ),
+            (
+                ckv.stride(0),
+                k_pe.stride(0),
+                slot_mapping.stride(0),
+                *cache.stride()[:2],
+                num_tokens,
+                config.block_size,
+                -1 if config.reserved_slot is None else config.reserved_slot,
+            ),
         )
 
 

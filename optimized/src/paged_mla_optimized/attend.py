@@ -10,9 +10,9 @@ import torch
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.combine import Combine, cut_constants
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.hopper import HopperAttention, cache_fits
+from paged_mla_optimized.hopper import HopperAttention
 from paged_mla_optimized.kernels.attend import attend_kernel
-from paged_mla_optimized.launch import Launcher, aligned
+from paged_mla_optimized.launch import Launcher
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.variants import (
     PORTABLE,
@@ -99,8 +99,9 @@ class Attention:
         lse: torch.Tensor,
     ) -> None:
         """Write what no part of the grid cuts, and partials of what is cut."""
-        if self._hopper is not None and cache_fits(cache):
+        if self._hopper is not None and (rows := self._hopper.rows_of(cache)) is not None:
             self._hopper.launch(
+                rows,
                 plan,
                 q_nope,
                 q_pe,
@@ -125,36 +126,41 @@ class Attention:
         lse: torch.Tensor,
     ) -> None:
         config, table = self.config, plan.block_table
-        strides = (q_nope.stride(), q_pe.stride(), cache.stride(), table.stride(1), out.stride())
+        strides = q_nope.stride(), q_pe.stride(), cache.stride(), table.stride(), out.stride()
+        of_q_nope, of_q_pe, of_cache, of_table, of_out = strides
         self._attend_kernel(
             (self.programs, 1, 1),
-            strides if aligned(q_nope, q_pe, cache, table, out, lse) else None,
-            q_nope,
-            q_pe,
-            cache,
-            table,
-            plan.unit_starts,
-            plan.cut,
-            plan.part_units,
-            plan.part_rows,
-            plan.token_starts,
-            plan.row_lens,
-            plan.positions,
-            plan.tree_words,
-            *self.tables,
-            out,
-            lse,
-            self.partial_out,
-            self.partial_lse,
-            *q_nope.stride()[:2],
-            *q_pe.stride()[:2],
-            *cache.stride()[:2],
-            *table.stride(),
-            *out.stride()[:2],
-            *lse.stride(),
-            config.softmax_scale,
-            config.num_heads,
-            config.block_size,
+            (of_q_nope, of_q_pe, of_cache, of_table[1], of_out),
+            (
+                q_nope,
+                q_pe,
+                cache,
+                table,
+                plan.unit_starts,
+                plan.cut,
+                plan.part_units,
+                plan.part_rows,
+                plan.token_starts,
+                plan.row_lens,
+                plan.positions,
+                plan.tree_words,
+                *self.tables,
+                out,
+                lse,
+                self.partial_out,
+                self.partial_lse,
+            ),
+            (
+                *of_q_nope[:2],
+                *of_q_pe[:2],
+                *of_cache[:2],
+                *of_table,
+                *of_out[:2],
+                *lse.stride(),
+                config.softmax_scale,
+                config.num_heads,
+                config.block_size,
+            ),
         )
 
 

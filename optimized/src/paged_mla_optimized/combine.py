@@ -9,7 +9,7 @@ import torch
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.device import is_interpreting
 from paged_mla_optimized.kernels.combine import combine_kernel
-from paged_mla_optimized.launch import Launcher, aligned
+from paged_mla_optimized.launch import Launcher
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.variants import PORTABLE, AttendVariant, fixed_splits
 
@@ -52,24 +52,29 @@ class Combine:
         if self.config.deterministic:
             groups = self._groups(plan)
             joins, shares = plan.num_rows * groups, _FIXED_SHARES
+        strides = out.stride()
         self._kernel(
             (joins + -(-plan.num_tokens // self.workers), self.workers, shares),
-            out.stride() if aligned(out, lse) else None,
-            plan.cut,
-            plan.joins,
-            plan.token_starts,
-            plan.row_lens,
-            plan.slot_mapping,
-            partial_out,
-            partial_lse,
-            out,
-            lse,
-            *out.stride()[:2],
-            *lse.stride(),
-            joins,
-            groups,
-            plan.num_tokens,
-            self.config.num_heads,
+            strides,
+            (
+                plan.cut,
+                plan.joins,
+                plan.token_starts,
+                plan.row_lens,
+                plan.slot_mapping,
+                partial_out,
+                partial_lse,
+                out,
+                lse,
+            ),
+            (
+                *strides[:2],
+                *lse.stride(),
+                joins,
+                groups,
+                plan.num_tokens,
+                self.config.num_heads,
+            ),
         )
 
     def _groups(self, plan: Plan) -> int:

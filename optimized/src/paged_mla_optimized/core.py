@@ -97,7 +97,7 @@ class Core:
         config, device, num_tokens = self.config, self.device, plan.num_tokens
         if slot_mapping is None:
             slot_mapping = plan.slots
-        layout = (num_tokens, _layout(ckv), _layout(k_pe), _layout(cache), _layout(slot_mapping))
+        layout = (num_tokens, _layout(ckv, k_pe, cache, slot_mapping))
         if layout not in self._checked:
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
@@ -120,8 +120,7 @@ class Core:
     ) -> None:
         """Check and attend the queries of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        tensors = (q_nope, q_pe, cache, out, lse)
-        layout = (num_tokens, *map(_layout, tensors))
+        layout = (num_tokens, _layout(q_nope, q_pe, cache, out, lse))
         if layout not in self._checked:
             checks.check_queries(config, q_nope, q_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
@@ -160,6 +159,6 @@ class Core:
         return sorted(buffers, key=lambda buffer: -buffer.nbytes)
 
 
-def _layout(tensor: torch.Tensor) -> Hashable:
+def _layout(*tensors: torch.Tensor) -> Hashable:
     """Return all that checks look at."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])

@@ -1,12 +1,14 @@
 """Launches the Gluon kernels for Hopper, where the problem and its tensors suit them.
 
-They copy keys by TMA, which wants the cache to be rows of one stride: blocks a whole number of
-rows apart, and rows on 16 bytes.
+They copy keys by TMA, or by themselves where blocks fit no box of it. Either way the cache has to
+be rows of one stride: blocks a whole number of rows apart, and rows on 16 bytes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -15,18 +17,20 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.decode_few_hopper import decode_few_kernel
 from paged_mla_optimized.kernels.decode_tile_hopper import decode_tile_kernel
-from paged_mla_optimized.launch import Launcher, aligned
+from paged_mla_optimized.launch import Descriptors, Launcher
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.variants import FEW, AttendVariant
 
 _TILE_N = 64
 _STAGES = 2  # of the ring for few queries; the other one has three
-_FEW_REGISTERS = 152  # on average: 256 for those that compute, 48 for the one that copies
+_FEW_REGISTERS = 152  # on average: 248 for those that compute, 56 for those that copy
+MAX_CACHES = 4096
+"""Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
 def cache_fits(cache: torch.Tensor) -> bool:
-    """Return whether TMA can address `cache` [num_blocks, block_size, R + P] as rows."""
+    """Return whether `cache` [num_blocks, block_size, R + P] is rows that TMA can address."""
     stride_block, stride_token, _ = cache.stride()
     return (
         cache.data_ptr() % 16 == 0
@@ -38,8 +42,26 @@ def cache_fits(cache: torch.Tensor) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Start:
+    """Where a cache starts: all that Triton asks of a descriptor's tensor, and no storage."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Rows(NamedTuple):
+    """A cache as rows: the kernel for its strides, and its descriptors."""
+
+    kernel: Launcher
+    descriptors: Descriptors
+
+
 class HopperAttention:
-    """Launcher of one Gluon kernel; keeps the descriptors of the caches it has seen.
+    """Launcher of one Gluon kernel; keeps tensor maps of the caches it has seen, not the caches.
 
     Parameters
     ----------
@@ -52,10 +74,21 @@ class HopperAttention:
         self.config = config
         self.variant = variant
         self._kernels: dict[tuple[int, int], Launcher] = {}
-        self._descriptors: dict[tuple[int, ...], tuple[TensorDescriptor, TensorDescriptor]] = {}
+        self._caches: dict[Hashable, Rows] = {}
+
+    def rows_of(self, cache: torch.Tensor) -> Rows | None:
+        """Return `cache` as rows, None where TMA cannot address it."""
+        key = (cache.data_ptr(), cache.shape, cache.stride())
+        rows = self._caches.get(key)
+        if rows is None and cache_fits(cache):
+            if len(self._caches) >= MAX_CACHES:
+                self._caches.clear()
+            rows = self._caches[key] = self._as_rows(cache)
+        return rows
 
     def launch(
         self,
+        rows: Rows,
         plan: Plan,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
@@ -67,60 +100,62 @@ class HopperAttention:
         partial_lse: torch.Tensor,
         programs: int,
     ) -> None:
-        """Write `out` and `lse` of every whole group, and partials of the others."""
+        """Write `out` and `lse` of every whole group, and partials of the others.
+
+        `rows` are those of `cache`.
+        """
         table = plan.block_table
-        strides = (q_nope.stride(), q_pe.stride(), table.stride(1), out.stride())
-        self._kernel(cache.stride(0) // cache.stride(1), cache.stride(1))(
+        of_q_nope, of_q_pe, of_table = q_nope.stride(), q_pe.stride(), table.stride()
+        of_out = out.stride()
+        rows.kernel(
             (programs, 1, 1),
-            strides if aligned(q_nope, q_pe, table, out, lse) else None,
-            q_nope,
-            q_pe,
-            table,
-            plan.unit_starts,
-            plan.cut,
-            plan.part_units,
-            plan.part_rows,
-            plan.token_starts,
-            plan.row_lens,
-            plan.tree_words,
-            cache,
-            out,
-            lse,
-            partial_out,
-            partial_lse,
-            *self._descriptors_of(cache),
-            *q_nope.stride()[:2],
-            *q_pe.stride()[:2],
-            *table.stride(),
-            *out.stride()[:2],
-            *lse.stride(),
-            self.config.softmax_scale,
+            (of_q_nope, of_q_pe, of_table[1], of_out),
+            (
+                q_nope,
+                q_pe,
+                table,
+                plan.unit_starts,
+                plan.cut,
+                plan.part_units,
+                plan.part_rows,
+                plan.token_starts,
+                plan.row_lens,
+                plan.tree_words,
+                cache,
+                out,
+                lse,
+                partial_out,
+                partial_lse,
+            ),
+            (
+                *of_q_nope[:2],
+                *of_q_pe[:2],
+                *of_table,
+                *of_out[:2],
+                *lse.stride(),
+                self.config.softmax_scale,
+            ),
+            rows.descriptors,
         )
 
-    def _kernel(self, block_rows: int, stride_row: int) -> Launcher:
-        geometry = (block_rows, stride_row)
+    def _as_rows(self, cache: torch.Tensor) -> Rows:
+        num_blocks, block_size, width = cache.shape
+        stride_block, stride_token, _ = cache.stride()
+        block_rows = stride_block // stride_token
+        geometry = (block_rows, stride_token)
         if geometry not in self._kernels:
             self._kernels[geometry] = Launcher(
                 hopper_kernel(self.variant),
                 hopper_constants(self.config, self.variant, *geometry),
                 **hopper_options(self.variant),
             )
-        return self._kernels[geometry]
-
-    def _descriptors_of(self, cache: torch.Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
-        """Return descriptors of the latent and of the rope columns, made once for each cache."""
-        key = (cache.data_ptr(), cache.shape[0], *cache.stride())
-        if key not in self._descriptors:
-            num_blocks, block_size, width = cache.shape
-            stride_block, stride_token, _ = cache.stride()
-            rows = (num_blocks - 1) * (stride_block // stride_token) + block_size
-            flat = cache.as_strided((rows, width), (stride_token, 1))
-            ckv_box, k_pe_box = hopper_boxes(self.config, self.variant)
-            self._descriptors[key] = (
-                TensorDescriptor.from_tensor(flat, ckv_box, LAYOUT),
-                TensorDescriptor.from_tensor(flat, k_pe_box, LAYOUT),
-            )
-        return self._descriptors[key]
+        start = _Start(cache.data_ptr(), self.config.dtype)
+        shape = [(num_blocks - 1) * block_rows + block_size, width]
+        descriptors = (
+            TensorDescriptor(start, shape, [stride_token, 1], box, LAYOUT)
+            for box in hopper_boxes(self.config, self.variant)
+        )
+        return Rows(self._kernels[geometry], Descriptors(*descriptors))
 
 
 def hopper_kernel(variant: AttendVariant) -> Any:

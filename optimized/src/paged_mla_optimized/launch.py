@@ -1,22 +1,59 @@
 """Launches of one kernel, without Triton's analysis of arguments that it has seen before.
 
-Triton looks at every argument of every launch for the binary that fits, which costs more host
-time than the launch. A :class:`Launcher` keeps the binary for each key its caller names, and
-starts it by addresses and numbers alone. Profilers that hook into Triton's launches still see
-each of them.
+At every launch Triton looks at every argument for the binary that fits, and encodes every TMA
+descriptor, which costs more host time than the launch. A :class:`Launcher` keeps the binary for
+each key its caller names, and hands Triton's C launcher addresses, numbers and tensor maps alone.
+Profilers that hook into Triton's launches still see each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from itertools import takewhile
+from collections.abc import Callable, Hashable
+from inspect import getclosurevars, isfunction
+from math import gcd
 from typing import Any
 
 import torch
 import triton
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime.driver import driver
 
 _HOOKS = triton.knobs.runtime
+_TRITON = ".".join(triton.__version__.split(".")[:2])
+_KNOWN = {"3.6", "3.7"}
+
+Grid = tuple[int, int, int]
+Start = Callable[[Grid, int, tuple[Any, ...]], None]  # grid, stream, arguments
+Forms = tuple[Any, ...] | None  # Triton's ``tensordesc_meta``; None wants descriptors as they are
+
+
+class Descriptors:
+    """TMA descriptors of one tensor, and what a binary takes in their place.
+
+    Parameters
+    ----------
+    descriptors : TensorDescriptor
+        In the order of the kernel's parameters.
+    """
+
+    def __init__(self, *descriptors: Any) -> None:
+        self.descriptors = descriptors
+        self._forms: Forms = None
+        self._arguments = descriptors
+
+    def arguments(self, forms: Forms) -> tuple[Any, ...]:
+        """Return tensor maps, shapes and strides in `forms`, made anew only if those change."""
+        if forms != self._forms:
+            self._forms = forms
+            self._arguments = self.descriptors if forms is None else self._encode(forms)
+        return self._arguments
+
+    def _encode(self, forms: tuple[Any, ...]) -> tuple[Any, ...]:
+        encoded = map(nvidia.make_tensordesc_arg, self.descriptors, forms)
+        return tuple(argument for arguments in encoded for argument in arguments)
+
+
+_NO_DESCRIPTORS = Descriptors()
 
 
 class Launcher:
@@ -25,7 +62,7 @@ class Launcher:
     Parameters
     ----------
     kernel : triton.JITFunction
-        Takes pointers first, then numbers, then constants.
+        Takes pointers first, then descriptors, then numbers, then constants.
     constants : dict
     options : int
         Triton's, such as ``num_warps``.
@@ -35,50 +72,73 @@ class Launcher:
         self._kernel = kernel
         self._named = constants | options
         self._constants = tuple(constants[n] for n in kernel.arg_names if n in constants)
-        self._pointers = len(list(takewhile(lambda n: n.endswith("_ptr"), kernel.arg_names)))
-        self._binaries: dict[Hashable, tuple[Any, ...]] = {}
+        self._binaries: dict[Hashable, tuple[Start, Forms, Callable[[int], int], int]] = {}
 
-    def __call__(self, grid: tuple[int, int, int], key: Hashable | None, *arguments: Any) -> None:
+    def __call__(
+        self,
+        grid: Grid,
+        key: Hashable,
+        pointers: tuple[torch.Tensor, ...],
+        numbers: tuple[int | float, ...],
+        descriptors: Descriptors = _NO_DESCRIPTORS,
+    ) -> None:
         """Launch `grid` programs.
 
         `key` holds every number that Triton specialises on: strides of tensors that come from
-        outside, all of them 16-byte aligned. ``None`` asks Triton to look for itself.
+        outside. Triton looks for itself if a pointer is no multiple of 16 bytes, as all of a
+        known binary's are.
         """
-        known = None if key is None else self._binaries.get(key)
+        addresses = [*map(torch.Tensor.data_ptr, pointers)]
+        aligned = gcd(16, *addresses) == 16
+        known = self._binaries.get(key) if aligned else None
         if known is None or _HOOKS.launch_enter_hook.calls:
-            self._search(grid, key, *arguments)
+            taken = (*pointers, *descriptors.descriptors, *numbers)
+            binary = self._kernel[grid](*taken, **self._named)
+            if aligned and known is None and binary is not None:  # the interpreter has none
+                stream_of = driver.active.get_current_stream
+                self._binaries[key] = (*start_of(binary), stream_of, pointers[0].device.index)
             return
-        start, function, metadata, current_stream, device = known
-        addresses = [tensor.data_ptr() for tensor in arguments[: self._pointers]]
-        start(
-            *grid,
-            current_stream(device),
-            function,
-            metadata,
-            None,  # what hooks would be told, before and after
-            None,
-            None,
-            *addresses,
-            *arguments[self._pointers :],
-            *self._constants,
-        )
-
-    def _search(self, grid: tuple[int, int, int], key: Hashable | None, *arguments: Any) -> None:
-        """Launch as Triton does, and keep the binary it found."""
-        binary = self._kernel[grid](*arguments, **self._named)
-        if key is not None and binary is not None:  # the interpreter has none
-            self._binaries[key] = (
-                binary.run,
-                binary.function,
-                binary.packed_metadata,
-                driver.active.get_current_stream,
-                arguments[0].device.index,
-            )
+        start, forms, stream_of, device = known
+        taken = (*addresses, *descriptors.arguments(forms), *numbers, *self._constants)
+        start(grid, stream_of(device), taken)
 
 
-def aligned(*tensors: torch.Tensor) -> bool:
-    """Return whether every tensor starts at a multiple of 16 bytes, as fresh ones do."""
-    bits = 0
-    for tensor in tensors:
-        bits |= tensor.data_ptr()
-    return bits % 16 == 0
+def start_of(binary: Any) -> tuple[Start, Forms]:
+    """Return what starts a compiled kernel, and the forms it wants descriptors in.
+
+    That is Triton's C launcher, where the order of its arguments is known and no scratch memory
+    has to be allocated; else Triton's launcher around it.
+    """
+    run, function = binary.run, binary.function
+    told = (binary.packed_metadata, None, None, None)  # and what hooks would be told, and they
+    if _TRITON not in _KNOWN or run.global_scratch_size or run.profile_scratch_size:
+        return _start_flat(run, (function, *told)), None
+    launch, forms = _c_launcher(run)
+    flags = (run.launch_cooperative_grid, run.launch_pdl)
+    scratch = (None, None)
+    if _TRITON == "3.6":
+        return _start_flat(launch, (function, *flags, *scratch, *told)), forms
+    types = (run.arg_annotations, run.kernel_signature)
+    return _start_packed(launch, (function, *flags, *told, *scratch, *types)), forms
+
+
+def _c_launcher(run: Any) -> tuple[Any, Forms]:
+    """Return what `run`, a ``CudaLauncher``, calls once it has encoded the descriptors."""
+    if not isfunction(run.launch):  # it has none to encode
+        return run.launch, ()
+    enclosed = getclosurevars(run.launch).nonlocals
+    return enclosed["launcher"], tuple(enclosed["tensordesc_meta"])
+
+
+def _start_flat(launch: Any, fixed: tuple[Any, ...]) -> Start:
+    def start(grid: Grid, stream: int, arguments: tuple[Any, ...]) -> None:
+        launch(*grid, stream, *fixed, *arguments)
+
+    return start
+
+
+def _start_packed(launch: Any, fixed: tuple[Any, ...]) -> Start:
+    def start(grid: Grid, stream: int, arguments: tuple[Any, ...]) -> None:
+        launch(*grid, stream, *fixed, arguments)
+
+    return start

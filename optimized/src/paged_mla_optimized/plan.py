@@ -11,7 +11,7 @@ import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.plan import schedule_kernel, token_kernel
-from paged_mla_optimized.launch import Launcher, aligned
+from paged_mla_optimized.launch import Launcher
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.variants import AttendVariant
 
@@ -155,31 +155,34 @@ class Plan:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
             self.given_table = block_table
             builders = 0
-        key = (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype)
         self._schedule_kernel(
             (1 + builders, 1, 1),
-            key if aligned(cu_seqlens_q, seq_lens, slots, ids) else None,
-            cu_seqlens_q,
-            seq_lens,
-            slots,
-            ids,
-            self.token_starts,
-            self.row_lens,
-            self.key_starts,
-            self.unit_starts,
-            self.cut,
-            self.mask_starts,
-            self.table,
-            cu_seqlens_q.stride(0),
-            seq_lens.stride(0),
-            *slots.stride(),
-            ids.stride(0),
-            self.num_rows,
-            self.num_tokens,
-            config.num_heads,
-            config.block_size,
-            config.table_width,
-            config.table_fill,
+            (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype),
+            (
+                cu_seqlens_q,
+                seq_lens,
+                slots,
+                ids,
+                self.token_starts,
+                self.row_lens,
+                self.key_starts,
+                self.unit_starts,
+                self.cut,
+                self.mask_starts,
+                self.table,
+            ),
+            (
+                cu_seqlens_q.stride(0),
+                seq_lens.stride(0),
+                *slots.stride(),
+                ids.stride(0),
+                self.num_rows,
+                self.num_tokens,
+                config.num_heads,
+                config.block_size,
+                config.table_width,
+                config.table_fill,
+            ),
         )
 
     def _describe_tokens(self, mask: torch.Tensor | None) -> None:
@@ -188,28 +191,32 @@ class Plan:
         words = self.tree_words if mask is None else mask.view(torch.uint8)
         self._token_kernel(
             (triton.cdiv(max(self.num_tokens, self._parts + 1), _TOKENS_PER_PROGRAM), 1, 1),
-            (block_table.stride(1), words.stride()) if aligned(block_table, words) else None,
-            self.unit_starts,
-            self.cut,
-            self.token_starts,
-            self.row_lens,
-            self.mask_starts,
-            block_table,
-            words,
-            self.positions,
-            self.slot_mapping,
-            self.tree_words,
-            self.part_units,
-            self.part_rows,
-            self.joins,
-            *block_table.stride(),
-            words.stride(0),
-            words.stride(-1),
-            self.num_rows,
-            self.num_tokens,
-            self._parts,
-            self.config.num_heads,
-            self.config.block_size,
+            (block_table.stride(1), words.stride()),
+            (
+                self.unit_starts,
+                self.cut,
+                self.token_starts,
+                self.row_lens,
+                self.mask_starts,
+                block_table,
+                words,
+                self.positions,
+                self.slot_mapping,
+                self.tree_words,
+                self.part_units,
+                self.part_rows,
+                self.joins,
+            ),
+            (
+                *block_table.stride(),
+                words.stride(0),
+                words.stride(-1),
+                self.num_rows,
+                self.num_tokens,
+                self._parts,
+                self.config.num_heads,
+                self.config.block_size,
+            ),
         )
 
 

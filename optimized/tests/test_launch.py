@@ -1,0 +1,208 @@
+"""What a launch hands Triton's C launcher, and when Triton is asked to look for itself.
+
+Triton's own launcher is built here, with a C launcher that takes notes.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from triton.backends.nvidia import driver as nvidia
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime.driver import driver
+
+from paged_mla_optimized import launch
+from paged_mla_optimized.launch import Descriptors, Launcher
+
+STREAM, FUNCTION, METADATA = 11, 22, (4, 1, 1024)
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+DESCRIPTOR_TYPES = {
+    "wide_desc": "tensordesc<bf16[64, 128]>",
+    "slim_desc": "tensordesc<bf16[8, 64]>",
+}
+FORMS = [
+    {"swizzle": 3, "elem_size": 2, "elem_type": 9, "block_size": box, "fp4_padded": False}
+    for box in ([64, 128], [8, 64])
+]
+CACHE = torch.zeros(32, 576, dtype=torch.bfloat16)
+
+
+class Notes:
+    """Stands in for the C launcher and its encoder of tensor maps."""
+
+    def __init__(self):
+        self.launches = []
+        self.encoded = []
+
+    def __call__(self, *arguments):
+        self.launches.append(plain(arguments))
+
+    def encode(self, *arguments):
+        self.encoded.append(arguments)
+        return "map", *map(plain, arguments)
+
+
+def plain(value):
+    """Return addresses in place of tensors, and tuples in place of lists."""
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """Take the place of the device's driver and of what Triton compiles in C."""
+    notes = Notes()
+    utils = SimpleNamespace(
+        launch=notes,
+        build_signature_metadata=tuple,
+        fill_tma_descriptor=notes.encode,
+        fill_tma_descriptor_tiled=notes.encode,
+    )
+    active = SimpleNamespace(utils=utils, get_current_stream=lambda _device: STREAM)
+    monkeypatch.setattr(driver, "_active", active)
+    monkeypatch.setattr(nvidia, "library_dirs", list)
+    monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: utils)
+    monkeypatch.setattr(nvidia, "PyKernelArg", lambda **kinds: kinds, raising=False)
+    return notes
+
+
+class Kernel:
+    """Launches as ``JITFunction`` does, with Triton's own launcher; counts how often."""
+
+    def __init__(self, *, with_descriptors=False, scratch=0):
+        types = {"q_ptr": "*bf16", "out_ptr": "*bf16"}
+        types |= DESCRIPTOR_TYPES if with_descriptors else {}
+        types |= {"stride": "i32", "scale": "fp32", "TILE": "constexpr"}
+        self.arg_names = list(types)
+        self.searches = 0
+        metadata = SimpleNamespace(
+            tensordesc_meta=FORMS if with_descriptors else [],
+            global_scratch_size=scratch,
+            global_scratch_align=16,
+            profile_scratch_size=0,
+            profile_scratch_align=1,
+            launch_cooperative_grid=False,
+            launch_pdl=True,
+        )
+        self.binary = SimpleNamespace(
+            run=nvidia.CudaLauncher(SimpleNamespace(signature=types), metadata),
+            function=FUNCTION,
+            packed_metadata=METADATA,
+        )
+
+    def __getitem__(self, grid):
+        def launch_as_triton_does(*arguments, TILE, num_warps):
+            assert num_warps == 4
+            self.searches += 1
+            given = (STREAM, FUNCTION, METADATA, None, None, None, *arguments, TILE)
+            self.binary.run(*grid, *given)
+            return self.binary
+
+        return launch_as_triton_does
+
+
+def descriptors():
+    """Return two boxes of one cache."""
+    boxes = (form["block_size"] for form in FORMS)
+    return Descriptors(*(TensorDescriptor.from_tensor(CACHE, box, LAYOUT) for box in boxes))
+
+
+def launch_twice(kernel, *described):
+    """Launch with Triton's eyes, then with what was remembered."""
+    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    q, out = torch.zeros(8, 64, dtype=torch.bfloat16), torch.zeros(8, 64, dtype=torch.bfloat16)
+    for _ in range(2):
+        launcher((5, 2, 1), ("strides", 64), (q, out), (64, 0.5), *described)
+
+
+@pytest.mark.parametrize("with_descriptors", [False, True], ids=["plain", "descriptors"])
+def test_the_c_launcher_gets_what_triton_gives_it(notes, with_descriptors):
+    """S-20: a start without Triton's search means the same launch, argument by argument."""
+    kernel = Kernel(with_descriptors=with_descriptors)
+    launch_twice(kernel, *([descriptors()] if with_descriptors else []))
+    assert kernel.searches == 1
+    by_triton, by_us = notes.launches
+    assert by_us == by_triton
+    assert by_us[:5] == (5, 2, 1, STREAM, FUNCTION)
+
+
+def test_descriptors_are_encoded_once(notes):
+    """S-20: two tensor maps for Triton's launch, two for every launch after it."""
+    kernel = Kernel(with_descriptors=True)
+    both = descriptors()
+    launch_twice(kernel, both)
+    launch_twice(kernel, both)
+    by_triton = 2 * 2
+    assert len(notes.encoded) == by_triton + 2
+
+
+def test_descriptors_follow_the_binary(notes):
+    """S-20: a binary that wants another form never gets the maps of the one before."""
+    both = descriptors()
+    other = tuple(form | {"swizzle": 2} for form in FORMS)
+    first, second = both.arguments(tuple(FORMS)), both.arguments(other)
+    assert [arguments[1] for arguments in notes.encoded] == [3, 3, 2, 2]
+    assert first != second
+    assert both.arguments(None) == both.descriptors
+
+
+def test_an_unknown_triton_launches_itself(notes, monkeypatch):
+    """S-20: where the order of the C launcher's arguments is not known, Triton's own is kept."""
+    monkeypatch.setattr(launch, "_TRITON", "3.8")
+    kernel = Kernel(with_descriptors=True)
+    launch_twice(kernel, descriptors())
+    assert kernel.searches == 1
+    assert notes.launches[0] == notes.launches[1]
+    assert len(notes.encoded) == 4  # at each launch
+
+
+def test_scratch_memory_is_left_to_triton(notes, monkeypatch):
+    """S-20: Triton's own launcher allocates it, at each launch."""
+    allocated = []
+    allocator = SimpleNamespace(get=lambda: lambda *request: allocated.append(request) or 4096)
+    monkeypatch.setattr(nvidia._allocation, "_allocator", allocator)
+    kernel = Kernel(scratch=16)
+    launch_twice(kernel)
+    assert kernel.searches == 1
+    assert allocated == [(5 * 2 * 16, 16, STREAM)] * 2
+    assert notes.launches[0] == notes.launches[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "offset", "searches"),
+    [((64,), 0, 1), ((72,), 0, 2), ((64,), 1, 2), ((64,), 8, 1)],
+    ids=["same", "other-strides", "misaligned", "aligned-elsewhere"],
+)
+def test_what_triton_specialises_on_is_looked_at(notes, key, offset, searches):
+    """S-20: other strides or an odd address never start a binary that was compiled for these."""
+    kernel = Kernel()
+    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    q, out = torch.zeros(128, dtype=torch.bfloat16), torch.zeros(128, dtype=torch.bfloat16)
+    launcher((1, 1, 1), (64,), (q, out), (64, 0.5))
+    launcher((1, 1, 1), key, (q[offset:], out), (64, 0.5))
+    assert kernel.searches == searches
+    assert str(q[offset:].data_ptr()) in str(notes.launches[1])
+
+
+def test_a_misaligned_binary_is_forgotten(notes):
+    """S-20: what Triton found for an odd address does not serve an even one."""
+    kernel = Kernel()
+    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    q = torch.zeros(128, dtype=torch.bfloat16)
+    for start in (1, 0, 0):
+        launcher((1, 1, 1), (64,), (q[start:], q), (64, 0.5))
+    assert kernel.searches == 2
+    assert len(notes.launches) == 3
+
+
+def test_profilers_see_every_launch(notes, monkeypatch):
+    """S-20: while a hook listens, every launch goes by Triton's own path."""
+    kernel = Kernel()
+    hook = SimpleNamespace(calls=[print])
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "_HOOKS", SimpleNamespace(launch_enter_hook=hook))
+        launch_twice(kernel)
+    assert kernel.searches == 2
+    assert len(notes.launches) == 2
