@@ -17,7 +17,11 @@ def test_cases_have_names_of_their_own():
     assert len(MAIN) == 12
 
 
-def test_summary_is_a_geometric_mean():
+def test_summary_is_geometric_means():
     """S-20: ratios multiply; cases without a peer do not count."""
-    rows = [{"ratio": 2.0}, {"ratio": 0.5}, {"us": 1.0}]
-    assert summary(rows) == "geometric mean over 2 cases: 1.000"
+    rows = [
+        {"ratio": 2.0, "ratio_in_turns": 4.0},
+        {"ratio": 0.5, "ratio_in_turns": 1.0},
+        {"us": 1.0},
+    ]
+    assert summary(rows) == "geometric means over 2 cases: 1.000 alone, 2.000 in turns"

@@ -14,35 +14,37 @@ from paged_mla_optimized.bench import peers
 from paged_mla_optimized.bench.cases import GROUPS, Case
 from paged_mla_optimized.bench.problem import Tensors, build, error
 from paged_mla_optimized.bench.report import HEADER, line, plot, summary, write
-from paged_mla_optimized.bench.timing import Launch, ceilings, microseconds
+from paged_mla_optimized.bench.timing import Launch, alone, ceilings, in_turns
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.device import device_record
 from paged_mla_optimized.variants import attend_variant
 
-_PEERS = ("flashmla", "fa3")  # that the ratio is to
+_RIVALS = ("flashmla", "fa3")
 
 
 def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> dict[str, Any]:
     """Check and time one case, ours and everyone else's."""
     tensors = build(case)
-    ours, worst = _ours(tensors)
-    others = {}
+    launches, worst = _ours(tensors)
     for name, builder in builders.items():
         launch = builder(tensors)
         if launch is not None:
             error(tensors, launch())
-            others[name] = launch
-    rivals = {"us": ours.pop("us")} | {name: others.pop(name) for name in _PEERS if name in others}
+            launches[name] = launch
     row: dict[str, Any] = {"case": case.name, "error": worst}
-    row |= microseconds(rivals) | microseconds(ours | others)
+    row |= {name: alone(launch) for name, launch in launches.items()}
     row["tflops"] = case.flops / row["us"] / 1e6
     row["gbs"] = case.bytes / row["us"] / 1e3
     row["intensity"] = case.flops / case.bytes
     floor = max(case.bytes / limits["copy_gbs"] / 1e3, case.flops / limits["matmul_tflops"] / 1e6)
     row["of_floor"] = floor / row["us"]
-    if len(rivals) > 1:
-        row["ratio"] = min(row[name] for name in rivals if name != "us") / row["us"]
+    rivals = [name for name in _RIVALS if name in launches]
+    if rivals:
+        row["ratio"] = min(row[name] for name in rivals) / row["us"]
+        row["in_turns"] = in_turns({name: launches[name] for name in ("us", *rivals)})
+        best = min(row["in_turns"][name] for name in rivals)
+        row["ratio_in_turns"] = best / row["in_turns"]["us"]
     return row
 
 

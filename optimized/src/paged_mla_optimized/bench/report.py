@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import math
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 _PEERS = ("flashmla", "fa3", "vllm_triton", "sglang_triton")
@@ -15,18 +15,19 @@ _PEERS = ("flashmla", "fa3", "vllm_triton", "sglang_triton")
 def line(row: dict[str, Any]) -> str:
     """Return one row of the Markdown table."""
     peers = " | ".join(f"{row[name]:.1f}" if name in row else "-" for name in _PEERS)
-    ratio = f"{row['ratio']:.2f}" if "ratio" in row else "-"
+    ratios = [f"{row[name]:.2f}" if name in row else "-" for name in ("ratio", "ratio_in_turns")]
     return (
         f"| {row['case']} | {row['plan_us']:.1f} | {row['us']:.1f} | {row['main_us']:.1f} "
         f"| {row['portable_us']:.1f} | {row['tflops']:.0f} | {row['gbs']:.0f} "
-        f"| {row['of_floor']:.2f} | {peers} | {ratio} |"
+        f"| {row['of_floor']:.2f} | {peers} | {' | '.join(ratios)} |"
     )
 
 
 HEADER = (
     "| case | plan + attend us | attend us | main kernel us | portable us | TFLOP/s | GB/s "
-    f"| floor / time | {' us | '.join(_PEERS)} us | best of FlashMLA and FA3 / attend |\n"
-    f"|{'---|' * (9 + len(_PEERS))}"
+    f"| floor / time | {' us | '.join(_PEERS)} us | best of FlashMLA and FA3 / attend "
+    "| in turns |\n"
+    f"|{'---|' * (10 + len(_PEERS))}"
 )
 
 
@@ -62,9 +63,10 @@ def plot(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Return the geometric mean of the ratios."""
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
-    if not ratios:
+    """Return the geometric means of the ratios."""
+    compared = [row for row in rows if "ratio" in row]
+    if not compared:
         return "no peer was there"
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return f"geometric mean over {len(ratios)} cases: {mean:.3f}"
+    alone = geometric_mean([row["ratio"] for row in compared])
+    in_turns = geometric_mean([row["ratio_in_turns"] for row in compared])
+    return f"geometric means over {len(compared)} cases: {alone:.3f} alone, {in_turns:.3f} in turns"

@@ -16,12 +16,19 @@ _ROUNDS = 15
 Launch = Callable[[], Any]
 
 
-def microseconds(launches: dict[str, Launch]) -> dict[str, float]:
-    """Return the median time of one call of each, inside replayed CUDA graphs.
+def alone(launch: Launch) -> float:
+    """Return the median time of one call in microseconds, inside a graph replayed by itself.
 
-    They take turns, in an order drawn anew for each round, so that the clocks that one of them
-    drives down or leaves high are everyone's: two kernels timed one after the other differ by
-    up to 4 % for that alone.
+    At its power limit the device runs each kernel at the clock that this kernel's power leaves it.
+    """
+    return in_turns({"": launch})[""]
+
+
+def in_turns(launches: dict[str, Launch]) -> dict[str, float]:
+    """Return the median time of one call of each, inside graphs replayed in turns.
+
+    In an order drawn anew for each round, so that the clock is the same for all, whoever's power
+    it was that set it.
     """
     graphs = {name: _capture(launch) for name, launch in launches.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}
