@@ -28,8 +28,9 @@ def main() -> int:
     parser.add_argument("--tests", action="store_true", help="run optimized/tests first")
     parser.add_argument("--gpu-tests", action="store_true", help="run optimized/tests_gpu only")
     options, rest = parser.parse_known_args()
-    sources = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
-    environment = {**os.environ, "PYTHONPATH": sources}
+    paths = [str(ROOT / package / "src") for package in PACKAGES]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])  # what the caller adds stays
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     suite = ["-m", "paged_mla_conformance", "--backend", options.backend, *rest]
     commands = [suite]
     if options.gpu_tests:

@@ -11,7 +11,7 @@ import torch
 from triton.testing import do_bench
 
 _GRAPH_MS = 10.0  # of one replay: long enough for its own start not to count
-_ROUNDS = 15
+_ROUNDS = 20
 
 Launch = Callable[[], Any]
 
