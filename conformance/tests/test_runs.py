@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 
 from paged_mla_conformance import html
 from paged_mla_conformance.profile import SUITE_GROUPS
-from paged_mla_conformance.report import SCHEMA
+from paged_mla_conformance.report import SCHEMA, versions
 
 REFERENCE = "paged_mla_reference.backend:create"
 MUTANTS = "paged_mla_conformance.mutants.backends"
@@ -64,6 +65,12 @@ def test_the_page_is_self_contained(whole):
     assert page == html.render(report)
     assert "http" not in page.replace(report["verdict"], "")
     assert all(group in page for group in SUITE_GROUPS)
+
+
+def test_versions_are_of_what_is_imported(monkeypatch):
+    """A module found before the installed one is what ran."""
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="0.1+mine"))
+    assert versions()["triton"] == "0.1+mine"
 
 
 def test_junit_is_written_beside_the_report(whole):

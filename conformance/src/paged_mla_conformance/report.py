@@ -6,6 +6,7 @@ import datetime as dt
 import importlib.metadata
 import json
 import platform
+import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -143,7 +144,7 @@ class Report:
                 "device": backend.device,
                 "capabilities": _capabilities(backend.capabilities),
             },
-            "environment": {"python": platform.python_version(), **_versions()},
+            "environment": {"python": platform.python_version(), **versions()},
             "dims": self.run.dims_name,
             "dtypes": list(self.run.dtypes),
             "profile": self.run.profile.name,
@@ -168,11 +169,15 @@ def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the version of each package in use, which need not be the one installed."""
     found = {}
     for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "absent"
+        version = getattr(sys.modules.get(package), "__version__", None)
+        if version is None:
+            try:
+                version = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                version = "absent"
+        found[package] = str(version)
     return found
