@@ -7,7 +7,7 @@ A *segment* is the piece of one group of query tiles that one part of the grid w
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
 from paged_mla_optimized.kernels.schedule import (
     group_of_unit,
@@ -124,16 +124,6 @@ def _copy_lines(
 
 
 @gluon.jit
-def copy_keys(cache_ptr, stride_cache_row, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
-    """Begin to copy columns [FIRST, FIRST + WIDTH) of the rows `at` of the cache, one by one.
-
-    For blocks that no box of the copy engine fits. Rows before the cache are zeros.
-    """
-    line = at.to(gl.int64) * stride_cache_row
-    _copy_lines(cache_ptr, line, at >= 0, buffer, FIRST, WIDTH, KEY_LINES)
-
-
-@gluon.jit
 def sees(
     key, seq_len, context_len, index, token, live, tree_words_ptr,
     MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
@@ -174,7 +164,7 @@ def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl
 
 
 @gluon.jit
-def cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows):
+def _cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows):
     """Return which row of the cache holds `key`; past `seq_len` one before the cache begins.
 
     What lies outside the cache is filled with zeros, and not read.
@@ -182,3 +172,53 @@ def cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_r
     entry = (key // block_size).to(gl.int64) * stride_table_col
     block = gl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
     return gl.where(key < seq_len, block * block_rows + key % block_size, -64)
+
+
+@gluon.jit
+def first_row(
+    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N: gl.constexpr,
+    BOX: gl.constexpr,
+):  # fmt: skip
+    """Return the row of the cache that holds a tile's first key, or without boxes all its rows."""
+    key = tile * TILE_N
+    if BOX == 0:
+        key += gl.arange(0, TILE_N, layout=gl.SliceLayout(1, KEY_LINES))
+    return _cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows)
+
+
+@gluon.jit
+def _copy_keys(cache_ptr, stride_cache_row, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of the rows `at` of the cache, one by one.
+
+    For blocks that no box of the copy engine fits. Rows before the cache are zeros.
+    """
+    line = at.to(gl.int64) * stride_cache_row
+    _copy_lines(cache_ptr, line, at >= 0, buffer, FIRST, WIDTH, KEY_LINES)
+
+
+@gluon.jit
+def copy_tile(
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, at, table_row_ptr, stride_table_col, tile,
+    seq_len, block_size, block_rows, stride_cache_row, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    FIRST: gl.constexpr, WIDTH: gl.constexpr, WITH_K_PE: gl.constexpr,
+):  # fmt: skip
+    """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe.
+
+    `at` is its ``first_row``. Without boxes four warps copy, and `ready` counts their threads.
+    """
+    if BOX == 0:
+        _copy_keys(cache_ptr, stride_cache_row, at, ckv, FIRST, WIDTH)
+        if WITH_K_PE:
+            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, 512, 64)
+        async_copy.mbarrier_arrive(ready, increment_count=False)
+    else:
+        mbarrier.expect(ready, TILE_N * (WIDTH + 64 * WITH_K_PE) * 2)
+        for key in gl.static_range(0, TILE_N, BOX):
+            if key > 0:
+                at = _cache_row(
+                    table_row_ptr, stride_table_col, tile * TILE_N + key, seq_len, block_size,
+                    block_rows,
+                )  # fmt: skip
+            tma.async_copy_global_to_shared(ckv_desc, [at, FIRST], ready, ckv.slice(key, BOX))
+            if WITH_K_PE:
+                tma.async_copy_global_to_shared(k_pe_desc, [at, 512], ready, k_pe.slice(key, BOX))

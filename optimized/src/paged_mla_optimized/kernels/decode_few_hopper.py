@@ -11,7 +11,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -19,14 +18,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
     FLOOR,
-    KEY_LINES,
     LN_2,
     LOG2_E,
-    cache_row,
     clear_tail,
-    copy_keys,
     copy_queries,
+    copy_tile,
     find_segment,
+    first_row,
     partial_pairs,
     query_pairs,
     raised,
@@ -53,30 +51,15 @@ def _copy_tiles(
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         for tile in range(tile_begin, tile_end):
-            key = tile * TILE_N
-            if BOX == 0:
-                key += gl.arange(0, TILE_N, layout=gl.SliceLayout(1, KEY_LINES))
-            at = cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows)
+            at = first_row(
+                table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N, BOX
+            )
             mbarrier.wait(empty.index(stage), phase ^ 1)
-            if BOX == 0:
-                copy_keys(cache_ptr, stride_cache_row, at, ckv.index(stage), 0, 512)
-                copy_keys(cache_ptr, stride_cache_row, at, k_pe.index(stage), 512, 64)
-                async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
-            else:
-                mbarrier.expect(ready.index(stage), TILE_N * 576 * 2)
-                for first in gl.static_range(0, TILE_N, BOX):
-                    if first > 0:
-                        at = cache_row(
-                            table_row_ptr, stride_table_col, key + first, seq_len, block_size,
-                            block_rows,
-                        )  # fmt: skip
-                    tma.async_copy_global_to_shared(
-                        ckv_desc, [at, 0], ready.index(stage), ckv.index(stage).slice(first, BOX)
-                    )
-                    tma.async_copy_global_to_shared(
-                        k_pe_desc, [at, 512], ready.index(stage),
-                        k_pe.index(stage).slice(first, BOX),
-                    )  # fmt: skip
+            copy_tile(
+                cache_ptr, ckv_desc, k_pe_desc, ckv.index(stage), k_pe.index(stage),
+                ready.index(stage), at, table_row_ptr, stride_table_col, tile, seq_len, block_size,
+                block_rows, stride_cache_row, TILE_N, BOX, 0, 512, True,
+            )  # fmt: skip
             stage += 1
             phase = gl.where(stage == STAGES, phase ^ 1, phase)
             stage = gl.where(stage == STAGES, 0, stage)

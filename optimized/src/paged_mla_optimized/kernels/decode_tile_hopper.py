@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -27,14 +26,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common_hopper import (
     FLOOR,
-    KEY_LINES,
     LN_2,
     LOG2_E,
-    cache_row,
     clear_tail,
-    copy_keys,
     copy_queries,
+    copy_tile,
     find_segment,
+    first_row,
     partial_pairs,
     query_pairs,
     raised,
@@ -166,42 +164,6 @@ def _weigh(
 
 
 @gluon.jit
-def _first_row(
-    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, BOX: gl.constexpr
-):
-    """Return the row of the cache that holds a tile's first key, or without boxes all its rows."""
-    key = tile * 64
-    if BOX == 0:
-        key += gl.arange(0, 64, layout=gl.SliceLayout(1, KEY_LINES))
-    return cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows)
-
-
-@gluon.jit
-def _copy_half(
-    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, at, table_row_ptr, stride_table_col, tile,
-    seq_len, block_size, block_rows, stride_cache_row, BOX: gl.constexpr, HALF: gl.constexpr,
-):  # fmt: skip
-    """Ask for one half of a key tile, the right one with k_pe; `at` is its ``_first_row``."""
-    half = ckv.slice(256 * HALF, 256, dim=1)
-    if BOX == 0:
-        copy_keys(cache_ptr, stride_cache_row, at, half, 256 * HALF, 256)
-        if HALF == 1:
-            copy_keys(cache_ptr, stride_cache_row, at, k_pe, 512, 64)
-        async_copy.mbarrier_arrive(ready, increment_count=False)
-    else:
-        mbarrier.expect(ready, 64 * (256 + 64 * HALF) * 2)
-        for key in gl.static_range(0, 64, BOX):
-            if key > 0:
-                at = cache_row(
-                    table_row_ptr, stride_table_col, tile * 64 + key, seq_len, block_size,
-                    block_rows,
-                )  # fmt: skip
-            tma.async_copy_global_to_shared(ckv_desc, [at, 256 * HALF], ready, half.slice(key, BOX))
-            if HALF == 1:
-                tma.async_copy_global_to_shared(k_pe_desc, [at, 512], ready, k_pe.slice(key, BOX))
-
-
-@gluon.jit
 def _answer(
     cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
     block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr,
@@ -214,6 +176,7 @@ def _answer(
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
     loads: gl.constexpr = 128 if BOX == 0 else 1  # arrivals for one half
+    FIRST: gl.constexpr = 256 * HALF
     unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
     slot = 0
     phase = 0
@@ -238,15 +201,15 @@ def _answer(
                 if HALF == 0:
                     mbarrier.arrive(bars.index(_LEFT + q_slot))
             if tile_begin + ahead < tile_end:
-                at = _first_row(
+                at = first_row(
                     table_row_ptr, stride_table_col, tile_begin + ahead, seq_len, block_size,
-                    block_rows, BOX,
+                    block_rows, 64, BOX,
                 )  # fmt: skip
-                _copy_half(
-                    cache_ptr, ckv_desc, k_pe_desc, ckv.index(target), k_pe.index(target),
-                    bars.index(_FULL + target), at, table_row_ptr, stride_table_col,
-                    tile_begin + ahead, seq_len, block_size, block_rows, stride_cache_row, BOX,
-                    HALF,
+                copy_tile(
+                    cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(FIRST, 256, dim=1),
+                    k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr,
+                    stride_table_col, tile_begin + ahead, seq_len, block_size, block_rows,
+                    stride_cache_row, 64, BOX, FIRST, 256, HALF == 1,
                 )  # fmt: skip
             if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
                 mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
@@ -254,14 +217,14 @@ def _answer(
 
         acc = gl.zeros([64, 256], gl.float32, layout)
         for tile in range(tile_begin, tile_end):
-            at = _first_row(
-                table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, BOX
+            at = first_row(
+                table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, 64, BOX
             )
             mbarrier.wait(bars.index(_WEIGHED + slot), phase)
             if gl.min(keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
                 keep = keeps.index(slot).load(pair_layout).to(gl.float32)
                 acc = acc * keep[:, None]
-            values = ckv.index(slot).slice(256 * HALF, 256, dim=1)
+            values = ckv.index(slot).slice(FIRST, 256, dim=1)
             if BOX == 0:
                 fence_async_shared()
             elif tile * 64 + 64 > seq_len:
@@ -277,10 +240,11 @@ def _answer(
             else:
                 mbarrier.wait(bars.index(_LEFT + slot), phase)
             if tile + 3 < tile_end:
-                _copy_half(
-                    cache_ptr, ckv_desc, k_pe_desc, ckv.index(slot), k_pe.index(slot),
+                copy_tile(
+                    cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot),
                     bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, tile + 3,
-                    seq_len, block_size, block_rows, stride_cache_row, BOX, HALF,
+                    seq_len, block_size, block_rows, stride_cache_row, 64, BOX, FIRST, 256,
+                    HALF == 1,
                 )  # fmt: skip
             if tile + 3 == tile_end:
                 mbarrier.arrive(bars.index(_FULL + slot), count=loads)
@@ -290,7 +254,7 @@ def _answer(
         mbarrier.wait(bars.index(_SUMMED), odd)
         odd ^= 1
         acc = acc * sums.load(pair_layout)[:, None]
-        column = 256 * HALF + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+        column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
         if is_whole:
             token, head, _index, live = query_pairs(
                 token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
