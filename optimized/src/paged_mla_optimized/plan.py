@@ -61,6 +61,8 @@ class Plan:
         The draft tree, 32 nodes a word, whatever its spelling was.
     table : int32 [max_rows, table_width]
         Built from a request map; empty if the config asks for none.
+    work : tuple of tensors
+        Where an attend kernel finds its share, in the order of its parameters.
     given_table : int32 [B, M] or None
         The caller's block table, by reference; None if rows of `table` were built instead.
     num_rows, num_tokens : int
@@ -123,6 +125,14 @@ class Plan:
             setattr(self, name, flat[: math.prod(shape)].view(shape))
             offset += words
         self.slots = self.slot_mapping[:0]
+        self.work = (
+            self.unit_starts,
+            self.cut,
+            self.part_units,
+            self.part_rows,
+            self.token_starts,
+            self.row_lens,
+        )
 
     def fill(
         self,
