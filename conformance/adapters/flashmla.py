@@ -86,7 +86,7 @@ def _from_vllm() -> tuple[Launch, str]:
     found = [path for entry in sys.path if (path := Path(entry) / BINARY).exists()]
     if not found:
         raise ModuleNotFoundError(f"neither flash_mla nor {BINARY} is installed", name="flash_mla")
-    torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]
+    torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]  # torch has no types
 
     def launch(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, *_ = torch.ops._flashmla_C.dense_decode_fwd(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.bench.timing import capture, milliseconds
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.device import device_record
 from paged_mla_optimized.graph import GraphedStep
@@ -95,23 +96,9 @@ def _graph_microseconds(run: Callable[[], None], inner: int = 20, repeats: int =
     """Return the median device time of `run` inside a graph of `inner` of them."""
     run()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(inner):
-            run()
-    graph.replay()
-    times: list[float] = []
-    for _ in range(repeats):
-        begin, end = (
-            torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        )
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1000 * begin.elapsed_time(end) / inner)
-    return statistics.median(times)
+    graph = capture(run, inner)
+    times = [milliseconds(graph.replay) for _ in range(repeats)]
+    return 1000 * statistics.median(times) / inner
 
 
 def _host_microseconds(run: Callable[[], None], inner: int = 100, repeats: int = 31) -> float:

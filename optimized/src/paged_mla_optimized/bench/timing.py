@@ -37,7 +37,7 @@ def in_turns(launches: dict[str, Launch]) -> dict[str, float]:
         draw.shuffle(order)
         for name in order:
             graph, calls = graphs[name]
-            times[name].append(_milliseconds(graph.replay) / calls)
+            times[name].append(milliseconds(graph.replay) / calls)
     return {name: 1e3 * statistics.median(found) for name, found in times.items()}
 
 
@@ -45,23 +45,27 @@ def _capture(launch: Launch) -> tuple[torch.cuda.CUDAGraph, int]:
     """Return a graph of about as many calls as fill its time, and how many they are."""
     launch()  # compiles
     torch.cuda.synchronize()
-    calls = 5
-    for _ in range(2):  # the first finds out how many
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                launch()
-        graph.replay()
-        took, captured = _milliseconds(graph.replay), calls
-        calls = max(1, round(_GRAPH_MS * captured / took))
-    return graph, captured
+    trial = 5
+    took = milliseconds(capture(launch, trial).replay)
+    calls = max(1, round(_GRAPH_MS * trial / took))
+    return capture(launch, calls), calls
 
 
-def _milliseconds(run: Launch) -> float:
+def capture(launch: Launch, calls: int) -> torch.cuda.CUDAGraph:
+    """Return a graph of so many calls, replayed once."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            launch()
+    graph.replay()
+    return graph
+
+
+def milliseconds(run: Launch) -> float:
     """Return the device time of one call."""
     begin, end = (
-        torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-        torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no types
+        for _ in range(2)
     )
     begin.record()
     run()
