@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("shared", "reference", "optimized", "conformance")
+from ci.run_here import PACKAGES, ROOT
+
 PRELOADED = ("numpy", "ml_dtypes", "pytest", "hypothesis", "torch", "triton.language")
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin")
 LIMIT_BYTES = 16 << 30
