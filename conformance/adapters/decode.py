@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,29 @@ def triton_dtypes() -> frozenset[str]:
     """Return what Triton kernels compute as the rules say: no bfloat16 in the interpreter."""
     names = {"bfloat16", "float16"} if mode() == "gpu" else {"float32"}
     return frozenset(names)
+
+
+def capabilities(
+    dtypes: frozenset[str],
+    *,
+    block_sizes: Iterable[int] = range(1, 257),
+    head_dims: Iterable[tuple[int, int]],
+    masks: Iterable[str] = ("causal",),
+    features: frozenset[str] = FEATURES,
+    max_query_len: int = 1,
+) -> Capabilities:
+    """Return what a decode kernel of these types serves; it reads a cache of its own type."""
+    return Capabilities(
+        ops=frozenset({"plan", "append", "attend"}),
+        dtypes=dtypes,
+        cache_formats=frozenset(FORMATS[name] for name in dtypes),
+        block_sizes=frozenset(block_sizes),
+        num_heads=frozenset(range(1, 129)),
+        head_dims=frozenset(head_dims),
+        masks=frozenset(masks),
+        features=features,
+        max_query_len=max_query_len,
+    )
 
 
 def version_of(distribution: str, file: Path) -> str:

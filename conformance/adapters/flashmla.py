@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-from adapters.decode import FEATURES, Call, DecodeBackend, version_of
-from paged_mla_shared.backend import Capabilities
+from adapters.decode import Call, DecodeBackend, capabilities, version_of
 from paged_mla_shared.errors import Unsupported
 
 BINARY = "vllm/_flashmla_C.abi3.so"
@@ -44,15 +43,11 @@ def create() -> DecodeBackend:
         name="flashmla",
         version=version,
         kernel=attend,
-        capabilities=Capabilities(
-            ops=frozenset({"plan", "append", "attend"}),
-            dtypes=frozenset({"bfloat16", "float16"}),
-            cache_formats=frozenset({"bf16", "fp16"}),
-            block_sizes=frozenset({64}),
-            num_heads=frozenset(range(1, 129)),
-            head_dims=frozenset({(512, 64)}),
-            masks=frozenset({"causal", "non_causal"}),
-            features=FEATURES,
+        capabilities=capabilities(
+            frozenset({"bfloat16", "float16"}),
+            block_sizes=(64,),
+            head_dims=((512, 64),),
+            masks=("causal", "non_causal"),
             max_query_len=128,
         ),
     )

@@ -16,8 +16,7 @@ from types import ModuleType
 
 import torch
 
-from adapters.decode import FEATURES, FORMATS, Call, DecodeBackend, triton_dtypes, version_of
-from paged_mla_shared.backend import Capabilities
+from adapters.decode import FEATURES, Call, DecodeBackend, capabilities, triton_dtypes, version_of
 
 SPLITS = 4
 MODULES = (
@@ -34,16 +33,10 @@ def create() -> DecodeBackend:
         name="sglang-triton",
         version=version_of("sglang", Path(str(module.__file__))),
         kernel=kernel,
-        capabilities=Capabilities(
-            ops=frozenset({"plan", "append", "attend"}),
-            dtypes=dtypes,
-            cache_formats=frozenset(FORMATS[name] for name in dtypes),
-            block_sizes=frozenset(range(1, 257)),
-            num_heads=frozenset(range(1, 129)),
-            head_dims=frozenset({(512, 64), (256, 32)}),
-            masks=frozenset({"causal"}),
+        capabilities=capabilities(
+            dtypes,
+            head_dims=((512, 64), (256, 32)),
             features=FEATURES if kernel.takes_pages else FEATURES - {"strided_cache"},
-            max_query_len=1,
         ),
     )
 

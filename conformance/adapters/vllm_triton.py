@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from adapters.decode import FEATURES, FORMATS, Call, DecodeBackend, triton_dtypes, version_of
-from paged_mla_shared.backend import Capabilities
+from adapters.decode import Call, DecodeBackend, capabilities, triton_dtypes, version_of
 
 MODULE = "vllm.v1.attention.ops.triton_decode_attention"
 SPLITS = 4  # the engine's own choice is 1 below 1024 tokens, which would leave its join untried
@@ -28,17 +27,7 @@ def create() -> DecodeBackend:
         name="vllm-triton",
         version=version_of("vllm", Path(str(module.__file__))),
         kernel=partial(attend, module.decode_attention_fwd),
-        capabilities=Capabilities(
-            ops=frozenset({"plan", "append", "attend"}),
-            dtypes=dtypes,
-            cache_formats=frozenset(FORMATS[name] for name in dtypes),
-            block_sizes=frozenset(range(1, 257)),
-            num_heads=frozenset(range(1, 129)),
-            head_dims=frozenset({(512, 64), (256, 32), (32, 16)}),
-            masks=frozenset({"causal"}),
-            features=FEATURES,
-            max_query_len=1,
-        ),
+        capabilities=capabilities(dtypes, head_dims=((512, 64), (256, 32), (32, 16))),
     )
 
 
