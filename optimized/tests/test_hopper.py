@@ -9,7 +9,7 @@ import torch
 
 from paged_mla_optimized import MlaConfig, hopper
 from paged_mla_optimized.attend import choose_variant
-from paged_mla_optimized.hopper import HopperAttention, cache_fits, hopper_box
+from paged_mla_optimized.hopper import HopperAttention, cache_fits, hopper_box, hopper_boxes
 from paged_mla_optimized.variants import FEW, PORTABLE, TILE
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -88,6 +88,9 @@ def test_cache_must_be_rows_of_one_stride(tensor, fits):
 def test_a_copy_stays_inside_a_block(block_size, keys):
     """S-1: one copy takes a block, or a key tile of a larger one; else keys come one by one."""
     assert hopper_box(block_size) == keys
+    config = replace(CONFIG, block_size=block_size)
+    boxes = [keys or 64, 512], [keys or 64, 64]
+    assert hopper_boxes(config, choose_variant(config, "sm90")) == boxes
 
 
 @pytest.fixture

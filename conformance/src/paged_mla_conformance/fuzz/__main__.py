@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.replay:
         return 0 if replay(backend, dims, dtypes[0], options.replay) else 1
     corpus = [] if options.skip_corpus else corpus_files()
-    if not all([replay(backend, dims, dtypes[0], path) for path in corpus]):  # noqa: C419 - all of them
+    right = [replay(backend, dims, dtypes[0], path) for path in corpus]
+    if not all(right):
         return 1
     if options.schedules + options.steps and not _sweep(backend, dims, dtypes, options):
         return 1
@@ -88,7 +89,7 @@ def _search(
     backend: Backend, dims: MlaDims, dtypes: tuple[str, ...], options: argparse.Namespace
 ) -> bool:
     from paged_mla_conformance.fuzz.machine import search  # noqa: PLC0415 - needs the extra
-    from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415
+    from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415 - likewise
 
     folder, seed = options.folder, options.seed
     try:
