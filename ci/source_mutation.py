@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.fork_tests import ROOT, fails_a_test, settle
+from ci.fork_tests import fails_a_test, settle
 from ci.mutate import Change, changes_of
+from ci.run_here import ROOT
 
 PLAN = ROOT / "ci" / "source_mutation.toml"
 PAGE = ROOT / "conformance" / "docs" / "source-mutation.md"
