@@ -122,3 +122,24 @@ def test_lanes_of_rows_that_differ(queries):
     step = build((90, queries), (200, 4), (33, queries), num_heads=12)
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=8, lanes=4))
     assert_close(step.attend(mla), dense(step))
+
+
+@pytest.mark.parametrize("programs", [4, 5, 9, 23])
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_programs_without_work_lie_evenly(programs, lanes):
+    """S-20: all lanes of a part have its units, and of any neighbours as many have none."""
+    step = build(*((64, lanes),) * 4, num_heads=16)
+    variant = replace(TILES, programs_per_sm=programs, lanes=4, overhead=0)
+    mla = PagedMla(step.config, "cpu", variant=variant)
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    length, chosen, units, _ = mla._core.plan.cut.tolist()
+    shares = mla._core.plan.shares.tolist()
+    assert chosen == lanes
+    parts = [[begin, min(begin + length, units)] for begin in range(0, units, length)]
+    assert [share[:2] for share in shares if share[0] < share[1]] == sorted(parts * lanes)
+    in_lanes = shares[: programs // lanes * lanes]
+    assert len({partial for *_, partial in in_lanes}) == len(in_lanes)
+    busy = [unit < end for unit, end, *_ in in_lanes[::lanes]]
+    for width in range(1, len(busy)):
+        counts = {sum(busy[at : at + width]) for at in range(len(busy) - width + 1)}
+        assert max(counts) - min(counts) <= 1

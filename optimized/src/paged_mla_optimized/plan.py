@@ -45,10 +45,9 @@ class Plan:
         Prefix sums of the rows' work, see ``kernels/schedule.py``.
     cut : int64 [4]
         Units of one part of the grid, lanes, all units, and overhead, likewise.
-    part_units : int64 [programs]
-        The unit of the first key tile of a part.
-    part_rows : int32 [programs]
-        The row it belongs to.
+    shares : int64 [programs, 4]
+        Of each program of the attend kernel: the unit of its first key tile, the first unit past
+        its own, the row of the first, and its first partial query tile.
     joins : int32 [programs, 8]
         What each part joins, see ``kernels/combine.py``.
     mask_starts : int64 [max_rows + 1]
@@ -74,8 +73,7 @@ class Plan:
     key_starts: torch.Tensor
     unit_starts: torch.Tensor
     cut: torch.Tensor
-    part_units: torch.Tensor
-    part_rows: torch.Tensor
+    shares: torch.Tensor
     joins: torch.Tensor
     mask_starts: torch.Tensor
     positions: torch.Tensor
@@ -87,8 +85,8 @@ class Plan:
         self, config: MlaConfig, variant: AttendVariant, num_sms: int, device: torch.device
     ) -> None:
         self.config = config
-        self._parts = variant.programs(num_sms)  # with one lane
-        self._buffers = _buffers(config, self._parts)
+        self._programs = variant.programs(num_sms)
+        self._buffers = _buffers(config, self._programs)
         constants = schedule_constants(config, variant, num_sms)
         self._schedule_kernel = Launcher(schedule_kernel, constants)
         self._token_kernel = Launcher(token_kernel, token_constants(config, variant))
@@ -128,8 +126,7 @@ class Plan:
         self.work = (
             self.unit_starts,
             self.cut,
-            self.part_units,
-            self.part_rows,
+            self.shares,
             self.token_starts,
             self.row_lens,
         )
@@ -200,7 +197,7 @@ class Plan:
         # Without a tree no mask is read; any tensor stands in for it.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
         self._token_kernel(
-            (triton.cdiv(max(self.num_tokens, self._parts + 1), _TOKENS_PER_PROGRAM), 1, 1),
+            (triton.cdiv(max(self.num_tokens, self._programs + 1), _TOKENS_PER_PROGRAM), 1, 1),
             (block_table.stride(1), words.stride()),
             (
                 self.unit_starts,
@@ -213,8 +210,7 @@ class Plan:
                 self.positions,
                 self.slot_mapping,
                 self.tree_words,
-                self.part_units,
-                self.part_rows,
+                self.shares,
                 self.joins,
             ),
             (
@@ -223,14 +219,14 @@ class Plan:
                 words.stride(-1),
                 self.num_rows,
                 self.num_tokens,
-                self._parts,
+                self._programs,
                 self.config.num_heads,
                 self.config.block_size,
             ),
         )
 
 
-def _buffers(config: MlaConfig, parts: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _buffers(config: MlaConfig, programs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype of every buffer of a plan."""
     rows, tokens = config.max_rows, config.max_query_tokens
     table_rows = rows if config.table_width else 0
@@ -240,9 +236,8 @@ def _buffers(config: MlaConfig, parts: int) -> dict[str, tuple[tuple[int, ...], 
         "key_starts": ((rows + 2,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
         "cut": ((4,), torch.int64),
-        "part_units": ((parts,), torch.int64),
-        "part_rows": ((parts,), torch.int32),
-        "joins": ((parts, 8), torch.int32),
+        "shares": ((programs, 4), torch.int64),
+        "joins": ((programs, 8), torch.int32),
         "mask_starts": ((rows + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),
         "slot_mapping": ((tokens,), torch.int64),
@@ -279,6 +274,7 @@ def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]
         "TREE_WORDS": config.tree_words,
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
+        "LANE_STEPS": variant.lanes.bit_length() - 1,
         "SEARCH_STEPS": config.search_steps,
         "TOKENS": _TOKENS_PER_PROGRAM,
     }

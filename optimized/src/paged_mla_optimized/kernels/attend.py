@@ -14,11 +14,12 @@ from paged_mla_optimized.kernels.schedule import (
     fixed_split,
     group_of_unit,
     lanes_of_group,
+    partial_of_program,
     query_rows,
     row_of_unit,
     seen_tiles,
+    share_of_program,
     unit_after,
-    units_of_part,
 )
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -110,8 +111,7 @@ def attend_kernel(
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
     cut_ptr,
-    part_units_ptr,
-    part_rows_ptr,
+    shares_ptr,
     token_starts_ptr,
     row_lens_ptr,
     positions_ptr,
@@ -149,10 +149,8 @@ def attend_kernel(
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
 ):
     lanes = lanes_of_group(cut_ptr)
-    part = tl.program_id(0) // lanes
     lane = tl.program_id(0) % lanes
-    unit, end = units_of_part(cut_ptr, part_units_ptr, part)
-    row = tl.load(part_rows_ptr + part)
+    unit, end, row = share_of_program(shares_ptr)
     column = tl.arange(0, R)
     scale_log2 = softmax_scale * LOG2_E
     if FIXED_SPLITS > 0:
@@ -172,10 +170,10 @@ def attend_kernel(
             )  # fmt: skip
             stop = tl.minimum(unit + length, group_end)
             split = ((unit - group_begin) // length).to(tl.int32)
-            slot = row * FIXED_SPLITS + group * splits + split
+            partial = (row * FIXED_SPLITS + group * splits + split).to(tl.int64) * lanes + lane
         else:
             stop = tl.minimum(end, group_end)
-            slot = part * 2 + tl.where(unit == group_begin, 1, 0)
+            partial = partial_of_program(cut_ptr, shares_ptr, unit == group_begin)
         tile_m = group * lanes + lane
         token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
         seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
@@ -237,7 +235,7 @@ def attend_kernel(
             tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[:, None])
             tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            at = (slot * lanes + lane).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+            at = partial * TILE_M + tl.arange(0, TILE_M)
             tl.store(partial_out_ptr + at[:, None] * R + column[None, :], out)
             tl.store(partial_lse_ptr + at, lse)
         unit = unit_after(cut_ptr, stop, group_end)

@@ -12,10 +12,10 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 from paged_mla_optimized.kernels.schedule import (
     group_of_unit,
     lanes_of_group,
+    partial_of_program,
     row_of_unit,
     seen_tiles,
     unit_after,
-    units_of_part,
 )
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -25,20 +25,10 @@ _LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are res
 
 
 @gluon.jit
-def units_of_program(cut_ptr, part_units_ptr, part_rows_ptr):
-    """Return the units ``[unit, end)`` of this program's part, and the row of the first."""
-    part = gl.program_id(0) // lanes_of_group(cut_ptr)
-    unit, end = units_of_part(cut_ptr, part_units_ptr, part)
-    return unit, end, gl.load(part_rows_ptr + part)
-
-
-@gluon.jit
-def partial_pairs(cut_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
+def partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
     """Return where this program keeps partial answers of its part's last group, or its first."""
-    lanes = lanes_of_group(cut_ptr)
-    program = gl.program_id(0)
-    tile = program // lanes * lanes + program + gl.where(is_head, lanes, 0)
-    return tile.to(gl.int64) * TILE_M + gl.arange(0, TILE_M, layout=layout)
+    tile = partial_of_program(cut_ptr, shares_ptr, is_head)
+    return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
 
 
 @gluon.jit

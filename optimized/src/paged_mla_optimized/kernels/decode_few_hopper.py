@@ -29,19 +29,19 @@ from paged_mla_optimized.kernels.common_hopper import (
     query_pairs,
     raised,
     sees,
-    units_of_program,
 )
+from paged_mla_optimized.kernels.schedule import share_of_program
 
 
 @gluon.jit
 def _copy_tiles(
     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
-    cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
-    stride_table_col, num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+    num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the key tiles of every segment of this part."""
-    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
+    unit, end, row = share_of_program(shares_ptr)
     stage = 0
     phase = 0
     while unit < end:
@@ -69,11 +69,11 @@ def _copy_tiles(
 @gluon.jit
 def _attend(
     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, ckv,
-    k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
-    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
-    stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token,
-    stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
+    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
+    stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+    softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     dtype: gl.constexpr = q_nope.dtype
@@ -83,7 +83,7 @@ def _attend(
     column = gl.arange(0, 512, layout=gl.SliceLayout(1, s_layout))
     scale = softmax_scale * LOG2_E
 
-    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
+    unit, end, row = share_of_program(shares_ptr)
     stage = 0
     phase = 0
     while unit < end:
@@ -160,7 +160,7 @@ def _attend(
             gl.store(out_at, out.to(dtype), mask=live[None, :])
             gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            at = partial_pairs(cut_ptr, is_head, TILE_M, pair_layout)
+            at = partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M, pair_layout)
             gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
             gl.store(partial_lse_ptr + at, lse)
         unit = following
@@ -174,8 +174,7 @@ def decode_few_kernel(
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
     cut_ptr,
-    part_units_ptr,
-    part_rows_ptr,
+    shares_ptr,
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
@@ -231,19 +230,19 @@ def decode_few_kernel(
                 (
                     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
                     q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr, cut_ptr,
-                    part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-                    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-                    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-                    softmax_scale, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
+                    shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
+                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
+                    stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
+                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
                 ),
             ),
             (
                 _copy_tiles,
                 (
                     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
-                    unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr,
-                    row_lens_ptr, stride_table_row, stride_table_col, num_heads, block_size,
-                    block_rows, stride_cache_row, MASK, TILE_M, TILE_N, BOX, STAGES,
+                    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
+                    stride_table_row, stride_table_col, num_heads, block_size, block_rows,
+                    stride_cache_row, MASK, TILE_M, TILE_N, BOX, STAGES,
                 ),
             ),
         ],

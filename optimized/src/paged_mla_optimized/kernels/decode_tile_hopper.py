@@ -37,8 +37,8 @@ from paged_mla_optimized.kernels.common_hopper import (
     query_pairs,
     raised,
     sees,
-    units_of_program,
 )
+from paged_mla_optimized.kernels.schedule import share_of_program
 
 # Offsets of the barriers in their array, three slots each but for the last.
 _FULL = gl.constexpr(0)
@@ -51,10 +51,10 @@ _SUMMED = gl.constexpr(12)
 @gluon.jit
 def _weigh(
     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
-    unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr, row_lens_ptr,
-    tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    stride_lse_token, stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
+    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
+    stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+    BOX: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     dtype: gl.constexpr = ckv.dtype
@@ -62,7 +62,7 @@ def _weigh(
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     scale = softmax_scale * LOG2_E
-    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
+    unit, end, row = share_of_program(shares_ptr)
     slot = 0
     phase = 0
     mbarrier.arrive(bars.index(_GO))
@@ -158,7 +158,7 @@ def _weigh(
             )
             gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            at = partial_pairs(cut_ptr, is_head, 64, pair_layout)
+            at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
             gl.store(partial_lse_ptr + at, lse)
         unit = following
 
@@ -166,10 +166,9 @@ def _weigh(
 @gluon.jit
 def _answer(
     cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-    block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr, token_starts_ptr,
-    row_lens_ptr, stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads,
-    block_size, block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr,
-    HALF: gl.constexpr,
+    block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
+    stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
+    block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
@@ -177,7 +176,7 @@ def _answer(
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
     loads: gl.constexpr = 128 if BOX == 0 else 1  # arrivals for one half
     FIRST: gl.constexpr = 256 * HALF
-    unit, end, row = units_of_program(cut_ptr, part_units_ptr, part_rows_ptr)
+    unit, end, row = share_of_program(shares_ptr)
     slot = 0
     phase = 0
     odd = 0
@@ -263,7 +262,7 @@ def _answer(
             out_at = out_ptr + pairs[:, None] + column[None, :]
             gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
         else:
-            at = partial_pairs(cut_ptr, is_head, 64, pair_layout)
+            at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
             gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
         unit = following
 
@@ -276,8 +275,7 @@ def decode_tile_kernel(
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
     cut_ptr,
-    part_units_ptr,
-    part_rows_ptr,
+    shares_ptr,
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
@@ -329,30 +327,30 @@ def decode_tile_kernel(
                 _weigh,
                 (
                     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps,
-                    sums, bars, unit_starts_ptr, cut_ptr, part_units_ptr, part_rows_ptr,
-                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
-                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
-                    stride_lse_head, softmax_scale, num_heads, MASK, TREE_WORDS, BOX,
+                    sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
+                    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
+                    stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
+                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX,
                 ),
             ),
             (
                 _answer,
                 (
                     cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
-                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr,
-                    part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
-                    stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
-                    block_rows, stride_cache_row, MASK, BOX, 0,
+                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
+                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
+                    stride_cache_row, MASK, BOX, 0,
                 ),
             ),
             (
                 _answer,
                 (
                     cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
-                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, part_units_ptr,
-                    part_rows_ptr, token_starts_ptr, row_lens_ptr, stride_table_row,
-                    stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
-                    block_rows, stride_cache_row, MASK, BOX, 1,
+                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
+                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
+                    stride_cache_row, MASK, BOX, 1,
                 ),
             ),
         ],

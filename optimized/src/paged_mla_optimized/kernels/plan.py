@@ -3,13 +3,18 @@
 The first program of `schedule_kernel` turns lengths into prefix sums; the others build the block
 table, where the engine brings a request map. Row `num_rows` is a pseudo-row
 of length 0 that owns the padded tokens. `token_kernel` gives every token its position and slot
-and packs its line of the draft tree; it also finds where each part of the grid begins.
+and packs its line of the draft tree; it also finds the share of each program of the grid.
 """
 
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.schedule import count_at_most, group_of_unit, lanes_of_group
+from paged_mla_optimized.kernels.schedule import (
+    count_at_most,
+    group_of_unit,
+    lanes_of_group,
+    place_of_part,
+)
 
 
 @triton.jit
@@ -171,28 +176,35 @@ def _tree_bits(
 
 @triton.jit
 def _describe_parts(
-    part, parts, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, part_units_ptr,
-    part_rows_ptr, joins_ptr, num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    part, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr, joins_ptr,
+    num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Find where parts begin, and what their beginnings cut."""
+    """Find where parts begin, which programs work on them, and what their beginnings cut."""
     length = tl.load(cut_ptr)
     total = tl.load(cut_ptr + 2)
     unit = part * length
     row = count_at_most(unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
     group, begin, end = group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N)
     exists = unit < total
-    tl.store(
-        part_units_ptr + part, tl.where(exists, tl.maximum(unit, begin), total), mask=part < parts
-    )
-    tl.store(part_rows_ptr + part, row, mask=part < parts)
+    lanes = lanes_of_group(cut_ptr)
+    used = tl.cdiv(total, length).to(tl.int32)
+    place = place_of_part(part, programs // lanes, used)
+    for lane in tl.static_range(1 << LANE_STEPS):
+        program = place * lanes + lane
+        share_ptr = shares_ptr + program * 4
+        inside = (lane < lanes) & (program < programs)
+        tl.store(share_ptr, tl.where(exists, tl.maximum(unit, begin), total), mask=inside)
+        tl.store(share_ptr + 1, tl.minimum(unit + length, total), mask=inside)
+        tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
+        tl.store(share_ptr + 3, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
     first = begin // length
     count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0)
     start = tl.load(token_starts_ptr + row)
     query_len = tl.load(token_starts_ptr + row + 1) - start
-    group_m = lanes_of_group(cut_ptr) * TILE_M
+    group_m = lanes * TILE_M
     join_ptr = joins_ptr + (part - 1) * 8
-    inside = (part > 0) & (part <= parts)
+    inside = (part > 0) & (part <= programs)
     alive = tl.minimum(query_len * num_heads - group * group_m, group_m)
     tl.store(join_ptr, first.to(tl.int32), mask=inside)
     tl.store(join_ptr + 1, count.to(tl.int32), mask=inside)
@@ -201,7 +213,7 @@ def _describe_parts(
     tl.store(join_ptr + 4, alive, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "parts", "stride_table_row"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "programs", "stride_table_row"])
 def token_kernel(
     unit_starts_ptr,
     cut_ptr,
@@ -213,8 +225,7 @@ def token_kernel(
     positions_ptr,  # out int64 [T]
     slot_mapping_ptr,  # out int64 [T]
     tree_words_ptr,  # out int32 [T, TREE_WORDS]
-    part_units_ptr,  # out int64 [parts]
-    part_rows_ptr,  # out int32 [parts]
+    shares_ptr,  # out int64 [programs, 4]: units [unit, end), row, first partial
     joins_ptr,  # out int32 [parts, 8], see ``combine.py``
     stride_table_row,
     stride_table_col,
@@ -222,21 +233,22 @@ def token_kernel(
     stride_mask_element,
     num_rows,
     num_tokens,
-    parts,
+    programs,  # of the attend kernel: it has at most so many parts
     num_heads,
     block_size,
     MASK: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
+    LANE_STEPS: tl.constexpr,
     TREE_WORDS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    if tl.program_id(0) * TOKENS <= parts:
+    if tl.program_id(0) * TOKENS <= programs:
         _describe_parts(
-            token, parts, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, part_units_ptr,
-            part_rows_ptr, joins_ptr, num_rows, num_heads, TILE_M, TILE_N, SEARCH_STEPS,
+            token, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr,
+            joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS, SEARCH_STEPS,
         )  # fmt: skip
     row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
     start = tl.load(token_starts_ptr + row)

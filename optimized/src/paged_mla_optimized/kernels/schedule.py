@@ -7,10 +7,10 @@ they change nothing for the others (S-17).
 
 The units of a step are cut into equal ranges, one for each *part* of the grid, whose programs are
 its *lanes*: each takes one query tile of the part's groups. The plan chooses for each step, and
-leaves in ``cut``: units of a part, lanes, all units, overhead. ``part_units`` and ``part_rows`` say
-which tile a part begins with, and in which row. With FIXED_SPLITS the cuts follow the rows
-instead: a group is made of *splits*, whose length depends on its own row's lengths alone, and a
-part owns the splits that begin in its range (S-20).
+leaves in ``cut``: units of a part, lanes, all units, overhead. What that means for a program it
+leaves in ``shares``. With FIXED_SPLITS the cuts follow the rows instead: a group is made of
+*splits*, whose length depends on its own row's lengths alone, and a part owns the splits that begin
+in its range (S-20).
 """
 
 import triton
@@ -33,11 +33,31 @@ def count_at_most(ascending_ptr, length, value, SEARCH_STEPS: tl.constexpr):
 
 
 @triton.jit
-def units_of_part(cut_ptr, part_units_ptr, part):
-    """Return the unit that is the first tile of a part, and the first unit past it."""
-    length = tl.load(cut_ptr)
-    total = tl.load(cut_ptr + 2)
-    return tl.load(part_units_ptr + part), tl.minimum((part + 1) * length, total)
+def place_of_part(part, parts, used):
+    """Return where a part lies in a grid of `parts`, the first `used` of which have work.
+
+    Those without lie evenly among them. Programs that follow each other run in one half of the
+    device, and each half has its own way to memory: were the last four of 132 programs without
+    work, 62 would read through one half and 66 through the other.
+    """
+    idle = parts - used
+    of_idle = tl.cdiv((part - used + 1) * parts, tl.maximum(idle, 1)) - 1
+    place = tl.where(part < used, part * parts // tl.maximum(used, 1), of_idle)
+    return tl.where(part < parts, place, part)
+
+
+@triton.jit
+def share_of_program(shares_ptr):
+    """Return the units ``[unit, end)`` of this program, and the row of the first."""
+    share_ptr = shares_ptr + tl.program_id(0) * 4
+    return tl.load(share_ptr), tl.load(share_ptr + 1), tl.load(share_ptr + 2).to(tl.int32)
+
+
+@triton.jit
+def partial_of_program(cut_ptr, shares_ptr, is_head):
+    """Return which partial query tile this program writes: of its part's last group, or first."""
+    tile = tl.load(shares_ptr + tl.program_id(0) * 4 + 3)
+    return tile + tl.where(is_head, lanes_of_group(cut_ptr), 0)
 
 
 @triton.jit
