@@ -65,6 +65,10 @@ def cache(token_stride: int, block_stride: int, offset: int = 0) -> torch.Tensor
     return storage[offset:].as_strided((4, 64, 576), (block_stride, token_stride, 1))
 
 
+DENSE = cache(576, 64 * 576)
+TWO_BLOCKS = DENSE[:2]
+
+
 @pytest.mark.parametrize(
     ("tensor", "fits"),
     [
@@ -93,10 +97,24 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     assert hopper_boxes(config, choose_variant(config, "sm90")) == boxes
 
 
+@pytest.mark.parametrize(
+    ("num_heads", "programs", "cluster"),
+    [(128, 132, 2), (128, 131, 1), (64, 132, 1)],
+    ids=["lanes", "odd-grid", "one-lane"],
+)
+def test_lanes_run_side_by_side(monkeypatch, num_heads, programs, cluster):
+    """S-20: programs that read the same keys make clusters, where the grid is made of pairs."""
+    asked = []
+    monkeypatch.setattr(hopper, "Launcher", lambda *_, cluster, **__: asked.append(cluster))
+    config = replace(CONFIG, num_heads=num_heads)
+    HopperAttention(config, choose_variant(config, "sm90"), programs).rows_of(DENSE)
+    assert asked == [cluster]
+
+
 @pytest.fixture
 def attention():
     """Return the launcher of the kernel that serves `CONFIG`."""
-    return HopperAttention(CONFIG, choose_variant(CONFIG, "sm90"))
+    return HopperAttention(CONFIG, choose_variant(CONFIG, "sm90"), programs=132)
 
 
 def test_descriptors_cover_the_cache(attention):
@@ -111,7 +129,6 @@ def test_descriptors_cover_the_cache(attention):
     assert (wide.block_shape, slim.block_shape) == ([64, 512], [64, 64])
 
 
-DENSE = cache(576, 64 * 576)
 TWO_BLOCKS = DENSE[:2]
 
 

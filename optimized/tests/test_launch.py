@@ -109,12 +109,12 @@ def descriptors():
     return Descriptors(*(TensorDescriptor.from_tensor(CACHE, box, LAYOUT) for box in boxes))
 
 
-def launch_twice(kernel, *described):
+def launch_twice(kernel, *described, grid=(5, 2, 1), cluster=1):
     """Launch with Triton's eyes, then with what was remembered."""
-    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    launcher = Launcher(kernel, {"TILE": 64}, cluster=cluster, num_warps=4)
     q, out = torch.zeros(8, 64, dtype=torch.bfloat16), torch.zeros(8, 64, dtype=torch.bfloat16)
     for _ in range(2):
-        launcher((5, 2, 1), ("strides", 64), (q, out), (64, 0.5), *described)
+        launcher(grid, ("strides", 64), (q, out), (64, 0.5), *described)
 
 
 @pytest.mark.parametrize("with_descriptors", [False, True], ids=["plain", "descriptors"])
@@ -126,6 +126,15 @@ def test_the_c_launcher_gets_what_triton_gives_it(notes, with_descriptors):
     by_triton, by_us = notes.launches
     assert by_us == by_triton
     assert by_us[:5] == (5, 2, 1, STREAM, FUNCTION)
+
+
+def test_clusters_are_all_that_differs(notes):
+    """S-20: Triton's C launcher takes the grid in clusters; Triton itself starts without."""
+    launch_twice(Kernel(), grid=(6, 2, 1), cluster=2)
+    by_triton, by_us = notes.launches
+    assert by_triton[:3] == (6, 2, 1)
+    rest = [(4, 2, 1024) if argument == METADATA else argument for argument in by_triton[1:]]
+    assert list(by_us) == [3, *rest]
 
 
 def test_descriptors_are_encoded_once(notes):
@@ -152,7 +161,7 @@ def test_an_unknown_triton_launches_itself(notes, monkeypatch):
     """S-20: where the order of the C launcher's arguments is not known, Triton's own is kept."""
     monkeypatch.setattr(launch, "_TRITON", "3.8")
     kernel = Kernel(with_descriptors=True)
-    launch_twice(kernel, descriptors())
+    launch_twice(kernel, descriptors(), grid=(6, 2, 1), cluster=2)
     assert kernel.searches == 1
     assert notes.launches[0] == notes.launches[1]
     assert len(notes.encoded) == 4  # at each launch

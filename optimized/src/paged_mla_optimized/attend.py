@@ -72,7 +72,9 @@ class Attention:
             num_stages=variant.num_stages,
         )
         self._combine = Combine(config, variant, self.programs)
-        self._hopper = None if variant.family == PORTABLE else HopperAttention(config, variant)
+        self._hopper = None
+        if variant.family != PORTABLE:
+            self._hopper = HopperAttention(config, variant, self.programs)
 
     def launch(
         self,
@@ -110,7 +112,6 @@ class Attention:
                 lse=lse,
                 partial_out=self.partial_out,
                 partial_lse=self.partial_lse,
-                programs=self.programs,
             )
         else:
             self._attend_portable(plan, q_nope, q_pe, cache, out=out, lse=lse)

@@ -68,11 +68,14 @@ class HopperAttention:
     config : MlaConfig
     variant : AttendVariant
         Of family "few" or "tile".
+    programs : int
+        Size of the grid.
     """
 
-    def __init__(self, config: MlaConfig, variant: AttendVariant) -> None:
+    def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
         self.config = config
         self.variant = variant
+        self.programs = programs
         self._kernels: dict[tuple[int, int], Launcher] = {}
         self._caches: dict[Hashable, Rows] = {}
 
@@ -98,7 +101,6 @@ class HopperAttention:
         lse: torch.Tensor,
         partial_out: torch.Tensor,
         partial_lse: torch.Tensor,
-        programs: int,
     ) -> None:
         """Write `out` and `lse` of every whole group, and partials of the others.
 
@@ -108,7 +110,7 @@ class HopperAttention:
         of_q_nope, of_q_pe, of_table = q_nope.stride(), q_pe.stride(), table.stride()
         of_out = out.stride()
         rows.kernel(
-            (programs, 1, 1),
+            (self.programs, 1, 1),
             (of_q_nope, of_q_pe, of_table[1], of_out),
             (
                 q_nope,
@@ -142,6 +144,7 @@ class HopperAttention:
             self._kernels[geometry] = Launcher(
                 hopper_kernel(self.variant),
                 hopper_constants(self.config, self.variant, *geometry),
+                cluster=_cluster(self.variant, self.programs),
                 **hopper_options(self.variant),
             )
         start = _Start(cache.data_ptr(), self.config.dtype)
@@ -162,6 +165,11 @@ def hopper_options(variant: AttendVariant) -> dict[str, int]:
     """Return the launch options of a family."""
     options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
     return options | ({"maxnreg": _FEW_REGISTERS} if variant.family == FEW else {})
+
+
+def _cluster(variant: AttendVariant, programs: int) -> int:
+    """Return how many programs run side by side: lanes, which ask for the same keys, in pairs."""
+    return 2 if variant.lanes > 1 and programs % 2 == 0 else 1
 
 
 def hopper_box(block_size: int) -> int:

@@ -64,12 +64,18 @@ class Launcher:
     kernel : triton.JITFunction
         Takes pointers first, then descriptors, then numbers, then constants.
     constants : dict
+    cluster : int
+        So many programs that follow each other along axis 0 run on neighbouring multiprocessors;
+        divides the grid. A matter of speed alone: launches by Triton itself go without.
     options : int
         Triton's, such as ``num_warps``.
     """
 
-    def __init__(self, kernel: Any, constants: dict[str, Any], **options: int) -> None:
+    def __init__(
+        self, kernel: Any, constants: dict[str, Any], *, cluster: int = 1, **options: int
+    ) -> None:
         self._kernel = kernel
+        self._cluster = cluster
         self._named = constants | options
         self._constants = tuple(constants[n] for n in kernel.arg_names if n in constants)
         self._binaries: dict[Hashable, tuple[Start, Forms, Callable[[int], int], int]] = {}
@@ -96,30 +102,33 @@ class Launcher:
             binary = self._kernel[grid](*taken, **self._named)
             if aligned and known is None and binary is not None:  # the interpreter has none
                 stream_of = driver.active.get_current_stream
-                self._binaries[key] = (*start_of(binary), stream_of, pointers[0].device.index)
+                started = start_of(binary, self._cluster)
+                self._binaries[key] = (*started, stream_of, pointers[0].device.index)
             return
         start, forms, stream_of, device = known
         taken = (*addresses, *descriptors.arguments(forms), *numbers, *self._constants)
         start(grid, stream_of(device), taken)
 
 
-def start_of(binary: Any) -> tuple[Start, Forms]:
+def start_of(binary: Any, cluster: int) -> tuple[Start, Forms]:
     """Return what starts a compiled kernel, and the forms it wants descriptors in.
 
     That is Triton's C launcher, where the order of its arguments is known and no scratch memory
     has to be allocated; else Triton's launcher around it.
     """
     run, function = binary.run, binary.function
-    told = (binary.packed_metadata, None, None, None)  # and what hooks would be told, and they
+    hooks = (None, None, None)  # what they would be told, and they
     if _TRITON not in _KNOWN or run.global_scratch_size or run.profile_scratch_size:
-        return _start_flat(run, (function, *told)), None
+        return _start_flat(run, 1, (function, binary.packed_metadata, *hooks)), None
     launch, forms = _c_launcher(run)
+    num_warps, _, shared = binary.packed_metadata
+    told = ((num_warps, cluster, shared), *hooks)
     flags = (run.launch_cooperative_grid, run.launch_pdl)
     scratch = (None, None)
     if _TRITON == "3.6":
-        return _start_flat(launch, (function, *flags, *scratch, *told)), forms
+        return _start_flat(launch, cluster, (function, *flags, *scratch, *told)), forms
     types = (run.arg_annotations, run.kernel_signature)
-    return _start_packed(launch, (function, *flags, *told, *scratch, *types)), forms
+    return _start_packed(launch, cluster, (function, *flags, *told, *scratch, *types)), forms
 
 
 def _c_launcher(run: Any) -> tuple[Any, Forms]:
@@ -130,15 +139,15 @@ def _c_launcher(run: Any) -> tuple[Any, Forms]:
     return enclosed["launcher"], tuple(enclosed["tensordesc_meta"])
 
 
-def _start_flat(launch: Any, fixed: tuple[Any, ...]) -> Start:
+def _start_flat(launch: Any, cluster: int, fixed: tuple[Any, ...]) -> Start:
     def start(grid: Grid, stream: int, arguments: tuple[Any, ...]) -> None:
-        launch(*grid, stream, *fixed, *arguments)
+        launch(grid[0] // cluster, grid[1], grid[2], stream, *fixed, *arguments)
 
     return start
 
 
-def _start_packed(launch: Any, fixed: tuple[Any, ...]) -> Start:
+def _start_packed(launch: Any, cluster: int, fixed: tuple[Any, ...]) -> Start:
     def start(grid: Grid, stream: int, arguments: tuple[Any, ...]) -> None:
-        launch(*grid, stream, *fixed, arguments)
+        launch(grid[0] // cluster, grid[1], grid[2], stream, *fixed, arguments)
 
     return start
