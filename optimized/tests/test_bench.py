@@ -1,5 +1,13 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paged_mla_optimized.bench import peers
 from paged_mla_optimized.bench.cases import GROUPS, MAIN, Case
-from paged_mla_optimized.bench.report import summary
+from paged_mla_optimized.bench.problem import Tensors, error
+from paged_mla_optimized.bench.report import header, line, summary
 
 
 def test_work_of_a_case():
@@ -25,3 +33,72 @@ def test_summary_is_geometric_means():
         {"us": 1.0},
     ]
     assert summary(rows) == "geometric means over 2 cases: 1.000 alone, 2.000 in turns"
+
+
+def test_a_row_fills_its_header():
+    """S-20: a peer that was there has a column, empty where it could not run."""
+    numbers = dict.fromkeys(("plan_us", "us", "main_us", "portable_us"), 1.0)
+    row = {"case": "h16", "tflops": 1.0, "gbs": 1.0, "of_floor": 1.0, "fa3": 2.0} | numbers
+    head, rule = header(["flashmla", "fa3"]).splitlines()
+    cells = line(row, ["flashmla", "fa3"])
+    assert head.count("|") == rule.count("|") == cells.count("|")
+    columns = dict(zip(head.split("|"), cells.split("|"), strict=True))
+    assert (columns[" flashmla us "], columns[" fa3 us "]) == (" - ", " 2.0 ")
+
+
+def tensors_of(case):
+    """Return small tensors of a case on the CPU, blocks in reverse order."""
+    generator = torch.Generator().manual_seed(0)
+    counts = [-(-length // case.block_size) for length in case.seq_lens]
+    ids = iter(reversed(range(sum(counts))))
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    for row, count in enumerate(counts):
+        table[row, :count] = torch.tensor([next(ids) for _ in range(count)])
+    cache = torch.randn(sum(counts), case.block_size, 576, generator=generator)
+    q = torch.randn(len(counts), case.query_len, case.num_heads, 576, generator=generator)
+    flat = q.flatten(0, 1)
+    starts = torch.arange(0, len(flat) + 1, case.query_len, dtype=torch.int32)
+    lens = torch.tensor(case.seq_lens, dtype=torch.int32)
+    return Tensors(
+        case, q, cache, table, lens, starts, None, flat[..., :512].clone(), flat[..., 512:].clone()
+    )
+
+
+class FlashInferByHand:
+    """Attends as FlashInfer says it does: blocks of all rows in one list, causal from the end."""
+
+    def __init__(self, _workspace):
+        pass
+
+    def plan(self, *described, causal, sm_scale, q_data_type, kv_data_type):
+        assert causal
+        assert q_data_type == kv_data_type == torch.float32
+        self.described, self.scale = described, sm_scale
+
+    def run(self, q_nope, q_pe, ckv, k_pe):
+        q_starts, starts, blocks, lens, heads, rank, rope, size = self.described
+        assert (heads, rank, rope, size) == (q_nope.shape[1], 512, 64, ckv.shape[1])
+        out = torch.empty_like(q_nope)
+        for row, length in enumerate(lens):
+            mine = blocks[starts[row] : starts[row + 1]].long()
+            keys = torch.cat([ckv[mine], k_pe[mine]], -1).flatten(0, 1)[:length]
+            tokens = slice(q_starts[row], q_starts[row + 1])
+            q = torch.cat([q_nope[tokens], q_pe[tokens]], -1)
+            scores = self.scale * torch.einsum("qhd,sd->qhs", q, keys)
+            after = torch.ones(len(q), length).triu(length - len(q) + 1).bool()
+            weights = scores.masked_fill(after[:, None], -torch.inf).softmax(-1)
+            out[tokens] = weights @ keys[:, :512]
+        return out
+
+
+def test_flashinfer_is_told_the_whole_step(monkeypatch):
+    """S-5: every row's own blocks and length, for rows that share no length."""
+    module = SimpleNamespace(BatchMLAPagedAttentionWrapper=FlashInferByHand)
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(mla=module))
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", module)
+    tensors = tensors_of(Case("ragged", 4, 2, seq_lens=(70, 16, 5), block_size=16))
+    out = peers.load(None)["flashinfer"](tensors)()
+    assert error(tensors, out) < 1e-5
+    tensors.block_table = tensors.block_table.flip(0)
+    with pytest.raises(ArithmeticError, match="row"):
+        error(tensors, out)

@@ -13,7 +13,7 @@ import torch
 from paged_mla_optimized.bench import peers
 from paged_mla_optimized.bench.cases import GROUPS, Case
 from paged_mla_optimized.bench.problem import Tensors, build, error
-from paged_mla_optimized.bench.report import HEADER, line, plot, summary, write
+from paged_mla_optimized.bench.report import header, line, plot, summary, write
 from paged_mla_optimized.bench.timing import Launch, alone, ceilings, in_turns
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.core import Core
@@ -102,14 +102,14 @@ def main() -> int:
     print(facts, flush=True)
     builders = peers.load(options.peers)
     rows: list[dict[str, Any]] = []
-    print(HEADER)
+    print(header(list(builders)))
     for case in (case for group in options.groups for case in GROUPS[group]):
         if re.search(options.only, case.name):
             rows.append(measure(case, builders, limits))
-            print(line(rows[-1]), flush=True)
+            print(line(rows[-1], list(builders)), flush=True)
             torch.cuda.empty_cache()
             if options.out:
-                write(options.out, facts, rows)
+                write(options.out, facts, rows, list(builders))
     if options.out:
         plot(options.out, facts, rows)
     print(summary(rows))

@@ -1,7 +1,8 @@
 """Kernels that an engine would use instead, as far as this machine has them.
 
-FlashMLA and FlashAttention 3 as vLLM ships them, and the Triton decode kernels of vLLM and SGLang,
-are taken from the folder that ``--peers`` names (laid out like site-packages), or as installed.
+FlashMLA and FlashAttention 3 as vLLM ships them, FlashInfer, and the Triton decode kernels of vLLM
+and SGLang, are taken from the folder that ``--peers`` names (laid out like site-packages), or as
+installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from paged_mla_optimized.bench.cases import R
+from paged_mla_optimized.bench.cases import P, R
 from paged_mla_optimized.bench.problem import SCALE, Tensors
 
 Launch = Callable[[], torch.Tensor]  # returns out, [B, query_len, H, R]
@@ -78,6 +79,27 @@ def _fa3(tensors: Tensors) -> Launch | None:
     return lambda: torch.ops._vllm_fa3_C.fwd(*arguments)[0].view(shape)
 
 
+def _flashinfer(tensors: Tensors) -> Launch | None:
+    case, cache = tensors.case, tensors.cache
+    if case.is_tree:
+        return None
+    module = importlib.import_module(_MODULES["flashinfer"][0])
+    counts = -(-tensors.seq_lens // case.block_size)
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    entry = torch.arange(tensors.block_table.shape[1], device=cache.device)
+    blocks = tensors.block_table[entry < counts[:, None]]
+    workspace = torch.empty(128 << 20, dtype=torch.int8, device=cache.device)
+    attention = module.BatchMLAPagedAttentionWrapper(workspace)
+    attention.plan(
+        tensors.cu_seqlens_q, starts, blocks, tensors.seq_lens, case.num_heads, R, P,
+        case.block_size, causal=True, sm_scale=SCALE, q_data_type=cache.dtype,
+        kv_data_type=cache.dtype,
+    )  # fmt: skip
+    arguments = (tensors.q_nope, tensors.q_pe, cache[..., :R], cache[..., R:])
+    shape = (*tensors.q.shape[:3], R)
+    return lambda: attention.run(*arguments).view(shape)
+
+
 def _vllm_triton(tensors: Tensors) -> Launch | None:
     case = tensors.case
     if case.query_len > 1:
@@ -132,6 +154,7 @@ _BINARIES = {
     "fa3": ("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", _fa3),
 }
 _MODULES = {
+    "flashinfer": ("flashinfer.mla", _flashinfer),
     "vllm_triton": ("vllm.v1.attention.ops.triton_decode_attention", _vllm_triton),
     "sglang_triton": ("sglang.kernels.ops.attention.decode_attention", _sglang_triton),
 }

@@ -94,7 +94,7 @@ def error(tensors: Tensors, out: torch.Tensor) -> float:
         blocks = tensors.block_table[row, : -(-length // case.block_size)].long()
         keys = tensors.cache[blocks].flatten(0, 1)[:length].float()
         scores = SCALE * torch.einsum("qhd,sd->qhs", tensors.q[row].float(), keys)
-        hidden = ~_visible(case).cuda()[:, None]
+        hidden = ~_visible(case).to(scores.device)[:, None]
         scores[..., length - case.query_len :].masked_fill_(hidden, -torch.inf)
         want = scores.softmax(-1) @ keys[:, :R]
         found = (out[row].float() - want).norm() / want.norm()

@@ -9,29 +9,29 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-_PEERS = ("flashmla", "fa3", "vllm_triton", "sglang_triton")
+_MARKERS = "os^vD<>phP*X"
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any], peers: list[str]) -> str:
     """Return one row of the Markdown table."""
-    peers = " | ".join(f"{row[name]:.1f}" if name in row else "-" for name in _PEERS)
+    theirs = [f"{row[name]:.1f}" if name in row else "-" for name in peers]
     ratios = [f"{row[name]:.2f}" if name in row else "-" for name in ("ratio", "ratio_in_turns")]
     return (
         f"| {row['case']} | {row['plan_us']:.1f} | {row['us']:.1f} | {row['main_us']:.1f} "
         f"| {row['portable_us']:.1f} | {row['tflops']:.0f} | {row['gbs']:.0f} "
-        f"| {row['of_floor']:.2f} | {peers} | {' | '.join(ratios)} |"
+        f"| {row['of_floor']:.2f} | {' | '.join(theirs + ratios)} |"
     )
 
 
-HEADER = (
-    "| case | plan + attend us | attend us | main kernel us | portable us | TFLOP/s | GB/s "
-    f"| floor / time | {' us | '.join(_PEERS)} us | best of FlashMLA and FA3 / attend "
-    "| in turns |\n"
-    f"|{'---|' * (10 + len(_PEERS))}"
-)
+def header(peers: list[str]) -> str:
+    """Return the head of the Markdown table."""
+    columns = ["case", "plan + attend us", "attend us", "main kernel us", "portable us"]
+    columns += ["TFLOP/s", "GB/s", "floor / time", *(f"{name} us" for name in peers)]
+    columns += ["best of FlashMLA and FA3 / attend", "in turns"]
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
 
 
-def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]], peers: list[str]) -> None:
     """Write what was measured so far as JSON and Markdown."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
@@ -40,26 +40,43 @@ def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None
     text = [
         f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}. {made} {ceiling}"
     ]
-    text += ["", HEADER, *map(line, rows), "", summary(rows)]
+    text += ["", header(peers), *(line(row, peers) for row in rows), "", summary(rows)]
     stem.with_suffix(".md").write_text("\n".join(text) + "\n")
 
 
 def plot(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write a roofline plot, where matplotlib is."""
+    """Write a roofline plot, ours beside the better of FlashMLA and FA3, where matplotlib is."""
     if importlib.util.find_spec("matplotlib") is None:
         return
     plt: Any = importlib.import_module("matplotlib.pyplot")
-    figure, axes = plt.subplots(figsize=(9, 6))
-    bound = [10 ** (power / 20) for power in range(52)]
+    figure, axes = plt.subplots(figsize=(9, 6), layout="constrained")
+    least = min(row["intensity"] for row in rows) / 1.3
+    most = max(row["intensity"] for row in rows) * 1.3
+    bound = [least * (most / least) ** (step / 99) for step in range(100)]
     roof = [min(x * facts["copy_gbs"] / 1e3, facts["matmul_tflops"]) for x in bound]
     axes.loglog(bound, roof, "k-", label="measured ceilings")
-    for row in rows:
-        axes.plot(row["intensity"], row["tflops"], "o")
-        axes.annotate(row["case"], (row["intensity"], row["tflops"]), fontsize=6)
+    for index, kind in enumerate(dict.fromkeys(map(_kind, rows))):
+        chosen = [row for row in rows if _kind(row) == kind]
+        compared = [row for row in chosen if "ratio" in row]
+        look = {"linestyle": "", "marker": _MARKERS[index % len(_MARKERS)], "color": f"C{index}"}
+        place = [row["intensity"] for row in chosen]
+        axes.plot(place, [row["tflops"] for row in chosen], label=kind, **look)
+        place = [row["intensity"] for row in compared]
+        best = [row["tflops"] / row["ratio"] for row in compared]
+        axes.plot(place, best, fillstyle="none", **look)
+    axes.set_title(f"{facts['device']}: filled ours, hollow the better of FlashMLA and FA3")
     axes.set_xlabel("FLOP / byte")
     axes.set_ylabel("TFLOP/s")
-    axes.legend()
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+    axes.legend(title="heads, queries of a row", fontsize="small")
     figure.savefig(stem.with_suffix(".png"), dpi=120)
+
+
+def _kind(row: dict[str, Any]) -> str:
+    """Return the heads and queries of a case, which its name begins with."""
+    return " ".join(row["case"].split()[:2])
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
