@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 # Only the session that needs it installs it, and types are checked in another.
-from cosmic_ray.ast import ast_nodes, get_ast  # type: ignore[import-not-found]
-from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]
-from cosmic_ray.plugins import get_operator  # type: ignore[import-not-found]
+from cosmic_ray.ast import ast_nodes, get_ast  # type: ignore[import-not-found]  # installed by its session
+from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]  # installed by its session
+from cosmic_ray.plugins import get_operator  # type: ignore[import-not-found]  # installed by its session
 
 _BINARY = (
     "Add_Sub Sub_Add Mul_Add Div_Mul FloorDiv_Mod Mod_FloorDiv Pow_Mul LShift_RShift "

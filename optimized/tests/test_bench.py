@@ -6,7 +6,7 @@ import torch
 
 from paged_mla_optimized.bench import peers
 from paged_mla_optimized.bench.cases import GROUPS, MAIN, Case
-from paged_mla_optimized.bench.problem import Tensors, error
+from paged_mla_optimized.bench.problem import build, error
 from paged_mla_optimized.bench.report import header, line, summary
 
 
@@ -46,24 +46,6 @@ def test_a_row_fills_its_header():
     assert (columns[" flashmla us "], columns[" fa3 us "]) == (" - ", " 2.0 ")
 
 
-def tensors_of(case):
-    """Return small tensors of a case on the CPU, blocks in reverse order."""
-    generator = torch.Generator().manual_seed(0)
-    counts = [-(-length // case.block_size) for length in case.seq_lens]
-    ids = iter(reversed(range(sum(counts))))
-    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
-    for row, count in enumerate(counts):
-        table[row, :count] = torch.tensor([next(ids) for _ in range(count)])
-    cache = torch.randn(sum(counts), case.block_size, 576, generator=generator)
-    q = torch.randn(len(counts), case.query_len, case.num_heads, 576, generator=generator)
-    flat = q.flatten(0, 1)
-    starts = torch.arange(0, len(flat) + 1, case.query_len, dtype=torch.int32)
-    lens = torch.tensor(case.seq_lens, dtype=torch.int32)
-    return Tensors(
-        case, q, cache, table, lens, starts, None, flat[..., :512].clone(), flat[..., 512:].clone()
-    )
-
-
 class FlashInferByHand:
     """Attends as FlashInfer says it does: blocks of all rows in one list, causal from the end."""
 
@@ -72,18 +54,18 @@ class FlashInferByHand:
 
     def plan(self, *described, causal, sm_scale, q_data_type, kv_data_type):
         assert causal
-        assert q_data_type == kv_data_type == torch.float32
+        assert q_data_type == kv_data_type == torch.bfloat16
         self.described, self.scale = described, sm_scale
 
     def run(self, q_nope, q_pe, ckv, k_pe):
         q_starts, starts, blocks, lens, heads, rank, rope, size = self.described
         assert (heads, rank, rope, size) == (q_nope.shape[1], 512, 64, ckv.shape[1])
-        out = torch.empty_like(q_nope)
+        out = torch.empty_like(q_nope, dtype=torch.float32)
         for row, length in enumerate(lens):
             mine = blocks[starts[row] : starts[row + 1]].long()
-            keys = torch.cat([ckv[mine], k_pe[mine]], -1).flatten(0, 1)[:length]
+            keys = torch.cat([ckv[mine], k_pe[mine]], -1).flatten(0, 1)[:length].float()
             tokens = slice(q_starts[row], q_starts[row + 1])
-            q = torch.cat([q_nope[tokens], q_pe[tokens]], -1)
+            q = torch.cat([q_nope[tokens], q_pe[tokens]], -1).float()
             scores = self.scale * torch.einsum("qhd,sd->qhs", q, keys)
             after = torch.ones(len(q), length).triu(length - len(q) + 1).bool()
             weights = scores.masked_fill(after[:, None], -torch.inf).softmax(-1)
@@ -96,7 +78,7 @@ def test_flashinfer_is_told_the_whole_step(monkeypatch):
     module = SimpleNamespace(BatchMLAPagedAttentionWrapper=FlashInferByHand)
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(mla=module))
     monkeypatch.setitem(sys.modules, "flashinfer.mla", module)
-    tensors = tensors_of(Case("ragged", 4, 2, seq_lens=(70, 16, 5), block_size=16))
+    tensors = build(Case("ragged", 4, 2, seq_lens=(70, 16, 5), block_size=16), "cpu")
     out = peers.load(None)["flashinfer"](tensors)()
     assert error(tensors, out) < 1e-5
     tensors.block_table = tensors.block_table.flip(0)

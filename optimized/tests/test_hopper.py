@@ -129,9 +129,6 @@ def test_descriptors_cover_the_cache(attention):
     assert (wide.block_shape, slim.block_shape) == ([64, 512], [64, 64])
 
 
-TWO_BLOCKS = DENSE[:2]
-
-
 @pytest.mark.parametrize(
     ("other", "same"),
     [

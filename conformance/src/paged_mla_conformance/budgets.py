@@ -35,7 +35,7 @@ _ROTATION_ROUNDINGS = 4  # two factors, two products; the sum's own is within th
 
 def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
     """Return the spacing of `dtype` at each magnitude."""
-    info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
+    info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
     exponent = np.floor(np.log2(np.maximum(magnitude, float(info.smallest_normal))))
     return np.asarray(np.exp2(exponent) * float(info.eps), np.float64)
 

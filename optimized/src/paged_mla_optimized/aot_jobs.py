@@ -78,7 +78,6 @@ _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them
     "stride_mask_element": 1,
 }
 _NUM_SMS = 132  # shapes no code but a division
-_WIDTH = 576  # R + P of the Gluon kernels
 _SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -230,12 +229,13 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
     mask = "tree" if config.is_tree else config.mask
     options = hopper_options(variant)
+    width = config.kv_lora_rank + config.qk_rope_head_dim
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-{dtype}-{mask}"
         f"-box{hopper_box(config.block_size)}",
         kernel,
         dtype,
-        _dense(kernel, hopper_constants(config, variant, config.block_size, _WIDTH)),
+        _dense(kernel, hopper_constants(config, variant, config.block_size, width)),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
         descriptors={name: f"tensordesc<{dtype}{box},{LAYOUT!r}>" for name, box in boxes},

@@ -109,5 +109,5 @@ def combine_options(constants: dict[str, Any]) -> dict[str, int]:
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
     """Return lanes that every plan takes: those that one token fills."""
-    fills = (1 << step for step in reversed(range(variant.lanes.bit_length())))
+    fills = (1 << step for step in reversed(range(variant.lane_steps + 1)))
     return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

@@ -19,7 +19,7 @@ class LayerEvents:
     def __init__(self, num_layers: int) -> None:
         # External: visible outside the graph that records it, where others become edges inside.
         self._events: list[torch.cuda.Event] = [
-            torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
+            torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]  # torch has no types
             for _ in range(num_layers)
         ]
 

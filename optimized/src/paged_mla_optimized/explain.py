@@ -127,7 +127,7 @@ def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
     def spent(lanes: int) -> int:
         return lanes * sum(-(-pairs // (variant.tile_m * lanes)) * tiles for pairs, tiles in rows)
 
-    options = (1 << step for step in range(variant.lanes.bit_length()))
+    options = (1 << step for step in range(variant.lane_steps + 1))
     return max(lanes for lanes in options if spent(lanes) * 16 <= spent(1) * 17)
 
 

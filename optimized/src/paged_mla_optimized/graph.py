@@ -119,7 +119,7 @@ class GraphedStep:
     def _capture(self, view: StepView) -> tuple[torch.cuda.CUDAGraph, Any]:
         began = time.perf_counter()
         self.inputs.clear()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):  # compiles kernels and fills library workspaces

@@ -257,7 +257,7 @@ def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) 
         "MASK": config.mask,
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
-        "LANE_STEPS": variant.lanes.bit_length() - 1,
+        "LANE_STEPS": variant.lane_steps,
         "FIXED_LANES": config.deterministic,
         "PROGRAMS": variant.programs(num_sms),
         "MIN_UNITS": variant.min_units,
@@ -274,7 +274,7 @@ def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]
         "TREE_WORDS": config.tree_words,
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
-        "LANE_STEPS": variant.lanes.bit_length() - 1,
+        "LANE_STEPS": variant.lane_steps,
         "SEARCH_STEPS": config.search_steps,
         "TOKENS": _TOKENS_PER_PROGRAM,
     }

@@ -74,6 +74,11 @@ class AttendVariant:
         """(token, head) pairs of one group with all its lanes."""
         return self.tile_m * self.lanes
 
+    @property
+    def lane_steps(self) -> int:
+        """Doublings from one lane to the most."""
+        return self.lanes.bit_length() - 1
+
     def programs(self, num_sms: int) -> int:
         """Return the size of the grid on a device of `num_sms`."""
         return max(self.lanes, num_sms * self.programs_per_sm)

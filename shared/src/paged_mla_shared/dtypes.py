@@ -44,5 +44,5 @@ def bits(array: NDArray[Any]) -> NDArray[Any]:
 
 def largest_below(name: str, bound: float) -> float:
     """Return the largest magnitude of dtype `name` that is finite and at most `bound`."""
-    info = ml_dtypes.finfo(numpy_dtype(name))  # type: ignore[no-untyped-call]
+    info = ml_dtypes.finfo(numpy_dtype(name))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
     return min(bound, float(info.max))

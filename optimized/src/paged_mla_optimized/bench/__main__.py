@@ -102,14 +102,15 @@ def main() -> int:
     print(facts, flush=True)
     builders = peers.load(options.peers)
     rows: list[dict[str, Any]] = []
-    print(header(list(builders)))
+    names = list(builders)
+    print(header(names))
     for case in (case for group in options.groups for case in GROUPS[group]):
         if re.search(options.only, case.name):
             rows.append(measure(case, builders, limits))
-            print(line(rows[-1], list(builders)), flush=True)
+            print(line(rows[-1], names), flush=True)
             torch.cuda.empty_cache()
             if options.out:
-                write(options.out, facts, rows, list(builders))
+                write(options.out, facts, rows, names)
     if options.out:
         plot(options.out, facts, rows)
     print(summary(rows))

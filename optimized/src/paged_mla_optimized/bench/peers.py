@@ -30,7 +30,7 @@ def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
     for name, (binary, build) in _BINARIES.items():
         path = _find(folder, binary)
         if path is not None:
-            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
             found[name] = build
     for name, (module, build) in _MODULES.items():
         try:
@@ -53,6 +53,11 @@ def _find(folder: Path | None, binary: str) -> Path | None:
             target.write_bytes(lzma.decompress(packed.read_bytes()))
             return target
     return None
+
+
+def _starts(lengths: torch.Tensor) -> torch.Tensor:
+    """Return where each of consecutive ranges starts, and where the last ends, int32."""
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
 
 
 def _flashmla(tensors: Tensors) -> Launch | None:
@@ -85,7 +90,7 @@ def _flashinfer(tensors: Tensors) -> Launch | None:
         return None
     module = importlib.import_module(_MODULES["flashinfer"][0])
     counts = -(-tensors.seq_lens // case.block_size)
-    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+    starts = _starts(counts)
     entry = torch.arange(tensors.block_table.shape[1], device=cache.device)
     blocks = tensors.block_table[entry < counts[:, None]]
     workspace = torch.empty(128 << 20, dtype=torch.int8, device=cache.device)
@@ -129,7 +134,7 @@ def _sglang_triton(tensors: Tensors) -> Launch | None:
         return None
     module = importlib.import_module(_MODULES["sglang_triton"][0])
     rows, heads, size = len(case.seq_lens), case.num_heads, case.block_size
-    starts = torch.nn.functional.pad(tensors.seq_lens.cumsum(0), (1, 0)).int()
+    starts = _starts(tensors.seq_lens)
     slots = (tensors.block_table.long()[..., None] * size + torch.arange(size).cuda()).flatten(1)
     slots = torch.cat([line[:n] for line, n in zip(slots, case.seq_lens, strict=True)])
     splits = 16 if rows > 8 else 64

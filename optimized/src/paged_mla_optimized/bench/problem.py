@@ -43,8 +43,8 @@ class Tensors:
         )
 
 
-def build(case: Case) -> Tensors:
-    """Draw the tensors of a case, always the same."""
+def build(case: Case, device: str = "cuda") -> Tensors:
+    """Draw the tensors of a case, always the same on one kind of device."""
     torch.manual_seed(0)
     counts = [-(-length // case.block_size) for length in case.seq_lens]
     order = torch.randperm(sum(counts)).int()
@@ -53,17 +53,17 @@ def build(case: Case) -> Tensors:
         table[row, :count], order = order[:count], order[count:]
     rows, queries = len(counts), case.query_len
     size = (sum(counts), case.block_size, R + P)
-    cache = torch.randn(size, dtype=torch.bfloat16, device="cuda") / 2
-    q = torch.randn(rows, queries, case.num_heads, R + P, dtype=cache.dtype, device="cuda") / 2
+    cache = torch.randn(size, dtype=torch.bfloat16, device=device) / 2
+    q = torch.randn(rows, queries, case.num_heads, R + P, dtype=cache.dtype, device=device) / 2
     flat = q.flatten(0, 1)
     return Tensors(
         case,
         q,
         cache,
-        table.cuda(),
-        torch.tensor(case.seq_lens, dtype=torch.int32).cuda(),
-        torch.arange(0, (rows + 1) * queries, queries, dtype=torch.int32).cuda(),
-        _visible(case).flatten().repeat(rows).cuda() if case.is_tree else None,
+        table.to(device),
+        torch.tensor(case.seq_lens, dtype=torch.int32).to(device),
+        torch.arange(0, (rows + 1) * queries, queries, dtype=torch.int32).to(device),
+        _visible(case).flatten().repeat(rows).to(device) if case.is_tree else None,
         flat[..., :R].contiguous(),
         flat[..., R:].contiguous(),
     )

@@ -186,6 +186,12 @@ def _copy_keys(cache_ptr, stride_cache_row, at, buffer, FIRST: gl.constexpr, WID
     _copy_lines(cache_ptr, line, at >= 0, buffer, FIRST, WIDTH, KEY_LINES)
 
 
+@constexpr_function
+def arrivals(box):
+    """Return how often one ``copy_tile`` arrives: each thread of four warps, or the engine."""
+    return 128 if box == 0 else 1
+
+
 @gluon.jit
 def copy_tile(
     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, at, table_row_ptr, stride_table_col, tile,
@@ -194,7 +200,7 @@ def copy_tile(
 ):  # fmt: skip
     """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe.
 
-    `at` is its ``first_row``. Without boxes four warps copy, and `ready` counts their threads.
+    `at` is its ``first_row``. Without boxes four warps copy; `ready` counts ``arrivals``.
     """
     if BOX == 0:
         _copy_keys(cache_ptr, stride_cache_row, at, ckv, FIRST, WIDTH)

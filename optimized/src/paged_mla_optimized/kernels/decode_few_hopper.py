@@ -20,6 +20,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     FLOOR,
     LN_2,
     LOG2_E,
+    arrivals,
     clear_tail,
     copy_queries,
     copy_tile,
@@ -218,7 +219,7 @@ def decode_few_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=128 if BOX == 0 else 1)
+        mbarrier.init(ready.index(stage), count=arrivals(BOX))
         mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end

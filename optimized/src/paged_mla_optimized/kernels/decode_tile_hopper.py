@@ -28,6 +28,7 @@ from paged_mla_optimized.kernels.common_hopper import (
     FLOOR,
     LN_2,
     LOG2_E,
+    arrivals,
     clear_tail,
     copy_queries,
     copy_tile,
@@ -174,7 +175,7 @@ def _answer(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
-    loads: gl.constexpr = 128 if BOX == 0 else 1  # arrivals for one half
+    loads: gl.constexpr = arrivals(BOX)  # of one half
     FIRST: gl.constexpr = 256 * HALF
     unit, end, row = share_of_program(shares_ptr)
     slot = 0
@@ -315,7 +316,7 @@ def decode_tile_kernel(
     q_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
     q_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
     bars = gl.allocate_shared_memory(gl.int64, [13, 1], mbarrier.MBarrierLayout())
-    loads: gl.constexpr = 128 if BOX == 0 else 1
+    loads: gl.constexpr = arrivals(BOX)
     for bar in gl.static_range(13):
         mbarrier.init(bars.index(bar), count=2 * loads if bar < _WEIGHED else 1)
     fence_async_shared()
