@@ -32,13 +32,17 @@ def bent_case(case: Case, capabilities: Capabilities) -> tuple[Case, str]:
 
 
 def bent_scenario(scenario: Scenario, capabilities: Capabilities) -> tuple[Scenario, str]:
-    """Return a schedule whose blocks have a size that the backend declares, and the change."""
-    asked = scenario.config.block_size
-    nearest = nearest_of(capabilities.block_sizes, asked)
-    if nearest == asked:
-        return scenario, ""
-    config = replace(scenario.config, block_size=nearest)
-    return replace(scenario, config=config), f"block_size {asked} is {nearest}"
+    """Return a schedule as the backend can be asked it, and what was changed, "" for nothing."""
+    config, notes = scenario.config, []
+    size = nearest_of(capabilities.block_sizes, config.block_size)
+    if size != config.block_size:
+        notes.append(f"block_size {config.block_size} is {size}")
+        scenario = replace(scenario, config=replace(config, block_size=size))
+    heads = scenario.num_heads
+    if heads is not None and (nearest := nearest_of(capabilities.num_heads, heads)) != heads:
+        notes.append(f"num_heads {heads} is {nearest}")
+        scenario = replace(scenario, num_heads=nearest)
+    return scenario, ", ".join(notes)
 
 
 def bent_dims(dims: MlaDims, capabilities: Capabilities) -> MlaDims:
