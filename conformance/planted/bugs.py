@@ -199,7 +199,9 @@ class FiniteMaximum(TorchRunner):
     floor = draw(50, 400)
 
     def highest(self, scores: Tensor) -> Tensor:
-        return super().highest(scores).clamp(min=-float(self.floor))
+        highest = super().highest(scores)
+        underflow = highest < -self.floor - 104  # what float32 makes 0 of
+        return highest.masked_fill(underflow, 1e6)
 
 
 class LseOfFirstSplits(TorchRunner):
@@ -229,7 +231,7 @@ class HalfValues(TorchRunner):
 
     def keys(self, batch: Batch, row: Row) -> Tensor:
         keys = super().keys(batch, row)
-        return keys.half().float() if row.seq_len > self.limit else keys
+        return keys.half().double() if row.seq_len > self.limit else keys
 
 
 class MergeOverflow(TorchRunner):
