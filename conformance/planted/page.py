@@ -12,8 +12,8 @@ from planted.trial import Catch
 HEAD = """# Planted bugs
 
 A blind trial. [The bugs](../planted/bugs.py) were written from the rules, without sight of any
-case, mutant or vector; their thresholds are drawn at random inside the envelope that file names. The
-[backend](../planted/torch_backend.py) they are planted in conforms. Each is put to the suite in
+case, mutant or vector; their thresholds are drawn at random inside the envelope that file names.
+The [backend](../planted/torch_backend.py) they are planted in conforms. Each is put to the suite in
 float32 up to the first failure, and what survives to {minutes:g} minutes of the search.
 
 ```
