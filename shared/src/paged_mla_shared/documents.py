@@ -12,29 +12,41 @@ from typing import Any
 
 from paged_mla_shared.errors import InvalidArgument
 
-LARGEST = 16 * 2**20  # bytes of a text
+LARGEST = 16 * 2**20  # bytes of a file
 MOST_BRACKETS = 1 << 18  # that a JSON text opens: three bytes of it make a list of a hundred
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file.
+def read_bytes(path: Path) -> bytes:
+    """Return what is in a file.
 
     Raises
     ------
     InvalidArgument
-        There is no such file, it is a folder, a pipe or a device, it is larger than ``LARGEST``
-        bytes, or it is not UTF-8.
+        There is no such file, it is a folder, a pipe or a device, or it is larger than ``LARGEST``
+        bytes.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
             raise InvalidArgument(str(path), "no regular file", "a file")
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise InvalidArgument(str(path), "a larger file", f"at most {LARGEST} bytes")
-        return data.decode()
     except OSError as error:
         raise InvalidArgument(str(path), error.strerror, "a file that can be read") from error
+    if len(data) > LARGEST:
+        raise InvalidArgument(str(path), "a larger file", f"at most {LARGEST} bytes")
+    return data
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file (:func:`read_bytes`).
+
+    Raises
+    ------
+    InvalidArgument
+        It cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(str(path), error, "text in UTF-8") from error
 
