@@ -16,18 +16,31 @@ LARGEST = 16 * 2**20  # bytes of a file
 MOST_BRACKETS = 1 << 18  # that a JSON text opens: three bytes of it make a list of a hundred
 
 
+def check_file(path: Path) -> None:
+    """Refuse what is no file: nothing, a folder, a device, or a pipe, which would be waited for.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise InvalidArgument(str(path), error.strerror, "a file that can be read") from error
+    if not regular:
+        raise InvalidArgument(str(path), "no regular file", "a file")
+
+
 def read_bytes(path: Path) -> bytes:
     """Return what is in a file.
 
     Raises
     ------
     InvalidArgument
-        There is no such file, it is a folder, a pipe or a device, or it is larger than ``LARGEST``
-        bytes.
+        It is no file, cannot be read, or is larger than ``LARGEST`` bytes.
     """
+    check_file(path)
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise InvalidArgument(str(path), "no regular file", "a file")
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
     except OSError as error:
