@@ -25,7 +25,8 @@ from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.inputs import build_steps
-from paged_mla_shared.stored import FOLDER, MANIFEST, stored_arrays
+from paged_mla_shared.manifest import FORMAT, read_manifest
+from paged_mla_shared.stored import FOLDER, stored_arrays
 
 CHOSEN = {
     "decode-bs16": ("float32", "bfloat16", "float16"),
@@ -62,8 +63,8 @@ def write_vectors() -> None:
         entry, data = _packed(case, dtype, _arrays(case, dtype))
         entries.append(entry)
         (FOLDER / entry["file"]).write_bytes(data)
-    manifest = {"format": 1, "byte_order": "little", "vectors": entries}
-    MANIFEST.write_text(json.dumps(manifest, indent=1) + "\n")
+    manifest = {"format": FORMAT, "byte_order": "little", "vectors": entries}
+    (FOLDER / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def stale_vectors() -> list[str]:
@@ -72,7 +73,7 @@ def stale_vectors() -> list[str]:
     Bytes and integers are exact; float64 answers agree to the last few bits, which depend on
     the order in which a machine's matrix product sums.
     """
-    listed = {entry["id"]: entry for entry in json.loads(MANIFEST.read_text())["vectors"]}
+    listed = read_manifest(FOLDER)
     stale = sorted(set(listed) ^ {case.dtype_id(dtype) for case, dtype in _chosen()})
     for case, dtype in _chosen():
         name = case.dtype_id(dtype)
