@@ -149,7 +149,7 @@ def test_masks(spelling, mask):
 
 
 def test_a_device_without_kernels(monkeypatch):
-    """S-20: refused when built, not when launched."""
+    """Refused when built, not when launched."""
     monkeypatch.setattr(device, "is_interpreting", lambda: False)
     with pytest.raises(Unsupported, match="cpu"):
         PagedMla(config(), "cpu")

@@ -100,7 +100,7 @@ def test_padding_changes_no_bit(deterministic):
 
 
 def test_number_of_splits_is_bounded_by_memory():
-    """S-20: few rows may have many splits, many rows of many heads few."""
+    """Few rows may have many splits, many rows of many heads few."""
     assert fixed_splits(TILES, max_rows=1, kv_lora_rank=512) == MAX_FIXED_SPLITS
     tall = replace(TILES, tile_m=64, lanes=2)
     assert fixed_splits(tall, max_rows=256, kv_lora_rank=512) == 4
