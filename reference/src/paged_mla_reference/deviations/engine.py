@@ -12,7 +12,6 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged_mla_reference import prefix
 from paged_mla_reference.deviations.deviation import Fault, breaks
@@ -150,14 +149,17 @@ def hits_outlive_eviction() -> Spoilt:
 @breaks(Fault.STALE, "S-19", *READ, cites="vllm#49620", akin="vllm#41190")
 def a_preempted_frame_is_applied() -> Spoilt:
     """The token of a step that ran before a preemption counts as computed after it."""
-    right = scheduler.Engine._settle
+    right = scheduler.Engine._admit
 
-    def settle(engine: scheduler.Engine, seq: Running) -> None:
-        if seq.preempted and 0 < seq.computed < seq.target - 1:
-            seq.computed, seq.preempted = seq.computed + 1, False
-        right(engine, seq)
+    def late(row: Row) -> Row:
+        return replace(row, committed=row.committed + 1, tokens=row.tokens[1:])
 
-    return spoilt((scheduler.Engine, "_settle", settle))
+    def admit(engine: scheduler.Engine, budget: int) -> list[Row]:
+        resumed = {seq.request.id for seq in engine.waiting if seq.preempted}
+        rows = right(engine, budget)
+        return [late(r) if r.request.id in resumed and r.query_len > 1 else r for r in rows]
+
+    return spoilt((scheduler.Engine, "_admit", admit))
 
 
 @breaks(Fault.LENGTH, "S-2", "S-16", "S-19", *READ, cites="vllm#44697", akin="vllm#49355 EAGLE#336")
@@ -282,17 +284,17 @@ def the_remainder_is_dropped() -> Spoilt:
 
 
 @breaks(Fault.RANKS, "S-10", *RANK, akin="TensorRT-LLM#17795")
-def owners_are_counted_one_late() -> Spoilt:
-    """Token 0 belongs to the last rank, as a modulo of a negative number has it."""
+def token_0_has_no_owner() -> Spoilt:
+    """The owner of a token is found by a modulo that is negative for the first."""
 
-    def owner(group: ContextParallel, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return (positions - 1) // group.interleave % group.world
+    def change(local: Batch, batch: Batch, _g: ContextParallel, _r: int) -> Batch:
+        assert local.slot_mapping is not None
+        slots = local.slot_mapping.copy()
+        first = (batch.seq_lens > 0) & (batch.seq_lens == batch.query_lens)
+        slots[batch.cu_seqlens_q[:-1][first]] = -1
+        return replace(local, slot_mapping=slots)
 
-    def wrong(problem: Problem, batch: Batch, group: ContextParallel, rank: int) -> Batch:
-        with spoilt((ContextParallel, "owner", owner)):
-            return rank_batch(problem, batch, group, rank)
-
-    return spoilt((batches, "rank_batch", wrong))
+    return _dividing(change)
 
 
 @breaks(Fault.RANKS, *RANK, cites="tt-metal#35509 tt-metal#35987")
