@@ -36,6 +36,8 @@ class Scenario:
         Rotate queries and keys inside the step, with this pairing; not on divided caches.
     mask_spelling : MaskSpelling
         Of verified trees.
+    num_heads : int, optional
+        Of the model's heads, as many as this; all of them by default.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Scenario:
     requests: tuple[Request, ...]
     rope: RopePairing | None = None
     mask_spelling: MaskSpelling = MaskSpelling.QLEN
+    num_heads: int | None = None
 
     @property
     def has_trees(self) -> bool:
@@ -54,6 +57,8 @@ class Scenario:
     def problem(self, dims: MlaDims, dtype: str, mask: Mask) -> Problem:
         """Return the problem that holds every step of one mask."""
         config = self.config
+        if self.num_heads is not None:
+            dims = dims.with_heads(self.num_heads)
         divided = config.group.world > 1  # every query token is a row
         tokens = config.max_step_tokens
         tree = mask is Mask.TREE
@@ -123,6 +128,7 @@ def load_scenario(path: Path) -> Scenario:
         requests=tuple(_request(request) for request in fields["requests"]),
         rope=None if fields["rope"] is None else RopePairing(fields["rope"]),
         mask_spelling=MaskSpelling(fields["mask_spelling"]),
+        num_heads=fields.get("num_heads"),
     )
 
 
