@@ -84,11 +84,12 @@ def test_the_page_is_that_of_the_list():
     for name, deviation in MUTANTS.items():
         assert f"| `{name}` |" in page
         assert all(f"[{c}]({link(c)})" in page for c in deviation.citations)
+        assert all(f"akin to [{c}]({link(c)})" in page for c in deviation.akin)
 
 
 def test_every_project_is_cited():
     """Each citation leads to a known project, and no project is listed for nothing."""
-    cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in d.citations}
+    cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in (*d.citations, *d.akin)}
     assert cited == set(PROJECTS)
 
 
