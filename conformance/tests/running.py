@@ -17,15 +17,23 @@ FEW = ("-k", " or ".join(f"decode-h{heads}-fp32" for heads in (8, 9, 16, 24)))
 HERE = Path(__file__).parent
 
 
-def run_suite(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def start_suite(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start the suite; the backends beside this file can be imported."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "paged_mla_conformance", *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
+
+
+def run_suite(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the suite to its end."""
+    with start_suite(*arguments, **environment) as run:
+        printed, said = run.communicate()
+    return subprocess.CompletedProcess(arguments, run.returncode, printed, said)
 
 
 def report_of(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
-from running import FEW, NINE_HEADS, last_line, report_of, result_of
+from running import FEW, NINE_HEADS, last_line, report_of, result_of, start_suite
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -80,6 +81,20 @@ def test_a_test_has_a_time_limit(workers: str, tmp_path: Path):
     assert "no answer after 3 s" in hung["message"]
     assert "ending.py" in hung["message"]
     assert hung["replay"] in report["printed"]
+    assert ended(int(started.read_text()))
+
+
+def test_a_run_that_is_ended_from_outside_reports(tmp_path: Path):
+    """S-20: what started it may end it; nothing is left behind, and the report says so."""
+    started, path = tmp_path / "started", tmp_path / "report.json"
+    arguments = ("--backend", "ending:hangs", "--report", str(path), *FEW)
+    run = start_suite(*arguments, STARTED=str(started))
+    assert any(started.exists() or time.sleep(0.1) for _ in range(300))
+    run.terminate()
+    printed, _ = run.communicate(timeout=30)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    assert last_line(printed).startswith("FAILED in part: ")
+    assert "interrupted" in json.loads(path.read_text())["reasons_against"]
     assert ended(int(started.read_text()))
 
 

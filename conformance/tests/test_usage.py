@@ -27,6 +27,8 @@ from paged_mla_conformance.plugin import load_backend
         (("-n2",), "got -n2, which changes the suite"),
         (("--ignore=test_merge.py",), "got --ignore=test_merge.py, which changes the suite"),
         (("-o", "python_functions=test_merge"), "got -o, which changes the suite"),
+        (("--setup-only",), "got --setup-only, which changes the suite"),
+        (("--collect-only",), "got --collect-only, which changes the suite"),
         (("--mla-only=x",), "got --mla-only=x, which changes the suite"),
         (("--report", "r.html"), "--report: got r.html, which cannot be written"),
     ],

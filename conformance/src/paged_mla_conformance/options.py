@@ -17,14 +17,12 @@ from paged_mla_shared.dims import PRESETS
 SUITE = Path(__file__).with_name("suite")
 TIME_LIMIT = 600.0
 
-_SCREEN = (  # what makes pytest print or ask
-    "-s", "-v", "--verbose", "--capture", "--pdb", "--trace", "--collect-only", "--co",
-    "--durations", "--setup-",
-)  # fmt: skip
 _ASKING = ("--pdb", "--trace")
-_CHANGING = (
+_SCREEN = (*_ASKING, "-s", "-v", "--verbose", "--capture", "--durations", "--setup-show")
+_CHANGING = (  # what tests there are, or whether they run
     "-c", "-o", "-n", "--override-ini", "--config-file", "--rootdir", "--confcutdir", "--ignore",
-    "--numprocesses", "--dist", "--junit", "--pyargs", "--mla-",
+    "--pyargs", "--collect-only", "--co", "--setup-only", "--setup-plan", "--assert", "--mla-",
+    "--numprocesses", "--dist", "--junit",
 )  # fmt: skip
 
 

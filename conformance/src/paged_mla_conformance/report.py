@@ -102,7 +102,7 @@ class Report:
             against.append(f"{totals['unanswered']} tests were never answered")
         undeclared = {r.reason for r in self.results if r.undeclared_core}
         against += [f"core capability missing: {reason}" for reason in sorted(undeclared)]
-        if not self.partial:
+        if self.tests and not self.partial:
             asked = {r.group for r in self.results}
             missing = [group for group in SUITE_GROUPS if group not in asked]
             against += [f"group {group} was not asked" for group in missing]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 _LINES = 40  # of what a process said last
-_NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")  # made for other test runs
+_NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")  # they would change the suite
 
 
 def ignored_variables() -> list[str]:
