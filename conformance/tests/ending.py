@@ -52,6 +52,14 @@ class Hangs(_Ending):
         time.sleep(1000)
 
 
+class Forks(_Ending):
+    """It starts a copy of itself, which goes on as if it were the only one."""
+
+    def end(self) -> None:
+        """Fork."""
+        os.fork()
+
+
 class ExitsAlways(Passing):
     """It never answers."""
 
@@ -73,6 +81,7 @@ _RUNNERS = {
     "exits": Exits,
     "segfaults": Segfaults,
     "hangs": Hangs,
+    "forks": Forks,
     "exits-always": ExitsAlways,
 }
 

@@ -65,6 +65,21 @@ def test_a_factory_that_ends_the_process_does_not_conform(backend: str, how: str
     assert any(how in reason for reason in report["reasons_against"]), report["reasons_against"]
 
 
+def test_a_copy_of_the_process_has_no_say(tmp_path: Path):
+    """S-20: what a backend forks and lets come back takes no test and gives no result."""
+    report = report_of(tmp_path, "--backend", "ending:forks", *FEW)
+    assert report["status"] == 0
+    assert [r["outcome"] for r in report["results"]] == ["passed"] * 4
+    assert report["totals"]["unanswered"] == 0
+
+
+def test_the_last_failure_leaves_nothing_unasked(tmp_path: Path):
+    """S-20: ``-x`` on a failure with nothing behind it stops nothing."""
+    report = report_of(tmp_path, "--backend", "ending:exits", "--only", NINE_HEADS, "-x")
+    assert report["totals"]["unanswered"] == 0
+    assert "stopped after" not in report["printed"]
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_test_has_a_time_limit(workers: str, tmp_path: Path):
     """S-20: the test is named, where it hung too; what it started is gone; the others run."""

@@ -42,6 +42,7 @@ class Asked:
 
     def __init__(self, parent: Connection, suite: str) -> None:
         self._parent = parent
+        self._process = os.getpid()
         self._suite = suite
         self._warned: Counter[str] = Counter()
         self._every: list[str] = []  # test ids before anything is deselected
@@ -50,6 +51,8 @@ class Asked:
 
     def send(self, kind: str, **content: Any) -> None:
         """Tell the parent."""
+        if os.getpid() != self._process:
+            os._exit(1)  # a copy that a backend forked and that came back
         self._parent.send_bytes(json.dumps({"kind": kind, **content}).encode())
 
     def pytest_configure(self, config: pytest.Config) -> None:

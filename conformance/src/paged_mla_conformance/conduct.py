@@ -210,7 +210,7 @@ class Conductor:
         results = self._report.results
         results.append(result)
         failed = sum(known.fails for known in results)
-        if result.fails and failed == self._maxfail:
+        if result.fails and failed == self._maxfail and self._queue:
             self._report.stopped = f"stopped after {failed} failures"
             self._queue.clear()
 
