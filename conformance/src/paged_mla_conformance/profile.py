@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_mla_conformance.bending import bent_dims
 from paged_mla_conformance.convention import Profile
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import GROUPS
@@ -61,8 +62,8 @@ class Run:
 
     @property
     def dims(self) -> MlaDims:
-        """Model dims of every case."""
-        return PRESETS[self.dims_name]
+        """Model dims of every case, with the nearest head count that the backend declares."""
+        return bent_dims(PRESETS[self.dims_name], self.backend.capabilities)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

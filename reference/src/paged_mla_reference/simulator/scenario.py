@@ -37,6 +37,8 @@ class Scenario:
         Rotate queries and keys inside the step, with this pairing; not on divided caches.
     mask_spelling : MaskSpelling
         Of verified trees.
+    num_heads : int, optional
+        Of the model's heads, as many as this; all of them by default.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Scenario:
     requests: tuple[Request, ...]
     rope: RopePairing | None = None
     mask_spelling: MaskSpelling = MaskSpelling.QLEN
+    num_heads: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse requests that the engine cannot tell apart or hold.
@@ -53,6 +56,8 @@ class Scenario:
         ------
         InvalidArgument
         """
+        if self.num_heads is not None and not 1 <= self.num_heads <= 128:
+            raise InvalidArgument("num_heads", self.num_heads, "1 to 128")
         seen: set[str] = set()
         for number, request in enumerate(self.requests):
             if request.id in seen:
@@ -73,6 +78,8 @@ class Scenario:
     def problem(self, dims: MlaDims, dtype: str, mask: Mask) -> Problem:
         """Return the problem that holds every step of one mask."""
         config = self.config
+        if self.num_heads is not None:
+            dims = dims.with_heads(self.num_heads)
         divided = config.group.world > 1  # every query token is a row
         tokens = config.max_step_tokens
         tree = mask is Mask.TREE
