@@ -40,7 +40,7 @@ def _ask(factory: str, test: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_backend_without_a_bug_is_right(test: str):
-    """S-20: what a planted bug is caught for is the bug."""
+    """What a planted bug is caught for is the bug."""
     done = _ask("torch_backend:create", test)
     assert " 1 run, 0 skipped" in done.stdout
     assert "; 0 failed" in done.stdout

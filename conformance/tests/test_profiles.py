@@ -39,7 +39,7 @@ def named(profile: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(("profile", "speaker"), SPEAKERS)
 def test_a_convention_is_no_failure(profile: str, speaker: str, tmp_path: Path):
-    """S-20: a right backend that speaks as its engine does passes in that profile alone."""
+    """A right backend that speaks as its engine does passes in that profile alone."""
     done = run_suite(
         *("--backend", f"speaking:{speaker}", "--profile", named(profile, tmp_path)),
         *("-k", f"({TOUCHED}) and not errors"),
@@ -87,7 +87,7 @@ def test_the_contract_asks_less_than_the_rules(fault: str, group: str):
 
 
 def test_strict_speaks_as_the_rules_do():
-    """S-20: the backend itself is asked, not one that translates."""
+    """The backend itself is asked, not one that translates."""
     right = mutant("right")
     assert presented(right, load_profile("strict")) is right
     assert presented(right, load_profile("kernel")) is right
@@ -96,7 +96,7 @@ def test_strict_speaks_as_the_rules_do():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_file_can_be_loaded(path: Path):
-    """S-20: by its name as by its path."""
+    """By its name as by its path."""
     assert load_profile(path.stem) == replace(load_profile(str(path)), name=path.stem)
 
 
@@ -135,7 +135,7 @@ def test_a_later_file_goes_over_an_earlier_one(tmp_path: Path):
     ],
 )
 def test_a_file_that_says_something_else_is_refused(text: str, message: str, tmp_path: Path):
-    """S-20: a misspelt key would be a convention that silently does not apply."""
+    """A misspelt key would be a convention that silently does not apply."""
     path = tmp_path / "own.toml"
     path.write_text(text)
     with pytest.raises(InvalidArgument, match=re.escape(message)):
@@ -150,7 +150,7 @@ def test_what_is_no_profile(name: str):
 
 
 def test_a_kernel_owes_only_what_it_declares():
-    """S-20: an undeclared core capability is a skip; the verdict names the profile."""
+    """An undeclared core capability is a skip; the verdict names the profile."""
     done = run_suite("--backend", "causal_only:create", "--profile", "kernel", "-k", "masks")
     assert "core capability missing" not in done.stdout
     assert "not declared (not owed in profile kernel)" in done.stdout
@@ -158,7 +158,7 @@ def test_a_kernel_owes_only_what_it_declares():
 
 
 def test_an_unknown_profile_is_a_usage_error():
-    """S-20: the message lists those there are."""
+    """The message lists those there are."""
     done = run_suite("--backend", "causal_only:create", "--profile", "trt")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "allowed: contract, " in done.stderr

@@ -22,7 +22,7 @@ def test_work_of_a_case():
 
 
 def test_cases_have_names_of_their_own():
-    """S-20: a table row names one case."""
+    """A table row names one case."""
     for cases in GROUPS.values():
         names = [case.name for case in cases]
         assert len(set(names)) == len(names)
@@ -81,7 +81,7 @@ def test_a_bad_option(arguments, capsys):
 
 
 def test_summary_is_geometric_means():
-    """S-20: ratios multiply; cases without a peer do not count."""
+    """Ratios multiply; cases without a peer do not count."""
     rows = [
         {"ratio": 2.0, "ratio_in_turns": 4.0},
         {"ratio": 0.5, "ratio_in_turns": 1.0},
@@ -91,7 +91,7 @@ def test_summary_is_geometric_means():
 
 
 def test_a_row_fills_its_header():
-    """S-20: a peer that was there has a column, empty where it could not run."""
+    """A peer that was there has a column, empty where it could not run."""
     numbers = dict.fromkeys(("plan_us", "us", "main_us", "portable_us"), 1.0)
     row = {"case": "h16", "tflops": 1.0, "gbs": 1.0, "of_floor": 1.0, "fa3": 2.0} | numbers
     head, rule = header(["flashmla", "fa3"]).splitlines()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from paged_mla_conformance.budgets import lse_budget, out_budget
 from paged_mla_conformance.trial import Stage
 from paged_mla_reference.attention import attend
+from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.cases import GROUPS, Case
@@ -105,7 +106,7 @@ def _arrays(case: Case, dtype: str) -> dict[str, NDArray[Any]]:
     stage = Stage.of(build_steps(case, SMALL, dtype)[0])
     exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
     rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
-    derived = metadata(stage.problem, stage.batch)
+    derived, keys = metadata(stage.problem, stage.batch), keys_of_tokens(stage.batch)
     arrays: dict[str, NDArray[Any] | None] = {
         **{name: getattr(stage.batch, name) for name in stage.batch.__dataclass_fields__},
         "poison": stage.before.poison,
@@ -116,8 +117,8 @@ def _arrays(case: Case, dtype: str) -> dict[str, NDArray[Any]]:
         "expected_slot_mapping": derived.slot_mapping,
         "out": exact.out,
         "lse": exact.lse,
-        "out_budget": out_budget(stage.problem, exact, rounded),
-        "lse_budget": lse_budget(stage.problem, exact, rounded),
+        "out_budget": out_budget(stage.problem, exact, rounded, keys),
+        "lse_budget": lse_budget(stage.problem, exact, rounded, keys),
     }
     return {name: np.ascontiguousarray(a) for name, a in arrays.items() if a is not None}
 

@@ -55,7 +55,7 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
     """
     config = tensors.config
     inputs = (tensors.q_nope, tensors.q_pe, tensors.cache)
-    problem = (config.num_heads, config.max_query_len)
+    problem = (config.num_heads, config.tile_query_len)
     core = Core(config, "cuda", None, None)
     variant = attend_variant(core.facts.arch, DTYPE_NAMES[config.dtype], *problem)
     portable = Core(config, "cuda", variant, None)
