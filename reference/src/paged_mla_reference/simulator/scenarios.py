@@ -197,7 +197,7 @@ _PRODUCTION = Scenario(
     ),
     requests=(
         *(request(f"short-{i}", 1 + i % 5, 3) for i in range(15)),
-        request("long", 1300, 6),
+        request("long", 1300, 8),
         *(request(f"late-{i}", 2 + i % 7, 3, 1) for i in range(16)),
     ),
     num_heads=2,
