@@ -108,6 +108,21 @@ def test_an_unknown_mutant_is_an_error():
         getattr(backends, "no-such-mutant")
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("lse-in-base-2", {"attend"}),
+        ("pairing-is-always-interleaved", {"append", "attend"}),
+        ("context-is-added-twice", {"plan"}),
+        ("hash-ignores-the-parent", {backends.SCHEDULES}),
+        ("answers-share-one-buffer", {"plan", "append", "attend", "merge", "gather_context"}),
+    ],
+)
+def test_what_a_mutant_changes_is_known(name: str, changed: set[str]):
+    """S-20: tests of anything else are not asked, since they would find the right backend."""
+    assert backends.changes(name) == changed
+
+
 def test_engine_mutants_are_right_backends():
     """S-13: their fault is in the schedules they are asked."""
     assert mutant("hash-ignores-the-parent").oracle == mutant("right").oracle
