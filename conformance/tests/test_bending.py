@@ -33,13 +33,13 @@ def asked(capabilities: Capabilities) -> int:
 
 
 def test_a_kernel_of_few_head_counts_is_asked_nine_tenths():
-    """S-20: a head count that is not the point keeps no case from a kernel."""
+    """A head count that is not the point keeps no case from a kernel."""
     assert asked(TENSOR_CORES) >= 0.9 * asked(CAPABILITIES)
 
 
 @pytest.mark.parametrize("group", [group for group in SUITE_GROUPS if group in GROUPS])
 def test_no_group_is_lost_to_a_head_count(group: str):
-    """S-20: each group asks a kernel for one block size and four head counts something."""
+    """Each group asks a kernel for one block size and four head counts something."""
     run = run_of(ONE_BLOCK_SIZE)
     assert any(why_skip(run, param, ("attend",)) is None for param in params_of_group(run, group))
 

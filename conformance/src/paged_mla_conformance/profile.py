@@ -35,9 +35,13 @@ class Core:
 
 
 CORE = {
-    "gpu": Core("deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context"})),
-    "interpreter": Core("small", ("float32",), frozenset({"gather_context", "large_offsets"})),
-    "cpu": Core("small", ("float32", "float16", "bfloat16"), frozenset()),
+    "gpu": Core(
+        "deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context", "deterministic"})
+    ),
+    "interpreter": Core(
+        "small", ("float32",), frozenset({"gather_context", "deterministic", "large_offsets"})
+    ),
+    "cpu": Core("small", ("float32", "float16", "bfloat16"), frozenset({"deterministic"})),
 }
 
 SUITE_GROUPS = (*GROUPS, "merge", "errors", "trace")
