@@ -123,12 +123,20 @@ def _rules_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 def kill(name: str, *chosen: str) -> Kills:
-    """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave."""
+    """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave.
+
+    Raises
+    ------
+    RuntimeError
+        No test was run.
+    """
     kills = Kills(name)
     rules = MUTANTS[name].rules if name in MUTANTS else ()
     started = time.process_time()
     with spoilt_engine(name), _silence():
-        pytest.main(_arguments(name, chosen), plugins=[Recorder(kills, rules)])
+        code = pytest.main(_arguments(name, chosen), plugins=[Recorder(kills, rules)])
+    if code not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+        raise RuntimeError(f"the suite was not put to {name}: {code!r}")
     kills.seconds = round(time.process_time() - started, 2)
     return kills
 
