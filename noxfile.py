@@ -40,8 +40,8 @@ def install_folders(session: nox.Session, *folders: str, extra: tuple[str, ...] 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Format, lint, import direction, equal versions, rules without a test."""
-    install(session, "ruff")
+    """Format, lint, import direction, equal versions, rules that nothing asks or holds."""
+    install_folders(session, *NEEDS["conformance"], extra=("ruff",))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
     session.run("python", "ci/check_versions.py")

@@ -19,7 +19,7 @@ NEEDS = {"vllm_triton": "vllm", "sglang_triton": "sglang", "flashmla": "flash_ml
 
 @pytest.mark.parametrize("adapter", NEEDS)
 def test_an_adapter_without_its_package_is_skipped(adapter: str):
-    """S-20: who has not installed an engine sees why nothing was asked of it."""
+    """Who has not installed an engine sees why nothing was asked of it."""
     if importlib.util.find_spec(NEEDS[adapter]):
         pytest.skip(f"{NEEDS[adapter]} is installed")
     path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -37,7 +37,7 @@ def test_an_adapter_without_its_package_is_skipped(adapter: str):
 
 @pytest.mark.parametrize("adapter", NEEDS)
 def test_what_is_expected_to_fail_is_what_failed(adapter: str):
-    """S-20: the adapter's file names every failure of its report, and nothing else."""
+    """The adapter's file names every failure of its report, and nothing else."""
     report = json.loads((FOLDER / "reports" / f"h200-{adapter}.json").read_text())
     failed = {
         r["test"] for r in report["results"] if r["outcome"] in {"failed", "expected-failure"}

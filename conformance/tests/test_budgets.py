@@ -24,7 +24,7 @@ def answers(dtype: str) -> tuple[Problem, Answer, Answer]:
     exact, rounded = (
         attend(stage.problem, stage.batch, stage.after, r) for r in (Rounding.EXACT, Rounding.SPEC)
     )
-    return stage.problem, exact, rounded
+    return stage.problem, stage.batch, exact, rounded
 
 
 @pytest.mark.parametrize(
@@ -39,28 +39,28 @@ def test_ulp(magnitude: float, dtype: str, spacing: float):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_rounded_oracle_is_within_budget(dtype: str):
     """S-5: rounding where the rules round is always allowed."""
-    problem, exact, rounded = answers(dtype)
-    checks = check_output(problem, rounded.output(dtype), exact, rounded)
+    problem, batch, exact, rounded = answers(dtype)
+    checks = check_output(problem, batch, rounded.output(dtype), exact, rounded)
     assert all(check.error <= check.budget for check in checks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_error_of_one_percent_is_outside(dtype: str):
     """S-5: no dtype's budget hides a wrong weight."""
-    problem, exact, rounded = answers(dtype)
+    problem, batch, exact, rounded = answers(dtype)
     off = rounded.output(dtype)
     largest = np.unravel_index(np.argmax(np.abs(exact.out)), exact.out.shape)
     out = off.out.copy()
     out[largest] = out[largest].astype(np.float32) * np.float32(1.03)
     with pytest.raises(Mismatch, match="S-5"):
-        check_output(problem, Output(out, off.lse), exact, rounded)
+        check_output(problem, batch, Output(out, off.lse), exact, rounded)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_lse_stored_in_bfloat16_is_outside(dtype: str):
     """S-7: lse is float32 in value, not only in name."""
-    problem, exact, rounded = answers(dtype)
+    problem, batch, exact, rounded = answers(dtype)
     off = rounded.output(dtype)
     coarse = (off.lse.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     with pytest.raises(Mismatch, match="S-7"):
-        check_output(problem, Output(off.out, coarse), exact, rounded)
+        check_output(problem, batch, Output(off.out, coarse), exact, rounded)

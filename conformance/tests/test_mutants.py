@@ -22,12 +22,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
 def test_every_fault_has_a_mutant(fault: Fault):
-    """S-20: no class of faults is only a word."""
+    """No class of faults is only a word."""
     assert any(deviation.fault is fault for deviation in MUTANTS.values())
 
 
 def test_the_list_is_long_and_its_rules_exist():
-    """S-20: one list, of the oracle's, the runners' and the engine's."""
+    """One list, of the oracle's, the runners' and the engine's."""
     assert len(MUTANTS) >= 80
     assert all(set(deviation.rules) <= set(RULES) for deviation in MUTANTS.values())
 
@@ -37,19 +37,20 @@ def test_the_list_is_long_and_its_rules_exist():
     [
         ("lse-in-base-2", "decode"),
         ("answers-share-one-buffer", "replay"),
+        ("splits-follow-the-longest-row", "deterministic"),
         ("hash-ignores-the-last-token", "trace"),
         ("bad-input-is-swallowed", "errors"),
         ("empty-partials-are-multiplied-by-zero", "merge"),
     ],
 )
 def test_a_mutant_is_killed(name: str, group: str):
-    """S-7, S-8, S-13, S-17: an oracle, a runner and an engine mutant fall to the group meant."""
+    """S-7, S-8, S-13, S-17, S-20: each kind of mutant falls to the group that is meant for it."""
     kills = kill(name, "-k", f"test_{group}")
     assert kills.by() == [group]
 
 
 def test_the_right_backend_is_not_killed():
-    """S-20: the suite tells right from wrong."""
+    """The suite tells right from wrong."""
     assert kill("right", "-k", "test_decode or test_merge").groups == {}
 
 
@@ -67,14 +68,14 @@ def test_a_crash_is_no_kill():
 
 
 def test_a_suite_that_kills_the_right_backend_is_at_fault():
-    """S-20: a test that fails for everything proves nothing."""
+    """A test that fails for everything proves nothing."""
     right = Kills("right", {"decode": {"other": "test_decode[decode-h1-fp32]"}})
     [fault] = Matrix([], right).faults
     assert fault.startswith("the right backend fails")
 
 
 def test_the_page_is_that_of_the_list():
-    """S-20: the page and its JSON name every mutant, each killed, with its reports."""
+    """The page and its JSON name every mutant, each killed, with its reports."""
     document = json.loads(PAGE.with_suffix(".json").read_text())
     assert [m["name"] for m in document["mutants"]] == list(MUTANTS)
     assert document["groups"] == list(SUITE_GROUPS)
@@ -83,11 +84,12 @@ def test_the_page_is_that_of_the_list():
     for name, deviation in MUTANTS.items():
         assert f"| `{name}` |" in page
         assert all(f"[{c}]({link(c)})" in page for c in deviation.citations)
+        assert all(f"akin to [{c}]({link(c)})" in page for c in deviation.akin)
 
 
 def test_every_project_is_cited():
-    """S-20: each citation leads to a known project, and no project is listed for nothing."""
-    cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in d.citations}
+    """Each citation leads to a known project, and no project is listed for nothing."""
+    cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in (*d.citations, *d.akin)}
     assert cited == set(PROJECTS)
 
 
@@ -100,7 +102,7 @@ def test_the_command_takes_names(capsys: pytest.CaptureFixture[str]):
 
 
 def test_an_unknown_mutant_is_an_error():
-    """S-20: neither the command nor the loader makes one up."""
+    """Neither the command nor the loader makes one up."""
     with pytest.raises(SystemExit):
         __main__.main(["no-such-mutant"])
     with pytest.raises(AttributeError, match="no mutant is called"):

@@ -13,6 +13,7 @@ from paged_mla_conformance.convention import FOLDER, load_profile
 from paged_mla_conformance.mutants.backends import mutant
 from paged_mla_conformance.mutants.kill import kill
 from paged_mla_conformance.presented import presented
+from paged_mla_shared.errors import InvalidArgument
 
 TOUCHED = "decode or empty or merge or replay or layouts or metadata or append or trace or split"
 SPEAKERS = [
@@ -38,7 +39,7 @@ def named(profile: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(("profile", "speaker"), SPEAKERS)
 def test_a_convention_is_no_failure(profile: str, speaker: str, tmp_path: Path):
-    """S-20: a right backend that speaks as its engine does passes in that profile alone."""
+    """A right backend that speaks as its engine does passes in that profile alone."""
     done = run_suite(
         *("--backend", f"speaking:{speaker}", "--profile", named(profile, tmp_path)),
         *("-k", f"({TOUCHED}) and not errors"),
@@ -86,7 +87,7 @@ def test_the_contract_asks_less_than_the_rules(fault: str, group: str):
 
 
 def test_strict_speaks_as_the_rules_do():
-    """S-20: the backend itself is asked, not one that translates."""
+    """The backend itself is asked, not one that translates."""
     right = mutant("right")
     assert presented(right, load_profile("strict")) is right
     assert presented(right, load_profile("kernel")) is right
@@ -95,7 +96,7 @@ def test_strict_speaks_as_the_rules_do():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_file_can_be_loaded(path: Path):
-    """S-20: by its name as by its path."""
+    """By its name as by its path."""
     assert load_profile(path.stem) == replace(load_profile(str(path)), name=path.stem)
 
 
@@ -110,24 +111,46 @@ def test_a_later_file_goes_over_an_earlier_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lse_base = 2", "unknown keys ['lse_base']"),
-        ('lse = "base 10"', "lse got 'base 10'; allowed"),
-        ('table_fill = "zero"', "table_fill got 'zero'"),
-        ("padded_seq_len = 1", "reserved_block = true"),
-        ("padded_slot = 0", "reserved_block = true"),
-        ("name = 'mine'", "unknown keys ['name']"),
+        ("lse_base = 2", "unknown key 'lse_base'"),
+        ("name = 'mine'", "unknown key 'name'"),
+        ('lse = "base 10"', "lse: got 'base 10'; allowed: 'natural' or "),
+        ("lse = 2", "lse: got 2; allowed: a string"),
+        ("empty_lse = nan", "empty_lse: got nan"),
+        ('table_fill = "zero"', "table_fill: got 'zero'"),
+        ("table_fill = true", "table_fill: got True"),
+        ("table_fill = 4294967296", "table_fill: got 4294967296"),
+        ('reserved_block = "no"', "reserved_block: got 'no'; allowed: true or false"),
+        ("padded_seq_len = true", "padded_seq_len: got True"),
+        ("padded_seq_len = 1", "reserved_block: got false"),
+        ("padded_slot = 0", "reserved_block: got false"),
+        ('left_out = "errors"', "left_out: got 'errors'; allowed: a list"),
+        ("left_out = [3]", "left_out[0]: got 3"),
+        ("lse = ", "own.toml: got Invalid value"),
+        ("left_out = " + "[" * 50_000, "own.toml: got brackets nested too deep"),
+    ],
+    ids=[
+        *("unknown-key", "name", "unknown-word", "number-for-a-word", "nan", "unknown-fill"),
+        *("fill-bool", "fill-of-33-bits", "word-for-bool", "bool-for-number", "no-reserved-block"),
+        *("no-reserved-slot", "left-out-word", "left-out-numbers", "no-toml", "deep"),
     ],
 )
 def test_a_file_that_says_something_else_is_refused(text: str, message: str, tmp_path: Path):
-    """S-20: a misspelt key would be a convention that silently does not apply."""
+    """A misspelt key would be a convention that silently does not apply."""
     path = tmp_path / "own.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(InvalidArgument, match=re.escape(message)):
         load_profile(str(path))
 
 
+@pytest.mark.parametrize("name", ["", "stric", "sglang,", "."])
+def test_what_is_no_profile(name: str):
+    """S-20: neither a name nor a file."""
+    with pytest.raises(InvalidArgument, match="allowed"):
+        load_profile(name)
+
+
 def test_a_kernel_owes_only_what_it_declares():
-    """S-20: an undeclared core capability is a skip; the verdict names the profile."""
+    """An undeclared core capability is a skip; the verdict names the profile."""
     done = run_suite("--backend", "causal_only:create", "--profile", "kernel", "-k", "masks")
     assert "core capability missing" not in done.stdout
     assert "not declared (not owed in profile kernel)" in done.stdout
@@ -135,8 +158,8 @@ def test_a_kernel_owes_only_what_it_declares():
 
 
 def test_an_unknown_profile_is_a_usage_error():
-    """S-20: the message lists those there are."""
+    """The message lists those there are."""
     done = run_suite("--backend", "causal_only:create", "--profile", "trt")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "'contract'" in done.stderr
+    assert "allowed: contract, " in done.stderr
     assert "Traceback" not in done.stderr

@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, obje
 
 
 def test_the_reference_passes_its_own_suite(whole):
-    """S-20: the oracle, put to the suite as a backend, conforms in every group."""
+    """The oracle, put to the suite as a backend, conforms in every group."""
     stdout, report, _ = whole
     assert report["conformant"]
     assert report["totals"]["failed"] == 0

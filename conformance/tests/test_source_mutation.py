@@ -14,7 +14,7 @@ EXCUSES = {(e["file"], e["was"], e["becomes"]): e["why"] for e in PLAN["excuse"]
 
 
 def test_every_file_of_the_plan_was_tried():
-    """S-20: the plan's files exist, and each has a result in which something was tried."""
+    """The plan's files exist, and each has a result in which something was tried."""
     files = [f"{group['folder']}/{name}" for group in PLAN["group"] for name in group["files"]]
     assert list(RESULTS) == files
     assert all((ROOT / file).is_file() for file in files)
@@ -22,13 +22,13 @@ def test_every_file_of_the_plan_was_tried():
 
 
 def test_every_survivor_has_a_reason_and_every_reason_a_survivor():
-    """S-20: nothing is excused that a test notices."""
+    """Nothing is excused that a test notices."""
     survivors = {(f, *change) for f, result in RESULTS.items() for change in result["survivors"]}
     assert survivors == set(EXCUSES)
 
 
 def test_every_reason_is_on_the_page():
-    """S-20: who reads the page need not read the plan."""
+    """Who reads the page need not read the plan."""
     page = PAGE.read_text()
     assert all(why in page for why in EXCUSES.values())
     assert all(f"| `{file}` | {result['made']} |" in page for file, result in RESULTS.items())

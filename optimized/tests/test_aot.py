@@ -38,7 +38,7 @@ def run(*command):
     ],
 )
 def test_compiles_without_a_gpu(prefix):
-    """S-20: a Hopper binary, its registers and its shared memory, from a CPU."""
+    """A Hopper binary, its registers and its shared memory, from a CPU."""
     done = run("-c", COMPILE_ONE.format(arch="sm90", prefix=prefix))
     assert done.returncode == 0, done.stderr
     usage = json.loads(done.stdout)
@@ -47,7 +47,7 @@ def test_compiles_without_a_gpu(prefix):
 
 
 def test_too_much_shared_memory_is_an_error():
-    """S-20: the compiler accepts what the device cannot launch; the table's limit does not."""
+    """The compiler accepts what the device cannot launch; the table's limit does not."""
     code = COMPILE_ONE.format(arch="sm90", prefix="attend-m64").replace(
         'compile_job(job, "sm90")', 'compile_job(job, "sm86")'
     )
@@ -57,9 +57,16 @@ def test_too_much_shared_memory_is_an_error():
 
 
 def test_refuses_the_interpreter():
-    """S-20: with TRITON_INTERPRET there is nothing to compile, and it says so."""
+    """With TRITON_INTERPRET there is nothing to compile, and it says so."""
     command = [sys.executable, "-m", "paged_mla_optimized.aot", "--arch", "sm90"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "TRITON_INTERPRET" in done.stderr
+
+
+def test_a_table_needs_a_folder():
+    """S-20: where the table goes is known before an hour of compiling."""
+    done = run("-m", "paged_mla_optimized.aot", "--arch", "sm90", "--json", "nowhere/table.json")
+    assert done.returncode == 2
+    assert "nowhere/table.json" in done.stderr

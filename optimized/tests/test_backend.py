@@ -108,7 +108,7 @@ def test_the_interpreter_declares_no_bfloat16():
 
 
 def test_needs_a_gpu_or_the_interpreter(monkeypatch):
-    """S-20: with neither there is no backend, and the error says what is missing."""
+    """With neither there is no backend, and the error says what is missing."""
     monkeypatch.setattr(backend, "is_interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mla_step import P, R, build, config
 
-from paged_mla_optimized import PagedMla, device
+from paged_mla_optimized import PagedMla, core, device
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 
@@ -149,7 +149,14 @@ def test_masks(spelling, mask):
 
 
 def test_a_device_without_kernels(monkeypatch):
-    """S-20: refused when built, not when launched."""
+    """Refused when built, not when launched."""
     monkeypatch.setattr(device, "is_interpreting", lambda: False)
     with pytest.raises(Unsupported, match="cpu"):
         PagedMla(config(), "cpu")
+
+
+def test_bfloat16_in_the_interpreter(monkeypatch):
+    """S-11: it computes on raw bits there, so it is refused before anything is allocated."""
+    monkeypatch.setattr(core, "Plan", None)
+    with pytest.raises(Unsupported, match=r"bfloat16.*interpreter.*float32, float16"):
+        PagedMla(config(dtype=torch.bfloat16, cache_format="bf16"), "cpu")

@@ -67,6 +67,6 @@ def test_a_config_does_not_change():
     ],
     ids=["decode", "extend", "tree"],
 )
-def test_longest_query_follows_from_the_capacities(changes, expected):
-    """S-20: it chooses the height of the query tiles."""
-    assert config(**changes).max_query_len == expected
+def test_query_length_of_tiles_follows_from_the_capacities(changes, expected):
+    """It chooses the height of the query tiles."""
+    assert config(**changes).tile_query_len == expected

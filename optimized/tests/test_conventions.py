@@ -100,6 +100,6 @@ def test_a_map_needs_a_config_that_builds_tables():
     ("name", "value"), [("lse_base", "10"), ("reserved_slot", -1), ("table_multiple", -8)]
 )
 def test_conventions_are_checked(name, value):
-    """S-20: an unknown convention is an error at construction."""
+    """An unknown convention is an error at construction."""
     with pytest.raises(InvalidArgument, match=name):
         MlaConfig(**{**vars(config()), name: value})

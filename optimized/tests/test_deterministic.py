@@ -21,6 +21,20 @@ def test_splits_of_fixed_length_are_right(parts):
     assert_close(step.attend(mla), dense(step))
 
 
+@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "fixed"])
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_rows_of_several_queries_where_tokens_are_as_few_as_rows(num_heads, deterministic):
+    """S-4, S-6: no more tokens than rows does not make every row one token long."""
+    capacities = {"max_rows": 64, "max_query_tokens": 64}
+    step = build(
+        (200, 3), (60, 1), num_heads=num_heads, deterministic=deterministic, **capacities
+    )  # fmt: skip
+    mla = PagedMla(step.config, "cpu")
+    mla._core.out.fill_(torch.nan)
+    mla._core.lse.fill_(torch.nan)
+    assert_close(step.attend(mla), dense(step))
+
+
 def test_bits_do_not_depend_on_batch_mates():
     """S-20: the same row has the same bits alone, first, last, and beside longer rows."""
     mates = build((200, 1), (40, 40), (77, 5), seed=1, deterministic=True)
@@ -86,7 +100,7 @@ def test_padding_changes_no_bit(deterministic):
 
 
 def test_number_of_splits_is_bounded_by_memory():
-    """S-20: few rows may have many splits, many rows of many heads few."""
+    """Few rows may have many splits, many rows of many heads few."""
     assert fixed_splits(TILES, max_rows=1, kv_lora_rank=512) == MAX_FIXED_SPLITS
     tall = replace(TILES, tile_m=64, lanes=2)
     assert fixed_splits(tall, max_rows=256, kv_lora_rank=512) == 4

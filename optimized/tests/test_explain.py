@@ -20,7 +20,7 @@ def explained(**changes):
 
 
 def test_explanation_follows_the_schedule():
-    """S-20: 1 + 6, 1 + 13 and 1 + 3 units over 4 parts of 7, as the device counted them."""
+    """1 + 6, 1 + 13 and 1 + 3 units over 4 parts of 7, as the device counted them."""
     mla, explanation = explained()
     plan = mla._core.plan
     assert explanation.units == plan.unit_starts[plan.num_rows + 1].item() == 25
@@ -31,7 +31,7 @@ def test_explanation_follows_the_schedule():
 
 
 def test_explanation_of_fixed_splits():
-    """S-20: what is cut depends on the rows alone."""
+    """What is cut depends on the rows alone."""
     explanation = explained(deterministic=True)[1]
     assert explanation.cut_groups == 3
     assert "deterministic" in str(explanation)
@@ -48,7 +48,7 @@ def test_memory_account_is_complete():
 
 
 def test_log_names_config_and_bytes(caplog):
-    """S-20: an instance says what it is, once, through the standard library."""
+    """An instance says what it is, once, through the standard library."""
     with caplog.at_level(logging.INFO, LOGGER.name):
         PagedMla(config(), torch.device("cpu"))
     [record] = caplog.records

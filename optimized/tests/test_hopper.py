@@ -36,7 +36,7 @@ CONFIG = MlaConfig(
     ids=["few", "few-32", "block-1", "chain", "two-lanes", "half"],
 )
 def test_hopper_serves(changes, family, tile_m, lanes):
-    """S-20: up to 32 pairs a row go to one kernel, tiles of 64 to the other."""
+    """Up to 32 pairs a row go to one kernel, tiles of 64 to the other."""
     variant = choose_variant(replace(CONFIG, **changes), "sm90")
     assert (variant.family, variant.tile_m, variant.lanes) == (family, tile_m, lanes)
 
@@ -55,7 +55,7 @@ def test_hopper_serves(changes, family, tile_m, lanes):
     ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "rope", "fixed"],
 )
 def test_portable_serves_the_rest(changes, arch):
-    """S-20: what the Gluon kernels cannot do is never sent to them."""
+    """What the Gluon kernels cannot do is never sent to them."""
     assert choose_variant(replace(CONFIG, **changes), arch).family == PORTABLE
 
 
@@ -81,7 +81,7 @@ TWO_BLOCKS = DENSE[:2]
     ids=["dense", "padded", "odd-token", "odd-block", "odd-start"],
 )
 def test_cache_must_be_rows_of_one_stride(tensor, fits):
-    """S-20: other strides are left to the portable kernel, whatever the config says."""
+    """Other strides are left to the portable kernel, whatever the config says."""
     assert cache_fits(tensor) is fits
 
 
@@ -103,7 +103,7 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     ids=["lanes", "odd-grid", "one-lane"],
 )
 def test_lanes_run_side_by_side(monkeypatch, num_heads, programs, cluster):
-    """S-20: programs that read the same keys make clusters, where the grid is made of pairs."""
+    """Programs that read the same keys make clusters, where the grid is made of pairs."""
     asked = []
     monkeypatch.setattr(hopper, "Launcher", lambda *_, cluster, **__: asked.append(cluster))
     config = replace(CONFIG, num_heads=num_heads)
@@ -146,7 +146,7 @@ def test_maps_are_of_one_cache(attention, other, same):
 
 
 def test_caches_are_not_kept_alive(attention):
-    """S-20: what is remembered of a cache does not hold its memory."""
+    """What is remembered of a cache does not hold its memory."""
     storage = np.zeros((4, 64, 576), np.int16)
     memory = weakref.ref(storage)
     rows = attention.rows_of(torch.from_numpy(storage).view(torch.bfloat16))
@@ -156,7 +156,7 @@ def test_caches_are_not_kept_alive(attention):
 
 
 def test_remembered_caches_are_bounded(attention, monkeypatch):
-    """S-20: an engine may make new caches without end."""
+    """An engine may make new caches without end."""
     monkeypatch.setattr(hopper, "MAX_CACHES", 2)
     views = [DENSE[:n] for n in (1, 2, 3)]
     first, second, third = map(attention.rows_of, views)

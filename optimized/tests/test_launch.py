@@ -119,7 +119,7 @@ def launch_twice(kernel, *described, grid=(5, 2, 1), cluster=1):
 
 @pytest.mark.parametrize("with_descriptors", [False, True], ids=["plain", "descriptors"])
 def test_the_c_launcher_gets_what_triton_gives_it(notes, with_descriptors):
-    """S-20: a start without Triton's search means the same launch, argument by argument."""
+    """A start without Triton's search means the same launch, argument by argument."""
     kernel = Kernel(with_descriptors=with_descriptors)
     launch_twice(kernel, *([descriptors()] if with_descriptors else []))
     assert kernel.searches == 1
@@ -129,7 +129,7 @@ def test_the_c_launcher_gets_what_triton_gives_it(notes, with_descriptors):
 
 
 def test_clusters_are_all_that_differs(notes):
-    """S-20: Triton's C launcher takes the grid in clusters; Triton itself starts without."""
+    """Triton's C launcher takes the grid in clusters; Triton itself starts without."""
     launch_twice(Kernel(), grid=(6, 2, 1), cluster=2)
     by_triton, by_us = notes.launches
     assert by_triton[:3] == (6, 2, 1)
@@ -138,7 +138,7 @@ def test_clusters_are_all_that_differs(notes):
 
 
 def test_descriptors_are_encoded_once(notes):
-    """S-20: two tensor maps for Triton's launch, two for every launch after it."""
+    """Two tensor maps for Triton's launch, two for every launch after it."""
     kernel = Kernel(with_descriptors=True)
     both = descriptors()
     launch_twice(kernel, both)
@@ -148,7 +148,7 @@ def test_descriptors_are_encoded_once(notes):
 
 
 def test_descriptors_follow_the_binary(notes):
-    """S-20: a binary that wants another form never gets the maps of the one before."""
+    """A binary that wants another form never gets the maps of the one before."""
     both = descriptors()
     other = tuple(form | {"swizzle": 2} for form in FORMS)
     first, second = both.arguments(tuple(FORMS)), both.arguments(other)
@@ -158,7 +158,7 @@ def test_descriptors_follow_the_binary(notes):
 
 
 def test_an_unknown_triton_launches_itself(notes, monkeypatch):
-    """S-20: where the order of the C launcher's arguments is not known, Triton's own is kept."""
+    """Where the order of the C launcher's arguments is not known, Triton's own is kept."""
     monkeypatch.setattr(launch, "_TRITON", "3.8")
     kernel = Kernel(with_descriptors=True)
     launch_twice(kernel, descriptors(), grid=(6, 2, 1), cluster=2)
@@ -168,7 +168,7 @@ def test_an_unknown_triton_launches_itself(notes, monkeypatch):
 
 
 def test_scratch_memory_is_left_to_triton(notes, monkeypatch):
-    """S-20: Triton's own launcher allocates it, at each launch."""
+    """Triton's own launcher allocates it, at each launch."""
     allocated = []
     allocator = SimpleNamespace(get=lambda: lambda *request: allocated.append(request) or 4096)
     monkeypatch.setattr(nvidia._allocation, "_allocator", allocator)
@@ -185,7 +185,7 @@ def test_scratch_memory_is_left_to_triton(notes, monkeypatch):
     ids=["same", "other-strides", "misaligned", "aligned-elsewhere"],
 )
 def test_what_triton_specialises_on_is_looked_at(notes, key, offset, searches):
-    """S-20: other strides or an odd address never start a binary that was compiled for these."""
+    """Other strides or an odd address never start a binary that was compiled for these."""
     kernel = Kernel()
     launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
     q, out = torch.zeros(128, dtype=torch.bfloat16), torch.zeros(128, dtype=torch.bfloat16)
@@ -196,7 +196,7 @@ def test_what_triton_specialises_on_is_looked_at(notes, key, offset, searches):
 
 
 def test_a_misaligned_binary_is_forgotten(notes):
-    """S-20: what Triton found for an odd address does not serve an even one."""
+    """What Triton found for an odd address does not serve an even one."""
     kernel = Kernel()
     launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
     q = torch.zeros(128, dtype=torch.bfloat16)
@@ -207,7 +207,7 @@ def test_a_misaligned_binary_is_forgotten(notes):
 
 
 def test_profilers_see_every_launch(notes, monkeypatch):
-    """S-20: while a hook listens, every launch goes by Triton's own path."""
+    """While a hook listens, every launch goes by Triton's own path."""
     kernel = Kernel()
     hook = SimpleNamespace(calls=[print])
     with monkeypatch.context() as patch:

@@ -41,7 +41,7 @@ def test_any_tile(tile_m, tile_n, lanes):
 
 
 def test_min_units_bounds_the_cutting():
-    """S-20: a floor on the share of a part leaves the rest of the grid idle."""
+    """S-20: a floor on the share of a part leaves the rest of the grid idle, and the answer."""
     step = build((200, 1))
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=40, min_units=5))
     assert_close(step.attend(mla), dense(step))
@@ -107,7 +107,7 @@ def test_two_instances_share_one_workspace():
     ids=["whole-rows", "equal-pieces", "idle-row", "ragged", "four-lanes", "two-lanes", "one-lane"],
 )
 def test_the_plan_chooses_lanes_and_shares(rows, heads, cut):
-    """S-20: units of a part, lanes, units, overhead; ``explain`` says the same."""
+    """Units of a part, lanes, units, overhead; ``explain`` says the same."""
     step = build(*rows, num_heads=heads, max_rows=64)
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=4, lanes=4))
     mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
@@ -118,7 +118,7 @@ def test_the_plan_chooses_lanes_and_shares(rows, heads, cut):
 
 @pytest.mark.parametrize("queries", [1, 2, 3, 4])
 def test_lanes_of_rows_that_differ(queries):
-    """S-20: a group may have fewer query tiles than lanes, and an odd number of tokens in each."""
+    """A group may have fewer query tiles than lanes, and an odd number of tokens in each."""
     step = build((90, queries), (200, 4), (33, queries), num_heads=12)
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=8, lanes=4))
     assert_close(step.attend(mla), dense(step))
@@ -127,7 +127,7 @@ def test_lanes_of_rows_that_differ(queries):
 @pytest.mark.parametrize("programs", [4, 5, 9, 23])
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 def test_programs_without_work_lie_evenly(programs, lanes):
-    """S-20: all lanes of a part have its units, and of any neighbours as many have none."""
+    """All lanes of a part have its units, and of any neighbours as many have none."""
     step = build(*((64, lanes),) * 4, num_heads=16)
     variant = replace(TILES, programs_per_sm=programs, lanes=4, overhead=0)
     mla = PagedMla(step.config, "cpu", variant=variant)

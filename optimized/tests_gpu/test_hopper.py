@@ -41,7 +41,7 @@ def test_a_thousand_repeats(name):
     """S-9, S-17, S-20: the portable kernel's answer; and the same bits over NaN, every time."""
     config, lens = STEPS[name]
     assert choose_variant(config, "sm90").family != PORTABLE
-    portable = attend_variant("sm90", "bfloat16", config.num_heads, config.max_query_len)
+    portable = attend_variant("sm90", "bfloat16", config.num_heads, config.tile_query_len)
     batch = make_batch(config, lens, 1)
     model = Model(PagedMla(config))
     out, lse, _ = model.eager(batch)

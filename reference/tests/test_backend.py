@@ -41,7 +41,7 @@ def _fill(runner, one, batch):
 
 
 def test_identity():
-    """S-20: reports name the reference and how it ran."""
+    """Reports name the reference and how it ran."""
     backend = create()
     assert (backend.name, backend.mode, backend.device) == ("paged-mla-reference", "cpu", "NumPy")
     assert backend.version == "0.1.0"

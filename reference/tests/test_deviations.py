@@ -18,16 +18,16 @@ EVERY = {**ORACLE, **ENGINE}
 
 @pytest.mark.parametrize("deviation", EVERY.values(), ids=EVERY)
 def test_a_deviation_says_what_it_is(deviation):
-    """S-20: rules exist, reports have a form, and there is a sentence."""
+    """Rules exist, reports have a form, and there is a sentence."""
     assert deviation.rules
     assert set(deviation.rules) <= set(RULES)
-    assert all(link(citation) for citation in deviation.citations)
+    assert all(link(citation) for citation in (*deviation.citations, *deviation.akin))
     assert deviation.what.endswith(".")
 
 
 @pytest.mark.parametrize("deviation", ORACLE.values(), ids=ORACLE)
 def test_an_oracle_deviation_exchanges_something(deviation):
-    """S-20: the right oracle stays as it is."""
+    """The right oracle stays as it is."""
     kept = vars(RIGHT).copy()
     wrong = deviation.change(RIGHT)
     assert vars(RIGHT) == kept
@@ -48,7 +48,7 @@ def test_an_engine_deviation_ends_with_its_context():
 
 
 def test_names_are_unique():
-    """S-20: a name stands for one deviation."""
+    """A name stands for one deviation."""
     module = type(re)("twice")
     module.first = breaks(Fault.LSE, "S-7")(lambda oracle: oracle)
     module.second = module.first
@@ -65,18 +65,18 @@ def test_names_are_unique():
     ],
 )
 def test_a_citation_leads_somewhere(citation, leads_to):
-    """S-20: a number, a commit, or a word to look for."""
+    """A number, a commit, or a word to look for."""
     assert link(citation) == leads_to
 
 
 @pytest.mark.parametrize("citation", ["vllm", "vllm#", "vllm#0", "vllm#12a", "nobody#1", "vllm@"])
 def test_no_citation_is_made_up(citation):
-    """S-20: the project is known, and what it is asked for has a form."""
+    """The project is known, and what it is asked for has a form."""
     with pytest.raises(ValueError, match="no citation of a known project"):
         link(citation)
 
 
 def test_repositories_have_an_owner():
-    """S-20: a short name stands for one repository."""
+    """A short name stands for one repository."""
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", name) for name in PROJECTS.values())
     assert len(set(PROJECTS.values())) == len(PROJECTS)

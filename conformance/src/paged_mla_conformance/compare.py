@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance import budgets
+from paged_mla_conformance.pattern import describe
 from paged_mla_reference.attention import Answer
+from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.layout import CacheLayout
-from paged_mla_shared.problem import Metadata, Output, Problem
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
 class Mismatch(AssertionError):
@@ -33,30 +35,68 @@ class Check:
     budget: float
 
 
-def check_output(problem: Problem, actual: Output, exact: Answer, rounded: Answer) -> list[Check]:
-    """Hold an attention output against the oracle (S-5, S-6, S-7)."""
+def check_output(
+    problem: Problem, batch: Batch, actual: Output, exact: Answer, rounded: Answer
+) -> list[Check]:
+    """Hold an attention output against the oracle (S-5, S-6, S-7).
+
+    Tokens that the oracle was not asked (its answers are NaN) must only hold finite numbers that
+    are not all 0.
+    """
     _same_form("out", actual.out, exact.out.shape, problem.dtype)
     _same_form("lse", actual.lse, exact.lse.shape, "float32")
-    _same_anomalies(actual, exact)
+    _same_anomalies(actual, exact, batch)
     out = actual.out.astype(np.float64)
     empty = np.isneginf(exact.lse)
     if np.any(out[empty] != 0):
-        at = _first(empty & (out != 0).any(axis=-1))
-        raise Mismatch("S-6", "out", f"not 0 at {at}, where the query sees no key", at)
-    seen = ~empty
-    lse = np.where(seen, actual.lse.astype(np.float64), 0.0)
+        wrong = empty & (out != 0).any(axis=-1)
+        raise _mismatch("S-6", "out", "not 0, where the query sees no key", wrong, batch)
+    unanswered = np.isnan(exact.lse) & (out == 0).all(axis=-1)
+    if unanswered.any():
+        raise _mismatch("S-5", "out", "0, where the query sees keys", unanswered, batch)
+    asked = np.flatnonzero(~np.isnan(exact.lse).any(axis=1))
+    exact, rounded = _of_tokens(exact, asked), _of_tokens(rounded, asked)
+    seen = ~np.isneginf(exact.lse)
+    lse = np.where(seen, actual.lse[asked].astype(np.float64), 0.0)
+    keys = keys_of_tokens(batch)[asked]
+    budget = budgets.out_budget(problem, exact, rounded, keys)[:, None, None]
+    lse_budget = budgets.lse_budget(problem, exact, rounded, keys)
+    exact_lse = np.where(seen, exact.lse, 0.0)
+    place = Place(batch, asked)
     return [
-        _within(
-            "S-5", "out", out, exact.out, budgets.out_budget(problem, exact, rounded)[:, None, None]
-        ),
-        _within(
-            "S-7",
-            "lse",
-            lse,
-            np.where(seen, exact.lse, 0.0),
-            budgets.lse_budget(problem, exact, rounded),
-        ),
+        _within("S-5", "out", out[asked], exact.out, budget, place=place),
+        _within("S-7", "lse", lse, exact_lse, lse_budget, place=place),
     ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where compared numbers come from: their first axis is `tokens` of `batch`."""
+
+    batch: Batch
+    tokens: NDArray[np.int64]
+
+    def describe(self, wrong: NDArray[np.bool_]) -> str:
+        """Say what wrong elements [n, H, ...] have in common."""
+        whole = np.zeros((self.batch.num_tokens, wrong.shape[1]), bool)
+        whole[self.tokens] = wrong if wrong.ndim == 2 else wrong.any(axis=-1)
+        return describe(whole, self.batch)
+
+
+def _of_tokens(answer: Answer, tokens: NDArray[np.int64]) -> Answer:
+    return Answer(
+        answer.out[tokens],
+        answer.lse[tokens],
+        answer.score_bound[tokens],
+        answer.value_bound[tokens],
+    )
+
+
+def _mismatch(
+    rule: str, what: str, detail: str, wrong: NDArray[np.bool_], batch: Batch
+) -> Mismatch:
+    """Return a mismatch at the first of the `wrong` queries [T, H]."""
+    return Mismatch(rule, what, f"{detail}: {describe(wrong, batch)}", _first(wrong))
 
 
 def check_merge(actual: Output, expected: Output, partials: list[Output]) -> list[Check]:
@@ -69,7 +109,7 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
         np.zeros(expected.lse.shape),
         np.zeros(expected.lse.shape),
     )
-    _same_anomalies(actual, exact, where_seen="S-8", where_empty="S-8")
+    _same_anomalies(actual, exact, None, where_seen="S-8", where_empty="S-8")
     out_budget, lse_budget = budgets.merge_budget(partials)
     seen = np.isfinite(expected.lse)
     return [
@@ -85,11 +125,12 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
 
 
 def both_budgets(
-    problem: Problem, exact: Answer, rounded: Answer
+    problem: Problem, batch: Batch, exact: Answer, rounded: Answer
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return how far two right answers may lie apart: out [T], lse [T, H]."""
-    out = budgets.out_budget(problem, exact, rounded)
-    return 2 * out, 2 * budgets.lse_budget(problem, exact, rounded)
+    keys = keys_of_tokens(batch)
+    out = budgets.out_budget(problem, exact, rounded, keys)
+    return 2 * out, 2 * budgets.lse_budget(problem, exact, rounded, keys)
 
 
 def check_same(
@@ -104,16 +145,15 @@ def check_same(
     return [out, _within(rule, "lse", actual.lse, expected.lse, allowed[1])]
 
 
-def check_metadata(actual: Metadata, expected: Metadata) -> list[Check]:
+def check_metadata(batch: Batch, actual: Metadata, expected: Metadata) -> list[Check]:
     """Positions and slots are exact (S-1, S-3)."""
     for rule, what in (("S-3", "positions"), ("S-1", "slot_mapping")):
         mine, theirs = getattr(actual, what), getattr(expected, what)
         _same_form(what, mine, theirs.shape, "int64")
         if not np.array_equal(mine, theirs):
             at = _first(mine != theirs)
-            raise Mismatch(
-                rule, what, f"first wrong at {at}: {mine[at]}, expected {theirs[at]}", at
-            )
+            detail = f"first wrong at {at}: {mine[at]}, expected {theirs[at]}"
+            raise Mismatch(rule, what, f"{detail}; {describe(mine != theirs, batch)}", at)
     return [Check("positions", 0.0, 0.0), Check("slot_mapping", 0.0, 0.0)]
 
 
@@ -122,6 +162,7 @@ def check_cache(
     block_ids: NDArray[np.int64],
     actual: NDArray[np.uint8],
     expected: NDArray[np.uint8],
+    writer: Writer | None = None,
     *,
     rotated: bool,
 ) -> list[Check]:
@@ -145,12 +186,29 @@ def check_cache(
     place = f"token {token}, byte {offset} of its row"
     if token >= layout.block_size or offset >= layout.token_bytes:
         place = f"padding byte {byte}"
-    raise Mismatch(
-        "S-10",
-        "cache",
+    detail = (
         f"{int((~allowed).sum())} bytes wrong, first in block {int(block_ids[block])}, {place}: "
-        f"{actual[block, byte]:#04x}, expected {expected[block, byte]:#04x}",
+        f"{actual[block, byte]:#04x}, expected {expected[block, byte]:#04x}"
     )
+    if writer is not None:
+        inside, slot = np.nonzero((~layout.rows(allowed.view(np.uint8)).view(bool)).any(axis=-1))
+        detail += f"; {writer.describe(block_ids[inside] * layout.block_size + slot)}"
+    raise Mismatch("S-10", "cache", detail)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Which token of `batch` was to write which slot, int64 [T]."""
+
+    batch: Batch
+    slots: NDArray[np.int64]
+
+    def describe(self, wrong_slots: NDArray[np.int64]) -> str:
+        """Say what the tokens have in common whose slots are wrong."""
+        tokens = np.isin(self.slots, wrong_slots) & (self.slots >= 0)
+        if not tokens.any():
+            return "no token of the step belongs there"
+        return f"written by tokens of the step: {describe(tokens, self.batch)}"
 
 
 def _accept_rotated(
@@ -166,7 +224,8 @@ def _accept_rotated(
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
     field = next(f for f in layout.format.fields(layout.dims) if f.name == "k_pe")
-    within = np.repeat(finite & (error <= budget), mine.dtype.itemsize, axis=-1)
+    fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
+    within = np.repeat(fine, mine.dtype.itemsize, axis=-1)
     rows = layout.rows(allowed.view(np.uint8))
     rows[:, :, field.offset : field.offset + field.nbytes] |= within.astype(np.uint8)
     at = np.unravel_index(np.argmax(error / budget), error.shape)
@@ -190,23 +249,31 @@ def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: st
 
 
 def _same_anomalies(
-    actual: Output, exact: Answer, *, where_seen: str = "S-9", where_empty: str = "S-6"
+    actual: Output,
+    exact: Answer,
+    batch: Batch | None,
+    *,
+    where_seen: str = "S-9",
+    where_empty: str = "S-6",
 ) -> None:
     """NaN nowhere, infinities only as lse = -inf of queries that see nothing."""
-    if not np.isfinite(actual.out.astype(np.float32)).all():
-        at = _first(~np.isfinite(actual.out.astype(np.float32)))
-        sees = np.isfinite(exact.lse[at[:2]])
+    wrong = ~np.isfinite(actual.out.astype(np.float32))
+    if wrong.any():
+        at = _first(wrong)
+        sees = not np.isneginf(exact.lse[at[:2]])
         why = "what no rule lets it read reached it" if sees else "it sees no key and is 0"
-        raise Mismatch(
-            where_seen if sees else where_empty, "out", f"{actual.out[at]} at {at}; {why}", at
-        )
+        detail = f"{actual.out[at]} at {at}; {why}" + _pattern(np.any(wrong, axis=-1), batch)
+        raise Mismatch(where_seen if sees else where_empty, "out", detail, at)
     wrong = np.isneginf(actual.lse) != np.isneginf(exact.lse)
     wrong |= np.isnan(actual.lse) | np.isposinf(actual.lse)
     if wrong.any():
         at = _first(wrong)
-        raise Mismatch(
-            where_empty, "lse", f"{actual.lse[at]} at {at}, expected {exact.lse[at]}", at
-        )
+        detail = f"{actual.lse[at]} at {at}, expected {exact.lse[at]}" + _pattern(wrong, batch)
+        raise Mismatch(where_empty, "lse", detail, at)
+
+
+def _pattern(wrong: NDArray[np.bool_], batch: Batch | None) -> str:
+    return "" if batch is None else f"; {describe(wrong, batch)}"
 
 
 def _within(
@@ -215,19 +282,23 @@ def _within(
     actual: NDArray[Any],
     exact: NDArray[Any],
     budget: NDArray[np.float64],
+    *,
+    place: Place | None = None,
 ) -> Check:
     error = np.abs(actual.astype(np.float64) - exact.astype(np.float64))
     allowed = np.broadcast_to(budget, error.shape)
     if (error > allowed).any():
-        at = _first(error > allowed)
-        raise Mismatch(
-            rule,
-            what,
-            f"{int((error > allowed).sum())} of {error.size} elements past their budget, first at "
-            f"{at}: {float(actual[at]):.8g}, exact {float(exact[at]):.8g}, "
-            f"error {error[at]:.3g}, budget {allowed[at]:.3g}",
-            at,
+        wrong = error > allowed
+        at = _first(wrong)
+        detail = (
+            f"{float(actual[at]):.8g}, exact {float(exact[at]):.8g}, "
+            f"error {error[at]:.3g}, budget {allowed[at]:.3g}"
         )
+        count = f"{int(wrong.sum())} of {error.size} elements past their budget"
+        if place is not None:
+            at = (int(place.tokens[at[0]]), *at[1:])
+            detail += f"; {place.describe(wrong)}"
+        raise Mismatch(rule, what, f"{count}, first at {at}: {detail}", at)
     if not error.size:
         return Check(what, 0.0, 0.0)
     tightest = np.unravel_index(np.argmax(error / np.maximum(allowed, 1e-300)), error.shape)

@@ -56,12 +56,12 @@ def other_block_size(step: Step) -> Form:
 
 def permuted_requests(step: Step) -> Form:
     """Reverse the rows."""
-    return _of_rows(step, np.arange(step.batch.num_rows)[::-1])
+    return of_rows(step, np.arange(step.batch.num_rows)[::-1])
 
 
 def no_batch_mates(step: Step) -> Form:
     """Leave the second row alone in its batch."""
-    return _of_rows(step, np.array([1]))
+    return of_rows(step, np.array([1]))
 
 
 def scaled_queries(step: Step) -> Form:
@@ -125,15 +125,20 @@ def _every(batch: Batch) -> NDArray[np.int64]:
     return np.arange(batch.num_tokens)
 
 
-def _of_rows(step: Step, rows: NDArray[np.int64]) -> Form:
-    """Return the step of some rows, in that order."""
+def of_rows(step: Step, rows: NDArray[np.int64]) -> Form:
+    """Return the step of some rows, in that order, without padded tokens."""
     batch = step.batch
     spans = query_spans(batch)
     tokens = np.concatenate([np.arange(spans[row].start, spans[row].stop) for row in rows])
     ends = np.concatenate([[0], np.cumsum(context_lens(batch))])
     keys = np.concatenate([np.arange(ends[row], ends[row + 1]) for row in rows])
+    mask = batch.mask
+    if mask is not None:
+        trees = np.split(mask, np.cumsum(batch.query_lens.astype(np.int64) ** 2)[:-1])
+        mask = np.concatenate([trees[row] for row in rows])
     chosen = replace(
         batch,
+        mask=mask,
         cu_seqlens_q=np.concatenate([[0], np.cumsum(batch.query_lens[rows])]).astype(np.int32),
         seq_lens=batch.seq_lens[rows],
         block_table=batch.block_table[rows],

@@ -190,7 +190,7 @@ def trial(request: pytest.FixtureRequest, mla_run: Run) -> Trial:
     item: pytest.Item = request.node
     skip = why_skip(mla_run, param, marker_of(item).kwargs["ops"])
     _skip_if(item, skip)
-    trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype)
+    trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype, param.note)
     item.stash[TRIAL] = trial
     return trial
 
@@ -207,7 +207,7 @@ def trace_trial(request: pytest.FixtureRequest, mla_run: Run) -> TraceTrial:
     """Return the trace under test, or skip it with the reason."""
     param: TraceParam = request.param
     _skip_if(request.node, why_skip_trace(mla_run, param))
-    trial = TraceTrial(mla_run.backend, param.scenario, mla_run.dims, param.dtype)
+    trial = TraceTrial(mla_run.backend, param.scenario, mla_run.dims, param.dtype, param.note)
     request.node.stash[TRIAL] = trial
     return trial
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_mla_conformance.bending import bent_dims
 from paged_mla_conformance.convention import Profile
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import GROUPS
@@ -34,9 +35,13 @@ class Core:
 
 
 CORE = {
-    "gpu": Core("deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context"})),
-    "interpreter": Core("small", ("float32",), frozenset({"gather_context", "large_offsets"})),
-    "cpu": Core("small", ("float32", "float16", "bfloat16"), frozenset()),
+    "gpu": Core(
+        "deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context", "deterministic"})
+    ),
+    "interpreter": Core(
+        "small", ("float32",), frozenset({"gather_context", "deterministic", "large_offsets"})
+    ),
+    "cpu": Core("small", ("float32", "float16", "bfloat16"), frozenset({"deterministic"})),
 }
 
 SUITE_GROUPS = (*GROUPS, "merge", "errors", "trace")
@@ -61,8 +66,8 @@ class Run:
 
     @property
     def dims(self) -> MlaDims:
-        """Model dims of every case."""
-        return PRESETS[self.dims_name]
+        """Model dims of every case, with the nearest head count that the backend declares."""
+        return bent_dims(PRESETS[self.dims_name], self.backend.capabilities)
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paged_mla_conformance.bending import bent_case, bent_scenario
 from paged_mla_conformance.profile import Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
@@ -30,10 +31,11 @@ class Skip:
 
 @dataclass(frozen=True)
 class CaseParam:
-    """A case in one dtype: the parameter of a test."""
+    """A case in one dtype: the parameter of a test; `note` says how it was bent."""
 
     case: Case
     dtype: str
+    note: str = ""
 
     @property
     def id(self) -> str:
@@ -43,10 +45,11 @@ class CaseParam:
 
 @dataclass(frozen=True)
 class TraceParam:
-    """A scenario of the simulated engine in one dtype: the parameter of a test."""
+    """A scenario of the simulated engine in one dtype; `note` says how it was bent."""
 
     scenario: Scenario
     dtype: str
+    note: str = ""
 
     @property
     def id(self) -> str:
@@ -61,12 +64,17 @@ class TraceParam:
 def trace_params(run: Run) -> list[TraceParam]:
     """Return every core scenario, each in one dtype of the run, in turn."""
     dtypes = run.dtypes
-    return [TraceParam(scenario, dtypes[i % len(dtypes)]) for i, scenario in enumerate(CORE)]
+    bent = [bent_scenario(scenario, run.backend.capabilities) for scenario in CORE]
+    return [
+        TraceParam(scenario, dtypes[i % len(dtypes)], note)
+        for i, (scenario, note) in enumerate(bent)
+    ]
 
 
 def params_of_group(run: Run, group: str) -> list[CaseParam]:
     """Return every case of `group` in every dtype of the run."""
-    return [CaseParam(case, dtype) for case in GROUPS[group] for dtype in run.dtypes]
+    bent = [bent_case(case, run.backend.capabilities) for case in GROUPS[group]]
+    return [CaseParam(case, dtype, note) for case, note in bent for dtype in run.dtypes]
 
 
 def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
@@ -80,7 +88,7 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
     if unmet:
         return _skip(run, unmet)
     needed = problem.layout.storage_bytes
-    if param.case.cache_elements and needed > run.backend.memory_bytes:
+    if needed > run.backend.memory_bytes:
         have = run.backend.memory_bytes
         return Skip(f"needs a cache of {needed / 2**30:.1f} GiB, {have / 2**30:.1f} free")
     return None

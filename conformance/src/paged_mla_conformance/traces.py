@@ -8,7 +8,7 @@ import numpy as np
 
 from paged_mla_conformance import compare
 from paged_mla_conformance.compare import Check, Mismatch
-from paged_mla_reference.cache import append
+from paged_mla_reference.cache import append, slots_to_write
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.simulator.coverage import Coverage
@@ -72,12 +72,14 @@ class RankCache:
             self._holder = mask
         return self._runners[mask]
 
-    def check(self, *, rotated: bool) -> list[Check]:
+    def check(self, writer: compare.Writer, *, rotated: bool) -> list[Check]:
         """Compare every byte of the cache (S-10)."""
         every = np.arange(self.expected.layout.num_blocks, dtype=np.int64)
         actual = self._runners[self._holder].read_cache(every)
         expected = self.expected.read(every)
-        return compare.check_cache(self.expected.layout, every, actual, expected, rotated=rotated)
+        return compare.check_cache(
+            self.expected.layout, every, actual, expected, writer, rotated=rotated
+        )
 
 
 class TraceTrial:
@@ -85,14 +87,19 @@ class TraceTrial:
 
     Attributes
     ----------
+    note : str
+        How the scenario was bent to what the backend declares.
     steps, tokens : int
         Batches and real query tokens asked so far.
     coverage : Coverage
         Situations the schedule reached.
     """
 
-    def __init__(self, backend: Backend, scenario: Scenario, dims: MlaDims, dtype: str) -> None:
+    def __init__(
+        self, backend: Backend, scenario: Scenario, dims: MlaDims, dtype: str, note: str = ""
+    ) -> None:
         self.scenario = scenario
+        self.note = note
         self.trace = trace_of(scenario, dims, dtype)
         self._caches = [RankCache(backend, self.trace) for _ in range(self.trace.world)]
         self._partials: list[Output] = []
@@ -133,12 +140,14 @@ class TraceTrial:
     def _run(self, step: TraceStep) -> list[Check]:
         problem, cache = self.trace.problems[step.mask], self._caches[step.rank]
         runner = cache.runner(step.mask)
-        checks = compare.check_metadata(runner.plan(step.batch), metadata(problem, step.batch))
+        expected = metadata(problem, step.batch)
+        checks = compare.check_metadata(step.batch, runner.plan(step.batch), expected)
         runner.append(step.batch)
         cache.expected = append(problem, step.batch, cache.expected)
-        checks += cache.check(rotated=problem.rope is not None)
+        writer = compare.Writer(step.batch, slots_to_write(problem, step.batch))
+        checks += cache.check(writer, rotated=problem.rope is not None)
         answer = runner.attend(step.batch)
-        checks += compare.check_output(problem, answer, step.exact, step.rounded)
+        checks += compare.check_output(problem, step.batch, answer, step.exact, step.rounded)
         if self.trace.world > 1:
             checks += self._merge(runner, step, answer)
         return checks

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance import compare
 from paged_mla_conformance.compare import Check
+from paged_mla_conformance.sampling import asked_tokens
 from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append
+from paged_mla_reference.cache import append, slots_to_write
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import Rounding
@@ -43,12 +44,16 @@ class Stage:
 
 @dataclass
 class Trial:
-    """A case at given dims and dtype against a backend; collects the checks that held."""
+    """A case at given dims and dtype against a backend; collects the checks that held.
+
+    `note` says where the case was bent to what the backend declares.
+    """
 
     backend: Backend
     case: Case
     dims: MlaDims
     dtype: str
+    note: str = ""
     checks: list[Check] = field(default_factory=list)
 
     def stages(self) -> list[Stage]:
@@ -63,9 +68,7 @@ class Trial:
         """Plan every step; positions and slots are exact."""
         runner = self.prepare()
         for stage in self.stages():
-            runner.load_cache(stage.before)
-            actual = runner.plan(stage.batch)
-            self.checks += compare.check_metadata(actual, metadata(stage.problem, stage.batch))
+            self._plan(runner, stage)
 
     def check_append(self) -> None:
         """Append every step; every byte of the cache is right."""
@@ -88,8 +91,7 @@ class Trial:
         answers: list[Output] = []
         for stage in self.stages():
             runner.load_cache(stage.before)
-            actual = runner.plan(stage.batch)
-            self.checks += compare.check_metadata(actual, metadata(stage.problem, stage.batch))
+            self._plan(runner, stage)
             self._append(runner, stage)
             answers.append(self.attend(runner, stage))
         return answers
@@ -139,11 +141,16 @@ class Trial:
         """Hold `again`, of some `tokens` of `stage`, against `whole`; each has its budget."""
         exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
         rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
-        budgets = compare.both_budgets(stage.problem, exact, rounded)
+        budgets = compare.both_budgets(stage.problem, stage.batch, exact, rounded)
         mine = Output(whole.out[tokens], whole.lse[tokens])
         self.checks += compare.check_same(
             rule, again, mine, (budgets[0][tokens], budgets[1][tokens])
         )
+
+    def _plan(self, runner: Runner, stage: Stage) -> None:
+        expected = metadata(stage.problem, stage.batch)
+        actual = runner.plan(stage.batch)
+        self.checks += compare.check_metadata(stage.batch, actual, expected)
 
     def _append(self, runner: Runner, stage: Stage) -> None:
         kept = stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()
@@ -155,9 +162,13 @@ class Trial:
     def attend(self, runner: Runner, stage: Stage) -> Output:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
         actual = runner.attend(stage.batch)
-        exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
-        rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
-        self.checks += compare.check_output(stage.problem, actual, exact, rounded)
+        problem, batch = stage.problem, stage.batch
+        asked = asked_tokens(problem, batch)
+        exact, rounded = (
+            attend(problem, batch, stage.after, rounding, asked)
+            for rounding in (Rounding.EXACT, Rounding.SPEC)
+        )
+        self.checks += compare.check_output(problem, batch, actual, exact, rounded)
         return actual
 
     def _compare_cache(self, runner: Runner, stage: Stage, *, rotated: bool) -> None:
@@ -167,6 +178,7 @@ class Trial:
             block_ids,
             runner.read_cache(block_ids),
             stage.after.read(block_ids),
+            compare.Writer(stage.batch, slots_to_write(stage.problem, stage.batch)),
             rotated=rotated,
         )
 
@@ -174,12 +186,14 @@ class Trial:
 def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
     """Return every block of a small cache; of a large one the live blocks and their aliases.
 
-    An offset kept in 32 bits lands 2^31 or 2^32 elements or bytes away, so those blocks are read.
+    An offset kept in 32 bits lands 2^31 or 2^32 elements or bytes away, an id kept in 16 or 24
+    bits as many blocks, so those blocks are read.
     """
     total = image.layout.num_blocks
     if total <= MAX_BLOCKS_READ:
         return np.arange(total, dtype=np.int64)
     wraps = np.array([2**31, 2**32, 2**33, 2**34]) // image.layout.block_stride
+    wraps = np.concatenate([wraps, [2**16, 2**24]])  # of the block's own id
     near = image.block_ids[:, None] - wraps[None, :]
     aliases = (near[:, :, None] + np.array([-1, 0, 1])).ravel()
     wanted = np.unique(np.concatenate([image.block_ids, aliases, [0, total - 1]]))

@@ -139,7 +139,7 @@ def jobs_of_arch(arch: str) -> list[Job]:
             arch,
             DTYPE_NAMES[config.dtype],
             config.num_heads,
-            config.max_query_len,
+            config.tile_query_len,
         )
         for job in _jobs_of_config(config, variant):
             jobs.setdefault(job.name, job)

@@ -37,7 +37,7 @@ class PagedMla:
     Raises
     ------
     Unsupported
-        No kernel runs on `device`.
+        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
     """
 
     def __init__(

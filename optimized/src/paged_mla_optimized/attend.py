@@ -170,7 +170,7 @@ def _tiles(config: MlaConfig, variant: AttendVariant, programs: int) -> int:
 
 def choose_variant(config: MlaConfig, arch: str) -> AttendVariant:
     """Return the fastest variant that serves every step of `config` on `arch`."""
-    problem = (arch, DTYPE_NAMES[config.dtype], config.num_heads, config.max_query_len)
+    problem = (arch, DTYPE_NAMES[config.dtype], config.num_heads, config.tile_query_len)
     if config.rope is None and not config.deterministic:
         dims = (config.kv_lora_rank, config.qk_rope_head_dim)
         hopper = hopper_variant(*problem, dims)

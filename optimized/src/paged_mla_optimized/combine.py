@@ -78,9 +78,12 @@ class Combine:
         )
 
     def _groups(self, plan: Plan) -> int:
-        """Return how many groups of a row fixed splits can cut."""
-        longest = min(self.config.max_query_len, plan.num_tokens)
-        groups = -(-self.config.num_heads * longest // self.variant.group_m)
+        """Return how many programs share the groups of a row, each of which may join several.
+
+        As many as fixed splits can cut in rows of the length that tiles are made for.
+        """
+        query_len = min(self.config.tile_query_len, plan.num_tokens)
+        groups = -(-self.config.num_heads * query_len // self.variant.group_m)
         splits = fixed_splits(self.variant, self.config.max_rows, self.config.kv_lora_rank)
         return max(1, min(groups, splits // 2))
 

@@ -17,7 +17,8 @@ from paged_mla_optimized.gather import launch_gather
 from paged_mla_optimized.plan import Plan
 from paged_mla_optimized.rotary import rope_tables
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_optimized.variants import AttendVariant
+from paged_mla_optimized.variants import INTERPRETER, AttendVariant
+from paged_mla_shared.errors import Unsupported
 
 _LOG2_E = 1 / math.log(2)
 
@@ -39,6 +40,11 @@ class Core:
         self.config = config
         self.device = torch.empty(0, device=device).device  # "cuda" names its index
         self.facts = device_facts(self.device)
+        if self.facts.arch == INTERPRETER and config.dtype is torch.bfloat16:
+            raise Unsupported(
+                f"dtype {config.dtype}: Triton's interpreter computes on its raw bits; "
+                "allowed there: float32, float16"
+            )
         self.variant = variant or choose_variant(config, self.facts.arch)
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:

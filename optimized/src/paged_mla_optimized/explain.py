@@ -104,7 +104,7 @@ def explain(
     else:
         cut_groups = _cut_by_parts(shapes, part_units, overhead)
         cut = "equal shares of the grid"
-    queries = f"{config.num_heads} heads x up to {config.max_query_len} queries"
+    queries = f"{config.num_heads} heads x {config.tile_query_len} queries"
     return Explanation(
         kernel=f"{variant.family} attend on {arch}",
         why=f"{queries}, {config.dtype}, mask {config.mask}",

@@ -130,7 +130,7 @@ def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
     return tuple(_TABLE[arch].values())
 
 
-def attend_variant(arch: str, dtype: str, num_heads: int, max_query_len: int) -> AttendVariant:
+def attend_variant(arch: str, dtype: str, num_heads: int, query_len: int) -> AttendVariant:
     """Return the variant for a problem with R up to 512 and P up to 64.
 
     Parameters
@@ -139,11 +139,12 @@ def attend_variant(arch: str, dtype: str, num_heads: int, max_query_len: int) ->
         Key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
     dtype : str
         "float32", "float16" or "bfloat16".
-    num_heads, max_query_len : int
-        H, and the longest query a row can have: their product is the height of a row's queries.
+    num_heads, query_len : int
+        H, and the query length that tiles are made for: their product is the height of such a
+        row's queries. Longer rows take more tiles.
     """
     tiles = tile_variants(arch, dtype)
-    height = num_heads * max_query_len
+    height = num_heads * query_len
     tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
     if num_heads <= tile.tile_m:
         return tile
@@ -164,20 +165,20 @@ def hopper_variant(
     arch: str,
     dtype: str,
     num_heads: int,
-    max_query_len: int,
+    query_len: int,
     head_dims: tuple[int, int],
 ) -> AttendVariant | None:
     """Return the variant of a Gluon kernel for a problem, None where there is none.
 
     Parameters
     ----------
-    arch, dtype, num_heads, max_query_len
+    arch, dtype, num_heads, query_len
         As for :func:`attend_variant`.
     head_dims : (R, P)
     """
     if arch != "sm90" or dtype == "float32" or head_dims != (512, 64):
         return None
-    height = num_heads * max_query_len
+    height = num_heads * query_len
     tile = next((tile for tile in _HOPPER if tile.tile_m >= height), _HOPPER[-1])
     return replace(tile, lanes=next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4))
 

@@ -54,7 +54,11 @@ class Answer:
 
 
 def attend(
-    problem: Problem, batch: Batch, image: CacheImage, rounding: Rounding = Rounding.SPEC
+    problem: Problem,
+    batch: Batch,
+    image: CacheImage,
+    rounding: Rounding = Rounding.SPEC,
+    asked: NDArray[np.bool_] | None = None,
 ) -> Answer:
     """Attend every query to what the cache holds now (S-4 to S-7).
 
@@ -75,8 +79,11 @@ def attend(
         are a rotated ``q_pe`` (to the problem's dtype), scores (float32), the weights that meet
         the values (the problem's dtype; the denominator sums float32 weights), ``out`` (the
         problem's dtype) and ``lse`` (float32).
+    asked : bool [T], optional
+        Which query tokens to answer, all of them by default. ``out`` and ``lse`` of the others are
+        NaN, unless they see nothing.
     """
-    return attend_visible(problem, batch, image, visibility(problem, batch), rounding)
+    return attend_visible(problem, batch, image, visibility(problem, batch), rounding, asked=asked)
 
 
 def attend_visible(
@@ -86,6 +93,7 @@ def attend_visible(
     visible: Sequence[NDArray[np.bool_]],
     rounding: Rounding = Rounding.SPEC,
     *,
+    asked: NDArray[np.bool_] | None = None,
     attend_query: AttendQuery | None = None,
 ) -> Answer:
     """Attend as :func:`attend` does, to the keys named by `visible`.
@@ -94,14 +102,19 @@ def attend_visible(
     ----------
     visible : sequence of bool [query_len, seq_len]
         One matrix per row. A rank of a context-parallel group passes its own keys (S-18).
+    asked : bool [T], optional
     attend_query : AttendQuery, optional
         How one query token attends: :func:`attend_one`, unless a deviation is to be shown.
     """
     attend_query = attend_query or attend_one
     answer = nothing_visible(problem, batch.num_tokens)
+    asked = np.ones(batch.num_tokens, bool) if asked is None else asked
     positions = metadata(problem, batch).positions
     for row, span in enumerate(query_spans(batch)):
-        seen = visible[row]  # [q, S]
+        sees_any = visible[row].any(axis=1)  # [q]
+        unasked = span.start + np.flatnonzero(sees_any & ~asked[span])
+        answer.out[unasked], answer.lse[unasked] = np.nan, np.nan
+        seen = visible[row] & asked[span, None]  # [q, S]
         if not seen.any():
             continue
         queries = _queries(problem, batch.q_nope[span], batch.q_pe[span], positions[span], rounding)

@@ -38,6 +38,7 @@ CAPABILITIES = Capabilities(
             "large_offsets",
             "explicit_slots",
             "validation",
+            "deterministic",
         }
     ),
     max_query_len=2**20,

@@ -28,15 +28,22 @@ def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
     changes: not the gaps between rows, not the caller's arrays. With a rope, ``k_pe`` is rotated
     at the token's position and rounded to the problem's dtype first (S-12).
     """
-    derived = metadata(problem, batch)
-    slots = derived.slot_mapping if batch.slot_mapping is None else batch.slot_mapping
+    slots = slots_to_write(problem, batch)
     written = slots >= 0
     k_pe = batch.k_pe[written]
     if problem.rope is not None:
-        turned = rotate(widen(k_pe), derived.positions[written], problem.rope)
+        positions = metadata(problem, batch).positions
+        turned = rotate(widen(k_pe), positions[written], problem.rope)
         k_pe = round_to(turned, problem.dtype)
     rows = encode(image.layout, batch.ckv[written], k_pe)
     return write_slots(image, slots[written], rows)
+
+
+def slots_to_write(problem: Problem, batch: Batch) -> NDArray[np.int64]:
+    """Return the slot of each token, named by the batch or derived, int64 [T]; -1 for none."""
+    if batch.slot_mapping is not None:
+        return batch.slot_mapping
+    return metadata(problem, batch).slot_mapping
 
 
 def gather_context(

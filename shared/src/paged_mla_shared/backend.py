@@ -32,7 +32,8 @@ class Capabilities:
         ``seq_len`` 0 and tokens past ``cu_seqlens_q[-1]``; "replay": a second step on one
         runner; "strided_cache", "strided_inputs": non-contiguous arrays; "large_offsets":
         caches past 2^31 elements; "explicit_slots": ``Batch.slot_mapping``;
-        "validation": bad input raises before anything is written.
+        "validation": bad input raises before anything is written; "deterministic": a row has
+        the same bits whatever its batch mates (S-20).
     max_query_len : int
         Longest query of one row.
     """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.dtypes import largest_below, numpy_dtype
+from paged_mla_shared.dtypes import bits, largest_below, numpy_dtype
 from paged_mla_shared.problem import Batch, Mask, Problem
 
 INT32_MAX = 2**31 - 1
@@ -72,15 +72,21 @@ def _build_step(
         return _strided(values) if case.strided_inputs else values
 
     table = _block_table(case, problem, rows, rng)
+    q_nope = tensor(dims.num_heads, dims.kv_lora_rank, scale=case.query_scale)
+    q_pe = tensor(dims.num_heads, dims.qk_rope_head_dim, scale=case.query_scale)
+    ckv, k_pe = tensor(dims.kv_lora_rank), tensor(dims.qk_rope_head_dim)
+    if case.odd_values:
+        _put_odd_values(ckv)
+        _put_odd_values(k_pe)
     cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     batch = Batch(
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=np.array([row.seq_len for row in rows], np.int32),
         block_table=_strided(table) if case.strided_inputs else table,
-        q_nope=tensor(dims.num_heads, dims.kv_lora_rank, scale=case.query_scale),
-        q_pe=tensor(dims.num_heads, dims.qk_rope_head_dim, scale=case.query_scale),
-        ckv=tensor(dims.kv_lora_rank),
-        k_pe=tensor(dims.qk_rope_head_dim),
+        q_nope=q_nope,
+        q_pe=q_pe,
+        ckv=ckv,
+        k_pe=k_pe,
         mask=_trees(case.tree, query_lens, rng) if case.mask is Mask.TREE else None,
         slot_mapping=_slots(problem, table, rows, tokens, rng) if case.explicit_slots else None,
     )
@@ -106,6 +112,17 @@ def _normal(
 ) -> NDArray[Any]:
     values = rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
     return values.astype(numpy_dtype(dtype))
+
+
+def _put_odd_values(values: NDArray[Any]) -> None:
+    """Put what a conversion would change in most places of `values` [T, width], by its bits."""
+    whole = bits(values)
+    sign = 1 << (8 * values.itemsize - 1)
+    infinity = int(bits(np.array([np.inf], values.dtype))[0])
+    odd = [sign, infinity + 1, sign | 1, infinity, infinity + 1 | sign]  # -0.0, signalling NaN, ..
+    place = np.add.outer(np.arange(len(values)), np.arange(values.shape[1])) % 7
+    for number, pattern in enumerate(odd):
+        whole[place == number] = pattern
 
 
 def _contexts(
@@ -139,7 +156,7 @@ def _block_table(
 ) -> NDArray[np.int32]:
     counts = [-(-row.seq_len // problem.block_size) for row in rows]
     pool = problem.num_blocks
-    if case.cache_elements:
+    if case.cache_elements or case.cache_blocks:
         free = np.arange(pool - sum(counts), pool)
         free = rng.permutation(free)
     else:

@@ -69,7 +69,7 @@ class BadBatchesAreWrittenBeforeTheyAreRefused(Passing):
             raise
 
 
-@breaks(Fault.RANKS, "S-10", "S-18")
+@breaks(Fault.RANKS, "S-10", "S-18", akin="sglang@trtllm_mla_backend")
 class EveryRankWritesEverything(Passing):
     """The owner of a token is not asked for."""
 
@@ -84,7 +84,7 @@ class EveryRankWritesEverything(Passing):
         self.inner.append(batch)
 
 
-@breaks(Fault.STALE, "S-9", "S-10")
+@breaks(Fault.STALE, "S-9", "S-10", cites="tt-metal#41195")
 class AttentionWritesTheCache(Passing):
     """Scratch lies inside the cache: attending changes its first free byte."""
 
@@ -116,7 +116,31 @@ class BitsDependOnTheFirstRow(Passing):
         return answer
 
 
-@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184")
+@breaks(Fault.BATCH_MATE, "S-20")
+class SplitsFollowTheLongestRow(Passing):
+    """The order of summation, and so the last bit, is chosen by the longest row of the batch."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Round otherwise where some row is longer than four blocks."""
+        answer = self.inner.attend(batch)
+        if batch.seq_lens.max(initial=0) > 4 * self.problem.block_size:
+            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+        return answer
+
+
+@breaks(Fault.BATCH_MATE, "S-20")
+class SplitsFollowTheNumberOfRows(Passing):
+    """Rows, padded ones included, share the grid: the last bit of an lse depends on how many."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Round otherwise where one row has the grid to itself."""
+        answer = self.inner.attend(batch)
+        if batch.num_rows == 1:
+            return Output(answer.out, np.nextafter(answer.lse, np.float32(0)))
+        return answer
+
+
+@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
 class SplitsFollowTheFirstStep(Passing):
     """The order of summation stays as the first step chose it, so that bits differ."""
 

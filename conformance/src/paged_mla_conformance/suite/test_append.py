@@ -1,4 +1,4 @@
-"""The cache after a write, byte by byte (S-10)."""
+"""The cache after a write, byte by byte (S-10), in the format that the problem names (S-11)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from paged_mla_conformance.trial import Trial
 
-pytestmark = pytest.mark.mla(group="append", ops=("append",))
+pytestmark = pytest.mark.mla(group="append", ops=("append",), rules=("S-10", "S-11"))
 
 
 def test_append(trial: Trial) -> None:

@@ -15,6 +15,7 @@ from paged_mla_conformance.bad_inputs import (
     BadBatch,
     BadProblem,
 )
+from paged_mla_conformance.bending import bent_case
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.trial import Trial
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -28,13 +29,15 @@ pytestmark = pytest.mark.mla(
 
 
 def _base(run: Run, base: str) -> Trial:
-    return Trial(run.backend, BASES[base], run.dims, run.dtypes[0])
+    case, note = bent_case(BASES[base], run.backend.capabilities)
+    return Trial(run.backend, case, run.dims, run.dtypes[0], note)
 
 
 @pytest.mark.parametrize("bad", BAD_PROBLEMS, ids=lambda bad: bad.name)
 def test_bad_problem(mla_run: Run, bad: BadProblem) -> None:
     """A problem that cannot be served is refused when the runner is prepared."""
-    problem = bad.spoil(BASES[bad.base].problem(mla_run.dims, mla_run.dtypes[0]))
+    trial = _base(mla_run, bad.base)
+    problem = bad.spoil(trial.case.problem(trial.dims, trial.dtype))
     with pytest.raises((InvalidArgument, Unsupported)) as raised:
         mla_run.backend.prepare(problem)
     assert bad.argument in str(raised.value), f"the message does not name {bad.argument}"

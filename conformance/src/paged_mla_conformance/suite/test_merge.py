@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import pytest
 
+from paged_mla_conformance.bending import bent_case
 from paged_mla_conformance.compare import Check, check_merge
 from paged_mla_conformance.profile import Run
 from paged_mla_reference.merge import merge
-from paged_mla_shared.cases import MERGES, MergeCase
-from paged_mla_shared.cases.decode import CASES
-from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.cases import MERGES, Case, MergeCase, Row
 
 pytestmark = pytest.mark.mla(group="merge", ops=("merge",), rules=("S-8",))
+
+
+def _runner(run: Run, case: MergeCase) -> Runner:
+    """Prepare some problem: a merge needs none, but a runner does."""
+    step = Case(
+        group="merge",
+        name="runner",
+        why="something to prepare",
+        rules=("S-8",),
+        rows=tuple(Row(1, 1) for _ in range(case.tokens)),
+        num_heads=case.num_heads,
+    )
+    bent, _ = bent_case(step, run.backend.capabilities)
+    return run.backend.prepare(bent.problem(run.dims, run.dtypes[0]))
 
 
 @pytest.mark.parametrize("case", MERGES, ids=lambda case: case.name)
 def test_merge(mla_run: Run, mla_checks: list[Check], case: MergeCase) -> None:
     """A merge is total: empty partials weigh exactly nothing, whatever they hold."""
-    [step] = build_steps(CASES[0], mla_run.dims, mla_run.dtypes[0])
-    runner = mla_run.backend.prepare(step.problem)
-    partials = case.build(5, 3, mla_run.dims.kv_lora_rank)
+    runner = _runner(mla_run, case)
+    partials = case.build(mla_run.dims.kv_lora_rank)
     mla_checks += check_merge(runner.merge(partials), merge(partials), partials)
 
 
@@ -32,9 +45,8 @@ def test_association(mla_run: Run, mla_checks: list[Check], case: MergeCase) -> 
     The inner answers, their lse (which weighs its answer and the others) and the outer merge are
     each as far off as one merge may be, so that all are no further off than of three times as many.
     """
-    [step] = build_steps(CASES[0], mla_run.dims, mla_run.dtypes[0])
-    runner = mla_run.backend.prepare(step.problem)
-    partials = case.build(5, 3, mla_run.dims.kv_lora_rank)
+    runner = _runner(mla_run, case)
+    partials = case.build(mla_run.dims.kv_lora_rank)
     for cut in (1, len(partials) - 1):
         inner = [runner.merge(part) for part in (partials[:cut], partials[cut:])]
         mla_checks += check_merge(runner.merge(inner), merge(partials), partials * 3)

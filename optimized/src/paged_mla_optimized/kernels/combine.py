@@ -2,8 +2,9 @@
 
 Axis 0 of the grid numbers the parts of the attend kernel. All parts that worked on a group but its
 last share its joining: a group cut into many parts is joined by many programs. Axis 1 shares it
-out further. With FIXED_SPLITS axis 0 numbers the groups of every row, and axis 2 the shares. The
-last programs along axis 0 give padding ``(0, -inf)``.
+out further. With FIXED_SPLITS axis 0 has `groups` programs for every row, each of which takes every
+`groups`-th group of it, and axis 2 numbers the shares. The last programs along axis 0 give padding
+``(0, -inf)``.
 
 The plan describes what a part joins, so that little is left to find out once the partials are
 there: first part and number of the partials, or 0 of them; first token of the row; index of the
@@ -33,19 +34,6 @@ def _blank(
             tl.store(out_ptr + at + tl.arange(0, R), zeros)
             at = line * stride_lse_token + head * stride_lse_head
             tl.store(lse_ptr + at, float("-inf"))
-
-
-@triton.jit
-def _splits_of_group(
-    token_starts_ptr, row_lens_ptr, row, group, num_heads, group_m,
-    TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Return first slot and number of the partials of a group, or 0 of them."""
-    groups, splits, _ = fixed_split(
-        token_starts_ptr, row_lens_ptr, row, num_heads, group_m, TILE_N, SPLIT_TILES, FIXED_SPLITS
-    )
-    is_cut = (group < groups) & (splits > 1)
-    return row * FIXED_SPLITS + group * splits, tl.where(is_cut, splits, 0)
 
 
 @triton.jit
@@ -107,6 +95,22 @@ def _join_share(
             tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
 
 
+@triton.jit
+def _join_group(
+    partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
+    num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Join a share of a group, with as many partials at a time as it has, up to 128."""
+    for step in tl.static_range(7):
+        if (count > 1 << step) & ((count <= 2 << step) | (step == 6)):
+            _join_share(
+                partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
+                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair, alive,
+                first, count, share, shares, num_heads, group_m, R, FIXED_SPLITS, 2 << step,
+            )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["joins", "groups", "num_tokens", "stride_lse_token",
                                "stride_lse_head"])  # fmt: skip
 def combine_kernel(
@@ -124,7 +128,7 @@ def combine_kernel(
     stride_lse_token,
     stride_lse_head,
     joins,  # programs along axis 0 that join
-    groups,  # most groups of a row that FIXED_SPLITS cut
+    groups,  # programs that share the groups of a row, with FIXED_SPLITS
     num_tokens,
     num_heads,
     R: tl.constexpr,
@@ -152,14 +156,13 @@ def combine_kernel(
     if FIXED_SPLITS > 0:
         row = program // groups
         group = program % groups
-        first, count = _splits_of_group(
-            token_starts_ptr, row_lens_ptr, row, group, num_heads, group_m,
+        row_groups, splits, _ = fixed_split(
+            token_starts_ptr, row_lens_ptr, row, num_heads, group_m,
             TILE_N, SPLIT_TILES, FIXED_SPLITS,
         )  # fmt: skip
+        count = tl.where((group < row_groups) & (splits > 1), splits, 0)
         start = tl.load(token_starts_ptr + row)
-        query_len = tl.load(token_starts_ptr + row + 1) - start
-        first_pair = group * group_m
-        alive = tl.minimum(query_len * num_heads - first_pair, group_m)
+        pairs = (tl.load(token_starts_ptr + row + 1) - start) * num_heads
         share = tl.program_id(2)
         shares = tl.num_programs(2)
     else:
@@ -181,10 +184,19 @@ def combine_kernel(
     shares = shares * workers
     if count == 0:
         return
-    for step in tl.static_range(7):  # 2 partials at a time, or 4, up to 128
-        if (count > 1 << step) & ((count <= 2 << step) | (step == 6)):
-            _join_share(
+    if FIXED_SPLITS > 0:
+        while group < row_groups:
+            first_pair = group * group_m
+            _join_group(
                 partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
-                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair, alive,
-                first, count, share, shares, num_heads, group_m, R, FIXED_SPLITS, 2 << step,
+                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair,
+                tl.minimum(pairs - first_pair, group_m), row * FIXED_SPLITS + group * splits,
+                splits, share, shares, num_heads, group_m, R, FIXED_SPLITS,
             )  # fmt: skip
+            group += groups
+    else:
+        _join_group(
+            partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+            stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
+            shares, num_heads, group_m, R, FIXED_SPLITS,
+        )  # fmt: skip

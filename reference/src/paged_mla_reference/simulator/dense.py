@@ -63,13 +63,15 @@ class Dense:
         token = 0
         for row in rows:
             states = self._histories.of_queries(row)
-            context = self._context(row)
             own = [
                 self._key(state, row.context_len + len(row.ancestors(node)) - 1)
                 for node, state in enumerate(states)
             ]
+            known = np.array(self._context(row) + own)  # [context + nodes, R+P]
+            context = np.arange(len(known) - len(own))
             for node, state in enumerate(states):
-                keys = np.array(context + [own[before] for before in row.ancestors(node)])
+                seen = [len(context) + before for before in row.ancestors(node)]
+                keys = known[np.concatenate([context, seen]).astype(np.int64)]
                 mine = keys[group.owner(np.arange(len(keys))) == rank]  # [K, R+P]
                 if len(mine):
                     query = self._query(state, len(keys) - 1, rounding)

@@ -182,6 +182,27 @@ _RANKS = Scenario(
     requests=(request("tiny", 2, 6), request("longer", 17, 6), request("hit", 3, 3, 6)),
 )
 
+_PRODUCTION = Scenario(
+    name="production",
+    why="a long prompt in long chunks beside many short requests",
+    config=EngineConfig(
+        block_size=64,
+        num_blocks=64,
+        max_rows=40,
+        token_budget=640,
+        max_chunk=600,
+        order=RowOrder.INTERLEAVED,
+        buckets=(32,),
+        seed=6,
+    ),
+    requests=(
+        *(request(f"short-{i}", 1 + i % 5, 3) for i in range(15)),
+        request("long", 1300, 2),
+        *(request(f"late-{i}", 2 + i % 7, 3, 1) for i in range(16)),
+    ),
+    num_heads=2,
+)
+
 CORE: tuple[Scenario, ...] = (
     _CHUNKS,
     _PREFIXES,
@@ -191,6 +212,7 @@ CORE: tuple[Scenario, ...] = (
     _TREES,
     _BRANCHES,
     _RANKS,
+    _PRODUCTION,
 )
 
 

@@ -6,6 +6,7 @@ from paged_mla_shared.cases import (
     append,
     causality,
     decode,
+    deterministic,
     empty,
     extend,
     gather,
@@ -42,6 +43,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         replay,
         gather,
         invariance,
+        deterministic,
     )
 }
 

@@ -22,6 +22,10 @@ def _append(
     block_padding: int = 0,
     strided_inputs: bool = False,
     explicit_slots: bool = False,
+    cache_blocks: int = 0,
+    cache_elements: int = 0,
+    odd_values: bool = False,
+    fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         group=GROUP,
@@ -36,11 +40,18 @@ def _append(
         block_padding=block_padding,
         strided_inputs=strided_inputs,
         explicit_slots=explicit_slots,
+        cache_blocks=cache_blocks,
+        cache_elements=cache_elements,
+        odd_values=odd_values,
+        fixed=fixed,
     )
 
 
 CASES = (
-    *(_append(f"bs{bs}", "slots at this block size", block_size=bs) for bs in BLOCK_SIZES),
+    *(
+        _append(f"bs{bs}", "slots at this block size", block_size=bs, fixed=("block_size",))
+        for bs in BLOCK_SIZES
+    ),
     _append("padded-tokens", "padded tokens write nothing", padded_tokens=7),
     _append("padded-rows", "padded rows write nothing", (Row(0, 3), Row(70, 6), Row(0, 1))),
     _append("idle", "an idle step leaves every byte", (Row(0, 1), Row(0, 2))),
@@ -52,4 +63,34 @@ CASES = (
     _append("token-padding", "gaps between tokens stay as they were", token_padding=32),
     _append("strided-inputs", "latents as views", strided_inputs=True),
     _append("last-slot", "the last slot of the last block", (Row(64, 64), Row(128, 1))),
+    _append("600-tokens", "a long chunk is written to its end", (Row(1700, 600), Row(70, 2))),
+    _append(
+        "600-explicit-slots",
+        "named slots of a long chunk, -1 skipped",
+        (Row(700, 600),),
+        explicit_slots=True,
+    ),
+    _append("33k-keys", "a token far behind others", (Row(33001, 2), Row(5, 1))),
+    _append(
+        "300-rows", "one token in each of many rows", tuple(Row(1 + i % 90, 1) for i in range(300))
+    ),
+    _append(
+        "blocks-past-2-16",
+        "block ids of more than 16 bits",
+        block_size=1,
+        cache_blocks=2**16 + 500,
+    ),
+    _append(
+        "2g-explicit-slots",
+        "named slots whose offsets do not fit 31 bits",
+        explicit_slots=True,
+        cache_elements=2**31 + 2**24,
+    ),
+    _append("odd-values", "bits are copied, values not converted", odd_values=True),
+    _append(
+        "odd-values-explicit-slots",
+        "bits are copied to named slots too",
+        odd_values=True,
+        explicit_slots=True,
+    ),
 )

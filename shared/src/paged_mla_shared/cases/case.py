@@ -72,10 +72,15 @@ class Case:
         Elements, not bytes, between tokens and between blocks of the cache.
     strided_inputs : bool
         Queries, latents and the block table arrive as strided views of poisoned arrays.
-    cache_elements : int
-        Lower bound on the cache's size; live blocks are placed at its top.
+    cache_elements, cache_blocks : int
+        Lower bounds on the cache's size; live blocks are placed at its top.
+    odd_values : bool
+        The step's latents and keys hold -0.0, signalling NaN, infinities and subnormals.
     features : tuple of str
         Capabilities needed beyond what the problem itself implies.
+    fixed : tuple of {"num_heads", "block_size"}
+        What the case is about. A backend that does not declare another of these is asked the
+        case with the nearest that it does declare.
     """
 
     group: str
@@ -100,7 +105,10 @@ class Case:
     strided_inputs: bool = False
     explicit_slots: bool = False
     cache_elements: int = 0
+    cache_blocks: int = 0
+    odd_values: bool = False
     features: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -152,7 +160,9 @@ class Case:
             dtype=dtype,
             cache_format=PLAIN_FORMAT_OF_DTYPE[dtype],
             block_size=self.block_size,
-            num_blocks=max(2 * needed + 3, -(-self.cache_elements // block_elements)),
+            num_blocks=max(
+                2 * needed + 3, -(-self.cache_elements // block_elements), self.cache_blocks
+            ),
             max_rows=max(1, *map(len, self.steps)),
             max_query_tokens=max(
                 1, *(n + self.padded_tokens for n in map(_query_tokens, self.steps))

@@ -6,7 +6,7 @@ from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "decode"
 
-HEADS = (1, 2, 3, 6, 8, 9, 12, 16, 24, 48, 64, 96, 128)
+HEADS = (1, 2, 3, 6, 8, 9, 12, 16, 20, 24, 40, 48, 64, 96, 128)
 BLOCK_SIZES = (1, 16, 32, 64, 128, 256)
 
 
@@ -25,6 +25,7 @@ def _decode(
     block_size: int = 64,
     query_scale: float = 1.0,
     softmax_scale: float | None = None,
+    fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         group=GROUP,
@@ -36,17 +37,28 @@ def _decode(
         block_size=block_size,
         query_scale=query_scale,
         softmax_scale=softmax_scale,
+        fixed=fixed,
     )
 
 
 CASES = (
     *(
-        _decode(f"h{h}", "head counts that are no tile multiple", (1, 64, 65, 130), num_heads=h)
+        _decode(
+            f"h{h}",
+            "head counts that are no tile multiple",
+            (1, 64, 65, 130),
+            num_heads=h,
+            fixed=("num_heads",),
+        )
         for h in HEADS
     ),
     *(
         _decode(
-            f"bs{bs}", "lengths around the edges of this block size", block_edges(bs), block_size=bs
+            f"bs{bs}",
+            "lengths around the edges of this block size",
+            block_edges(bs),
+            block_size=bs,
+            fixed=("block_size",),
         )
         for bs in BLOCK_SIZES
     ),
@@ -57,6 +69,7 @@ CASES = (
             tuple(range(1, 2 * bs + 2)),
             num_heads=2,
             block_size=bs,
+            fixed=("block_size",),
         )
         for bs in (16, 64)
     ),
@@ -84,5 +97,29 @@ CASES = (
         "a scale that no kernel would choose by itself",
         (1, 65, 130),
         softmax_scale=0.3,
+    ),
+    *(
+        _decode(
+            f"softmax-scale-{scale:g}",
+            "the scale is used as it is given, however small or large",
+            (1, 65, 130),
+            num_heads=3,
+            query_scale=0.1 / scale,
+            softmax_scale=scale,
+        )
+        for scale in (1e-3, 0.017, 2.5, 40.0, 1e3)
+    ),
+    _decode("33k-keys", "keys past 2^15, beside a short row", (33001, 5), num_heads=1),
+    _decode(
+        "300-rows",
+        "rows past 255, and more than 16384 pairs of token and head",
+        tuple(1 + (7 * i) % 97 for i in range(300)),
+        num_heads=64,
+    ),
+    _decode(
+        "tiles-1-to-16",
+        "rows of one to sixteen key tiles, at, before and after each edge",
+        tuple(64 * k + d for k in range(1, 17) for d in (-1, 0, 1)),
+        num_heads=1,
     ),
 )

@@ -46,6 +46,12 @@ CASES = (
     _empty(
         "padded-tokens", "more tokens than the rows own", (Row(65, 1), Row(3, 2)), padded_tokens=6
     ),
+    _empty(
+        "300-rows",
+        "padded rows anywhere among many, the last ones too",
+        tuple(Row(0 if i % 7 == 3 or i > 256 else 3 + i % 70, 1 + i % 3) for i in range(300)),
+        padded_tokens=11,
+    ),
     *(
         _empty(
             f"table-{tail}",

@@ -14,6 +14,7 @@ def _extend(
     *,
     num_heads: int | None = None,
     block_size: int = 64,
+    fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         group=GROUP,
@@ -23,6 +24,7 @@ def _extend(
         rows=rows,
         num_heads=num_heads,
         block_size=block_size,
+        fixed=fixed,
     )
 
 
@@ -61,7 +63,24 @@ CASES = (
             (Row(bs + 5, 5), Row(2 * bs + 1, min(bs + 1, 40))),
             num_heads=3,
             block_size=bs,
+            fixed=("block_size",),
         )
         for bs in (1, 16, 32, 128, 256)
+    ),
+    _extend(
+        "600-queries",
+        "a long chunk behind a long context, beside a short one",
+        (Row(3, 2), Row(4696, 600)),
+        num_heads=1,
+    ),
+    _extend("33k-keys", "a few queries past 2^15 keys", (Row(33003, 7), Row(70, 9)), num_heads=1),
+    _extend(
+        "many-pairs", "more than 16384 pairs of token and head", (Row(140, 130),), num_heads=128
+    ),
+    _extend(
+        "300-short-chunks",
+        "rows past 255, each of one to five tokens behind a context",
+        tuple(Row(20 + i % 50, 1 + i % 5) for i in range(300)),
+        num_heads=2,
     ),
 )

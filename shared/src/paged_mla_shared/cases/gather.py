@@ -8,7 +8,13 @@ GROUP = "gather"
 
 
 def _gather(
-    name: str, why: str, rows: tuple[Row, ...], block_size: int = 64, *, cache_elements: int = 0
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    block_size: int = 64,
+    *,
+    cache_elements: int = 0,
+    fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         group=GROUP,
@@ -19,17 +25,29 @@ def _gather(
         num_heads=1,
         block_size=block_size,
         cache_elements=cache_elements,
+        fixed=fixed,
     )
 
 
 CASES = (
     *(
-        _gather(f"bs{bs}", "rows that end anywhere in a block", (Row(bs + 3, 2), Row(7, 7)), bs)
+        _gather(
+            f"bs{bs}",
+            "rows that end anywhere in a block",
+            (Row(bs + 3, 2), Row(7, 7)),
+            bs,
+            fixed=("block_size",),
+        )
         for bs in (1, 16, 64, 256)
     ),
     _gather("no-hit", "no row has cached tokens", (Row(5, 5), Row(9, 9))),
     _gather("empty-rows", "padded rows contribute nothing", (Row(0, 0), Row(70, 1), Row(0, 0))),
     _gather("shared", "rows that share blocks", (Row(140, 4), Row(131, 2, shares_prefix_of=0))),
+    _gather(
+        "300-rows-33k",
+        "offsets of many rows, one of them long",
+        (*(Row(i % 60, i % 2) for i in range(200)), Row(33001, 1), *(Row(3, 1) for _ in range(99))),
+    ),
     *(
         _gather(
             f"{size}-elements",

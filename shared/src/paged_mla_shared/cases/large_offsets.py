@@ -9,25 +9,50 @@ GROUP = "large_offsets"
 _SIZES = (("2g", 2**31), ("4g", 2**32))
 
 
-def _large(name: str, elements: int, rows: tuple[Row, ...], block_size: int) -> Case:
+def _large(
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    block_size: int,
+    *,
+    cache_elements: int = 0,
+    cache_blocks: int = 0,
+) -> Case:
     return Case(
         group=GROUP,
         name=name,
-        why="offsets kept in 32 bits wrap, at 2^31 or at 2^32 elements",
+        why=why,
         rules=("S-1", "S-9", "S-10"),
         rows=rows,
         num_heads=16,
         block_size=block_size,
-        cache_elements=elements + 2**24,
+        cache_elements=cache_elements,
+        cache_blocks=cache_blocks,
+        features=("large_offsets",),
     )
 
 
-CASES = tuple(
-    _large(f"{size}-{name}", elements, rows, block_size)
-    for size, elements in _SIZES
-    for name, rows, block_size in (
-        ("decode", (Row(65, 1), Row(130, 1)), 64),
-        ("extend", (Row(100, 30), Row(1, 1)), 64),
-        ("bs1", (Row(20, 2), Row(7, 1)), 1),
-    )
+CASES = (
+    *(
+        _large(
+            f"{size}-{name}",
+            "offsets kept in 32 bits wrap, at 2^31 or at 2^32 elements",
+            rows,
+            block_size,
+            cache_elements=elements + 2**24,
+        )
+        for size, elements in _SIZES
+        for name, rows, block_size in (
+            ("decode", (Row(65, 1), Row(130, 1)), 64),
+            ("extend", (Row(100, 30), Row(1, 1)), 64),
+            ("bs1", (Row(20, 2), Row(7, 1)), 1),
+        )
+    ),
+    _large(
+        "blocks-past-2-24",
+        "block ids of more than 24 bits",
+        (Row(20, 2), Row(7, 1)),
+        1,
+        cache_blocks=2**24 + 500,
+    ),
 )

@@ -21,6 +21,8 @@ def _layout(
     strided_inputs: bool = False,
     table_tail: TableTail = TableTail.INT32_MAX,
     table_width: int = 3,
+    num_heads: int = 6,
+    fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         group=GROUP,
@@ -28,13 +30,14 @@ def _layout(
         why=why,
         rules=("S-1", "S-9"),
         rows=rows,
-        num_heads=6,
+        num_heads=num_heads,
         block_size=block_size,
         token_padding=token_padding,
         block_padding=block_padding,
         strided_inputs=strided_inputs,
         table_tail=table_tail,
         table_width=table_width,
+        fixed=fixed,
     )
 
 
@@ -46,7 +49,13 @@ CASES = (
     ),
     _layout("decode-block-padding", "block padding, decode only", rows=_DECODE, block_padding=256),
     _layout("decode-token-padding", "token padding, decode only", rows=_DECODE, token_padding=64),
-    _layout("bs16-block-padding", "padded small blocks", block_size=16, block_padding=64),
+    _layout(
+        "bs16-block-padding",
+        "padded small blocks",
+        block_size=16,
+        block_padding=64,
+        fixed=("block_size",),
+    ),
     _layout("strided-inputs", "queries, latents and table as views", strided_inputs=True),
     _layout(
         "strided-everything",
@@ -58,6 +67,16 @@ CASES = (
     *(
         _layout(f"tail-{tail}", "table entries past a row's last block", table_tail=tail)
         for tail in TableTail
+    ),
+    _layout(
+        "33k-strided",
+        "padded blocks and strided inputs of a long row beside many",
+        rows=(Row(33001, 1), *(Row(1 + i % 60, 1) for i in range(40))),
+        token_padding=32,
+        block_padding=32,
+        strided_inputs=True,
+        table_width=0,
+        num_heads=1,
     ),
     _layout("wide-table", "a table far wider than any row", table_width=300),
     _layout("exact-table", "no column past the longest row", table_width=0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling
 
 GROUP = "masks"
@@ -35,6 +35,55 @@ CASES = (
             mask_spelling=spelling,
         )
         for spelling in MaskSpelling
+    ),
+    *(
+        Case(
+            group=GROUP,
+            name=f"tree-{spelling}-64",
+            why="every node of wide trees, behind contexts, beside padded rows of several tokens",
+            rules=("S-4", "S-14"),
+            rows=(Row(0, 3), Row(4164, 64), Row(0, 1), Row(33, 33), Row(130, 65), Row(64, 60)),
+            num_heads=1,
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+            tree=tree,
+            padded_tokens=5,
+        )
+        for spelling, tree in zip(MaskSpelling, (Tree.RANDOM, Tree.CHAIN, Tree.RANDOM), strict=True)
+    ),
+    *(
+        Case(
+            group=GROUP,
+            name=f"tree-{spelling}-far-node",
+            why="a leaf that sees the last bits of each word",
+            rules=("S-4", "S-14"),
+            rows=(Row(64, 64), Row(40, 32)),
+            num_heads=2,
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+            tree=Tree.CHAIN,
+        )
+        for spelling in MaskSpelling
+    ),
+    Case(
+        group=GROUP,
+        name="tree-packed-33k",
+        why="packed lines behind 2^15 keys",
+        rules=("S-4", "S-14"),
+        rows=(Row(33010, 12), Row(70, 64)),
+        num_heads=1,
+        mask=Mask.TREE,
+        mask_spelling=MaskSpelling.PACKED,
+    ),
+    Case(
+        group=GROUP,
+        name="tree-full-300-rows",
+        why="the base of a mask after many rows of any length, padded ones among them",
+        rules=("S-4", "S-14"),
+        rows=tuple(Row(0 if i % 9 == 4 else 20 + i % 40, 1 + i % 4) for i in range(300)),
+        num_heads=1,
+        mask=Mask.TREE,
+        mask_spelling=MaskSpelling.FULL,
     ),
     Case(
         group=GROUP,

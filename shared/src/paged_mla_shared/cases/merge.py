@@ -29,11 +29,14 @@ class MergeCase:
     name: str
     why: str
     parts: tuple[Part, ...]
+    tokens: int = 5
+    num_heads: int = 3
 
-    def build(self, tokens: int, num_heads: int, width: int) -> list[Output]:
+    def build(self, width: int) -> list[Output]:
         """Return the float32 partials: out [tokens, num_heads, width], lse [tokens, num_heads]."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        return [_partial(part, (tokens, num_heads, width), rng) for part in self.parts]
+        shape = (self.tokens, self.num_heads, width)
+        return [_partial(part, shape, rng) for part in self.parts]
 
 
 def _partial(part: Part, shape: tuple[int, int, int], rng: np.random.Generator) -> Output:
@@ -56,6 +59,28 @@ _P = Part
 MERGES = (
     MergeCase("two", "the ordinary split", (_P.PLAIN, _P.PLAIN)),
     MergeCase("one", "a single partial is itself", (_P.PLAIN,)),
+    *(
+        MergeCase(
+            f"one-{part}".replace("_", "-"), "a single partial, merged and not handed on", (part,)
+        )
+        for part in (_P.EMPTY, _P.EMPTY_NAN, _P.HOLES, _P.HIGH, _P.LOW)
+    ),
+    *(
+        MergeCase(f"{n}-splits", "any number of splits, some of them empty", parts[:n])
+        for n, parts in (
+            (n, (_P.PLAIN, _P.EMPTY_NAN, _P.PLAIN, _P.HOLES) * 8)
+            for n in (3, 4, 5, 6, 7, 9, 12, 15, 16, 17, 31, 32)
+        )
+    ),
+    *(
+        MergeCase(
+            f"only-the-{which}-of-{n}",
+            "one partial holds all",
+            tuple(_P.PLAIN if i == at else _P.EMPTY_NAN for i in range(n)),
+        )
+        for which, at, n in (("first", 0, 3), ("second", 1, 3), ("last", 2, 3), ("last", 15, 16))
+    ),
+    MergeCase("16384-pairs", "many tokens of many heads", (_P.PLAIN, _P.HOLES), 300, 64),
     MergeCase("eight", "many splits", (_P.PLAIN,) * 8),
     MergeCase("empty-left", "a prefix chunk without keys", (_P.EMPTY, _P.PLAIN)),
     MergeCase("empty-right", "a suffix without keys", (_P.PLAIN, _P.EMPTY)),

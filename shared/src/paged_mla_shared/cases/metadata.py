@@ -19,6 +19,8 @@ def _metadata(
     mask: Mask = Mask.CAUSAL,
     padded_tokens: int = 0,
     table_tail: TableTail = TableTail.INT32_MAX,
+    cache_blocks: int = 0,
+    fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
         group=GROUP,
@@ -31,6 +33,8 @@ def _metadata(
         mask=mask,
         padded_tokens=padded_tokens,
         table_tail=table_tail,
+        cache_blocks=cache_blocks,
+        fixed=fixed,
     )
 
 
@@ -41,6 +45,7 @@ CASES = (
             "a chunk that ends on, before and after a block edge",
             tuple(Row(2 * bs + d, bs + d) for d in (-1, 0, 1) if bs + d > 0),
             block_size=bs,
+            fixed=("block_size",),
         )
         for bs in BLOCK_SIZES
     ),
@@ -62,5 +67,29 @@ CASES = (
     ),
     _metadata(
         "many-rows", "prefix sums over many rows", tuple(Row(5 + i, 1 + i % 4) for i in range(40))
+    ),
+    _metadata(
+        "300-rows",
+        "rows past 255, of every short query length",
+        tuple(Row(7 + 3 * i, i % 9) for i in range(300)),
+    ),
+    _metadata(
+        "positions-past-2-16",
+        "positions around and far past 16 bits",
+        (Row(65535, 1), Row(65537, 3), Row(131072, 2)),
+    ),
+    _metadata("600-queries", "a long chunk behind a context", (Row(4696, 600), Row(70, 1))),
+    _metadata(
+        "blocks-past-2-16",
+        "block ids of more than 16 bits",
+        (Row(130, 3), Row(9, 9)),
+        block_size=1,
+        cache_blocks=2**16 + 500,
+    ),
+    _metadata(
+        "tree-64",
+        "depths of trees wider than a word, behind contexts",
+        (Row(4100, 64), Row(0, 3), Row(64, 64), Row(300, 33)),
+        mask=Mask.TREE,
     ),
 )

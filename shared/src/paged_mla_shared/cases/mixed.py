@@ -55,5 +55,19 @@ CASES = (
     ),
     _mixed("padded-tokens", "tokens past the last row", _KINDS, padded_tokens=9),
     _mixed("bs16", "block size below the key tile", _KINDS, block_size=16),
+    _mixed(
+        "production",
+        "a long chunk, far contexts, many decode rows and padding in one step",
+        (
+            *(Row(5 + i % 60, 1) for i in range(120)),
+            Row(1700, 600),
+            *(Row(0, 1) for _ in range(30)),
+            Row(33001, 1),
+            *(Row(2 + i % 60, 1) for i in range(150)),
+            Row(4099, 5),
+        ),
+        num_heads=1,
+        padded_tokens=16,
+    ),
     _mixed("full-heads", "all heads of the model", (DECODE, CONTINUE_MANY, FRESH), num_heads=None),
 )

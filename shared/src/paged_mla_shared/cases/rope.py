@@ -10,30 +10,62 @@ GROUP = "rope"
 YARN = Yarn(factor=40.0, original_max_position=64)
 
 
-def _rope(pairing: RopePairing, name: str, why: str, rows: tuple[Row, ...], mask: Mask) -> Case:
-    yarn = YARN if name == "yarn" else None
+# Their quotient is not 1, and neither is the magnitude alone.
+UNEQUAL = Yarn(factor=40.0, original_max_position=4096, mscale=1.0, mscale_all_dim=0.707)
+
+
+def _rope(
+    pairing: RopePairing,
+    name: str,
+    why: str,
+    rows: tuple[Row, ...],
+    mask: Mask = Mask.CAUSAL,
+    *,
+    theta: float = 10000.0,
+    yarn: Yarn | None = None,
+    num_heads: int = 6,
+) -> Case:
     return Case(
         group=GROUP,
         name=f"{pairing}-{name}",
         why=why,
         rules=("S-3", "S-12"),
         rows=rows,
-        num_heads=6,
+        num_heads=num_heads,
         mask=mask,
-        rope=Rope(pairing, yarn=yarn),
+        rope=Rope(pairing, theta=theta, yarn=yarn),
     )
 
 
-CASES = tuple(
-    _rope(pairing, name, why, rows, mask)
-    for pairing in RopePairing
-    for name, why, rows, mask in (
-        ("decode", "the position of a decode token is absolute",
-         (Row(1, 1), Row(2, 1), Row(130, 1)), Mask.CAUSAL),
-        ("extend", "positions of a chunk start at the cached length",
-         (Row(20, 20), Row(100, 9)), Mask.CAUSAL),
-        ("tree", "siblings share a position", (Row(70, 8), Row(5, 5)), Mask.TREE),
-        ("yarn", "interpolated frequencies", (Row(30, 30), Row(150, 2)), Mask.CAUSAL),
-        ("padded", "padded tokens have no position", (Row(0, 2), Row(65, 1)), Mask.CAUSAL),
-    )
+CASES = (
+    *(
+        _rope(pairing, name, why, rows, mask, yarn=YARN if name == "yarn" else None)
+        for pairing in RopePairing
+        for name, why, rows, mask in (
+            ("decode", "the position of a decode token is absolute",
+             (Row(1, 1), Row(2, 1), Row(130, 1)), Mask.CAUSAL),
+            ("extend", "positions of a chunk start at the cached length",
+             (Row(20, 20), Row(100, 9)), Mask.CAUSAL),
+            ("tree", "siblings share a position", (Row(70, 8), Row(5, 5)), Mask.TREE),
+            ("yarn", "interpolated frequencies", (Row(30, 30), Row(150, 2)), Mask.CAUSAL),
+            ("padded", "padded tokens have no position", (Row(0, 2), Row(65, 1)), Mask.CAUSAL),
+            ("no-query", "a step of no token", (Row(65, 0),), Mask.CAUSAL),
+            ("non-causal", "a query at position 0 that sees several keys",
+             (Row(9, 9), Row(70, 5)), Mask.NON_CAUSAL),
+        )
+    ),
+    *(
+        _rope(pairing, f"theta-{theta:g}", "the base is asked for", (Row(40, 9), Row(700, 2)),
+              theta=theta)
+        for pairing, theta in ((RopePairing.INTERLEAVED, 5e4), (RopePairing.NEOX, 1e6))
+    ),
+    *(
+        _rope(pairing, "yarn-unequal", "the magnitude is the quotient of two",
+              (Row(40, 9), Row(5000, 3)), yarn=UNEQUAL, num_heads=2)
+        for pairing in RopePairing
+    ),
+    _rope(RopePairing.INTERLEAVED, "131072", "positions up to the longest context served",
+          (Row(131072, 2), Row(4097, 1)), num_heads=1),
+    _rope(RopePairing.NEOX, "yarn-33k", "positions past 2^15, far past the original context",
+          (Row(33001, 1), Row(600, 600)), theta=5e4, yarn=UNEQUAL, num_heads=1),
 )  # fmt: skip

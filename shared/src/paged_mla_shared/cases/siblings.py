@@ -23,5 +23,6 @@ def _tree(name: str, why: str, tree: Tree, rows: tuple[Row, ...]) -> Case:
 
 CASES = (
     _tree("star", "siblings of one parent", Tree.STAR, (Row(70, 8),)),
+    _tree("n64", "wide trees", Tree.RANDOM, (Row(4164, 64), Row(33, 33))),
     _tree("random", "branches of any depth", Tree.RANDOM, (Row(70, 16), Row(140, 9))),
 )

@@ -72,5 +72,39 @@ CASES = (
     _tree("h9", "odd heads folded with nodes", _uniform(7, 61), num_heads=9),
     _tree("full-heads", "all heads of the model", _uniform(8, 100), num_heads=None),
     _tree("bs16", "a tree over several blocks", _uniform(24, 10, 31), block_size=16),
+    _chain(
+        "q5-26k",
+        "the second row of several tokens behind a long context",
+        _uniform(5, 300, 26400, 33000),
+        num_heads=1,
+    ),
+    *(
+        _chain(
+            f"q{q}-4k",
+            "query lengths that are no power of two, behind contexts",
+            _uniform(q, 4096, 5000, 4090),
+            num_heads=2,
+        )
+        for q in (3, 7)
+    ),
+    _chain(
+        "q8-over-tiles",
+        "drafts that cross the edge of a key tile at every residue",
+        tuple(Row(124 + i, 8) for i in range(16)),
+        num_heads=2,
+    ),
+    _chain(
+        "300-rows",
+        "many rows of two tokens",
+        _uniform(2, *(i % 62 for i in range(300))),
+        num_heads=2,
+    ),
+    _chain("n64", "long chains", (Row(4164, 64), Row(150, 20), Row(97, 33)), num_heads=1),
+    _tree(
+        "n64-9k",
+        "a wide tree far behind, beside another",
+        (Row(9000, 64), Row(65, 60)),
+        num_heads=1,
+    ),
     _tree("padded", "a row with no drafts between trees", (Row(20, 5), Row(0, 0), Row(80, 9))),
 )

@@ -1,0 +1,49 @@
+"""Put the planted bugs to the suite, and what survives to the search."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from planted.bugs import BUGS
+from planted.page import Finding, page
+from planted.trial import ask_search, ask_suite
+
+
+def main() -> int:
+    """Ask for every bug named; return 0 when each was caught."""
+    parser = argparse.ArgumentParser(prog="planted", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs (default: all)")
+    parser.add_argument("--fuzz-minutes", type=float, default=1.0, help="of search for a survivor")
+    parser.add_argument("--page", type=Path, metavar="MD", help="write the table of this run")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(BUGS))
+    if unknown:
+        parser.error(f"names: got {', '.join(unknown)}; allowed: {', '.join(BUGS)}")
+    if options.fuzz_minutes < 0:
+        parser.error(f"--fuzz-minutes: got {options.fuzz_minutes}; allowed: >= 0")
+    wrong = ask_suite("planted.torch_backend:create")
+    if wrong:
+        print(f"the right backend fails {wrong.by}: {wrong.said}")
+        return 1
+    findings = []
+    for name in options.names or BUGS:
+        findings.append(_ask(name, 60 * options.fuzz_minutes))
+        print(findings[-1].line, flush=True)
+    survivors = [f.name for f in findings if not (f.by_suite or f.by_search)]
+    print(f"{len(findings)} bugs; {len(survivors)} survive: {', '.join(survivors) or 'none'}")
+    if options.page:
+        options.page.write_text(page(findings, options.fuzz_minutes))
+    return 1 if survivors else 0
+
+
+def _ask(name: str, search_seconds: float) -> Finding:
+    factory = f"planted.bugs:{name}"
+    by_suite = ask_suite(factory)
+    by_search = None if by_suite else ask_search(factory, search_seconds)
+    return Finding(name=name, bug=BUGS[name], by_suite=by_suite, by_search=by_search)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

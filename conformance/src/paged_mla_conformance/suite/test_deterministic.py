@@ -1,0 +1,39 @@
+"""A row has the same bits whatever its batch mates (S-20)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paged_mla_conformance import compare
+from paged_mla_conformance.forms import of_rows
+from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.problem import Batch, Output
+
+pytestmark = pytest.mark.mla(group="deterministic", ops=("append", "attend"))
+
+
+def test_deterministic(trial: Trial) -> None:
+    """S-20: every row of a right answer keeps its bits in each arrangement of some rows."""
+    [step] = build_steps(trial.case, trial.dims, trial.dtype)
+    runner, stage = trial.prepare(), Stage.of(step)
+    runner.load_cache(stage.after)
+    whole = trial.attend(runner, stage)
+    for name, rows in arrangements(step.batch).items():
+        form = of_rows(step, rows)
+        expected = Output(whole.out[form.tokens], whole.lse[form.tokens])
+        actual = trial.answer(Stage.of(form.step))
+        trial.checks += compare.check_bitwise("S-20", actual, expected, name)
+
+
+def arrangements(batch: Batch) -> dict[str, NDArray[np.int64]]:
+    """Return which rows of `batch` stand beside each other, by what is told of them."""
+    rows = np.flatnonzero(batch.seq_lens)
+    chosen = {*rows[:2].tolist(), int(batch.seq_lens.argmax()), *rows[-2:].tolist()}
+    alone = {f"row {row} alone": np.array([row]) for row in sorted(chosen)}
+    return alone | {
+        "reversed, no padding": rows[::-1],
+        "without the longest": np.delete(np.arange(batch.num_rows), batch.seq_lens.argmax()),
+    }

@@ -1,0 +1,153 @@
+"""Every mode answers as the plain one does, in its own way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_backend import batch, loaded, problem
+
+from paged_mla_optimized import modes
+from paged_mla_optimized.backend import create
+from paged_mla_optimized.graph import GraphedStep
+from paged_mla_optimized.runners import graphed
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.problem import Output
+
+HERE = ("deterministic", "compiled", "request_map", "reserved_slot", "base_2")
+EVERY_BLOCK = np.arange(6)
+
+
+def answers(runner, *batches):
+    """Return positions, slots, out, lse and the cache, after each of `batches`."""
+    runner.load_cache(loaded()[1])
+    found = []
+    for step in batches:
+        runner.append(step)
+        metadata, output = runner.plan(step), runner.attend(step)
+        found.append(
+            [*vars(metadata).values(), *vars(output).values(), runner.read_cache(EVERY_BLOCK)]
+        )
+    return found
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_mode_answers_as_the_plain_backend_does(name):
+    """S-19: positions, slots and bytes are the same, answers but for the order of sums."""
+    [expected] = answers(create().prepare(problem()), batch())
+    [found] = answers(getattr(modes, name)().prepare(problem()), batch())
+    if name == "base_2":
+        found[3] = found[3] * np.float32(np.log(2))
+    for mine, theirs in zip(found, expected, strict=True):
+        if mine.dtype == np.float32:
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_modes_declare_what_they_do():
+    """Reports tell them apart; one alone claims equal bits, one has no merge."""
+    plain = create()
+    for name in HERE:
+        mode = getattr(modes, name)()
+        assert mode.name == f"{plain.name} {name}"
+        extra = {"deterministic"} if name == "deterministic" else set()
+        lacking = {"merge"} if name == "base_2" else set()
+        assert mode.capabilities.features == plain.capabilities.features | extra
+        assert mode.capabilities.ops == plain.capabilities.ops - lacking
+
+
+def test_a_request_map_is_what_the_plan_reads():
+    """S-1: the table attention reads is built, not the one that was given."""
+    runner = modes.request_map().prepare(problem())
+    step = batch()
+    runner.plan(step)
+    assert runner._mla.block_table.tolist() == [[5, 2, -1, -1, -1, -1, -1, -1]]
+
+
+def test_the_reserved_slot_is_never_written():
+    """S-10: a token that an engine stores at slot 0 is stored nowhere."""
+    runner, plain = (backend.prepare(problem()) for backend in (modes.reserved_slot(), create()))
+    step = replace(batch(), slot_mapping=np.array([0, 9]))
+    for each, touched in ((runner, False), (plain, True)):
+        each.append(step)
+        block = each.read_cache(np.array([0, 2]))
+        assert block[0].any() == touched
+        assert block[1].any()
+
+
+def test_each_call_is_one_compiled_graph():
+    """S-17: plan, append and attend are compiled once each for batches of one shape."""
+    runner = modes.compiled().prepare(problem())
+    stats = torch._dynamo.utils.counters["stats"]
+    before = stats["unique_graphs"]
+    answers(runner, batch(1), batch(2))
+    assert stats["unique_graphs"] - before == 3
+
+
+def test_graphs_need_a_gpu():
+    """S-17: without one there is nothing to record, and the error says so."""
+    with pytest.raises(Unsupported, match="CUDA device"):
+        modes.graphed()
+
+
+class Recorded(GraphedStep):
+    """Replays by running the step again; recording touches the inputs as on a GPU."""
+
+    def __init__(self, mlas, model_fn, inputs, buckets, *, caches=()):
+        self._mlas, self._model_fn, self._caches = tuple(mlas), model_fn, tuple(caches)
+        self.inputs = inputs
+        self._ascending = sorted(set(buckets))
+        self.replays = []
+        for bucket in reversed(self._ascending):
+            inputs.clear()
+            self.run_eagerly(inputs.view(bucket))
+            inputs.poison()
+
+    def replay(self, rows, tokens):
+        self.replays.append(self.bucket(rows, tokens).tokens)
+        return self.run_eagerly(self.inputs.view(self.bucket(rows, tokens)))
+
+
+def test_a_graphed_runner_replays(monkeypatch):
+    """S-17: each call is recorded once, in two buckets; the cache stays where it was."""
+    monkeypatch.setattr(graphed, "GraphedStep", Recorded)
+    backend = replace(create(), runner=graphed.GraphedRunner)
+    small = problem(max_rows=1, max_query_tokens=2)
+    runner = backend.prepare(small)
+    address = runner._cache.data_ptr()
+    decode = replace(
+        batch(3),
+        cu_seqlens_q=np.array([0, 1], np.int32),
+        **{name: getattr(batch(3), name)[:1] for name in ("q_nope", "q_pe", "ckv", "k_pe")},
+    )
+    given = replace(batch(4), slot_mapping=np.array([-1, 8]))
+    steps = [batch(1), decode, given, batch(2)]
+    recorded = []
+    for step in steps:
+        [found] = answers(runner, step)
+        [expected] = answers(create().prepare(small), step)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.tobytes() == theirs.tobytes()
+        recorded.append(dict(runner._steps))
+    assert runner._cache.data_ptr() == address
+    assert all(recorded[-1][call] is step for call, step in recorded[0].items())
+    replays = {call: step.replays for call, step in recorded[-1].items()}
+    assert replays == {
+        "append": [2, 1, 2],
+        "append to slots": [2],
+        "plan": [2, 1, 2, 2],
+        "attend": [2, 1, 2, 2],
+    }
+
+
+def test_what_a_replay_does_not_write_shows(monkeypatch):
+    """S-6: answers of an earlier replay are gone before the next."""
+    monkeypatch.setattr(graphed, "GraphedStep", Recorded)
+    runner = replace(create(), runner=graphed.GraphedRunner).prepare(problem())
+    answers(runner, batch(1))
+    monkeypatch.setattr(Recorded, "replay", lambda *_: None)
+    output = runner.attend(batch(2))
+    assert isinstance(output, Output)
+    assert np.isnan(output.out).all()
+    assert np.isnan(output.lse).all()
