@@ -44,7 +44,7 @@ def test_the_list_is_long_and_its_rules_exist():
     ],
 )
 def test_a_mutant_is_killed(name: str, group: str):
-    """S-7, S-8, S-13, S-17, S-20: an oracle, a runner and an engine mutant fall to the group meant."""
+    """Mutants of the oracle, of the runners and of the engine fall to the group meant."""
     kills = kill(name, "-k", f"test_{group}")
     assert kills.by() == [group]
 
