@@ -32,8 +32,14 @@ def test_an_entry_is_read(tmp_path: Path):
         (f"[[expected_failure]]\n{GOOD}until = '2'\n", "entry 1 must have exactly"),
         (f"[[expected_failure]]\n{GOOD}[[expected_failure]]\n{GOOD}", "listed twice"),
         ("[skips]\n", "only \\[\\[expected_failure\\]\\]"),
+        ("expected_failure = 3\n", "expected_failure: got 3"),
+        ("expected_failure = [3]\n", "expected_failure: \\[0\\]: got 3"),
+        ("test = \n", "got Invalid value"),
     ],
-    ids=["no-reason", "empty-reason", "unknown-key", "twice", "other-table"],
+    ids=[
+        *("no-reason", "empty-reason", "unknown-key", "twice", "other-table"),
+        *("number", "list-of-numbers", "no-toml"),
+    ],
 )
 def test_a_loose_file_is_refused(tmp_path: Path, text: str, message: str):
     """No reason, no entry."""

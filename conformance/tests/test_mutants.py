@@ -44,7 +44,7 @@ def test_the_list_is_long_and_its_rules_exist():
     ],
 )
 def test_a_mutant_is_killed(name: str, group: str):
-    """Mutants of the oracle, of the runners and of the engine fall to the group meant."""
+    """S-7, S-8, S-13, S-17, S-20: each kind of mutant falls to the group that is meant for it."""
     kills = kill(name, "-k", f"test_{group}")
     assert kills.by() == [group]
 
@@ -84,11 +84,12 @@ def test_the_page_is_that_of_the_list():
     for name, deviation in MUTANTS.items():
         assert f"| `{name}` |" in page
         assert all(f"[{c}]({link(c)})" in page for c in deviation.citations)
+        assert all(f"akin to [{c}]({link(c)})" in page for c in deviation.akin)
 
 
 def test_every_project_is_cited():
     """Each citation leads to a known project, and no project is listed for nothing."""
-    cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in d.citations}
+    cited = {re.split("[#@]", c)[0] for d in MUTANTS.values() for c in (*d.citations, *d.akin)}
     assert cited == set(PROJECTS)
 
 

@@ -13,6 +13,7 @@ from paged_mla_conformance.convention import FOLDER, load_profile
 from paged_mla_conformance.mutants.backends import mutant
 from paged_mla_conformance.mutants.kill import kill
 from paged_mla_conformance.presented import presented
+from paged_mla_shared.errors import InvalidArgument
 
 TOUCHED = "decode or empty or merge or replay or layouts or metadata or append or trace or split"
 SPEAKERS = [
@@ -110,20 +111,42 @@ def test_a_later_file_goes_over_an_earlier_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lse_base = 2", "unknown keys ['lse_base']"),
-        ('lse = "base 10"', "lse got 'base 10'; allowed"),
-        ('table_fill = "zero"', "table_fill got 'zero'"),
-        ("padded_seq_len = 1", "reserved_block = true"),
-        ("padded_slot = 0", "reserved_block = true"),
-        ("name = 'mine'", "unknown keys ['name']"),
+        ("lse_base = 2", "unknown key 'lse_base'"),
+        ("name = 'mine'", "unknown key 'name'"),
+        ('lse = "base 10"', "lse: got 'base 10'; allowed: 'natural' or "),
+        ("lse = 2", "lse: got 2; allowed: a string"),
+        ("empty_lse = nan", "empty_lse: got nan"),
+        ('table_fill = "zero"', "table_fill: got 'zero'"),
+        ("table_fill = true", "table_fill: got True"),
+        ("table_fill = 4294967296", "table_fill: got 4294967296"),
+        ('reserved_block = "no"', "reserved_block: got 'no'; allowed: true or false"),
+        ("padded_seq_len = true", "padded_seq_len: got True"),
+        ("padded_seq_len = 1", "reserved_block: got false"),
+        ("padded_slot = 0", "reserved_block: got false"),
+        ('left_out = "errors"', "left_out: got 'errors'; allowed: a list"),
+        ("left_out = [3]", "left_out[0]: got 3"),
+        ("lse = ", "own.toml: got Invalid value"),
+        ("left_out = " + "[" * 50_000, "own.toml: got brackets nested too deep"),
+    ],
+    ids=[
+        *("unknown-key", "name", "unknown-word", "number-for-a-word", "nan", "unknown-fill"),
+        *("fill-bool", "fill-of-33-bits", "word-for-bool", "bool-for-number", "no-reserved-block"),
+        *("no-reserved-slot", "left-out-word", "left-out-numbers", "no-toml", "deep"),
     ],
 )
 def test_a_file_that_says_something_else_is_refused(text: str, message: str, tmp_path: Path):
     """A misspelt key would be a convention that silently does not apply."""
     path = tmp_path / "own.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(InvalidArgument, match=re.escape(message)):
         load_profile(str(path))
+
+
+@pytest.mark.parametrize("name", ["", "stric", "sglang,", "."])
+def test_what_is_no_profile(name: str):
+    """S-20: neither a name nor a file."""
+    with pytest.raises(InvalidArgument, match="allowed"):
+        load_profile(name)
 
 
 def test_a_kernel_owes_only_what_it_declares():
@@ -138,5 +161,5 @@ def test_an_unknown_profile_is_a_usage_error():
     """The message lists those there are."""
     done = run_suite("--backend", "causal_only:create", "--profile", "trt")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "'contract'" in done.stderr
+    assert "allowed: contract, " in done.stderr
     assert "Traceback" not in done.stderr

@@ -63,3 +63,10 @@ def test_refuses_the_interpreter():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "TRITON_INTERPRET" in done.stderr
+
+
+def test_a_table_needs_a_folder():
+    """S-20: where the table goes is known before an hour of compiling."""
+    done = run("-m", "paged_mla_optimized.aot", "--arch", "sm90", "--json", "nowhere/table.json")
+    assert done.returncode == 2
+    assert "nowhere/table.json" in done.stderr

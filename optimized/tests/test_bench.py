@@ -1,10 +1,14 @@
+import re
+import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from paged_mla_optimized.bench import peers
+from paged_mla_optimized.bench.__main__ import main, parse
 from paged_mla_optimized.bench.cases import GROUPS, MAIN, Case
 from paged_mla_optimized.bench.problem import build, error
 from paged_mla_optimized.bench.report import header, line, summary
@@ -23,6 +27,57 @@ def test_cases_have_names_of_their_own():
         names = [case.name for case in cases]
         assert len(set(names)) == len(names)
     assert len(MAIN) == 12
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "optimized" / "README.md", *sorted((ROOT / "optimized" / "docs").glob("*.md"))]
+COMMAND = re.compile(r"^(?:\* `)?python -m paged_mla_optimized\.bench([^`\n]*)", re.MULTILINE)
+
+
+def test_without_arguments_the_main_cases_are_timed():
+    """S-20: the shortest command is the documented one."""
+    assert parse([]).cases == list(MAIN)
+
+
+def test_documented_commands_are_understood(tmp_path, monkeypatch):
+    """S-20: every command of a page, wherever its folders are."""
+    commands = [shlex.split(found) for page in PAGES for found in COMMAND.findall(page.read_text())]
+    assert [] in commands
+    assert len(commands) > 1
+    monkeypatch.chdir(tmp_path)
+    for folder in ("DIR", "optimized/bench/reports"):
+        (tmp_path / folder).mkdir(parents=True)
+    for command in commands:
+        chosen = [case for group in GROUPS if group in command for case in GROUPS[group]]
+        assert sorted(c.name for c in parse(command).cases) == sorted(
+            c.name for c in chosen or MAIN
+        )
+
+
+def test_no_gpu_is_one_line(monkeypatch, capsys):
+    """S-20: where there is nothing to time, the command says so."""
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main() == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+BAD = {
+    "group": ["mian"],
+    "no-case": ["--only", "h17"],
+    "no-regex": ["--only", "("],
+    "no-folder": ["--out", "nowhere/stem"],
+    "no-peers": ["--peers", "nowhere"],
+}
+
+
+@pytest.mark.parametrize("arguments", BAD.values(), ids=BAD)
+def test_a_bad_option(arguments, capsys):
+    """S-20: refused before anything is timed."""
+    with pytest.raises(SystemExit) as caught:
+        parse(arguments)
+    assert caught.value.code == 2
+    assert arguments[-1] in capsys.readouterr().err
 
 
 def test_summary_is_geometric_means():

@@ -21,7 +21,7 @@ def test_a_deviation_says_what_it_is(deviation):
     """Rules exist, reports have a form, and there is a sentence."""
     assert deviation.rules
     assert set(deviation.rules) <= set(RULES)
-    assert all(link(citation) for citation in deviation.citations)
+    assert all(link(citation) for citation in (*deviation.citations, *deviation.akin))
     assert deviation.what.endswith(".")
 
 

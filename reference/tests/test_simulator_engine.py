@@ -16,6 +16,7 @@ from paged_mla_reference.simulator.dense import Dense
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.generated import generated
 from paged_mla_reference.simulator.model import Histories, ModelStandIn
+from paged_mla_reference.simulator.request import LATEST_STEP
 from paged_mla_reference.simulator.scenario import drive, load_scenario, save_scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.step import Kind
@@ -124,10 +125,8 @@ def test_idle_steps_have_padded_rows_only():
     [
         (ask("a", 4, 1), "distinct ids"),
         (ask("b", 200, 1), "what fits"),
-        (ask("c", (), 1), "a prompt"),
-        (ask("d", 3, 0), "an output"),
     ],
-    ids=["same-id", "too-long", "no-prompt", "no-output"],
+    ids=["same-id", "too-long"],
 )
 def test_requests_that_cannot_run(request_, match: str):
     """S-2: refused on arrival, not in the middle."""
@@ -135,6 +134,28 @@ def test_requests_that_cannot_run(request_, match: str):
     engine.submit(ask("a", 4, 1))
     with pytest.raises(InvalidArgument, match=match):
         engine.submit(request_)
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"prompt": ()}, "prompt"),
+        ({"output": ()}, "output"),
+        ({"prompt": (4, -1)}, "prompt"),
+        ({"arrival": -1}, "arrival"),
+        ({"arrival": LATEST_STEP + 1}, "arrival"),
+        ({"arrival": 5, "abort": 4}, "abort"),
+        ({"abort": LATEST_STEP + 1}, "abort"),
+    ],
+    ids=[
+        *("no-prompt", "no-output", "negative-token", "before-the-start", "too-late"),
+        *("hangs-up-before-it-calls", "hangs-up-too-late"),
+    ],
+)
+def test_requests_that_cannot_be(changes, argument: str):
+    """S-2: a request nobody can make is refused before an engine sees it."""
+    with pytest.raises(InvalidArgument, match=argument):
+        replace(ask("a", 4, 1), **changes)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +168,11 @@ def test_requests_that_cannot_run(request_, match: str):
         {"drafts": Drafts(kind=DraftKind.CHAIN, depth=0)},
         {"drafts": Drafts(kind=DraftKind.CHAIN, depth=2, branches=2)},
         {"drafts": Drafts(kind=DraftKind.CHAIN, depth=8)},
+        {"drafts": Drafts(kind=DraftKind.TREE, depth=1, branches=65)},
+        {"drafts": Drafts(kind=DraftKind.CHAIN, depth=1, acceptance=1.5)},
+        {"num_blocks": 10**9},
+        {"max_rows": 10**9},
+        {"buckets": (1, 10**9)},
         {"drafts": Drafts(kind=DraftKind.TREE, depth=1), "group": ContextParallel(2)},
     ],
     ids=str,
@@ -155,6 +181,13 @@ def test_engines_that_cannot_run(changes):
     """S-18: refused when configured."""
     with pytest.raises(InvalidArgument):
         replace(PLAIN, **changes)
+
+
+@pytest.mark.parametrize("world", [0, 1025])
+def test_groups_that_cannot_be(world):
+    """S-18: somebody has every token, and nobody waits for a thousand ranks."""
+    with pytest.raises(InvalidArgument, match="world"):
+        ContextParallel(world)
 
 
 @pytest.mark.parametrize("scenario", CORE, ids=lambda scenario: scenario.name)

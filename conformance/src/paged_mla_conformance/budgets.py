@@ -9,7 +9,10 @@ from the exact answer, plus what the rounded oracle cannot show by chance:
 * the float32 error of a dot product summed in any order. A sum of n products computed
   with unit roundoff u is off by about ``sqrt(n) u sum|x y|`` (Higham and Mary 2019, "A new
   approach to probabilistic rounding error analysis"); the factor 4 makes it a bound
-  that a run of millions of dot products keeps.
+  that a run of millions of dot products keeps;
+* the float32 error of summing a row's weights, and its weighted values, in any order. The k-th of n
+  additions rounds a partial sum of about k/n of the whole, by u / sqrt(3) of it on average, so that
+  the sum is off by ``sqrt(n) u / 3`` of it on average. Six times that is ``2 sqrt(n) u``.
 
 Rule ids: S-5, S-6, S-7, S-8.
 """
@@ -29,6 +32,7 @@ from paged_mla_shared.problem import Output, Problem
 
 _UNIT_ROUNDOFF = 2.0**-24  # float32
 _DOT_CONFIDENCE = 4.0
+_SUM_CONFIDENCE = 2.0
 _LSE_ULPS = 4
 _ROTATION_ROUNDINGS = 4  # two factors, two products; the sum's own is within the ulp
 
@@ -46,21 +50,31 @@ def score_error(problem: Problem, exact: Answer) -> NDArray[np.float64]:
     return np.asarray(_DOT_CONFIDENCE * math.sqrt(terms) * _UNIT_ROUNDOFF * exact.score_bound)
 
 
-def out_budget(problem: Problem, exact: Answer, rounded: Answer) -> NDArray[np.float64]:
-    """Return the largest allowed |out - exact| of each token, [T]."""
+def sum_error(keys: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Return the float32 error of sums over that many keys, relative to the terms' sum, [T]."""
+    return np.asarray(_SUM_CONFIDENCE * np.sqrt(keys) * _UNIT_ROUNDOFF)
+
+
+def out_budget(
+    problem: Problem, exact: Answer, rounded: Answer, keys: NDArray[np.integer[Any]]
+) -> NDArray[np.float64]:
+    """Return the largest allowed |out - exact| of each token, [T], whose rows have `keys` [T]."""
     distance = _largest(np.abs(rounded.out - exact.out))  # [T]
     floor = ulp(_largest(np.abs(exact.out)), problem.dtype)
-    weights = 2 * score_error(problem, exact) * exact.value_bound  # [T, H]
-    return 2 * distance + floor + _largest(weights)
+    weights = (2 * score_error(problem, exact) + sum_error(keys)[:, None]) * exact.value_bound
+    return 2 * distance + floor + _largest(weights)  # weights [T, H]
 
 
-def lse_budget(problem: Problem, exact: Answer, rounded: Answer) -> NDArray[np.float64]:
+def lse_budget(
+    problem: Problem, exact: Answer, rounded: Answer, keys: NDArray[np.integer[Any]]
+) -> NDArray[np.float64]:
     """Return the largest allowed |lse - exact| of each query, [T, H]; 0 where lse is -inf."""
     seen = np.isfinite(exact.lse)
     exact_lse = np.where(seen, exact.lse, 0.0)
     distance = _largest(np.abs(np.where(seen, rounded.lse, 0.0) - exact_lse))[:, None]
     floor = _LSE_ULPS * ulp(np.abs(exact_lse), "float32")
-    return np.where(seen, 2 * distance + floor + score_error(problem, exact), 0.0)
+    error = score_error(problem, exact) + sum_error(keys)[:, None]
+    return np.where(seen, 2 * distance + floor + error, 0.0)
 
 
 def rotation_budget(rotated: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from paged_mla_conformance import budgets
 from paged_mla_conformance.pattern import describe
 from paged_mla_reference.attention import Answer
+from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.layout import CacheLayout
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
@@ -57,8 +58,9 @@ def check_output(
     exact, rounded = _of_tokens(exact, asked), _of_tokens(rounded, asked)
     seen = ~np.isneginf(exact.lse)
     lse = np.where(seen, actual.lse[asked].astype(np.float64), 0.0)
-    budget = budgets.out_budget(problem, exact, rounded)[:, None, None]
-    lse_budget = budgets.lse_budget(problem, exact, rounded)
+    keys = keys_of_tokens(batch)[asked]
+    budget = budgets.out_budget(problem, exact, rounded, keys)[:, None, None]
+    lse_budget = budgets.lse_budget(problem, exact, rounded, keys)
     exact_lse = np.where(seen, exact.lse, 0.0)
     place = Place(batch, asked)
     return [
@@ -123,11 +125,12 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
 
 
 def both_budgets(
-    problem: Problem, exact: Answer, rounded: Answer
+    problem: Problem, batch: Batch, exact: Answer, rounded: Answer
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return how far two right answers may lie apart: out [T], lse [T, H]."""
-    out = budgets.out_budget(problem, exact, rounded)
-    return 2 * out, 2 * budgets.lse_budget(problem, exact, rounded)
+    keys = keys_of_tokens(batch)
+    out = budgets.out_budget(problem, exact, rounded, keys)
+    return 2 * out, 2 * budgets.lse_budget(problem, exact, rounded, keys)
 
 
 def check_same(
@@ -221,7 +224,8 @@ def _accept_rotated(
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
     field = next(f for f in layout.format.fields(layout.dims) if f.name == "k_pe")
-    within = np.repeat(finite & (error <= budget), mine.dtype.itemsize, axis=-1)
+    fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
+    within = np.repeat(fine, mine.dtype.itemsize, axis=-1)
     rows = layout.rows(allowed.view(np.uint8))
     rows[:, :, field.offset : field.offset + field.nbytes] |= within.astype(np.uint8)
     at = np.unravel_index(np.argmax(error / budget), error.shape)

@@ -6,10 +6,13 @@ written; the others say where they differ.
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+from paged_mla_shared.documents import read_toml
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.typed import build
 
 FOLDER = Path(__file__).with_name("profiles")
 STRICT = "strict"
@@ -54,6 +57,23 @@ class Profile:
     left_out: tuple[str, ...]
     undeclared: str
 
+    def __post_init__(self) -> None:
+        """Refuse words that no profile can say.
+
+        Raises
+        ------
+        InvalidArgument
+        """
+        for key, words in _ALLOWED.items():
+            if getattr(self, key) not in words:
+                allowed = " or ".join(map(repr, words))
+                raise InvalidArgument(key, repr(getattr(self, key)), allowed)
+        fill = self.table_fill
+        if fill != "poison" and not (isinstance(fill, int) and -(2**31) <= fill < 2**31):
+            raise InvalidArgument("table_fill", repr(fill), "'poison' or a number of 32 bits")
+        if (self.padded_seq_len or self.padded_slot == 0) and not self.reserved_block:
+            raise InvalidArgument("reserved_block", "false", "true: padding lies in block 0")
+
     @property
     def as_written(self) -> bool:
         """Whether backends are spoken to in the rules' own terms."""
@@ -67,35 +87,20 @@ def load_profile(names: str) -> Profile:
 
     Raises
     ------
-    ValueError
+    InvalidArgument
         A file is missing or no TOML, or says something that no profile can say.
     """
     values: dict[str, Any] = {}
+    allowed = [field.name for field in fields(Profile) if field.name != "name"]
     for name in dict.fromkeys([STRICT, *names.split(",")]):
-        path = FOLDER / f"{name}.toml"
-        try:
-            found = tomllib.loads((path if path.exists() else Path(name)).read_text())
-        except OSError as error:
-            known = sorted(file.stem for file in FOLDER.glob("*.toml"))
-            raise ValueError(f"profile: got {name!r}; allowed: {known} or a file") from error
-        unknown = set(found) - {field.name for field in fields(Profile)} | set(found) & {"name"}
-        if unknown:
-            raise ValueError(f"profile {name}: unknown keys {sorted(unknown)}")
+        own = FOLDER / f"{name}.toml"
+        if not own.exists() and not Path(name).exists():
+            known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.toml")))
+            raise InvalidArgument("profile", repr(name), f"{known}, or a TOML file")
+        found = read_toml(own if own.exists() else Path(name))
+        if unknown := found.keys() - set(allowed):
+            given = f"an unknown key {min(unknown)!r}"
+            raise InvalidArgument(f"profile {name}", given, ", ".join(allowed))
         values |= found
-    left_out = tuple(values.pop("left_out"))
-    profile = Profile(name=names, left_out=left_out, **values)
-    _check(profile)
+    profile: Profile = build(Profile, values | {"name": names}, f"profile {names}")
     return profile
-
-
-def _check(profile: Profile) -> None:
-    values = asdict(profile)
-    for key, allowed in _ALLOWED.items():
-        if values[key] not in allowed:
-            raise ValueError(
-                f"profile {profile.name}: {key} got {values[key]!r}; allowed: {allowed}"
-            )
-    if profile.table_fill != "poison" and not isinstance(profile.table_fill, int):
-        raise ValueError(f"profile {profile.name}: table_fill got {profile.table_fill!r}")
-    if (profile.padded_seq_len or profile.padded_slot == 0) and not profile.reserved_block:
-        raise ValueError(f"profile {profile.name}: padding lies in block 0: reserved_block = true")

@@ -60,6 +60,7 @@ PRODUCTION: dict[str, Envelope] = {
     "replay": {"keys": 16384, "queries": 600, "rows": 300, "tree": 64, "steps": 4},
     "gather": {"keys": 33000, "rows": 300},
     "invariance": {"keys": 2048},
+    "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
     "merge": {"tokens": 300, "pairs": 16384, "partials": 32},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
 }  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from paged_mla_shared.documents import read_toml
+from paged_mla_shared.typed import build
 
 _KEYS = {"test", "reason", "issue"}
 
@@ -36,11 +39,13 @@ def load_expected_failures(path: Path) -> dict[str, ExpectedFailure]:
     ValueError
         An entry lacks a test, a reason or an issue, has unknown keys, or repeats an id.
     """
-    document = tomllib.loads(path.read_text())
+    document = read_toml(path)
     if set(document) - {"expected_failure"}:
         raise ValueError(f"{path}: only [[expected_failure]] tables are allowed")
     entries: dict[str, ExpectedFailure] = {}
-    for number, table in enumerate(document.get("expected_failure", []), start=1):
+    kind, where = tuple[dict[str, Any], ...], f"{path}: expected_failure"
+    tables = build(kind, document.get("expected_failure", []), where)
+    for number, table in enumerate(tables, start=1):
         if set(table) != _KEYS or not all(isinstance(v, str) and v for v in table.values()):
             raise ValueError(
                 f"{path}: entry {number} must have exactly the non-empty strings {sorted(_KEYS)}"

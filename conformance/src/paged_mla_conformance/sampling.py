@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.paging import query_spans
+from paged_mla_reference.paging import keys_of_tokens, query_spans
 from paged_mla_shared.problem import Batch, Problem
 
 MAX_WORK = 3e9  # products of an element of a query with one of a key: seconds of one core
@@ -20,10 +20,7 @@ def asked_tokens(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
     for the same step).
     """
     tokens = batch.num_tokens
-    live = int(batch.cu_seqlens_q[-1])
-    keys = np.zeros(tokens)
-    keys[:live] = np.repeat(batch.seq_lens, batch.query_lens)
-    work = keys * problem.dims.num_heads * problem.dims.cached_dim
+    work = keys_of_tokens(batch) * problem.dims.num_heads * problem.dims.cached_dim
     if work.sum() <= MAX_WORK:
         return np.ones(tokens, bool)
     order = np.random.default_rng(tokens).permutation(tokens)

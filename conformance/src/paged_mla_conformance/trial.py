@@ -141,7 +141,7 @@ class Trial:
         """Hold `again`, of some `tokens` of `stage`, against `whole`; each has its budget."""
         exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
         rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
-        budgets = compare.both_budgets(stage.problem, exact, rounded)
+        budgets = compare.both_budgets(stage.problem, stage.batch, exact, rounded)
         mine = Output(whole.out[tokens], whole.lse[tokens])
         self.checks += compare.check_same(
             rule, again, mine, (budgets[0][tokens], budgets[1][tokens])

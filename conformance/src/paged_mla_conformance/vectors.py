@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from paged_mla_conformance.budgets import lse_budget, out_budget
 from paged_mla_conformance.trial import Stage
 from paged_mla_reference.attention import attend
+from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.inputs import build_steps
-from paged_mla_shared.stored import FOLDER, MANIFEST, stored_arrays
+from paged_mla_shared.manifest import FORMAT, read_manifest
+from paged_mla_shared.stored import FOLDER, stored_arrays
 
 CHOSEN = {
     "decode-bs16": ("float32", "bfloat16", "float16"),
@@ -61,8 +63,8 @@ def write_vectors() -> None:
         entry, data = _packed(case, dtype, _arrays(case, dtype))
         entries.append(entry)
         (FOLDER / entry["file"]).write_bytes(data)
-    manifest = {"format": 1, "byte_order": "little", "vectors": entries}
-    MANIFEST.write_text(json.dumps(manifest, indent=1) + "\n")
+    manifest = {"format": FORMAT, "byte_order": "little", "vectors": entries}
+    (FOLDER / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def stale_vectors() -> list[str]:
@@ -71,7 +73,7 @@ def stale_vectors() -> list[str]:
     Bytes and integers are exact; float64 answers agree to the last few bits, which depend on
     the order in which a machine's matrix product sums.
     """
-    listed = {entry["id"]: entry for entry in json.loads(MANIFEST.read_text())["vectors"]}
+    listed = read_manifest(FOLDER)
     stale = sorted(set(listed) ^ {case.dtype_id(dtype) for case, dtype in _chosen()})
     for case, dtype in _chosen():
         name = case.dtype_id(dtype)
@@ -104,7 +106,7 @@ def _arrays(case: Case, dtype: str) -> dict[str, NDArray[Any]]:
     stage = Stage.of(build_steps(case, SMALL, dtype)[0])
     exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
     rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
-    derived = metadata(stage.problem, stage.batch)
+    derived, keys = metadata(stage.problem, stage.batch), keys_of_tokens(stage.batch)
     arrays: dict[str, NDArray[Any] | None] = {
         **{name: getattr(stage.batch, name) for name in stage.batch.__dataclass_fields__},
         "poison": stage.before.poison,
@@ -115,8 +117,8 @@ def _arrays(case: Case, dtype: str) -> dict[str, NDArray[Any]]:
         "expected_slot_mapping": derived.slot_mapping,
         "out": exact.out,
         "lse": exact.lse,
-        "out_budget": out_budget(stage.problem, exact, rounded),
-        "lse_budget": lse_budget(stage.problem, exact, rounded),
+        "out_budget": out_budget(stage.problem, exact, rounded, keys),
+        "lse_budget": lse_budget(stage.problem, exact, rounded, keys),
     }
     return {name: np.ascontiguousarray(a) for name, a in arrays.items() if a is not None}
 

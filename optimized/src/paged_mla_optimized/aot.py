@@ -84,6 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if is_interpreting():
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
     jobs = jobs_of_arch(options.arch)
     width = max(len(job.name) for job in jobs)
     print(f"{'variant':{width}}  regs  stack  shared")

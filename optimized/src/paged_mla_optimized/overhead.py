@@ -178,6 +178,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.overhead", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args(arguments)
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
+    if not torch.cuda.is_available():
+        parser.error("torch finds no GPU")
     figures: dict[str, Any] = {
         **device_record(),
         "host_us": host_times(),

@@ -64,3 +64,10 @@ def query_spans(batch: Batch) -> list[slice]:
     """Return the query tokens of each row as a slice of the token axis."""
     bounds = batch.cu_seqlens_q.tolist()
     return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def keys_of_tokens(batch: Batch) -> NDArray[np.int64]:
+    """Return the length of each query token's row, int64 [T]; 0 for padding."""
+    keys = np.zeros(batch.num_tokens, np.int64)
+    keys[: int(batch.cu_seqlens_q[-1])] = np.repeat(batch.seq_lens, batch.query_lens)
+    return keys

@@ -23,13 +23,25 @@ class ContextParallel:
     Parameters
     ----------
     world : int
-        Ranks, >= 1.
+        Ranks, 1 to 1024.
     interleave : int
         Consecutive tokens one rank gets, >= 1.
     """
 
     world: int
     interleave: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse groups that cannot be.
+
+        Raises
+        ------
+        InvalidArgument
+        """
+        if not 1 <= self.world <= 1024:
+            raise InvalidArgument("world", self.world, "1 to 1024")
+        if self.interleave < 1:
+            raise InvalidArgument("interleave", self.interleave, ">= 1")
 
     def owner(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rank that caches each position, ``(p // interleave) % world``."""

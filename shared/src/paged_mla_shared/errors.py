@@ -20,8 +20,13 @@ class InvalidArgument(ValueError):
     """
 
     def __init__(self, argument: str, given: object, allowed: str) -> None:
-        self.argument = argument
+        self.argument, self.given, self.allowed = argument, given, allowed
         super().__init__(f"{argument}: got {given}; allowed: {allowed}")
+
+    def inside(self, place: str) -> InvalidArgument:
+        """Return the same error with the file or the line in front that the argument is from."""
+        argument = f"{place}: {self.argument}" if self.argument else place
+        return InvalidArgument(argument, self.given, self.allowed)
 
 
 class Unsupported(Exception):

@@ -5,7 +5,6 @@ The format is described in ``vectors/README.md``; this module is its NumPy reade
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.dtypes import NUMPY_DTYPES
+from paged_mla_shared.documents import read_bytes
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import (
-    Batch,
-    Mask,
-    MaskSpelling,
-    Metadata,
-    Problem,
-    Rope,
-    RopePairing,
-    Yarn,
-)
+from paged_mla_shared.manifest import Entry, Listed, read_manifest
+from paged_mla_shared.problem import Batch, Metadata, Problem
 
 FOLDER = Path(__file__).with_name("vectors")
-MANIFEST = FOLDER / "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -64,15 +54,22 @@ class Vector:
 
 def vector_ids() -> list[str]:
     """Return the ids of all stored vectors."""
-    return [entry["id"] for entry in json.loads(MANIFEST.read_text())["vectors"]]
+    return list(read_manifest(FOLDER))
 
 
-def load_vector(vector_id: str) -> Vector:
-    """Read one stored vector."""
-    entries = json.loads(MANIFEST.read_text())["vectors"]
-    entry = next(e for e in entries if e["id"] == vector_id)
-    arrays = stored_arrays(entry)
-    problem = problem_from_json(entry["problem"])
+def load_vector(vector_id: str, folder: Path = FOLDER) -> Vector:
+    """Read one stored vector.
+
+    Raises
+    ------
+    InvalidArgument
+        There is none of that id, or manifest or file are not what they should be.
+    """
+    entries = read_manifest(folder)
+    if vector_id not in entries:
+        raise InvalidArgument("vector_id", repr(vector_id), ", ".join(entries))
+    entry = entries[vector_id]
+    problem, arrays = entry.problem, stored_arrays(entry, folder)
     poison = arrays["poison"]
     return Vector(
         id=vector_id,
@@ -90,31 +87,24 @@ def load_vector(vector_id: str) -> Vector:
     )
 
 
-def stored_arrays(entry: dict[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one manifest entry, by name."""
-    data = (FOLDER / entry["file"]).read_bytes()
-    return {array["name"]: _array(data, array) for array in entry["arrays"]}
+def stored_arrays(entry: Entry, folder: Path = FOLDER) -> dict[str, NDArray[Any]]:
+    """Return the arrays of one manifest entry, by name.
+
+    Raises
+    ------
+    InvalidArgument
+        The file cannot be read, or is too short for an array.
+    """
+    path = folder / entry.file
+    data = read_bytes(path)
+    for array in entry.arrays:
+        end = array.offset + array.count * array.numpy_dtype.itemsize
+        if end > len(data):
+            allowed = f"at most {len(data)}, the end of the file"
+            raise InvalidArgument(f"{path}: {array.name!r}", f"an end at byte {end}", allowed)
+    return {array.name: _read(data, array) for array in entry.arrays}
 
 
-def problem_from_json(fields: dict[str, Any]) -> Problem:
-    """Return the problem that ``dataclasses.asdict`` turned into `fields`."""
-    rope = fields["rope"]
-    if rope is not None:
-        yarn = Yarn(**rope["yarn"]) if rope["yarn"] else None
-        rope = Rope(RopePairing(rope["pairing"]), rope["theta"], yarn)
-    return Problem(
-        **{
-            **fields,
-            "dims": MlaDims(**fields["dims"]),
-            "mask": Mask(fields["mask"]),
-            "mask_spelling": MaskSpelling(fields["mask_spelling"]),
-            "rope": rope,
-        }
-    )
-
-
-def _array(data: bytes, entry: dict[str, Any]) -> NDArray[Any]:
-    dtype = NUMPY_DTYPES.get(entry["dtype"]) or np.dtype(entry["dtype"])
-    count = int(np.prod(entry["shape"], dtype=np.int64))
-    flat = np.frombuffer(data, dtype, count, entry["offset"])
-    return flat.reshape(entry["shape"]).copy()
+def _read(data: bytes, array: Listed) -> NDArray[Any]:
+    flat = np.frombuffer(data, array.numpy_dtype, array.count, array.offset)
+    return flat.reshape(array.shape).copy()

@@ -7,14 +7,27 @@ import sys
 import time
 from pathlib import Path
 
-from paged_mla_conformance.fuzz.corpus import check_case, corpus_files, is_case, load_case
+from paged_mla_conformance.fuzz.corpus import check_case, corpus_files, load_replay
 from paged_mla_conformance.fuzz.sweep import Sweep
 from paged_mla_conformance.plugin import load_backend
 from paged_mla_conformance.profile import ALL_DTYPES, CORE
 from paged_mla_conformance.traces import TraceTrial
-from paged_mla_reference.simulator.scenario import load_scenario
+from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_shared.backend import Backend
+from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import PRESETS, MlaDims
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.options import refuse_idle, whole
+
+_COUNTS = {
+    "schedules": (20, "numbered schedules, at least"),
+    "steps": (0, "steps of them, at least"),
+    "first": (0, "number of the first one"),
+    "examples": (50, "schedules that hypothesis tries"),
+    "cases": (100, "steps that hypothesis tries"),
+    "seed": (0, "of hypothesis"),
+}
+_DRAWN = ("examples", "cases")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,49 +35,83 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="paged_mla_conformance.fuzz", description=__doc__)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
-    parser.add_argument("--schedules", type=int, default=20, help="numbered schedules, at least")
-    parser.add_argument("--steps", type=int, default=0, help="steps of them, at least")
-    parser.add_argument("--first", type=int, default=0, help="number of the first one")
-    parser.add_argument("--examples", type=int, default=50, help="schedules that hypothesis tries")
-    parser.add_argument("--cases", type=int, default=100, help="steps that hypothesis tries")
-    parser.add_argument("--skip-corpus", action="store_true", help="do not ask past failures first")
-    parser.add_argument("--seed", type=int, default=0, help="of hypothesis")
     parser.add_argument("--replay", type=Path, metavar="JSON", help="run one replay file instead")
-    parser.add_argument("--folder", type=Path, default=Path(), help="where a replay file goes")
+    search = parser.add_argument_group("search (without --replay)")
+    for name, (default, about) in _COUNTS.items():
+        text = f"{about} (default: {default})"
+        search.add_argument(f"--{name}", type=whole(0), metavar="N", help=text)
+    search.add_argument("--skip-corpus", action="store_true", help="do not ask past failures first")
+    search.add_argument("--folder", type=Path, help="where a replay file goes (default: here)")
     options = parser.parse_args(arguments)
+    try:
+        loaded = None if options.replay is None else load_replay(options.replay)
+        _refuse_idle(options)
+    except InvalidArgument as error:
+        print(f"fuzz: {error}", file=sys.stderr)
+        return 2
     backend = load_backend(options.backend)
     dims = PRESETS[options.dims or CORE[backend.mode].dims]
     dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
-    if options.replay:
-        return 0 if replay(backend, dims, dtypes[0], options.replay) else 1
-    corpus = [] if options.skip_corpus else corpus_files()
-    right = [replay(backend, dims, dtypes[0], path) for path in corpus]
-    if not all(right):
-        return 1
+    if loaded is not None:
+        return 0 if ask(backend, dims, dtypes[0], options.replay.name, loaded) else 1
+    if not options.skip_corpus:
+        right = [replay(backend, dims, dtypes[0], path) for path in corpus_files()]
+        if not all(right):
+            return 1
     if options.schedules + options.steps and not _sweep(backend, dims, dtypes, options):
         return 1
     print(f"hypothesis: {options.examples} schedules, {options.cases} cases, seed {options.seed}")
     return 0 if _search(backend, dims, dtypes, options) else 1
 
 
+def _refuse_idle(options: argparse.Namespace) -> None:
+    """Refuse options without effect, then fill in the defaults of the others.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    if options.replay is not None:
+        refuse_idle(options, [*_COUNTS, "skip_corpus", "folder"], "a search, without --replay")
+    given = {name: getattr(options, name) for name in _COUNTS}
+    counts = {n: _COUNTS[n][0] if value is None else value for n, value in given.items()}
+    if not counts["schedules"] + counts["steps"]:
+        refuse_idle(options, ["first"], "--schedules or --steps above 0")
+    if not any(counts[name] for name in _DRAWN):
+        refuse_idle(options, ["seed", "folder"], "--examples or --cases above 0")
+    if options.skip_corpus and not any(counts[n] for n in ("schedules", "steps", *_DRAWN)):
+        raise InvalidArgument("--skip-corpus", "no schedules, examples or cases", "some of them")
+    folder = options.folder or Path()
+    if not folder.is_dir():
+        raise InvalidArgument("--folder", folder, "a folder that is there")
+    vars(options).update(counts, folder=folder)
+
+
 def replay(backend: Backend, dims: MlaDims, dtype: str, path: Path) -> bool:
     """Ask for the case or the schedule of a file again; print and return whether it is right."""
+    return ask(backend, dims, dtype, path.name, load_replay(path))
+
+
+def ask(
+    backend: Backend, dims: MlaDims, dtype: str, name: str, loaded: tuple[Case, str] | Scenario
+) -> bool:
+    """Ask for a case or a schedule; print and return whether it is right."""
     try:
-        if is_case(path):
-            case, dtype = load_case(path)
+        if isinstance(loaded, Scenario):
+            TraceTrial(backend, loaded, dims, dtype).check()
+        else:
+            case, dtype = loaded
             unmet = backend.capabilities.unmet(
                 case.problem(dims, dtype), (), case.required_features
             )
             if unmet:
-                print(f"{path.name}: {'; '.join(unmet)}")
+                print(f"{name}: {'; '.join(unmet)}")
                 return True
             check_case(backend, case, dims, dtype)
-        else:
-            TraceTrial(backend, load_scenario(path), dims, dtype).check()
     except Exception as failure:
-        print(f"{path.name}: {type(failure).__name__}: {failure}")
+        print(f"{name}: {type(failure).__name__}: {failure}")
         return False
-    print(f"{path.name}: right")
+    print(f"{name}: right")
     return True
 
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from paged_mla_conformance.trial import Trial
+from paged_mla_reference.simulator.scenario import Scenario, load_scenario
+from paged_mla_reference.validate import validate_problem
 from paged_mla_shared.backend import Backend
-from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
-from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.dims import SMALL, MlaDims
+from paged_mla_shared.documents import read_object, take_version
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.typed import build
 
 CORPUS = Path(__file__).with_name("corpus")
 VERSION = 1
+MOST_KEYS = 1 << 16
+MOST_QUERIES = 1 << 11
+_LIMITS = {
+    "num_heads": (1, 128),
+    "block_size": (1, 1 << 12),
+    "padded_tokens": (0, 1 << 10),
+    "table_width": (0, 1 << 12),
+    "token_padding": (0, 1 << 12),
+    "block_padding": (0, 1 << 12),
+    "cache_elements": (0, 1 << 33),
+}
 
 
 def corpus_files() -> list[Path]:
@@ -23,9 +37,15 @@ def corpus_files() -> list[Path]:
     return sorted(CORPUS.glob("*.json"))
 
 
-def is_case(path: Path) -> bool:
-    """Return whether a replay file holds a case; else it holds a schedule."""
-    return "case" in json.loads(path.read_text())
+def load_replay(path: Path) -> tuple[Case, str] | Scenario:
+    """Return the case and its element type, or the schedule, that a replay file holds.
+
+    Raises
+    ------
+    InvalidArgument
+        The file is of another version of the format, or holds neither.
+    """
+    return load_case(path) if "case" in read_object(path) else load_scenario(path)
 
 
 def save_case(case: Case, dtype: str, path: Path) -> None:
@@ -40,24 +60,49 @@ def load_case(path: Path) -> tuple[Case, str]:
     Raises
     ------
     InvalidArgument
-        Another version of the format.
+        The file is of another version of the format, holds no case, or one that is larger than
+        any that is drawn or written by hand.
     """
-    document: dict[str, Any] = json.loads(path.read_text())
-    if document["version"] != VERSION:
-        raise InvalidArgument("version", document["version"], f"{VERSION}")
-    fields = document["case"]
-    changed = {
-        "rules": tuple(fields["rules"]),
-        "rows": _rows(fields["rows"]),
-        "then": tuple(_rows(step) for step in fields["then"]),
-        "features": tuple(fields["features"]),
-        "mask": Mask(fields["mask"]),
-        "mask_spelling": MaskSpelling(fields["mask_spelling"]),
-        "tree": Tree(fields["tree"]),
-        "table_tail": TableTail(fields["table_tail"]),
-        "rope": _rope(fields["rope"]),
-    }
-    return Case(**{**fields, **changed}), document["dtype"]
+    fields = read_object(path)
+    take_version(fields, "version", VERSION, str(path))
+    document: _Document = build(_Document, fields, str(path))
+    return document.case, document.dtype
+
+
+@dataclass(frozen=True)
+class _Document:
+    dtype: str
+    case: Case
+
+    def __post_init__(self) -> None:
+        if self.dtype not in PLAIN_FORMAT_OF_DTYPE:
+            allowed = f"one of {', '.join(PLAIN_FORMAT_OF_DTYPE)}"
+            raise InvalidArgument("dtype", repr(self.dtype), allowed)
+        for name, (least, largest) in _LIMITS.items():
+            value = getattr(self.case, name)
+            if value is not None and not least <= value <= largest:
+                raise InvalidArgument(f"case.{name}", value, f"{least} to {largest}")
+        for name in ("token_padding", "block_padding"):
+            if getattr(self.case, name) % 2:
+                raise InvalidArgument(f"case.{name}", getattr(self.case, name), "even numbers")
+        for rows in self.case.steps:
+            _check_rows(rows)
+        validate_problem(self.case.problem(SMALL, self.dtype))
+
+
+def _check_rows(rows: tuple[Row, ...]) -> None:
+    for number, row in enumerate(rows):
+        where = f"case: row {number} of {len(rows)}"
+        if min(row.seq_len, row.query_len) < 0 or 0 < row.seq_len < row.query_len:
+            given = f"seq_len {row.seq_len}, query_len {row.query_len}"
+            raise InvalidArgument(where, given, "0 <= query_len <= seq_len, or seq_len 0")
+        other = row.shares_prefix_of
+        if other is not None and not 0 <= other < number:
+            raise InvalidArgument(where, f"shares_prefix_of {other}", "a row before it")
+    keys, queries = sum(row.seq_len for row in rows), sum(row.query_len for row in rows)
+    if keys > MOST_KEYS or queries > MOST_QUERIES:
+        allowed = f"at most {MOST_KEYS} and {MOST_QUERIES} in one step"
+        raise InvalidArgument("case: rows", f"{keys} keys, {queries} query tokens", allowed)
 
 
 def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
@@ -74,14 +119,3 @@ def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
         trial.check_append()
     else:
         trial.check_replay()
-
-
-def _rows(rows: list[dict[str, Any]]) -> tuple[Row, ...]:
-    return tuple(Row(**row) for row in rows)
-
-
-def _rope(fields: dict[str, Any] | None) -> Rope | None:
-    if fields is None:
-        return None
-    rope = Rope(**{**fields, "pairing": RopePairing(fields["pairing"])})
-    return rope if rope.yarn is None else replace(rope, yarn=Yarn(**fields["yarn"]))

@@ -13,17 +13,20 @@ from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_conformance.mutants.backends import RIGHT_BACKEND
 from paged_mla_conformance.mutants.kill import kill
 from paged_mla_conformance.mutants.matrix import Matrix
+from paged_mla_shared.options import whole
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the matrix; return 0 when every mutant is killed by a rule it breaks."""
     parser = argparse.ArgumentParser(prog="paged_mla_conformance.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--workers", type=whole(1), default=os.cpu_count(), help="processes")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="also writes JSON beside it")
     options = parser.parse_args(arguments)
     if options.page and options.names:
         parser.error("--page needs every mutant")
+    if options.page and not options.page.parent.is_dir():
+        parser.error(f"--page: got {options.page}; allowed: a file in a folder that is there")
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
         parser.error(f"no mutants: {sorted(unknown)}")

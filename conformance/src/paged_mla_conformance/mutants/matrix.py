@@ -77,6 +77,7 @@ class Matrix:
                     "fault": MUTANTS[k.name].fault.value,
                     "rules": list(MUTANTS[k.name].rules),
                     "citations": list(MUTANTS[k.name].citations),
+                    "akin": list(MUTANTS[k.name].akin),
                     "what": MUTANTS[k.name].what,
                     "kills": k.groups,
                 }
@@ -141,10 +142,16 @@ def _line(name: str, deviation: Deviation) -> str:
         level(name),
         deviation.fault.value,
         ", ".join(deviation.rules),
-        ", ".join(f"[{c}]({link(c)})" for c in deviation.citations) or "no report known",
+        _reports(deviation),
         deviation.what,
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _reports(deviation: Deviation) -> str:
+    known = [f"[{c}]({link(c)})" for c in deviation.citations]
+    known += [f"akin to [{c}]({link(c)})" for c in deviation.akin]
+    return ", ".join(known) or "no report known"
 
 
 def _cell(kinds: dict[str, str]) -> str:

@@ -69,7 +69,7 @@ class BadBatchesAreWrittenBeforeTheyAreRefused(Passing):
             raise
 
 
-@breaks(Fault.RANKS, "S-10", "S-18")
+@breaks(Fault.RANKS, "S-10", "S-18", akin="sglang@trtllm_mla_backend")
 class EveryRankWritesEverything(Passing):
     """The owner of a token is not asked for."""
 
@@ -84,7 +84,7 @@ class EveryRankWritesEverything(Passing):
         self.inner.append(batch)
 
 
-@breaks(Fault.STALE, "S-9", "S-10")
+@breaks(Fault.STALE, "S-9", "S-10", cites="tt-metal#41195")
 class AttentionWritesTheCache(Passing):
     """Scratch lies inside the cache: attending changes its first free byte."""
 
@@ -140,7 +140,7 @@ class SplitsFollowTheNumberOfRows(Passing):
         return answer
 
 
-@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184")
+@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
 class SplitsFollowTheFirstStep(Passing):
     """The order of summation stays as the first step chose it, so that bits differ."""
 

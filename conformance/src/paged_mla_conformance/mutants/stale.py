@@ -8,10 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.mutants.passing import Passing
-from paged_mla_reference.deviations import Fault
+from paged_mla_reference.backend import ReferenceRunner
+from paged_mla_reference.deviations import ORACLE, Deviation, Fault
+from paged_mla_reference.deviations.change import of_rows, wide_table
 from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_reference.oracle import RIGHT
+from paged_mla_reference.paging import query_spans
+from paged_mla_shared.backend import Runner
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Mask, Output
+from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 SHOWS = ("S-17", "S-4", "S-5", "S-6", "S-7", "S-9")  # how a stale value shows in an answer
 
@@ -79,7 +84,7 @@ class RowsPastTheFirstStepsAreNotServed(Passing):
         return answer
 
 
-@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667")
+@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667 TensorRT-LLM#17110")
 class WriteSlotsAreThoseOfTheFirstStep(Passing):
     """Slots baked in at capture are written again, where as many tokens come."""
 
@@ -91,6 +96,47 @@ class WriteSlotsAreThoseOfTheFirstStep(Passing):
             self.slots = self.inner.plan(batch).slot_mapping
         if len(self.slots) == batch.num_tokens and batch.slot_mapping is None:
             batch = replace(batch, slot_mapping=self.slots)
+        self.inner.append(batch)
+
+
+@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="TensorRT-LLM#17110")
+class ReplayedAppendsServeOneToken(Passing):
+    """In a replay, rows of several tokens are written where those of the first step were."""
+
+    slots: NDArray[np.int64] | None = None
+
+    def append(self, batch: Batch) -> None:
+        """Take the first step's slots for tokens of longer rows."""
+        slots = self.inner.plan(batch).slot_mapping.copy()
+        if self.slots is None:
+            self.slots = slots
+        elif batch.slot_mapping is None:
+            several = np.flatnonzero(of_rows(batch, batch.query_lens > 1))
+            several = several[several < len(self.slots)]
+            several = several[~np.isin(self.slots[several], slots)]
+            slots[several] = self.slots[several]
+            batch = replace(batch, slot_mapping=slots)
+        self.inner.append(batch)
+
+
+@breaks(Fault.PAD_VALUE, "S-9", "S-10", "S-17", cites="vllm-ascend#15417 vllm-ascend#15492")
+class PaddedTokensKeepTheirLastSlots(Passing):
+    """Slots of padding become -1 after they were copied: what lies there is written."""
+
+    slots: NDArray[np.int64] | None = None
+
+    def append(self, batch: Batch) -> None:
+        """Write padded tokens to the slots that the step before had in their places."""
+        slots = self.inner.plan(batch).slot_mapping.copy()
+        before = np.full_like(slots, -1)
+        if self.slots is not None:
+            shared = min(len(slots), len(self.slots))
+            before[:shared] = self.slots[:shared]
+        self.slots = slots.copy()
+        if batch.slot_mapping is None:
+            stale = (slots < 0) & ~np.isin(before, slots)
+            slots[stale] = before[stale]
+            batch = replace(batch, slot_mapping=slots)
         self.inner.append(batch)
 
 
@@ -190,7 +236,7 @@ class SplitAccumulatorsAreNotZeroed(Passing):
         return answer
 
 
-@breaks(Fault.STALE, "S-17")
+@breaks(Fault.STALE, "S-17", cites="vllm#53488 vllm#53520")
 class AnswersShareOneBuffer(Passing):
     """The next answer is written over the last one."""
 
@@ -238,7 +284,7 @@ class TableTailsOfAnEarlierStepStay(Passing):
         return self.inner.attend(replace(batch, seq_lens=lengths.astype(np.int32)))
 
 
-@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545")
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545 ATOM#1391")
 class QueryLengthsAreThoseOfTheFirstStep(Passing):
     """A step with as many tokens and rows is cut into the queries of the first one."""
 
@@ -253,3 +299,72 @@ class QueryLengthsAreThoseOfTheFirstStep(Passing):
         if alike and (np.diff(self.ends) <= batch.seq_lens).all():
             batch = replace(batch, cu_seqlens_q=self.ends)
         return self.inner.attend(batch)
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#30805", akin="vllm#45227")
+class QueriesPastTheFirstStepsAreNotServed(Passing):
+    """Counters are sized for the query tokens that a row of the first step has."""
+
+    longest: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Leave later tokens of a row unanswered."""
+        if self.longest is None:
+            self.longest = int(batch.query_lens.max(initial=1))
+        answer = self.inner.attend(batch)
+        for span in query_spans(batch):
+            answer.out[span][self.longest :] = 0
+            answer.lse[span][self.longest :] = -np.inf
+        return answer
+
+
+@breaks(Fault.STALE, *SHOWS, cites="vllm-ascend#7290", akin="vllm-ascend#8107")
+class ThePaddedLastRowIsThatBefore(Passing):
+    """Padding is copied one row short: a padded last row is what lay there a step before."""
+
+    before: Batch | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Let a padded last row keep the length and the table of the row in its place."""
+        before, self.before = self.before, batch
+        last = batch.num_rows - 1
+        if before is None or not 0 <= last < before.num_rows or batch.seq_lens[last]:
+            return self.inner.attend(batch)
+        width = before.block_table.shape[1]
+        table, lengths = wide_table(batch, 1, width).block_table.copy(), batch.seq_lens.copy()
+        if before.seq_lens[last] >= batch.query_lens[last]:
+            table[last, :width], lengths[last] = before.block_table[last], before.seq_lens[last]
+        return self.inner.attend(replace(batch, block_table=table, seq_lens=lengths))
+
+
+class _WrongInReplay(Passing):
+    """The first step is right; the steps after it have a deviation of the oracle."""
+
+    deviation: Deviation
+    steps = 0
+
+    def __init__(self, problem: Problem, inner: Runner) -> None:
+        super().__init__(problem, inner)
+        self.wrong = ReferenceRunner(problem, self.deviation.change(RIGHT))
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Load into both."""
+        self.inner.load_cache(image)
+        self.wrong.load_cache(image)
+
+    def append(self, batch: Batch) -> None:
+        """Append to both."""
+        self.inner.append(batch)
+        self.wrong.append(batch)
+
+    def attend(self, batch: Batch) -> Output:
+        """Ask the wrong one from the second step on."""
+        self.steps += 1
+        return (self.inner if self.steps == 1 else self.wrong).attend(batch)
+
+
+@breaks(Fault.CAUSAL, *SHOWS, cites="tokenspeed#258 tokenspeed#260 tokenspeed#616")
+class ReplaysAreNotCausal(_WrongInReplay):
+    """A graph of several query tokens was captured without a causal mask."""
+
+    deviation = ORACLE["the-future-is-seen"]

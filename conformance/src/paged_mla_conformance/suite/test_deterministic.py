@@ -31,7 +31,8 @@ def test_deterministic(trial: Trial) -> None:
 def arrangements(batch: Batch) -> dict[str, NDArray[np.int64]]:
     """Return which rows of `batch` stand beside each other, by what is told of them."""
     rows = np.flatnonzero(batch.seq_lens)
-    alone = {f"row {row} alone": np.array([row]) for row in rows.tolist()}
+    chosen = {*rows[:2].tolist(), int(batch.seq_lens.argmax()), *rows[-2:].tolist()}
+    alone = {f"row {row} alone": np.array([row]) for row in sorted(chosen)}
     return alone | {
         "reversed, no padding": rows[::-1],
         "without the longest": np.delete(np.arange(batch.num_rows), batch.seq_lens.argmax()),

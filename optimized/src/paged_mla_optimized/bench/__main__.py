@@ -87,16 +87,42 @@ def _plan(core: Core, tensors: Tensors) -> None:
     core.fill(core.plan, *lengths, num_tokens=len(tensors.q_nope), mask=tensors.mask)
 
 
-def main() -> int:
-    """Run the chosen groups of cases; return the exit status."""
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return what the command line asks for, with the chosen cases."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.bench", description=__doc__)
-    parser.add_argument("groups", nargs="*", default=["main"], choices=GROUPS)
+    parser.add_argument(
+        "groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)} (default: main)"
+    )
     parser.add_argument("--only", default="", metavar="REGEX", help="of case names")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for peers")
     parser.add_argument(
         "--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and the plot STEM.png"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    unknown = [group for group in options.groups if group not in GROUPS]
+    if unknown:
+        parser.error(f"groups: got {unknown}; allowed: {', '.join(GROUPS)}")
+    try:
+        only = re.compile(options.only)
+    except re.error as error:
+        parser.error(f"--only: got {options.only!r}, {error}; allowed: a regular expression")
+    groups = dict.fromkeys(options.groups or ["main"])
+    options.cases = [case for g in groups for case in GROUPS[g] if only.search(case.name)]
+    if not options.cases:
+        parser.error(f"--only: got {options.only!r}, which no case of {', '.join(groups)} matches")
+    if options.peers and not options.peers.is_dir():
+        parser.error(f"--peers: got {options.peers}; allowed: a folder")
+    if options.out and not options.out.parent.is_dir():
+        parser.error(f"--out: got {options.out}; allowed: a name in a folder that is there")
+    return options
+
+
+def main() -> int:
+    """Run the chosen cases; return the exit status."""
+    options = parse()
+    if not torch.cuda.is_available():
+        print("paged_mla_optimized.bench: torch finds no GPU", file=sys.stderr)
+        return 2
     limits = ceilings()
     facts = device_record() | limits
     print(facts, flush=True)
@@ -104,13 +130,12 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     names = list(builders)
     print(header(names))
-    for case in (case for group in options.groups for case in GROUPS[group]):
-        if re.search(options.only, case.name):
-            rows.append(measure(case, builders, limits))
-            print(line(rows[-1], names), flush=True)
-            torch.cuda.empty_cache()
-            if options.out:
-                write(options.out, facts, rows, names)
+    for case in options.cases:
+        rows.append(measure(case, builders, limits))
+        print(line(rows[-1], names), flush=True)
+        torch.cuda.empty_cache()
+        if options.out:
+            write(options.out, facts, rows, names)
     if options.out:
         plot(options.out, facts, rows)
     print(summary(rows))

@@ -15,15 +15,17 @@ from paged_mla_reference.deviations import (
     engine,
     masks,
     merging,
+    packing,
     rotation,
     scores,
+    sizes,
     visibility,
     writes,
 )
 from paged_mla_reference.deviations.deviation import Deviation, Fault, deviations_of
 
 ORACLE: dict[str, Deviation] = deviations_of(
-    (addressing, visibility, scores, rotation, masks, emptiness, writes, merging)
+    (addressing, visibility, scores, rotation, masks, emptiness, writes, merging, packing, sizes)
 )
 ENGINE: dict[str, Deviation] = deviations_of((engine,))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.deviations.change import (
+    appending,
     imagined,
     posed,
     reading,
@@ -64,13 +66,13 @@ def read_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     return reading(oracle, _wrapping(32))
 
 
-@breaks(Fault.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy@fc2c0046")
+@breaks(Fault.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy@fc2c0046 aiter#2768")
 def read_byte_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     """Byte offsets of reads keep 32 bits."""
     return reading(oracle, _wrapping(32, of_bytes=True))
 
 
-@breaks(Fault.OFFSET, "S-10", cites="tokenspeed#501")
+@breaks(Fault.OFFSET, "S-10", cites="tokenspeed#501 tokenspeed#748")
 def write_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     """Element offsets of cache writes keep 31 bits."""
     return writing(oracle, _writing_wrapped(31))
@@ -80,6 +82,69 @@ def write_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
 def write_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     """Element offsets of cache writes keep 32 bits."""
     return writing(oracle, _writing_wrapped(32))
+
+
+def _named(
+    oracle: Oracle, change: Callable[[Problem, Batch, NDArray[np.int64]], NDArray[np.int64]]
+) -> Oracle:
+    """Change the slots that a batch names; derived ones stay right."""
+
+    def other_slots(problem: Problem, batch: Batch) -> Batch:
+        if batch.slot_mapping is None:
+            return batch
+        return replace(batch, slot_mapping=change(problem, batch, batch.slot_mapping))
+
+    return appending(oracle, other_slots)
+
+
+@breaks(Fault.OFFSET, "S-10", cites="tokenspeed#748 vllm#1486")
+def named_slot_offsets_wrap_at_2_31(oracle: Oracle) -> Oracle:
+    """Element offsets of named slots keep 31 bits; those of derived slots are right."""
+    return _named(oracle, _writing_wrapped(31))
+
+
+@breaks(Fault.OFFSET, "S-10", akin="local-inference-lab/b12x#40")
+def named_slots_keep_32_bits(oracle: Oracle) -> Oracle:
+    """A named slot past 2^31 becomes negative and is skipped, or another slot."""
+    return _named(oracle, lambda _p, _b, slots: slots.astype(np.int32).astype(np.int64))
+
+
+@breaks(Fault.OFFSET, "S-10", cites="vllm-ascend#16775")
+def named_slots_are_read_in_halves(oracle: Oracle) -> Oracle:
+    """Named slots are read as 32-bit numbers, so that every second one is the upper half."""
+
+    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.ascontiguousarray(slots).view(np.int32)[: len(slots)].astype(np.int64)
+
+    return _named(oracle, change)
+
+
+def _keeping_bits(oracle: Oracle, bits: int) -> Oracle:
+    """Let reads find blocks by the low bits of their ids."""
+    return reading(oracle, lambda _, b: replace(b, block_table=b.block_table & (2**bits - 1)))
+
+
+@breaks(Fault.OFFSET, "S-1", "S-5", "S-7", "S-9", akin="vllm-ascend#16490")
+def block_ids_keep_16_bits(oracle: Oracle) -> Oracle:
+    """Block ids lose their bits from the 17th on."""
+    return _keeping_bits(oracle, 16)
+
+
+@breaks(Fault.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="aiter#4341 aiter#4351 aiter#4452")
+def block_ids_keep_24_bits(oracle: Oracle) -> Oracle:
+    """Block ids lose their bits from the 25th on."""
+    return _keeping_bits(oracle, 24)
+
+
+@breaks(Fault.OFFSET, "S-1", "S-4", "S-5", "S-6", "S-7", cites="vllm-ascend#16490")
+def blocks_past_2_16_are_not_read(oracle: Oracle) -> Oracle:
+    """Blocks whose id needs a 17th bit hold no visible key."""
+
+    def change(problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]) -> Any:
+        ids = np.repeat(batch.block_table[row], problem.block_size)
+        return seen & (ids[: seen.shape[1]] < 2**16)
+
+    return seeing(oracle, change)
 
 
 @breaks(Fault.OFFSET, "S-1", "S-9", cites="vllm#50427")
@@ -167,24 +232,19 @@ def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
 @breaks(Fault.STRIDE, "S-10", cites="vllm#43152")
 def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Latents to be written are read by their shape, not by their strides."""
-
-    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
-        dense = replace(batch, ckv=_as_dense(batch.ckv), k_pe=_as_dense(batch.k_pe))
-        return oracle.append(problem, dense, image)
-
-    return replace(oracle, append=append)
+    return appending(oracle, lambda _, b: replace(b, ckv=_as_dense(b.ckv), k_pe=_as_dense(b.k_pe)))
 
 
 @breaks(Fault.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test")
 def k_pe_takes_the_stride_of_ckv(oracle: Oracle) -> Oracle:
     """Rows of k_pe are found with the stride of ckv, so that later ones come again."""
 
-    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+    def change(problem: Problem, batch: Batch) -> Batch:
         ratio = problem.dims.kv_lora_rank // problem.dims.qk_rope_head_dim
         rows = np.arange(batch.num_tokens) * ratio % max(batch.num_tokens, 1)
-        return oracle.append(problem, replace(batch, k_pe=batch.k_pe[rows]), image)
+        return replace(batch, k_pe=batch.k_pe[rows])
 
-    return replace(oracle, append=append)
+    return appending(oracle, change)
 
 
 @breaks(Fault.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="cutlass#2221")
@@ -223,11 +283,18 @@ def blocks_are_sorted(oracle: Oracle) -> Oracle:
     return reading(oracle, change)
 
 
-@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy#7727")
+@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy#7727 aiter#4365")
 def block_size_falls_back_to_64(oracle: Oracle) -> Oracle:
     """Reads find slots as if a block held 64 tokens."""
     widened = reading(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
     return posed(widened, lambda problem: replace(problem, block_size=64))
+
+
+@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="aiter#2996 aiter#3095")
+def table_entries_are_taken_for_slots(oracle: Oracle) -> Oracle:
+    """The table is read as if a block held one token."""
+    widened = reading(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
+    return posed(widened, lambda problem: replace(problem, block_size=1))
 
 
 @breaks(Fault.PAGE, "S-4", "S-5", "S-7", "S-9", cites="flashinfer#4347")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,17 @@ def seeing(oracle: Oracle, change: Callable[[Problem, Batch, int, Seen], Seen]) 
     return replace(oracle, attend=attend)
 
 
+def forgetting(oracle: Oracle, forgotten: Callable[[Batch], NDArray[Any]]) -> Oracle:
+    """Leave chosen query tokens, indices or bool [T], as if they saw nothing."""
+
+    def change(_: Problem, batch: Batch, answer: Output) -> Output:
+        chosen = forgotten(batch)
+        answer.out[chosen], answer.lse[chosen] = 0, -np.inf
+        return answer
+
+    return answering(oracle, change)
+
+
 def scoring(oracle: Oracle, attend_query: AttendQuery) -> Oracle:
     """Change how one query token attends to the keys it sees."""
 
@@ -97,17 +109,25 @@ def masked(oracle: Oracle, change: Callable[[Problem, Batch, Matrices], Matrices
     return reading(oracle, other_mask)
 
 
+def appending(oracle: Oracle, change: Callable[[Problem, Batch], Batch]) -> Oracle:
+    """Let append take another batch."""
+    return replace(
+        oracle,
+        append=lambda problem, batch, image: oracle.append(problem, change(problem, batch), image),
+    )
+
+
 def writing(
     oracle: Oracle,
     change: Callable[[Problem, Batch, NDArray[np.int64]], NDArray[np.int64]],
 ) -> Oracle:
     """Change the slots that an append writes, int64 [T]."""
 
-    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+    def other_slots(problem: Problem, batch: Batch) -> Batch:
         slots = change(problem, batch, slots_to_write(oracle, problem, batch))
-        return oracle.append(problem, replace(batch, slot_mapping=slots), image)
+        return replace(batch, slot_mapping=slots)
 
-    return replace(oracle, append=append)
+    return appending(oracle, other_slots)
 
 
 def slots_to_write(oracle: Oracle, problem: Problem, batch: Batch) -> NDArray[np.int64]:

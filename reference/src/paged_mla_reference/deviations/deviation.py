@@ -59,6 +59,8 @@ class Deviation:
         Ids of the rules it breaks, and of those by which it shows.
     citations : tuple of str
         Reports of it, ``project#number`` or ``project@commit``; empty when none is known.
+    akin : tuple of str
+        Reports of something close to it, for one of which none is known.
     what : str
         What it does.
     change : callable
@@ -69,26 +71,31 @@ class Deviation:
     fault: Fault
     rules: tuple[str, ...]
     citations: tuple[str, ...]
+    akin: tuple[str, ...]
     what: str
     change: Callable[..., Any]
 
 
-def breaks(fault: Fault, *rules: str, cites: str = "") -> Callable[[Callable[..., Any]], Deviation]:
+def breaks(
+    fault: Fault, *rules: str, cites: str = "", akin: str = ""
+) -> Callable[[Callable[..., Any]], Deviation]:
     """Make a function or class the change of a deviation, named and described as it is.
 
     Parameters
     ----------
     fault : Fault
     *rules : str
-    cites : str
-        Citations, separated by spaces.
+    cites, akin : str
+        Citations, separated by spaces: of it, and of something close to it.
     """
 
     def make(change: Callable[..., Any]) -> Deviation:
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", change.__name__)
         what = " ".join((change.__doc__ or "").split())
         name = words.replace("_", "-").lower()
-        return Deviation(name, fault, rules, tuple(cites.split()), what, change)
+        return Deviation(
+            name, fault, rules, tuple(cites.split()), tuple(akin.split()), what, change
+        )
 
     return make
 

@@ -28,7 +28,7 @@ def _where_empty(oracle: Oracle, **values: float) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(Fault.EMPTY, "S-6", cites="flashinfer#4401 vllm#27491")
+@breaks(Fault.EMPTY, "S-6", cites="flashinfer#4401 vllm#27491 vllm#57017")
 def empty_rows_divide_zero_by_zero(oracle: Oracle) -> Oracle:
     """A query that sees nothing gets NaN."""
     return _where_empty(oracle, out=np.nan)
@@ -130,7 +130,9 @@ def _leaking(oracle: Oracle, poisoned: Any) -> Oracle:
 
 
 @breaks(
-    Fault.LEAK, "S-9", cites="flashinfer#941 flash-attention#1745 flash-attention#2374 vllm#936"
+    Fault.LEAK,
+    "S-9",
+    cites="flashinfer#941 flash-attention#1745 flash-attention#2374 vllm#936 vllm#43961",
 )
 def unused_slots_weigh_zero(oracle: Oracle) -> Oracle:
     """Slots past a row's length enter with weight 0, which NaN survives."""

@@ -8,20 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
+
+import numpy as np
 
 from paged_mla_reference import prefix
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.paging import query_spans
 from paged_mla_reference.parallel import ContextParallel, rank_batch
 from paged_mla_reference.prefix import ROOT_KEY, BlockContent, PrefixIndex
-from paged_mla_reference.simulator import batches
+from paged_mla_reference.simulator import batches, trace
 from paged_mla_reference.simulator import engine as scheduler
 from paged_mla_reference.simulator.block_pool import BlockPool
 from paged_mla_reference.simulator.commit import commit
 from paged_mla_reference.simulator.drafting import Drafter
+from paged_mla_reference.simulator.model import Histories, ModelStandIn
 from paged_mla_reference.simulator.sequence import Sequence as Running
-from paged_mla_reference.simulator.step import Kind, Row
+from paged_mla_reference.simulator.step import Kind, Row, Step
 from paged_mla_shared.problem import Batch, Problem
 
 READ = ("S-5", "S-7", "S-9")  # how a wrong schedule shows
@@ -75,7 +79,7 @@ def hash_ignores_the_parent() -> Spoilt:
     return spoilt(trusting(), (prefix, "block_key", block_key))
 
 
-@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1301")
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1301 lmdeploy#4917")
 def hash_ignores_the_extra_keys() -> Spoilt:
     """Adapters and salts do not enter the key of a block."""
     right = prefix.block_key
@@ -99,7 +103,7 @@ def a_live_block_is_evicted() -> Spoilt:
     return spoilt((BlockPool, "_evict", evict))
 
 
-@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1050")
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="imp#1050 TensorRT-LLM#12673")
 def partial_blocks_are_published() -> Spoilt:
     """A block is known before its last token is written."""
     right = BlockPool.grow
@@ -122,6 +126,60 @@ def tables_of_rows_are_reversed() -> Spoilt:
         return replace(layout, block_table=layout.block_table[::-1])
 
     return spoilt((batches, "lay_out", lay_out))
+
+
+@breaks(Fault.HASH, "S-13", "S-19", *READ, cites="local-inference-lab/vllm#480")
+def hits_outlive_eviction() -> Spoilt:
+    """The key of an evicted block still leads to it, whatever it holds by then."""
+    lookup = BlockPool.lookup
+
+    def evict(pool: BlockPool) -> int:
+        block_id = pool._oldest()
+        del pool._cached[block_id]
+        del pool._contents[block_id]
+        return block_id
+
+    def known(pool: BlockPool, contents: Sequence[BlockContent]) -> list[int]:
+        found = lookup(pool, contents)
+        return list(takewhile(lambda block_id: block_id not in pool._free, found))
+
+    return spoilt(trusting(), (BlockPool, "_evict", evict), (BlockPool, "lookup", known))
+
+
+@breaks(Fault.STALE, "S-19", *READ, cites="vllm#49620", akin="vllm#41190")
+def a_preempted_frame_is_applied() -> Spoilt:
+    """The token of a step that ran before a preemption counts as computed after it."""
+    right = scheduler.Engine._admit
+
+    def late(row: Row) -> Row:
+        return replace(row, committed=row.committed + 1, tokens=row.tokens[1:])
+
+    def admit(engine: scheduler.Engine, budget: int) -> list[Row]:
+        resumed = {seq.request.id for seq in engine.waiting if seq.preempted}
+        rows = right(engine, budget)
+        return [late(r) if r.request.id in resumed and r.query_len > 1 else r for r in rows]
+
+    return spoilt((scheduler.Engine, "_admit", admit))
+
+
+@breaks(Fault.LENGTH, "S-2", "S-16", "S-19", *READ, cites="vllm#44697", akin="vllm#49355 EAGLE#336")
+def rejected_drafts_count_as_computed() -> Spoilt:
+    """The step after a verified chain counts the drafts it rejected as context."""
+    right = batches.batch_of
+    ends: dict[str, int] = {}
+
+    def batch_of(problem: Problem, step: Step, model: ModelStandIn, histories: Histories) -> Batch:
+        batch = right(problem, step, model, histories)
+        lengths = batch.seq_lens.copy()
+        for b, row in enumerate(step.rows):
+            end = row.context_len + row.query_len
+            rejected = max(ends.get(row.request.id, 0) - row.context_len, 0)
+            most = min(len(row.blocks) * problem.block_size, problem.max_model_len)
+            lengths[b] += min(rejected, max(most - end, 0))
+            ends[row.request.id] = end if row.kind is Kind.VERIFY else 0
+        return replace(batch, seq_lens=lengths)
+
+    return spoilt((trace, "batch_of", batch_of))
 
 
 def _committing(computed: Callable[[Running, list[int]], int], *, window_due: bool) -> Spoilt:
@@ -217,11 +275,33 @@ def local_lengths_are_equal_shares() -> Spoilt:
     return _counting(lambda group, seen, rank: (seen + group.world - 1 - rank) // group.world)
 
 
-@breaks(Fault.RANKS, *RANK)
+@breaks(Fault.RANKS, *RANK, cites="TransformerEngine#1930 flash-linear-attention#1092")
 def the_remainder_is_dropped() -> Spoilt:
     """Tokens past the last whole round of ranks are in nobody's length."""
     return _counting(
         lambda group, seen, _: seen // (group.world * group.interleave) * group.interleave
+    )
+
+
+@breaks(Fault.RANKS, "S-10", *RANK, akin="TensorRT-LLM#17795")
+def token_0_has_no_owner() -> Spoilt:
+    """The owner of a token is found by a modulo that is negative for the first."""
+
+    def change(local: Batch, batch: Batch, _g: ContextParallel, _r: int) -> Batch:
+        assert local.slot_mapping is not None
+        slots = local.slot_mapping.copy()
+        first = (batch.seq_lens > 0) & (batch.seq_lens == batch.query_lens)
+        slots[batch.cu_seqlens_q[:-1][first]] = -1
+        return replace(local, slot_mapping=slots)
+
+    return _dividing(change)
+
+
+@breaks(Fault.RANKS, *RANK, cites="tt-metal#35509 tt-metal#35987")
+def latents_are_summed_over_ranks() -> Spoilt:
+    """What every rank computed alike is added up, not averaged, before it is stored."""
+    return _dividing(
+        lambda local, _b, group, _r: replace(local, ckv=local.ckv * np.float32(group.world))
     )
 
 

@@ -9,11 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import QueryAnswer, attend_one
-from paged_mla_reference.deviations.change import scoring
+from paged_mla_reference.deviations.change import (
+    answering,
+    context_of,
+    of_rows,
+    only_before,
+    scoring,
+    seeing,
+)
 from paged_mla_reference.deviations.deviation import Fault, breaks
-from paged_mla_reference.oracle import Oracle
-from paged_mla_reference.rounding import Rounding
-from paged_mla_shared.problem import Output, Problem
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.paging import query_spans
+from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
 
 Array = NDArray[np.float64]
 Partials = Sequence[Output]
@@ -39,12 +48,46 @@ def empty_partials_are_multiplied_by_zero(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(Fault.PARTIAL, "S-8", cites="vllm#27491")
+@breaks(Fault.PARTIAL, "S-8", cites="vllm#27491 flashinfer#4051 vllm#39148")
 def two_empty_partials_are_nan(oracle: Oracle) -> Oracle:
     """-inf minus -inf is not caught."""
 
     def change(_: Partials, answer: Output) -> Output:
         answer.out[np.isneginf(answer.lse)] = np.nan
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(Fault.PARTIAL, "S-8", cites="vllm#28181")
+def empty_queries_keep_their_first_partial(oracle: Oracle) -> Oracle:
+    """A query that sees nothing anywhere gets what the first partial holds."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        empty = np.isneginf(answer.lse)
+        answer.out[empty] = partials[0].out[empty]
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(Fault.PARTIAL, "S-8", akin="vllm#28181")
+def a_single_partial_is_copied(oracle: Oracle) -> Oracle:
+    """Nobody looks into a partial that comes alone."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        return answer if len(partials) > 1 else Output(partials[0].out.copy(), answer.lse)
+
+    return _merged(oracle, change)
+
+
+@breaks(Fault.PARTIAL, "S-8", akin="flashinfer#4051")
+def a_single_empty_partial_has_no_lse(oracle: Oracle) -> Oracle:
+    """-inf minus -inf is not caught in a partial that comes alone."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        if len(partials) == 1:
+            answer.lse[np.isneginf(answer.lse)] = np.nan
         return answer
 
     return _merged(oracle, change)
@@ -82,7 +125,7 @@ def merge_takes_lse_for_base_2(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(Fault.SPLIT, "S-8")
+@breaks(Fault.SPLIT, "S-8", akin="vllm#47188")
 def partials_are_averaged(oracle: Oracle) -> Oracle:
     """Partials weigh the same, whatever they saw."""
 
@@ -155,28 +198,161 @@ def _with_keys(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", cites="vllm-flash-attention#142")
 def the_key_between_splits_counts_twice(oracle: Oracle) -> Oracle:
     """Splits of 512 keys share the one at their boundary."""
     return _with_keys(oracle, lambda keys: np.vstack([keys, keys[511:512]]))
 
 
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", akin="flash-attention#1325")
 def the_last_split_is_dropped(oracle: Oracle) -> Oracle:
     """Keys past the last full split of 512 are lost, where there is one."""
     return _with_keys(oracle, lambda keys: keys[: max(len(keys) // 512 * 512, 0) or len(keys)])
 
 
-@breaks(Fault.SPLIT, "S-5", "S-20")
-def splits_are_summed_unweighted(oracle: Oracle) -> Oracle:
-    """Halves of rows past 256 keys are averaged, whatever they weigh."""
+TILE = 64  # keys of a split, where a row has as many splits as tiles
+
+
+def _of_splits(oracle: Oracle, count: int, change: Callable[[Array, int], Array]) -> Oracle:
+    """Change the keys of queries that see `count` tiles, given where the last tile starts."""
+
+    def changed(keys: Array) -> Array:
+        last = (count - 1) * TILE
+        return change(keys, last) if last < len(keys) <= last + TILE else keys
+
+    return _with_keys(oracle, changed)
+
+
+def _dropped(keys: Array, last: int) -> Array:
+    return keys[:last]
+
+
+def _doubled(keys: Array, last: int) -> Array:
+    return np.vstack([keys, keys[last:]])
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_5_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of five splits leaves out the last."""
+    return _of_splits(oracle, 5, _dropped)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_7_splits_counts_twice(oracle: Oracle) -> Oracle:
+    """A merge of seven splits takes the last for the missing eighth too."""
+    return _of_splits(oracle, 7, _doubled)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_9_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of nine splits ends with the eighth."""
+    return _of_splits(oracle, 9, _dropped)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_11_splits_counts_twice(oracle: Oracle) -> Oracle:
+    """A merge of eleven splits takes the last again."""
+    return _of_splits(oracle, 11, _doubled)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_13_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of thirteen splits ends with the twelfth."""
+    return _of_splits(oracle, 13, _dropped)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_16_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of sixteen splits ends with the fifteenth."""
+    return _of_splits(oracle, 16, _dropped)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", cites="vllm#47188", akin="TensorRT-LLM#18754")
+def empty_splits_are_merged(oracle: Oracle) -> Oracle:
+    """Queries that see fewer keys than a tile also merge a split that holds zeros."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        out, lse, scores, values = attend_one(problem, query, keys, rounding)
+        if len(keys) >= TILE:
+            return out, lse, scores, values
+        merged = np.logaddexp(lse, 0.0)
+        return out * np.exp(lse - merged)[:, None], merged, scores, values
+
+    return scoring(oracle, attend)
+
+
+def _in_halves(oracle: Oracle, join: Callable[[QueryAnswer, list[QueryAnswer]], Array]) -> Oracle:
+    """Join the answers of both halves of more than 256 keys, given the right one too."""
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
         whole = attend_one(problem, query, keys, rounding)
         if len(keys) <= 256:
             return whole
-        halves = np.array_split(keys, 2)
-        outs = [attend_one(problem, query, half, rounding)[0] for half in halves]
-        return (outs[0] + outs[1]) / 2, whole[1], whole[2], whole[3]
+        halves = [attend_one(problem, query, half, rounding) for half in np.array_split(keys, 2)]
+        return join(whole, halves), whole[1], whole[2], whole[3]
 
     return scoring(oracle, attend)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-20", akin="attention-gym#205")
+def splits_are_summed_unweighted(oracle: Oracle) -> Oracle:
+    """Halves of rows past 256 keys are averaged, whatever they weigh."""
+    return _in_halves(oracle, lambda _, halves: (halves[0][0] + halves[1][0]) / 2)
+
+
+@breaks(Fault.PRECISION, "S-5", "S-20", cites="flashinfer#5107")
+def split_partials_are_rounded(oracle: Oracle) -> Oracle:
+    """Halves of rows past 256 keys are kept in float16 until they are merged."""
+
+    def join(whole: QueryAnswer, halves: list[QueryAnswer]) -> Array:
+        outs = [widen(round_to(half[0], "float16")) for half in halves]
+        weights = [np.exp(half[1] - whole[1])[:, None] for half in halves]
+        return outs[0] * weights[0] + outs[1] * weights[1]
+
+    return _in_halves(oracle, join)
+
+
+@breaks(
+    Fault.SPLIT,
+    "S-5",
+    "S-6",
+    "S-20",
+    cites="vllm-flash-attention#176 pytorch#194168",
+    akin="FlagGems#5235",
+)
+def rows_of_several_splits_are_written_over_row_0(oracle: Oracle) -> Oracle:
+    """The merge of splits of 256 keys has batch stride 0, so that other rows get nothing."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        out = answer.out.copy()
+        for row, span in enumerate(query_spans(batch)):
+            if batch.seq_lens[row] > 256 and span.start:
+                out[span] = 0
+                out[: span.stop - span.start] = answer.out[span]
+        return Output(out, answer.lse)
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.SPLIT, "S-5", "S-7", "S-8", cites="sglang#40903 sglang#35045 flashinfer#4547")
+def chunks_join_their_context_in_another_base(oracle: Oracle) -> Oracle:
+    """Rows of several tokens merge their context's base-2 lse with the natural one of the step."""
+    context = seeing(oracle, lambda _, b, row, seen: only_before(seen, context_of(b, row)))
+    own = seeing(
+        oracle, lambda _, b, row, seen: seen & (np.arange(seen.shape[1]) >= context_of(b, row))
+    )
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        answer = oracle.attend(problem, batch, image)
+        cached, fresh = (part.attend(problem, batch, image) for part in (context, own))
+        joined = RIGHT.merge(
+            [
+                Output(cached.out.astype(np.float32), cached.lse / np.float32(np.log(2))),
+                Output(fresh.out.astype(np.float32), fresh.lse),
+            ]
+        )
+        chosen = of_rows(batch, batch.query_lens > 1)
+        answer.out[chosen], answer.lse[chosen] = joined.out[chosen], joined.lse[chosen]
+        return answer
+
+    return replace(oracle, attend=attend)

@@ -9,11 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import QueryAnswer, attend_one
-from paged_mla_reference.deviations.change import answering, of_rows, posed, reading, scoring
+from paged_mla_reference.deviations.change import (
+    answering,
+    appending,
+    of_rows,
+    posed,
+    reading,
+    scoring,
+)
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rounding import Rounding, round_to, widen
-from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
 Array = NDArray[np.float64]
@@ -38,13 +44,17 @@ def scale_is_omitted(oracle: Oracle) -> Oracle:
     return posed(oracle, lambda p: replace(p, softmax_scale=1.0))
 
 
-@breaks(Fault.SCALE, *SCORED)
+@breaks(Fault.SCALE, *SCORED, cites="maxtext#3138")
 def scale_is_applied_twice(oracle: Oracle) -> Oracle:
     """Scores are scaled by the square of the scale."""
     return posed(oracle, lambda p: replace(p, softmax_scale=p.softmax_scale**2))
 
 
-@breaks(Fault.SCALE, *SCORED, cites="TensorRT-LLM#19112 maxtext#3138")
+@breaks(
+    Fault.SCALE,
+    *SCORED,
+    cites="TensorRT-LLM#19112 maxtext#3138 transformers#47435 Megatron-LM#3698 aiter#5405",
+)
 def scale_is_derived_from_the_dims(oracle: Oracle) -> Oracle:
     """The scale is (N + P) ** -0.5, whatever the caller says."""
     return posed(
@@ -55,7 +65,31 @@ def scale_is_derived_from_the_dims(oracle: Oracle) -> Oracle:
     )
 
 
+@breaks(Fault.SCALE, *SCORED, "S-19", akin="Megatron-LM#3698 aiter#5405")
+def scale_is_picked_from_a_list(oracle: Oracle) -> Oracle:
+    """A kernel is built for scales of 0.3 and 1; for any other the scale is (N + P) ** -0.5."""
+
+    def picked(problem: Problem) -> float:
+        width = problem.dims.qk_nope_head_dim + problem.dims.qk_rope_head_dim
+        built = problem.softmax_scale in {0.3, 1.0}
+        return problem.softmax_scale if built else width**-0.5
+
+    return posed(oracle, lambda p: replace(p, softmax_scale=picked(p)))
+
+
 @breaks(Fault.SCALE, *SCORED)
+def small_scales_are_raised(oracle: Oracle) -> Oracle:
+    """No scale is below 1/100."""
+    return posed(oracle, lambda p: replace(p, softmax_scale=max(p.softmax_scale, 0.01)))
+
+
+@breaks(Fault.SCALE, *SCORED)
+def large_scales_are_cut(oracle: Oracle) -> Oracle:
+    """No scale is above 2."""
+    return posed(oracle, lambda p: replace(p, softmax_scale=min(p.softmax_scale, 2.0)))
+
+
+@breaks(Fault.SCALE, *SCORED, akin="mobius#548")
 def rope_part_is_not_scaled(oracle: Oracle) -> Oracle:
     """Only the part without rotation is scaled."""
 
@@ -80,11 +114,7 @@ def plain_caches_take_a_v_scale(oracle: Oracle) -> Oracle:
 @breaks(Fault.SCALE, "S-10", cites="sglang#34765 sglang#28144")
 def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
     """The writer divides by a scale that no reader applies."""
-
-    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
-        return oracle.append(problem, replace(batch, ckv=batch.ckv / np.float32(7)), image)
-
-    return replace(oracle, append=append)
+    return appending(oracle, lambda _, b: replace(b, ckv=b.ckv / np.float32(7)))
 
 
 @breaks(Fault.SCALE, *SCORED, cites="flashinfer#3106")

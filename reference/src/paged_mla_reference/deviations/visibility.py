@@ -20,6 +20,7 @@ from paged_mla_reference.deviations.change import (
 )
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.paging import query_spans
 from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 Seen = NDArray[np.bool_]
@@ -27,7 +28,7 @@ READ = ("S-4", "S-5", "S-7")  # how wrong keys show
 READ_EMPTY = (*READ, "S-6")  # and where none are left
 
 
-@breaks(Fault.LENGTH, "S-2", *READ_EMPTY)
+@breaks(Fault.LENGTH, "S-2", *READ_EMPTY, akin="lucebox#555")
 def newest_key_is_not_counted(oracle: Oracle) -> Oracle:
     """Lengths leave out the step's own last token."""
 
@@ -47,7 +48,7 @@ def one_key_too_many(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(Fault.LENGTH, *READ_EMPTY)
+@breaks(Fault.LENGTH, *READ_EMPTY, akin="sglang#32087 tokenspeed#578")
 def first_key_is_skipped(oracle: Oracle) -> Oracle:
     """Key 0 is left out."""
 
@@ -91,7 +92,7 @@ def only_full_blocks_are_read(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(Fault.LENGTH, *READ_EMPTY)
+@breaks(Fault.LENGTH, *READ_EMPTY, akin="Megatron-LM#3819")
 def a_full_last_block_is_skipped(oracle: Oracle) -> Oracle:
     """Lengths that are a multiple of the block size lose their last block."""
 
@@ -114,7 +115,7 @@ def prompts_of_67_to_128_tokens_are_not_served(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(Fault.CAUSAL, *READ, cites="vllm#26042")
+@breaks(Fault.CAUSAL, *READ, cites="vllm#26042 hyprstream#1521")
 def causal_mask_is_top_left(oracle: Oracle) -> Oracle:
     """Query i sees keys up to i, as if there were no context."""
 
@@ -137,7 +138,7 @@ def the_future_is_seen(oracle: Oracle) -> Oracle:
     return posed(oracle, change)
 
 
-@breaks(Fault.CAUSAL, *READ)
+@breaks(Fault.CAUSAL, *READ, akin="TinyLLM#18")
 def the_next_key_is_seen(oracle: Oracle) -> Oracle:
     """Query i also sees key i + 1 of its chunk."""
 
@@ -150,7 +151,7 @@ def the_next_key_is_seen(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(Fault.CAUSAL, *READ_EMPTY)
+@breaks(Fault.CAUSAL, *READ_EMPTY, akin="flashinfer#348 paddle-flash-attention#48")
 def a_query_does_not_see_itself(oracle: Oracle) -> Oracle:
     """The causal bound is strict."""
 
@@ -235,6 +236,49 @@ def queries_past_the_first_rows_are_dropped(oracle: Oracle) -> Oracle:
         return served
 
     return seeing(oracle, change)
+
+
+@breaks(Fault.MIXED, "S-5", "S-7", "S-4", cites="aiter#2720")
+def odd_query_counts_answer_as_their_first(oracle: Oracle) -> Oracle:
+    """Every token of a row of 3, 5, 6 or 7 gets the answer of its first."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        for span in query_spans(batch):
+            if span.stop - span.start in {3, 5, 6, 7}:
+                answer.out[span], answer.lse[span] = answer.out[span.start], answer.lse[span.start]
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.MIXED, "S-5", "S-7", cites="flashinfer#4382")
+def later_rows_take_the_queries_of_the_first(oracle: Oracle) -> Oracle:
+    """Rows of 5 tokens and more ask what the first row asks, if it is as long."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        spans = query_spans(batch)
+        token = np.arange(batch.num_tokens)
+        for span in spans:
+            count = span.stop - span.start
+            if 5 <= count <= spans[0].stop:
+                token[span] = np.arange(count)
+        return replace(batch, q_nope=batch.q_nope[token], q_pe=batch.q_pe[token])
+
+    return reading(oracle, change)
+
+
+@breaks(Fault.MIXED, "S-2", "S-6", "S-9", *READ, cites="vllm#52500")
+def rows_are_uniform_when_they_divide(oracle: Oracle) -> Oracle:
+    """Rows of 1, 2 and 3 tokens are taken for three of 2."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        live = int(batch.cu_seqlens_q[-1])
+        if problem.mask is Mask.TREE or not live or live % batch.num_rows:
+            return batch
+        ends = np.arange(batch.num_rows + 1) * (live // batch.num_rows)
+        return replace(batch, cu_seqlens_q=ends.astype(np.int32))
+
+    return reading(oracle, change)
 
 
 @breaks(Fault.CONTINUATION, *READ_EMPTY, cites="vllm#47239 vllm#37303")
@@ -359,7 +403,7 @@ def padded_rows_count_one_key(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(Fault.BATCH_MATE, "S-9", "S-19", *READ)
+@breaks(Fault.BATCH_MATE, "S-9", "S-19", *READ, akin="sglang@trtllm_mla_backend")
 def rows_are_as_long_as_the_longest(oracle: Oracle) -> Oracle:
     """Every live row reads as many keys as the longest."""
 
@@ -379,7 +423,7 @@ def many_rows_leave_one_split_each(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(Fault.BATCH_MATE, "S-19", "S-20", "S-5", "S-6")
+@breaks(Fault.BATCH_MATE, "S-19", "S-20", "S-5", "S-6", akin="flash-attention#2082")
 def the_batch_shares_one_maximum(oracle: Oracle) -> Oracle:
     """Rows whose scores lie far below the batch's largest vanish."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import decode, encode, read_slots, write_slots
-from paged_mla_reference.deviations.change import of_rows, slots_to_write, writing
+from paged_mla_reference.deviations.change import appending, of_rows, slots_to_write, writing
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.paging import slots_of
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
@@ -44,7 +47,7 @@ def slot_minus_one_is_the_last(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-9", "S-10", cites="vllm#56734 vllm#49757")
+@breaks(Fault.WRITE, "S-9", "S-10", cites="vllm#56734 vllm#49757 vllm-ascend#15417")
 def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
     """A padded row with a token writes it to the first block of its table."""
 
@@ -58,7 +61,7 @@ def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-10")
+@breaks(Fault.WRITE, "S-10", cites="MoE-Infinity#195 lucebox#555")
 def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
     """The step's last live token is dropped."""
 
@@ -69,7 +72,7 @@ def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-10")
+@breaks(Fault.WRITE, "S-10", akin="1bit-MONSTER#686")
 def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
     """Rows of several tokens leave out their first."""
 
@@ -81,7 +84,46 @@ def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-1", "S-10")
+@breaks(Fault.WRITE, "S-10", cites="1bit-MONSTER#686")
+def only_the_first_token_is_written(oracle: Oracle) -> Oracle:
+    """Rows of several tokens keep one latent."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        kept = np.full_like(slots, -1)
+        starts = batch.cu_seqlens_q[:-1][batch.query_lens > 0]
+        kept[starts] = slots[starts]
+        return kept
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10", cites="tt-metal#55742")
+def an_odd_batch_leaves_out_its_last_row(oracle: Oracle) -> Oracle:
+    """Rows are written in pairs, and the last of an odd number from 3 on is not."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        if batch.num_rows % 2 and batch.num_rows > 1:
+            slots[batch.cu_seqlens_q[-2] :] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.CONTINUATION, "S-1", "S-10", cites="tt-metal#55630 pypto-lib#160")
+def chunks_are_written_to_the_first_blocks(oracle: Oracle) -> Oracle:
+    """A continued chunk starts at column 0 of its table."""
+
+    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
+        for row in np.flatnonzero((batch.query_lens > 1) & (batch.seq_lens > 0)).tolist():
+            first, last = batch.cu_seqlens_q[row : row + 2].tolist()
+            index = np.arange(last - first)
+            slots[first:last] = slots_of(batch.block_table[row], index, problem.block_size)
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-1", "S-10", cites="onnxruntime-genai#2354")
 def slots_are_one_late(oracle: Oracle) -> Oracle:
     """Tokens of decode rows are written one slot further on."""
 
@@ -94,7 +136,7 @@ def slots_are_one_late(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-10")
+@breaks(Fault.WRITE, "S-10", akin="LMCache#4921")
 def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
     """Slots of -1 are squeezed out, and the tokens are not."""
 
@@ -107,18 +149,18 @@ def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(Fault.WRITE, "S-10")
+@breaks(Fault.WRITE, "S-10", akin="LMCache#4921")
 def named_slots_are_ignored(oracle: Oracle) -> Oracle:
     """Slots are derived although the batch names them."""
 
-    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+    def change(problem: Problem, batch: Batch, _: Slots) -> Slots:
         derived = slots_to_write(oracle, problem, replace(batch, slot_mapping=None))
         _, first = np.unique(derived, return_index=True)
         once = np.full_like(derived, -1)
         once[first] = derived[first]
-        return oracle.append(problem, replace(batch, slot_mapping=once), image)
+        return once
 
-    return replace(oracle, append=append)
+    return writing(oracle, change)
 
 
 @breaks(Fault.WRITE, "S-10", cites="1Cat-vLLM#162")
@@ -136,21 +178,38 @@ def k_pe_is_not_written(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(Fault.WRITE, "S-10")
-def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
-    """A write zeroes the slots of its block that follow."""
+def _clearing(oracle: Oracle, cleared: Callable[[Problem, Slots], Slots]) -> Oracle:
+    """Zero more slots than are written, given those that are."""
 
     def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         written = oracle.append(problem, batch, image)
         slots = slots_to_write(oracle, problem, batch)
-        for slot in slots[slots >= 0].tolist():
-            end = -(-(slot + 1) // problem.block_size) * problem.block_size
-            rest = np.setdiff1d(np.arange(slot + 1, end), slots)[:1]
-            zeros = np.zeros((len(rest), image.layout.token_bytes), np.uint8)
-            written = write_slots(written, rest, zeros)
-        return written
+        slots = slots[slots >= 0]
+        rest = np.setdiff1d(cleared(problem, slots), slots)
+        return write_slots(written, rest, np.zeros((len(rest), image.layout.token_bytes), np.uint8))
 
     return replace(oracle, append=append)
+
+
+@breaks(Fault.WRITE, "S-10", cites="vllm#52709")
+def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
+    """A write zeroes the slot of its block that follows."""
+
+    def behind(problem: Problem, slots: Slots) -> Slots:
+        return slots[(slots + 1) % problem.block_size > 0] + 1
+
+    return _clearing(oracle, behind)
+
+
+@breaks(Fault.WRITE, "S-10", cites="vllm#52709")
+def fresh_blocks_are_cleared_past_their_end(oracle: Oracle) -> Oracle:
+    """Taking a block into use zeroes the first slot of the next one."""
+
+    def next_blocks(problem: Problem, slots: Slots) -> Slots:
+        found: Slots = slots[slots % problem.block_size == 0] + problem.block_size
+        return np.minimum(found, (problem.num_blocks - 1) * problem.block_size)
+
+    return _clearing(oracle, next_blocks)
 
 
 @breaks(Fault.WRITE, "S-10", cites="vllm#43152")
@@ -165,7 +224,33 @@ def append_writes_its_inputs(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(Fault.PRECISION, "S-10")
+def _storing(oracle: Oracle, change: Callable[[Problem, NDArray[Any]], NDArray[Any]]) -> Oracle:
+    """Store other values, in ckv and in k_pe."""
+    return appending(
+        oracle,
+        lambda p, b: replace(b, ckv=change(p, b.ckv), k_pe=change(p, b.k_pe)),
+    )
+
+
+@breaks(Fault.WRITE, "S-10")
+def negative_zero_loses_its_sign(oracle: Oracle) -> Oracle:
+    """What is stored was added to 0."""
+    return _storing(oracle, lambda _, x: x + x.dtype.type(0))
+
+
+@breaks(Fault.WRITE, "S-10")
+def signalling_nan_becomes_quiet(oracle: Oracle) -> Oracle:
+    """What is stored was converted to a wider type and back."""
+    return _storing(oracle, lambda p, x: round_to(widen(x), p.dtype))
+
+
+@breaks(Fault.WRITE, "S-10")
+def nan_is_stored_as_0(oracle: Oracle) -> Oracle:
+    """Latents that are no number become 0."""
+    return _storing(oracle, lambda _, x: np.where(np.isnan(x), x.dtype.type(0), x))
+
+
+@breaks(Fault.PRECISION, "S-10", akin="flashinfer#5107")
 def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
     """Stored rows keep 8 bits of precision."""
 
@@ -180,6 +265,21 @@ def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
         return write_slots(written, slots, encode(image.layout, low[0], low[1]))
 
     return replace(oracle, append=append)
+
+
+@breaks(Fault.TRUNCATED, "S-1", "S-9", akin="vllm-deepseek-v4-sm89#46")
+def gathered_rows_end_at_256_tokens(oracle: Oracle) -> Oracle:
+    """A workspace holds 256 tokens of a row; what lies past them stays 0."""
+
+    def gather(
+        problem: Problem, batch: Batch, image: CacheImage
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        ckv, k_pe = oracle.gather_context(problem, batch, image)
+        index = np.concatenate([np.zeros(0, np.int64), *map(np.arange, batch.seq_lens)])
+        ckv = np.where((index < 256)[:, None], ckv, ckv.dtype.type(0))
+        return ckv, k_pe
+
+    return replace(oracle, gather_context=gather)
 
 
 @breaks(Fault.PARTIAL, "S-1", "S-9", cites="vllm#48611")

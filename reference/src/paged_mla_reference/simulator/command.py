@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+from dataclasses import replace
 from pathlib import Path
 
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig, RowOrder
@@ -15,7 +15,16 @@ from paged_mla_reference.simulator.timeline import mark_in_report, render, timel
 from paged_mla_reference.simulator.trace import record, trace_of
 from paged_mla_reference.simulator.trace_file import save_trace
 from paged_mla_shared.dims import PRESETS
+from paged_mla_shared.documents import read_object
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.options import refuse_idle, whole
+
+STANDARD = EngineConfig(
+    block_size=64, num_blocks=4096, max_rows=64, token_budget=2048, max_chunk=512
+)
+_SIZES = ("block_size", "num_blocks", "max_rows", "token_budget", "max_chunk")
+_ENGINE = (*_SIZES, "order", "chain", "tree", "buckets", "steps_per_unit")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,48 +33,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = [scenario.name for scenario in CORE]
     source.add_argument("name", nargs="?", choices=names, help="a core scenario")
     source.add_argument("--scenario", type=Path, metavar="JSON", help="a scenario or replay file")
-    source.add_argument("--generated", type=int, metavar="SEED", help="a random schedule")
+    source.add_argument("--generated", type=whole(0), metavar="SEED", help="a random schedule")
     source.add_argument("--log", type=Path, metavar="JSONL", help="a log of real traffic")
 
     engine = parser.add_argument_group("engine (with --log)")
-    standard = EngineConfig(block_size=64, num_blocks=4096, max_rows=64, token_budget=2048)
-    for name in ("block_size", "num_blocks", "max_rows", "token_budget"):
-        option = "--" + name.replace("_", "-")
-        engine.add_argument(option, type=int, default=getattr(standard, name))
-    engine.add_argument("--max-chunk", type=int, default=512)
-    engine.add_argument("--order", type=RowOrder, choices=list(RowOrder), default=standard.order)
-    engine.add_argument("--chain", type=int, metavar="DEPTH", help="speculate with chains")
-    engine.add_argument("--tree", metavar="DEPTHxBRANCHES", help="speculate with trees")
-    engine.add_argument("--buckets", default="", metavar="1,2,4", help="rows of captured graphs")
-    engine.add_argument("--steps-per-unit", type=float, default=1.0, help="of the log's times")
+    for name in _SIZES:
+        option, default = "--" + name.replace("_", "-"), getattr(STANDARD, name)
+        engine.add_argument(option, type=whole(1), metavar="N", help=f"default: {default}")
+    engine.add_argument("--order", type=RowOrder, choices=list(RowOrder))
+    drafts = engine.add_mutually_exclusive_group()
+    drafts.add_argument("--chain", type=whole(1), metavar="DEPTH", help="speculate with chains")
+    drafts.add_argument("--tree", type=_tree, metavar="DEPTHxBRANCHES", help="with trees")
+    engine.add_argument("--buckets", type=_buckets, metavar="1,2,4", help="rows of captured graphs")
+    engine.add_argument("--steps-per-unit", type=float, metavar="X", help="of the log's times")
 
     result = parser.add_argument_group("results")
     result.add_argument("--html", type=Path, help="the timeline, one page")
-    result.add_argument("--report", type=Path, metavar="JSON", help="mark its failing token")
+    result.add_argument("--report", type=Path, metavar="JSON", help="mark its failing token there")
     result.add_argument("--save", type=Path, metavar="JSON", help="the scenario, to replay it")
     result.add_argument("--trace", type=Path, metavar="NPZ", help="every batch with its answer")
-    result.add_argument("--dims", choices=sorted(PRESETS), default="small", help="of --trace")
-    result.add_argument("--dtype", choices=sorted(PLAIN_FORMAT_OF_DTYPE), default="float32")
+    result.add_argument("--dims", choices=sorted(PRESETS), help="of --trace (default: small)")
+    dtypes = sorted(PLAIN_FORMAT_OF_DTYPE)
+    result.add_argument("--dtype", choices=dtypes, help="of --trace (default: float32)")
 
 
 def simulate(options: argparse.Namespace) -> str:
-    """Run what the options ask for; return a summary with the coverage table."""
+    """Run what the options ask for; return a summary with the coverage table.
+
+    Raises
+    ------
+    InvalidArgument
+        A file cannot be read, or an option has no effect beside the others.
+    """
+    if options.log is None:
+        refuse_idle(options, _ENGINE, "--log")
+    if options.html is None:
+        refuse_idle(options, ["report"], "--html")
+    if options.trace is None:
+        refuse_idle(options, ["dims", "dtype"], "--trace")
     scenario = _scenario(options)
+    mark = None
+    if options.report:
+        mark = mark_in_report(read_object(options.report), scenario.name, str(options.report))
     timeline = timeline_of(scenario)
     tokens = sum(row[3] for step in timeline["steps"] for row in step["rows"])
     written: list[Path] = []
     if options.html:
-        report = json.loads(options.report.read_text()) if options.report else None
-        mark = mark_in_report(report, scenario.name) if report else None
         options.html.write_text(render(timeline, mark))
         written.append(options.html)
     if options.save:
         save_scenario(scenario, options.save)
         written.append(options.save)
     if options.trace:
-        dims = PRESETS[options.dims]
-        steps = record(scenario, dims, options.dtype)
-        save_trace(trace_of(scenario, dims, options.dtype), steps, options.trace)
+        dims, dtype = PRESETS[options.dims or "small"], options.dtype or "float32"
+        save_trace(trace_of(scenario, dims, dtype), record(scenario, dims, dtype), options.trace)
         written.append(options.trace)
     lines = [
         f"{scenario.name}: {scenario.why}",
@@ -73,6 +94,8 @@ def simulate(options: argparse.Namespace) -> str:
         timeline["coverage"],
         *(f"wrote {path}" for path in written),
     ]
+    if options.report and mark is None:
+        lines.append(f"{options.report} has no failing step of {scenario.name}: nothing is marked")
     return "\n".join(lines)
 
 
@@ -83,28 +106,34 @@ def _scenario(options: argparse.Namespace) -> Scenario:
         return load_scenario(options.scenario)
     if options.generated is not None:
         return generated(options.generated)
-    return Scenario(
-        name=options.log.stem,
-        why=f"traffic of {options.log}",
-        config=_config(options),
-        requests=tuple(load_log(options.log, options.steps_per_unit)),
-    )
+    per_unit = 1.0 if options.steps_per_unit is None else options.steps_per_unit
+    requests, config = load_log(options.log, per_unit), _config(options)
+    try:
+        why = f"traffic of {options.log}"
+        return Scenario(name=options.log.stem, why=why, config=config, requests=requests)
+    except InvalidArgument as error:
+        raise error.inside(str(options.log)) from None
 
 
 def _config(options: argparse.Namespace) -> EngineConfig:
-    drafts = None
-    if options.chain:
+    drafts = options.tree
+    if options.chain is not None:
         drafts = Drafts(kind=DraftKind.CHAIN, depth=options.chain)
-    elif options.tree:
-        depth, branches = map(int, options.tree.split("x"))
-        drafts = Drafts(kind=DraftKind.TREE, depth=depth, branches=branches)
-    return EngineConfig(
-        block_size=options.block_size,
-        num_blocks=options.num_blocks,
-        max_rows=options.max_rows,
-        token_budget=options.token_budget,
-        max_chunk=options.max_chunk,
-        order=options.order,
-        drafts=drafts,
-        buckets=tuple(int(size) for size in options.buckets.split(",") if size),
-    )
+    asked = {name: getattr(options, name) for name in (*_SIZES, "order", "buckets")}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return replace(STANDARD, drafts=drafts, **given)
+
+
+def _tree(text: str) -> Drafts:
+    try:
+        depth, branches = map(int, text.split("x"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: two numbers, as 3x2") from error
+    return Drafts(kind=DraftKind.TREE, depth=depth, branches=branches)
+
+
+def _buckets(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: numbers, as 1,2,4") from error

@@ -8,6 +8,14 @@ from enum import StrEnum
 from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
 from paged_mla_shared.errors import InvalidArgument
 
+_LARGEST = {
+    "block_size": 1 << 16,
+    "num_blocks": 1 << 20,
+    "max_rows": 1 << 16,
+    "token_budget": 1 << 20,
+    "max_chunk": 1 << 20,
+}
+
 
 class RowOrder(StrEnum):
     """How the rows of a mixed step are arranged."""
@@ -34,9 +42,9 @@ class Drafts:
         Chains are causal rows and mix with all others; trees fill a step of their own, and a
         fixed window of ``depth + 1`` tokens rewrites what they accepted (S-16).
     depth : int
-        Draft tokens along one branch, >= 1.
+        Draft tokens along one branch, 1 to 64.
     branches : int
-        Branches of a tree, >= 1; chains have one.
+        Branches of a tree, 1 to 64; chains have one.
     acceptance : float
         Probability that the next draft token is right, given that those before it are.
     multi_step : bool
@@ -67,7 +75,7 @@ class EngineConfig:
     Parameters
     ----------
     block_size : int
-        Tokens of one block in one rank's cache, >= 1.
+        Tokens of one block in one rank's cache.
     num_blocks : int
     max_rows : int
         Requests that run at once.
@@ -107,11 +115,14 @@ class EngineConfig:
         ------
         InvalidArgument
         """
-        for name in ("block_size", "num_blocks", "max_rows", "token_budget", "max_chunk"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(name, getattr(self, name), ">= 1")
-        if list(self.buckets) != sorted(set(self.buckets)) or any(b < 1 for b in self.buckets):
-            raise InvalidArgument("buckets", self.buckets, "ascending numbers >= 1")
+        for name, largest in _LARGEST.items():
+            if not 1 <= getattr(self, name) <= largest:
+                raise InvalidArgument(name, getattr(self, name), f"1 to {largest}")
+        if list(self.buckets) != sorted(set(self.buckets)) or any(
+            not 1 <= size <= _LARGEST["max_rows"] for size in self.buckets
+        ):
+            allowed = f"ascending numbers, 1 to {_LARGEST['max_rows']}"
+            raise InvalidArgument("buckets", self.buckets, allowed)
         if self.padded_query_len not in {0, 1}:
             raise InvalidArgument("padded_query_len", self.padded_query_len, "0 or 1")
         if self.block_size % self.group.interleave:
@@ -121,8 +132,11 @@ class EngineConfig:
             self._check_drafts(self.drafts)
 
     def _check_drafts(self, drafts: Drafts) -> None:
-        if drafts.depth < 1 or drafts.branches < 1:
-            raise InvalidArgument("drafts", drafts, "depth and branches >= 1")
+        for name in ("depth", "branches"):
+            if not 1 <= getattr(drafts, name) <= 64:
+                raise InvalidArgument(name, getattr(drafts, name), "1 to 64")
+        if not 0 <= drafts.acceptance <= 1:
+            raise InvalidArgument("acceptance", drafts.acceptance, "0 to 1")
         if drafts.kind is DraftKind.CHAIN and drafts.branches > 1:
             raise InvalidArgument("branches", drafts.branches, "1 in a chain")
         if drafts.window > self.token_budget:
@@ -140,6 +154,11 @@ class EngineConfig:
         """Most tokens a row may hold past its request's own."""
         return 0 if self.drafts is None else self.drafts.max_nodes
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of one request, prompt and output: what all blocks together hold."""
+        return self.num_blocks * self.span - self.lookahead
+
     def bucket(self, rows: int) -> int:
         """Return the rows of the graph that holds `rows`, or `rows` when none does."""
         return next((size for size in self.buckets if size >= rows), rows)
@@ -148,7 +167,7 @@ class EngineConfig:
     def max_step_rows(self) -> int:
         """Most rows of a step, padded ones included, before ranks divide it."""
         branches = self.drafts.branches if self.drafts else 1
-        return max(self.bucket(rows) for rows in range(1, self.max_rows * branches + 1))
+        return self.bucket(self.max_rows * branches)
 
     @property
     def max_step_tokens(self) -> int:

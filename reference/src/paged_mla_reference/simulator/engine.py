@@ -81,15 +81,13 @@ class Engine:
         Raises
         ------
         InvalidArgument
-            It has no prompt or no output, its id is taken, or all blocks together cannot hold it.
+            Its id is taken, or all blocks together cannot hold it.
         """
-        if not request.prompt or not request.output:
-            raise InvalidArgument("request", request.id, "a prompt and an output")
         if request.id in self.live:
             raise InvalidArgument("request", f"a second {request.id}", "distinct ids")
-        longest = len(request.tokens) + self.config.lookahead
-        if blocks_of(longest, self.config.span) > self.config.num_blocks:
-            raise InvalidArgument("request", f"{longest} tokens in {request.id}", "what fits")
+        if len(request.tokens) > self.config.longest:
+            given = f"{len(request.tokens)} tokens in {request.id}"
+            raise InvalidArgument("request", given, f"what fits, {self.config.longest}")
         self.waiting.append(Sequence(request, known=len(request.prompt)))
 
     def abort(self, request_id: str) -> None:

@@ -52,7 +52,7 @@ def random_config(rng: random.Random) -> EngineConfig:
 
 def fits(config: EngineConfig, request: Request) -> bool:
     """Return whether all blocks together can hold a request."""
-    return len(request.tokens) + config.lookahead <= config.num_blocks * config.span
+    return len(request.tokens) <= config.longest
 
 
 def _chain(rng: random.Random) -> Drafts:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from paged_mla_shared.errors import InvalidArgument
+
+LATEST_STEP = 1 << 16  # of an arrival: an engine without work runs through every step before it
+
 
 @dataclass(frozen=True)
 class Request:
@@ -23,7 +27,7 @@ class Request:
     extra_keys : tuple of str
         What changes the model's answer besides tokens, an adapter or a salt (S-13).
     abort : int, optional
-        Engine step at which the client hangs up.
+        Engine step at which the client hangs up, not before its arrival.
     """
 
     id: str
@@ -32,6 +36,24 @@ class Request:
     arrival: int = 0
     extra_keys: tuple[str, ...] = ()
     abort: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no client can ask for.
+
+        Raises
+        ------
+        InvalidArgument
+        """
+        for name in ("prompt", "output"):
+            tokens = getattr(self, name)
+            if not tokens or min(tokens) < 0:
+                given = f"{min(tokens)}" if tokens else "no token"
+                raise InvalidArgument(name, given, "one token or more, each >= 0")
+        if not 0 <= self.arrival <= LATEST_STEP:
+            raise InvalidArgument("arrival", self.arrival, f"steps 0 to {LATEST_STEP}")
+        if self.abort is not None and not self.arrival <= self.abort <= LATEST_STEP:
+            allowed = f"steps {self.arrival}, the arrival, to {LATEST_STEP}"
+            raise InvalidArgument("abort", self.abort, allowed)
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:

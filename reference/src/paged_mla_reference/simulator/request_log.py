@@ -1,10 +1,10 @@
 """Logs of real traffic, request by request, as a workload.
 
-One JSON object per line; blank lines are skipped.
+One JSON object per line; blank lines are skipped, and null is as good as nothing.
 
 =================  ==========================================================================
-``id``             string; default: the line's number
-``arrival``        number >= 0, in the unit of the log; required
+``id``             string, no two alike; default: the line's number
+``arrival``        number >= 0, in the unit of the log, from its start; required
 ``prompt``         list of token ids, or instead of it
 ``prompt_len``     tokens, made up: the same for nobody else, except for
 ``prefix_group``   string: requests of one group begin with the same tokens,
@@ -12,7 +12,7 @@ One JSON object per line; blank lines are skipped.
 ``output``         list of token ids, or instead of it
 ``output_len``     tokens, made up; required without ``output``
 ``extra_keys``     list of strings: adapter, salt
-``abort``          number, when the client hung up
+``abort``          number, when the client hung up, not before ``arrival``
 =================  ==========================================================================
 
 Only lengths, times and groups are needed, so that traffic can be replayed without its words.
@@ -20,25 +20,61 @@ Only lengths, times and groups are needed, so that traffic can be replayed witho
 
 from __future__ import annotations
 
-import json
+import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from paged_mla_reference.simulator.request import Request
-from paged_mla_reference.simulator.workloads import Tokens, tokens
+from paged_mla_reference.simulator.request import LATEST_STEP, Request
+from paged_mla_reference.simulator.workloads import tokens
+from paged_mla_shared.documents import parse_object, read_text
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.typed import build
 
-FIELDS = frozenset(
-    {
-        *("id", "arrival", "prompt", "prompt_len", "prefix_group", "prefix_len"),
-        *("output", "output_len", "extra_keys", "abort"),
-    }
-)
+MOST_REQUESTS = 1 << 14
+MOST_TOKENS = 1 << 20  # of all requests together
 
 
-def load_log(path: Path, steps_per_unit: float = 1.0) -> Iterator[Request]:
+@dataclass(frozen=True)
+class _Line:
+    """One line as it stands; lengths are those of its lists where it has them."""
+
+    arrival: float
+    id: str | None = None
+    prompt: tuple[int, ...] | None = None
+    prompt_len: int | None = None
+    prefix_group: str | None = None
+    prefix_len: int = 0
+    output: tuple[int, ...] | None = None
+    output_len: int | None = None
+    extra_keys: tuple[str, ...] = ()
+    abort: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "output"):
+            length = getattr(self, f"{name}_len")
+            if (getattr(self, name) is None) == (length is None):
+                raise InvalidArgument(name, f"{name} and {name}_len", "one of the two")
+            if length is not None and not 1 <= length <= MOST_TOKENS:
+                raise InvalidArgument(f"{name}_len", length, f"1 to {MOST_TOKENS} tokens")
+        if not 0 <= self.prefix_len <= (self.prompt_len or 0):
+            raise InvalidArgument("prefix_len", self.prefix_len, "0 to prompt_len")
+        if self.prefix_len and self.prefix_group is None:
+            raise InvalidArgument("prefix_len", self.prefix_len, "0 without a prefix_group")
+
+    def name(self, number: int) -> str:
+        """Return the id of the request on line `number`."""
+        return str(number) if self.id is None else self.id
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output."""
+        given = len(self.prompt or ()) + len(self.output or ())
+        return given + (self.prompt_len or 0) + (self.output_len or 0)
+
+
+def load_log(path: Path, steps_per_unit: float = 1.0) -> tuple[Request, ...]:
     """Return the requests of a log file, in its order.
 
     Parameters
@@ -50,52 +86,60 @@ def load_log(path: Path, steps_per_unit: float = 1.0) -> Iterator[Request]:
     Raises
     ------
     InvalidArgument
-        A line is no object, lacks a field, or has one this format does not know.
+        The file cannot be read, a line is no object of this format, or all together ask for more
+        than ``MOST_REQUESTS`` requests or ``MOST_TOKENS`` tokens.
     """
-    with path.open() as lines:
-        yield from read_log(lines, steps_per_unit)
+    return read_log(read_text(path).split("\n"), steps_per_unit, str(path))
 
 
-def read_log(lines: Iterable[str], steps_per_unit: float = 1.0) -> Iterator[Request]:
+def read_log(
+    lines: Sequence[str], steps_per_unit: float = 1.0, where: str = "log"
+) -> tuple[Request, ...]:
     """Return the requests of a log's lines (:func:`load_log`)."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield _request(number, json.loads(line), steps_per_unit)
-            except json.JSONDecodeError as error:
-                raise InvalidArgument(f"line {number}", error, "one JSON object") from error
+    if not (math.isfinite(steps_per_unit) and steps_per_unit > 0):
+        raise InvalidArgument("steps_per_unit", steps_per_unit, "a finite number > 0")
+    used = [number for number, line in enumerate(lines, start=1) if line.strip()]
+    if not 1 <= len(used) <= MOST_REQUESTS:
+        raise InvalidArgument(where, f"{len(used)} requests", f"1 to {MOST_REQUESTS}")
+    parsed: dict[int, _Line] = {}
+    total, ids = 0, set[str]()
+    for number in used:
+        place = f"{where}, line {number}"
+        line: _Line = build(_Line, parse_object(lines[number - 1], place), place)
+        total += line.num_tokens
+        if total > MOST_TOKENS:
+            raise InvalidArgument(place, f"{total} tokens up to here", f"at most {MOST_TOKENS}")
+        if line.name(number) in ids:
+            raise InvalidArgument(f"{place}: id", repr(line.name(number)), "ids of no other line")
+        ids.add(line.name(number))
+        parsed[number] = line
+    requests: list[Request] = []
+    for number, line in parsed.items():
+        try:
+            requests.append(_request(number, line, steps_per_unit))
+        except InvalidArgument as error:
+            raise error.inside(f"{where}, line {number}") from None
+    return tuple(requests)
 
 
-def _request(number: int, fields: Any, steps_per_unit: float) -> Request:
-    where = f"line {number}"
-    if not isinstance(fields, dict):
-        raise InvalidArgument(where, type(fields).__name__, "a JSON object")
-    if unknown := set(fields) - FIELDS:
-        raise InvalidArgument(where, sorted(unknown), f"fields {sorted(FIELDS)}")
-    if not isinstance(fields.get("arrival"), int | float) or fields["arrival"] < 0:
-        raise InvalidArgument(where, fields.get("arrival"), "an arrival >= 0")
-    abort = fields.get("abort")
-    return Request(
-        id=str(fields.get("id", number)),
-        prompt=_tokens(where, "prompt", fields, _prefix(where, fields)),
-        output=_tokens(where, "output", fields, ()),
-        arrival=int(fields["arrival"] * steps_per_unit),
-        extra_keys=tuple(fields.get("extra_keys", ())),
-        abort=None if abort is None else int(abort * steps_per_unit),
-    )
+def _request(number: int, line: _Line, steps_per_unit: float) -> Request:
+    arrival = _step("arrival", line.arrival, steps_per_unit)
+    abort = None if line.abort is None else _step("abort", line.abort, steps_per_unit)
+    prompt, output = line.prompt, line.output
+    if prompt is None:
+        assert line.prompt_len is not None
+        prefix = tokens(random.Random(f"group {line.prefix_group}"), line.prefix_len)
+        own = random.Random(f"line {number} prompt")
+        prompt = prefix + tokens(own, line.prompt_len - line.prefix_len)
+    if output is None:
+        assert line.output_len is not None
+        output = tokens(random.Random(f"line {number} output"), line.output_len)
+    return Request(line.name(number), prompt, output, arrival, line.extra_keys, abort)
 
 
-def _prefix(where: str, fields: dict[str, Any]) -> Tokens:
-    length, whole = fields.get("prefix_len", 0), fields.get("prompt_len", 0)
-    if length and ("prefix_group" not in fields or length > whole):
-        raise InvalidArgument(where, f"prefix_len {length}", "a prefix_group, <= prompt_len")
-    return tokens(random.Random(f"group {fields.get('prefix_group')}"), length)
-
-
-def _tokens(where: str, name: str, fields: dict[str, Any], prefix: Tokens) -> Tokens:
-    if (name in fields) == (f"{name}_len" in fields):
-        raise InvalidArgument(where, f"{name} and {name}_len", "one of the two")
-    if name in fields:
-        return tuple(int(token) for token in fields[name])
-    made_up = tokens(random.Random(f"{where} {name}"), fields[f"{name}_len"] - len(prefix))
-    return prefix + made_up
+def _step(name: str, time: float, steps_per_unit: float) -> int:
+    steps = time * steps_per_unit
+    if not 0 <= steps <= LATEST_STEP:
+        latest = f"{LATEST_STEP / steps_per_unit:g}, the time of step {LATEST_STEP}"
+        raise InvalidArgument(name, time, f"0 to {latest}")
+    return int(steps)

@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from paged_mla_reference.parallel import ContextParallel
-from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig, RowOrder
+from paged_mla_reference.simulator.config import DraftKind, EngineConfig
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.request import Request
 from paged_mla_reference.simulator.step import Step
 from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.documents import read_object, take_version
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem, Rope, RopePairing
+from paged_mla_shared.typed import build
 
 VERSION = 1
 
@@ -32,6 +32,7 @@ class Scenario:
         What it is there to reach.
     config : EngineConfig
     requests : tuple of Request
+        Each with an id of its own, and none too long for all blocks together.
     rope : RopePairing, optional
         Rotate queries and keys inside the step, with this pairing; not on divided caches.
     mask_spelling : MaskSpelling
@@ -47,6 +48,24 @@ class Scenario:
     rope: RopePairing | None = None
     mask_spelling: MaskSpelling = MaskSpelling.QLEN
     num_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse requests that the engine cannot tell apart or hold.
+
+        Raises
+        ------
+        InvalidArgument
+        """
+        seen: set[str] = set()
+        for number, request in enumerate(self.requests):
+            if request.id in seen:
+                given = f"{request.id!r} a second time"
+                raise InvalidArgument(f"requests[{number}].id", given, "distinct ids")
+            if len(request.tokens) > self.config.longest:
+                allowed = f"what fits in all blocks, {self.config.longest}"
+                given = f"{len(request.tokens)} tokens"
+                raise InvalidArgument(f"requests[{number}]", given, allowed)
+            seen.add(request.id)
 
     @property
     def has_trees(self) -> bool:
@@ -106,32 +125,9 @@ def load_scenario(path: Path) -> Scenario:
     Raises
     ------
     InvalidArgument
-        Another version of the format.
+        The file is of another version of the format, or holds no scenario.
     """
-    fields: dict[str, Any] = json.loads(path.read_text())
-    version = fields.pop("version")
-    if version != VERSION:
-        raise InvalidArgument("version", version, f"{VERSION}")
-    config, drafts = fields.pop("config"), None
-    if config["drafts"] is not None:
-        drafts = Drafts(**{**config["drafts"], "kind": DraftKind(config["drafts"]["kind"])})
-    changed = {
-        "drafts": drafts,
-        "order": RowOrder(config["order"]),
-        "buckets": tuple(config["buckets"]),
-        "group": ContextParallel(**config["group"]),
-    }
-    return Scenario(
-        name=fields["name"],
-        why=fields["why"],
-        config=EngineConfig(**{**config, **changed}),
-        requests=tuple(_request(request) for request in fields["requests"]),
-        rope=None if fields["rope"] is None else RopePairing(fields["rope"]),
-        mask_spelling=MaskSpelling(fields["mask_spelling"]),
-        num_heads=fields.get("num_heads"),
-    )
-
-
-def _request(fields: dict[str, Any]) -> Request:
-    lists = ("prompt", "output", "extra_keys")
-    return Request(**{**fields, **{name: tuple(fields[name]) for name in lists}})
+    fields = read_object(path)
+    take_version(fields, "version", VERSION, str(path))
+    scenario: Scenario = build(Scenario, fields, str(path))
+    return scenario

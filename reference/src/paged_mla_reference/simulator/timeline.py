@@ -11,10 +11,11 @@ from typing import Any
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.scenario import Scenario, drive
 from paged_mla_reference.simulator.step import Kind, Step
+from paged_mla_shared.typed import build
 
 TEMPLATE = Path(__file__).with_name("timeline.html")
 _FREE, _CACHED, _FIRST_OWNER = 0, 1, 2
-_PLACE = re.compile(r"trace (\S+), step (\d+), rank (\d+)(?:, token (\d+))?")
+_PLACE = re.compile(r"trace (\S+), step (\d{1,9}), rank \d+(?:, token (\d{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,21 @@ def timeline_of(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def mark_in_report(report: dict[str, Any], name: str) -> Mark | None:
-    """Return where a conformance report says trace `name` failed, ``None`` if it did not."""
-    for result in report["results"]:
-        found = _PLACE.search(result["message"])
+def mark_in_report(report: dict[str, Any], name: str, where: str = "report") -> Mark | None:
+    """Return where a conformance report says trace `name` failed, ``None`` if it did not.
+
+    Raises
+    ------
+    InvalidArgument
+        It is no report; the message begins with `where`.
+    """
+    results = report.get("results")
+    for result in build(tuple[dict[str, Any], ...], results, f"{where}: results"):
+        message: str = build(str, result.get("message"), f"{where}: message")
+        found = _PLACE.search(message)
         if found and found[1] == name:
-            token = None if found[4] is None else int(found[4])
-            line = next(line for line in result["message"].splitlines() if found[0] in line)
+            token = None if found[3] is None else int(found[3])
+            line = next(line for line in message.splitlines() if found[0] in line)
             rule = max(line.rfind("[", 0, line.index(found[0])), 0)
             return Mark(int(found[2]), token, line[rule:].strip())
     return None

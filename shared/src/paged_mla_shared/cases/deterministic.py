@@ -45,5 +45,12 @@ CASES = (
         (Row(200, 3), Row(60, 1), *(Row(0, 0) for _ in range(6))),
         16,
     ),
+    _rows("4k-keys", "many splits of one row", (Row(4200, 3), Row(70, 1), Row(2100, 1)), 2),
+    _rows(
+        "200-rows",
+        "more rows than a device has processors",
+        tuple(Row(1 + 7 * i % 90, 1) for i in range(200)),
+        2,
+    ),
     _rows("drafts", "draft trees of two lengths", (Row(68, 5), Row(530, 3)), 16, Mask.TREE),
 )

@@ -49,6 +49,7 @@ CASES = (
             ("tree", "siblings share a position", (Row(70, 8), Row(5, 5)), Mask.TREE),
             ("yarn", "interpolated frequencies", (Row(30, 30), Row(150, 2)), Mask.CAUSAL),
             ("padded", "padded tokens have no position", (Row(0, 2), Row(65, 1)), Mask.CAUSAL),
+            ("no-query", "a step of no token", (Row(65, 0),), Mask.CAUSAL),
             ("non-causal", "a query at position 0 that sees several keys",
              (Row(9, 9), Row(70, 5)), Mask.NON_CAUSAL),
         )

@@ -1,0 +1,81 @@
+"""Wrong rows of queries and answers: how heads and tokens lie in memory, and what is folded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paged_mla_reference.deviations.change import answering, reading
+from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.paging import query_spans
+from paged_mla_shared.problem import Batch, Output, Problem
+
+
+@breaks(
+    Fault.LAYOUT,
+    "S-5",
+    "S-7",
+    "S-9",
+    cites="vllm#38615 vllm-ascend#9560",
+    akin="aiconfigurator#1258",
+)
+def query_heads_are_rounded_up_in_one_place(oracle: Oracle) -> Oracle:
+    """Tokens are found as if heads were padded to a power of two, and they are not."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        heads, tokens = problem.dims.num_heads, batch.num_tokens
+        padded = 1 << (heads - 1).bit_length()
+        at = np.arange(tokens)[:, None] * padded + np.arange(heads)  # [T, H]
+
+        token, head = np.divmod(at % max(tokens * heads, 1), heads)
+        return replace(batch, q_nope=batch.q_nope[token, head], q_pe=batch.q_pe[token, head])
+
+    return reading(oracle, change)
+
+
+@breaks(Fault.LAYOUT, "S-5", akin="vllm#50578 vllm#51088 ollama#14054")
+def heads_past_the_last_full_tile_are_not_served(oracle: Oracle) -> Oracle:
+    """Of 20 or 24 heads one tile of 16 is served."""
+
+    def change(problem: Problem, _b: Batch, answer: Output) -> Output:
+        heads = problem.dims.num_heads
+        if heads > 16:
+            answer.out[:, heads // 16 * 16 :] = 0
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.STRIDE, "S-5", cites="aiter#3910")
+def folded_rows_are_strided_twice(oracle: Oracle) -> Oracle:
+    """Rows of equally many tokens are written as many times further apart."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        counts = set(batch.query_lens.tolist())
+        if len(counts) != 1 or counts <= {0, 1}:
+            return answer
+        [count] = counts
+        out = np.zeros_like(answer.out)
+        first = np.arange(batch.num_rows) * count
+        first = first[first * count < len(out)]
+        out[first * count] = answer.out[first]
+        return Output(out, answer.lse)
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.LAYOUT, "S-5", "S-6", cites="sglang#19902")
+def packed_answers_are_read_as_padded(oracle: Oracle) -> Oracle:
+    """Answers are looked for as if every row had as many tokens as the longest."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        width = int(batch.query_lens.max(initial=0))
+        out = np.zeros_like(answer.out)
+        for row, span in enumerate(query_spans(batch)):
+            found = answer.out[row * width : row * width + span.stop - span.start]
+            out[span.start : span.start + len(found)] = found
+        return Output(out, answer.lse)
+
+    return answering(oracle, change)

@@ -1,0 +1,97 @@
+"""Texts from strangers: read in bounded time and memory, or refused by the name of the file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paged_mla_shared.documents import (
+    LARGEST,
+    MOST_BRACKETS,
+    parse_object,
+    read_object,
+    read_text,
+    read_toml,
+    take_version,
+)
+from paged_mla_shared.errors import InvalidArgument
+
+BAD_OBJECTS = {
+    "empty": ("", "Expecting value"),
+    "list": ("[]", "got list"),
+    "nan": ('{"a": NaN}', "NaN"),
+    "infinity": ('{"a": -Infinity}', "-Infinity"),
+    "overflow": ('{"a": 1e999}', "1e999"),
+    "digits": ('{"a": ' + "1" * 5000 + "}", "digits"),
+    "twice": ('{"a": {"b": 1, "b": 1}}', "twice"),
+    "deep": ('{"a": ' * 50_000, "deep"),
+    "wide": ('{"a": [' + "[]," * MOST_BRACKETS + "[]]}", "brackets"),
+}
+
+
+@pytest.mark.parametrize(("text", "match"), BAD_OBJECTS.values(), ids=BAD_OBJECTS)
+def test_a_bad_object(text: str, match: str):
+    """The place and what is wrong with it."""
+    with pytest.raises(InvalidArgument, match=match) as caught:
+        parse_object(text, "log, line 3")
+    assert str(caught.value).startswith("log, line 3: got ")
+
+
+def test_a_good_object(tmp_path: Path):
+    """Numbers, brackets in strings and empty parts are what they are."""
+    path = tmp_path / "good.json"
+    path.write_text('{"a": [1, 2.5, "[NaN", {}, null]}')
+    assert read_object(path) == {"a": [1, 2.5, "[NaN", {}, None]}
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "large", "latin-1"])
+def test_what_is_no_text(tmp_path: Path, kind: str):
+    """Nothing is waited for, and no more is read than allowed."""
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "large":
+        with path.open("wb") as file:
+            file.truncate(LARGEST + 1)
+    elif kind == "latin-1":
+        path.write_bytes("é".encode("latin-1"))
+    with pytest.raises(InvalidArgument, match=str(path)):
+        read_text(path)
+
+
+def test_the_largest_text_is_read(tmp_path: Path):
+    """The limit itself is allowed."""
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(LARGEST)
+    assert len(read_text(path)) == LARGEST
+
+
+BAD_TOML = {"value": "a = ", "table": "[a", "twice": "a = 1\na = 2", "deep": "a = " + "[" * 50_000}
+
+
+@pytest.mark.parametrize("text", BAD_TOML.values(), ids=BAD_TOML)
+def test_bad_toml(tmp_path: Path, text: str):
+    """A file that is no TOML is named."""
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument, match=str(path)):
+        read_toml(path)
+
+
+@pytest.mark.parametrize("version", [2, True, 1.0, "1", None], ids=repr)
+def test_another_version(version):
+    """Only the number itself is that version."""
+    with pytest.raises(InvalidArgument, match=r"f: version: got .+; allowed: 1"):
+        take_version({"version": version}, "version", 1, "f")
+
+
+def test_the_version_is_taken():
+    """What is left is the document."""
+    document = {"version": 1, "a": 2}
+    take_version(document, "version", 1, "f")
+    assert document == {"a": 2}
