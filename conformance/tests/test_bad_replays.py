@@ -100,16 +100,17 @@ def test_a_bad_replay_is_one_line(tmp_path: Path, data, capsys: pytest.CaptureFi
     assert line.startswith(f"fuzz: {path}")
 
 
+NO_SEARCH = ["--production", "0", "--examples", "0", "--cases", "0"]
 IDLE = {
     "schedules-of-a-replay": ["--replay", "{file}", "--schedules", "5"],
     "seed-of-a-replay": ["--replay", "{file}", "--seed", "1"],
     "corpus-of-a-replay": ["--replay", "{file}", "--skip-corpus"],
     "folder-of-a-replay": ["--replay", "{file}", "--folder", "."],
-    "first-of-no-schedule": ["--schedules", "0", "--first", "7"],
+    "first-of-no-number": ["--schedules", "0", "--production", "0", "--first", "7"],
     "seed-of-no-search": ["--examples", "0", "--cases", "0", "--seed", "7"],
-    "folder-of-no-search": ["--examples", "0", "--cases", "0", "--folder", "."],
+    "folder-of-no-search": [*NO_SEARCH, "--folder", "."],
     "folder-that-is-not-there": ["--folder", "nowhere"],
-    "nothing": ["--skip-corpus", "--schedules", "0", "--examples", "0", "--cases", "0"],
+    "nothing": [*NO_SEARCH, "--skip-corpus", "--schedules", "0"],
 }
 
 

@@ -39,12 +39,13 @@ def test_a_wrong_backend_fails_by_number():
     for seed in range(4):
         sweep.run(wrong, SMALL, ("float32",), seed)
     assert sweep.failures
-    assert all(f"trace generated-{seed}, step " in m for seed, m in sweep.failures.items())
+    for name, message in sweep.failures.items():
+        assert f"trace {name.replace('schedule ', 'generated-')}, step " in message
 
 
 def test_the_command_sweeps_and_searches(capsys: pytest.CaptureFixture[str]):
     """S-19: the reference survives both, and the coverage table is printed."""
-    few = ["--schedules", "2", "--examples", "5", "--cases", "20"]
+    few = ["--schedules", "2", "--production", "1", "--examples", "5", "--cases", "20"]
     assert main(["--backend", REFERENCE, *few]) == 0
     printed = capsys.readouterr().out
     assert "eviction of a formerly shared block" in printed
@@ -58,8 +59,8 @@ def test_a_failure_is_shrunk_printed_and_replayed(
 ):
     """S-19: the smallest schedule that fails comes as a table and as a file that fails again."""
     wrong = "paged_mla_conformance.mutants.backends:context-is-added-twice"
-    search = ["--backend", wrong, "--schedules", "0", "--cases", "0", "--examples", "40"]
-    search += ["--skip-corpus"]
+    search = ["--backend", wrong, "--schedules", "0", "--production", "0", "--cases", "0"]
+    search += ["--examples", "40", "--skip-corpus"]
     assert main([*search, "--folder", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "trace fuzz, step" in printed
@@ -77,6 +78,7 @@ def test_a_failing_case_is_shrunk_printed_and_replayed(
     """S-17: the smallest case that fails comes as a literal and as a file that fails again."""
     wrong = "paged_mla_conformance.mutants.backends:slots-follow-positions"
     search = ["--backend", wrong, "--skip-corpus", "--schedules", "0", "--examples", "0"]
+    search += ["--production", "0"]
     assert main([*search, "--cases", "200", "--folder", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "[S-1] slot_mapping" in printed

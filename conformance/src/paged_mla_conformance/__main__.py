@@ -2,68 +2,53 @@
 
 from __future__ import annotations
 
-import argparse
-import os
+import json
+import signal
 import sys
-from pathlib import Path
 
 import pytest
 
-from paged_mla_shared.dims import PRESETS
+from paged_mla_conformance import html, junit, summary
+from paged_mla_conformance.conduct import Conductor, Refused
+from paged_mla_conformance.options import parse, report_files
+from paged_mla_conformance.progress import Progress
+from paged_mla_conformance.report import Report
+from paged_mla_conformance.subject import Subject
+from paged_mla_conformance.worker import ignored_variables
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run pytest on the suite; return 0 when the backend conforms."""
-    parser = argparse.ArgumentParser(
-        prog="paged_mla_conformance",
-        description="Prove a paged MLA backend right, or find where it is wrong.",
-        epilog="Further arguments go to pytest.",
+    """Ask the suite; return 0 when the backend conforms, or passed what was asked of it."""
+    options = parse(arguments)
+    for name in ignored_variables():
+        print(f"{name} is set and not used")
+    report = Report(Subject(options.backend), time_limit=options.time_limit)
+    conductor = Conductor(
+        options.pytest_arguments,
+        report,
+        Progress(sys.stdout),
+        workers=options.workers,
+        on_screen=options.on_screen,
     )
-    parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
-    parser.add_argument("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
-    parser.add_argument("--dtypes", metavar="A,B", help="element types (default: the mode's)")
-    parser.add_argument(
-        "--profile", metavar="A,B", help="terms to speak in: names or TOML files (default: strict)"
-    )
-    parser.add_argument("--only", metavar="ID", help="replay one test or case id")
-    parser.add_argument("--expected-failures", type=Path, metavar="TOML")
-    parser.add_argument(
-        "--report", type=Path, metavar="JSON", help="writes HTML and JUnit beside it"
-    )
-    parser.add_argument("--workers", default="0", help="processes (pytest-xdist), or 'auto'")
-    options, passed_on = parser.parse_known_args(arguments)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
-    return int(pytest.main(pytest_arguments(options, passed_on)))
-
-
-def pytest_arguments(options: argparse.Namespace, passed_on: list[str]) -> list[str]:
-    """Return pytest's command line for `options`."""
-    suite = Path(__file__).with_name("suite")
-    command = [
-        str(suite),
-        *("-c", str(suite / "pytest.ini")),  # the suite's own strictness, not the caller's
-        *("-p", "paged_mla_conformance.plugin"),  # also where it is not installed
-        "--quiet",
-        "--tb=short",
-        f"--mla-backend={options.backend}",
-    ]
-    if options.workers != "0":
-        command += ["-p", "xdist", f"--numprocesses={options.workers}"]
-    if options.dims:
-        command.append(f"--mla-dims={options.dims}")
-    if options.dtypes:
-        command.append(f"--mla-dtypes={options.dtypes}")
-    if options.profile:
-        command.append(f"--mla-profile={options.profile}")
-    if options.only:
-        command.append(f"--mla-only={options.only}")
-    if options.expected_failures:
-        command.append(f"--mla-expected-failures={options.expected_failures}")
-    if options.report:
-        command.append(f"--mla-report={options.report}")
-        command.append(f"--junitxml={options.report.with_suffix('.xml')}")
-    return command + passed_on
+    status = 0
+    try:
+        conductor.run()
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        return refused.status
+    except KeyboardInterrupt:
+        report.errors.append("interrupted")
+        status = int(pytest.ExitCode.INTERRUPTED)
+    if options.report is not None:
+        document = report.as_dict()
+        as_json, as_html, as_xml = report_files(options.report)
+        as_json.write_text(json.dumps(document, indent=1) + "\n")
+        html.write(document, as_html)
+        junit.write(document, as_xml)
+    summary.write(report, sys.stdout)
+    return status or int(bool(report.reasons_against))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what it started, and reports
     sys.exit(main())

@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from paged_mla_conformance.result import FAILING
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
        color: #1c2330; background: #fff; }
@@ -44,7 +46,7 @@ def write(report: dict[str, Any], path: Path) -> None:
 def render(report: dict[str, Any]) -> str:
     """Return the page."""
     backend = report["backend"]
-    verdict_class = "yes" if report["conformant"] else "no"
+    verdict_class = "no" if report["reasons_against"] else "yes"
     title = f"Paged MLA conformance: {backend['name']} {backend['version']}"
     parts = [
         f"<h1>{escape(title)}</h1>",
@@ -52,6 +54,7 @@ def render(report: dict[str, Any]) -> str:
         _against(report["reasons_against"]),
         _how_to_read(),
         _environment(report),
+        _warnings(report["warnings"]),
         _groups(report["results"]),
         _failures(report["results"]),
         _skips(report["results"]),
@@ -86,11 +89,25 @@ def _environment(report: dict[str, Any]) -> str:
         "model dims, dtypes": f"{report['dims']}, {', '.join(report['dtypes'])}",
         "profile": report["profile"],
         "suite": f"{report['suite']['version']} at {report['commit']}",
-        "date": report["date"],
+        "date": f"{report['date']}, {report['seconds']:.0f} s",
+        "time limit of a test": f"{report['time_limit']:g} s" if report["time_limit"] else "none",
+        "tests": ", ".join(f"{n} {what}" for what, n in report["totals"].items() if n),
         **report["environment"],
     }
     body = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in rows.items())
     return f"<h2>What ran</h2><table>{body}</table>"
+
+
+def _warnings(warnings: list[dict[str, Any]]) -> str:
+    if not warnings:
+        return ""
+    rows = "".join(
+        f"<tr><td class=n>{w['count']}</td><td>{escape(w['message'])}</td>"
+        f"<td><code>{escape(w['first'])}</code></td></tr>"
+        for w in warnings
+    )
+    head = "<thead><tr><th class=n>times<th>warning<th>first in</tr></thead>"
+    return f"<h2>Warnings of the backend</h2><table>{head}{rows}</table>"
 
 
 def _groups(results: list[dict[str, Any]]) -> str:
@@ -100,7 +117,7 @@ def _groups(results: list[dict[str, Any]]) -> str:
     rows = []
     for name, members in sorted(groups.items()):
         count = {o: sum(r["outcome"] == o for r in members) for o in ("passed", "skipped")}
-        failed = sum(r["outcome"] in {"failed", "unexpected-pass"} for r in members)
+        failed = sum(r["outcome"] in FAILING for r in members)
         worst = max((_ratio(r) for r in members), default=0.0)
         seconds = sum(r["ms"] for r in members) / 1e3
         rows.append(
@@ -117,12 +134,12 @@ def _groups(results: list[dict[str, Any]]) -> str:
 
 
 def _failures(results: list[dict[str, Any]]) -> str:
-    failing = [r for r in results if r["outcome"] in {"failed", "unexpected-pass"}]
+    failing = [r for r in results if r["outcome"] in FAILING]
     if not failing:
         return ""
     parts = [
         f"<h3><code>{escape(r['test'])}</code></h3><p>{escape(r['why'])} "
-        f"({', '.join(r['rules'])})</p><pre>{escape(r['message'])}</pre>"
+        f"({', '.join(r['rules'])}) {escape(r['note'])}</p><pre>{escape(r['message'])}</pre>"
         f"<p>Replay: <code>{escape(r['replay'])}</code></p>"
         for r in failing
     ]
@@ -146,7 +163,8 @@ def _tests(results: list[dict[str, Any]]) -> str:
         ratio = _ratio(result)
         bar = f'<span class=bar><i style="width:{min(ratio, 1.0):.0%}"></i></span> {ratio:.0%}'
         rows.append(
-            f"<tr><td><code>{escape(result['test'])}</code><br>{escape(result['why'])}</td>"
+            f"<tr><td><code>{escape(result['test'])}</code><br>{escape(result['why'])} "
+            f"{escape(result['note'])}</td>"
             f"<td>{', '.join(result['rules'])}</td>"
             f'<td class="{result["outcome"]}">{result["outcome"]}</td>'
             f"<td>{bar if result['checks'] else ''}</td><td class=n>{result['ms']:.0f}</td></tr>"

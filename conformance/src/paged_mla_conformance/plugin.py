@@ -1,11 +1,12 @@
-"""The pytest plugin: loads a backend by name, asks it every case, and says one verdict.
+"""The pytest plugin: loads a backend by name and asks it every case.
 
-Inert unless ``--mla-backend`` is given.
+Inert unless ``--mla-backend`` is given. The verdict is said by ``python -m paged_mla_conformance``.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,17 +17,18 @@ from paged_mla_conformance.collector import (
     RUN,
     SKIP,
     TRIAL,
-    Collector,
+    WARNED,
     case_id,
     marker_of,
     test_id,
 )
 from paged_mla_conformance.compare import Check
 from paged_mla_conformance.convention import STRICT, load_profile
+from paged_mla_conformance.declared import check_backend
 from paged_mla_conformance.expected import load_expected_failures
+from paged_mla_conformance.guarded import GuardedBackend, counted_warnings
 from paged_mla_conformance.presented import presented
 from paged_mla_conformance.profile import ALL_DTYPES, CORE, Run
-from paged_mla_conformance.report import Report
 from paged_mla_conformance.selection import (
     CaseParam,
     Skip,
@@ -54,7 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mla-profile", default=STRICT, metavar="A,B", help="names or TOML files")
     group.addoption("--mla-only", metavar="ID", help="run one case id, as reports print it")
     group.addoption("--mla-expected-failures", type=Path, metavar="TOML")
-    group.addoption("--mla-report", type=Path, metavar="JSON", help="also writes HTML beside it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,7 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption("--mla-backend")
     if name is None:
         return
-    backend = load_backend(name)
+    warned = config.stash[WARNED] = Counter()
+    with counted_warnings(warned):
+        backend = load_backend(name)
     dims = config.getoption("--mla-dims") or CORE[backend.mode].dims
     path = config.getoption("--mla-expected-failures")
     try:
@@ -72,16 +75,15 @@ def pytest_configure(config: pytest.Config) -> None:
     except (OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
     dtypes = _chosen_dtypes(config.getoption("--mla-dtypes"))
-    run = Run(presented(backend, profile), name, dims, profile, dtypes)
-    config.stash[RUN] = run
-    report = Report(run, partial=config.getoption("--mla-only") is not None)
-    config.pluginmanager.register(Collector(config, report), "paged-mla-collector")
+    guarded = GuardedBackend(backend, warned)
+    config.stash[RUN] = Run(presented(guarded, profile), name, dims, profile, dtypes)
 
 
 def _chosen_dtypes(option: str | None) -> tuple[str, ...]:
-    chosen = tuple(option.split(",")) if option else ()
-    if not set(chosen) <= set(ALL_DTYPES):
-        raise pytest.UsageError(f"--mla-dtypes: got {option}; allowed: {','.join(ALL_DTYPES)}")
+    chosen = tuple(option.split(",")) if option is not None else ()
+    if not set(chosen) <= set(ALL_DTYPES) or len(set(chosen)) < len(chosen):
+        allowed = f"{','.join(ALL_DTYPES)}, each once"
+        raise pytest.UsageError(f"--dtypes: got {option!r}; allowed: {allowed}")
     return chosen
 
 
@@ -91,29 +93,33 @@ def load_backend(name: str) -> Backend:
     Raises
     ------
     pytest.UsageError
-        The name is malformed, the module cannot be imported, or the factory is missing.
+        The name is malformed, its module cannot be imported, its factory is missing or raises, or
+        what it makes is no backend.
     pytest.exit.Exception
         A package that the module needs is not installed, or the factory raised ``Unsupported``:
         this machine has nothing to ask. Status 5, as for a run without tests.
     """
     module_name, _, factory = name.partition(":")
     if not module_name or not factory:
-        raise pytest.UsageError(f"--mla-backend: got {name!r}; allowed: MODULE:FACTORY")
+        raise pytest.UsageError(f"--backend: got {name!r}; allowed: MODULE:FACTORY")
     try:
-        module = importlib.import_module(module_name)
-        if not hasattr(module, factory):
-            raise pytest.UsageError(f"--mla-backend: {module_name} has no attribute {factory!r}")
-        backend: Backend = getattr(module, factory)()
+        make = getattr(importlib.import_module(module_name), factory, None)
+        if make is None:
+            raise pytest.UsageError(f"--backend {name}: {module_name} has no attribute {factory!r}")
+        if not callable(make):
+            kind = type(make).__name__
+            raise pytest.UsageError(f"--backend {name}: got an {kind}; allowed: a factory")
+        return check_backend(name, make())
+    except pytest.UsageError:
+        raise
     except (ModuleNotFoundError, Unsupported) as error:
         if f"{module_name}.".startswith(f"{getattr(error, 'name', None)}."):
-            raise pytest.UsageError(f"--mla-backend {name}: {error}") from error
+            raise pytest.UsageError(f"--backend {name}: {error}") from error
         reason = f"SKIPPED: {name} cannot run here: {error}"
         pytest.exit(reason, returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
-    except ImportError as error:
-        raise pytest.UsageError(f"--mla-backend {name}: {error}") from error
-    if backend.mode not in CORE:
-        raise pytest.UsageError(f"{name}: mode got {backend.mode!r}; allowed: {sorted(CORE)}")
-    return backend
+    except BaseException as error:  # SystemExit and pytest's own would end the run without a word
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise pytest.UsageError(f"--backend {name} raised {said}") from error
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -162,7 +168,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if only is not None:
         chosen = [item for item in suite if only in {test_id(item), _param_id(item)}]
         if not chosen:
-            raise pytest.UsageError(f"--mla-only: no test or case is called {only!r}")
+            raise pytest.UsageError(f"--only: no test or case is called {only!r}")
         items[:] = suite = chosen
     for item in suite:
         entry = expected.get(test_id(item))

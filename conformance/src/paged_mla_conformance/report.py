@@ -1,66 +1,29 @@
-"""The report: JSON is the source, everything else is rendered from it."""
+"""Everything a run found out, and the verdict: JSON is the source, all else is rendered from it."""
 
 from __future__ import annotations
 
 import datetime as dt
-import importlib.metadata
-import json
-import platform
-import sys
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paged_mla_conformance import __version__
-from paged_mla_conformance.profile import SUITE_GROUPS, Run
-from paged_mla_shared.backend import Capabilities
+from paged_mla_conformance.profile import SUITE_GROUPS
+from paged_mla_conformance.result import OUTCOMES, Result
+from paged_mla_conformance.subject import Subject
 from paged_mla_shared.provenance import commit_of
 
 SCHEMA = Path(__file__).with_name("report.schema.json")
 
-OUTCOMES = ("passed", "failed", "skipped", "expected-failure", "unexpected-pass")
-FAILING = ("failed", "unexpected-pass")
-_PACKAGES = ("numpy", "ml_dtypes", "torch", "triton", "pytest")
 
+@dataclass
+class Warned:
+    """A warning of the backend: how often it came, and in which test first."""
 
-@dataclass(frozen=True)
-class Result:
-    """What became of one test.
-
-    Parameters
-    ----------
-    test : str
-        ``test_function[id]``, exact.
-    group : str
-    rules : list of str
-    why : str
-        What the case guards against.
-    outcome : {"passed", "failed", "skipped", "expected-failure", "unexpected-pass"}
-    reason : str
-        Of a skip, or of an expected failure.
-    undeclared_core : bool
-        A skip that costs the verdict.
-    message : str
-        The failure.
-    replay : str
-        Command that runs this test alone.
-    checks : list of dict
-        ``what``, ``error`` and ``budget`` of each comparison that held.
-    ms : float
-    """
-
-    test: str
-    group: str
-    rules: list[str]
-    why: str
-    outcome: str
-    reason: str = ""
-    undeclared_core: bool = False
-    message: str = ""
-    replay: str = ""
-    checks: list[dict[str, Any]] = field(default_factory=list)
-    ms: float = 0.0
+    count: int
+    first: str
 
 
 @dataclass
@@ -69,25 +32,58 @@ class Report:
 
     Parameters
     ----------
-    run : Run
+    subject : Subject
+    time_limit : float
+        Seconds for one test; 0 for none.
+    tests : list of str
+        What was to be asked.
+    deselected : list of str
+        Tests of the suite that the user left out.
     results : list of Result
-    partial : bool
-        True when the user asked for one case: then there is no verdict on the backend.
+    stopped : str
+        Why the user's options ended the run early; empty if they did not.
     errors : list of str
-        What kept the run from finishing.
+        What else kept the run from finishing.
+    warnings : dict of str to Warned
+        By their text.
     """
 
-    run: Run
+    subject: Subject
+    time_limit: float = 0.0
+    tests: list[str] = field(default_factory=list)
+    deselected: list[str] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
-    partial: bool = False
+    stopped: str = ""
     errors: list[str] = field(default_factory=list)
+    warnings: dict[str, Warned] = field(default_factory=dict)
+    date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
+    started: float = field(default_factory=time.monotonic)
+
+    def warn(self, counts: dict[str, int], first: str) -> None:
+        """Add what a test's warnings were."""
+        for text, count in counts.items():
+            self.warnings.setdefault(text, Warned(0, first)).count += count
+
+    @property
+    def partial(self) -> bool:
+        """Whether the user asked for less than the suite: no verdict on the backend then."""
+        return bool(self.deselected or self.stopped)
 
     @property
     def totals(self) -> dict[str, int]:
         """How many tests ran, and what became of them."""
         found = Counter(result.outcome for result in self.results)
+        ends = Counter(result.end for result in self.results)
         counts = {outcome: found[outcome] for outcome in OUTCOMES}
-        return {"all": len(self.results), "run": len(self.results) - counts["skipped"], **counts}
+        return {
+            "all": len(self.results),
+            "run": len(self.results) - counts["skipped"],
+            **counts,
+            "died": ends["died"],
+            "timed-out": ends["timed-out"],
+            "deselected": len(self.deselected),
+            "unanswered": len(self.tests) - len(self.results),
+        }
 
     @property
     def skip_reasons(self) -> dict[str, int]:
@@ -96,88 +92,80 @@ class Report:
 
     @property
     def reasons_against(self) -> list[str]:
-        """Why the backend is not conformant; empty when it is."""
+        """Why the backend is not conformant; empty when nothing speaks against it."""
         against = list(self.errors)
-        failing = sum(r.outcome in FAILING for r in self.results)
+        totals = self.totals
+        failing = totals["failed"] + totals["unexpected-pass"]
         if failing:
             against.append(f"{failing} failing tests")
+        if totals["unanswered"]:
+            against.append(f"{totals['unanswered']} tests were never answered")
         undeclared = {r.reason for r in self.results if r.undeclared_core}
         against += [f"core capability missing: {reason}" for reason in sorted(undeclared)]
-        ran = {r.group for r in self.results if r.outcome != "skipped"}
-        excused = {r.group for r in self.results if r.outcome == "skipped"}
-        if not self.partial:
-            missing = [group for group in SUITE_GROUPS if group not in ran | excused]
+        if self.tests and not self.partial:
+            asked = {r.group for r in self.results}
+            missing = [group for group in SUITE_GROUPS if group not in asked]
             against += [f"group {group} was not asked" for group in missing]
-        if not ran:
+        if not totals["run"]:
             against.append("no test ran")
         return against
 
     @property
     def verdict(self) -> str:
         """One line: does the backend conform, where, and on how much evidence."""
-        word = "NOT CONFORMANT" if self.reasons_against else "CONFORMANT"
+        return f"{self._word}: {self.subject.title}: {self._evidence}"
+
+    @property
+    def _word(self) -> str:
+        against = bool(self.reasons_against)
         if self.partial:
-            word = "FAILED (one case)" if self.reasons_against else "PASSED (one case)"
-        t = self.totals
-        backend = self.run.backend
-        return (
-            f"{word}: {backend.name} {backend.version} in mode {backend.mode} on {backend.device}, "
-            f"dims {self.run.dims_name}, {'/'.join(self.run.dtypes)}, "
-            f"profile {self.run.profile.name}: {t['run']} run, "
-            f"{t['skipped']} skipped, {t['expected-failure']} expected-failed of {t['all']}; "
-            f"{t['failed'] + t['unexpected-pass']} failed"
-        )
+            return "FAILED in part" if against else "PASSED in part"
+        if against:
+            return "NOT CONFORMANT"
+        totals = self.totals
+        left_out = totals["skipped"] or totals["expected-failure"] or self.subject.dtypes_left_out
+        return "CONFORMANT in what was asked" if left_out else "CONFORMANT"
+
+    @property
+    def _evidence(self) -> str:
+        totals = self.totals
+        counts = {
+            "failed": totals["failed"] + totals["unexpected-pass"],
+            "known failures": totals["expected-failure"],
+            "not asked": totals["skipped"],
+            "deselected": totals["deselected"],
+            "never answered": totals["unanswered"],
+        }
+        parts = [f"{totals['passed']} passed"]
+        parts += [f"{count} {what}" for what, count in counts.items() if count]
+        if self.subject.dtypes_left_out:
+            parts.append(f"{'/'.join(self.subject.dtypes_left_out)} not asked")
+        return ", ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document (see ``report.schema.json``)."""
-        backend = self.run.backend
+        subject = asdict(self.subject)
+        names = ("factory", "name", "version", "mode", "device", "capabilities")
         return {
             "schema": 1,
             "suite": {"name": "paged-mla-conformance", "version": __version__},
             "commit": commit_of(__file__),
-            "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            "backend": {
-                "factory": self.run.factory,
-                "name": backend.name,
-                "version": backend.version,
-                "mode": backend.mode,
-                "device": backend.device,
-                "capabilities": _capabilities(backend.capabilities),
-            },
-            "environment": {"python": platform.python_version(), **versions()},
-            "dims": self.run.dims_name,
-            "dtypes": list(self.run.dtypes),
-            "profile": self.run.profile.name,
-            "conformant": not self.reasons_against,
+            "date": self.date,
+            "seconds": round(time.monotonic() - self.started, 3),
+            "time_limit": self.time_limit,
+            "backend": {name: subject[name] for name in names},
+            "environment": subject["environment"],
+            "dims": subject["dims"],
+            "dtypes": subject["dtypes"],
+            "profile": subject["profile"],
+            "conformant": not self.partial and not self.reasons_against,
+            "partial": self.partial,
             "reasons_against": self.reasons_against,
             "verdict": self.verdict,
             "totals": self.totals,
+            "deselected": sorted(self.deselected),
+            "warnings": [
+                {"message": text, **asdict(warned)} for text, warned in self.warnings.items()
+            ],
             "results": [asdict(r) for r in sorted(self.results, key=lambda r: r.test)],
         }
-
-    def write(self, path: Path) -> dict[str, Any]:
-        """Write the JSON report to `path`; return the document."""
-        document = self.as_dict()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        return document
-
-
-def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
-    return {
-        k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(capabilities).items()
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the version of each package in use, which need not be the one installed."""
-    found = {}
-    for package in _PACKAGES:
-        version = getattr(sys.modules.get(package), "__version__", None)
-        if version is None:
-            try:
-                version = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                version = "absent"
-        found[package] = str(version)
-    return found

@@ -110,7 +110,7 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
     INTERPRETER: {  # few and small shares, so that small tests cut and join tiles too
         tile_m: AttendVariant(
             tile_m=tile_m,
-            tile_n=32,
+            tile_n=64,
             num_warps=1,
             num_stages=1,
             programs_per_sm=10,

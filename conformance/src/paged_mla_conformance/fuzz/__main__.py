@@ -1,4 +1,4 @@
-"""Search for what breaks a backend: the corpus, numbered schedules, then hypothesis."""
+"""Search for what breaks a backend: the corpus, numbered schedules and cases, then hypothesis."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from paged_mla_conformance.fuzz.corpus import check_case, corpus_files, load_replay
+from paged_mla_conformance.fuzz.minutes import Search, search_for
 from paged_mla_conformance.fuzz.sweep import Sweep
 from paged_mla_conformance.plugin import load_backend
 from paged_mla_conformance.profile import ALL_DTYPES, CORE
@@ -22,12 +23,14 @@ from paged_mla_shared.options import refuse_idle, whole
 _COUNTS = {
     "schedules": (20, "numbered schedules, at least"),
     "steps": (0, "steps of them, at least"),
-    "first": (0, "number of the first one"),
+    "production": (10, "numbered cases of production's sizes"),
+    "first": (0, "number of the first ones"),
     "examples": (50, "schedules that hypothesis tries"),
     "cases": (100, "steps that hypothesis tries"),
     "seed": (0, "of hypothesis"),
 }
 _DRAWN = ("examples", "cases")
+_NUMBERED = ("schedules", "steps", "production")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,6 +43,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name, (default, about) in _COUNTS.items():
         text = f"{about} (default: {default})"
         search.add_argument(f"--{name}", type=whole(0), metavar="N", help=text)
+    search.add_argument(
+        "--minutes", type=float, metavar="M", help="all of it, again and again, for so long"
+    )
+    search.add_argument("--workers", type=whole(1), metavar="N", help="processes of --minutes")
     search.add_argument("--skip-corpus", action="store_true", help="do not ask past failures first")
     search.add_argument("--folder", type=Path, help="where a replay file goes (default: here)")
     options = parser.parse_args(arguments)
@@ -50,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"fuzz: {error}", file=sys.stderr)
         return 2
     backend = load_backend(options.backend)
-    dims = PRESETS[options.dims or CORE[backend.mode].dims]
+    dims_name = options.dims or CORE[backend.mode].dims
+    dims = PRESETS[dims_name]
     dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
     if loaded is not None:
         return 0 if ask(backend, dims, dtypes[0], options.replay.name, loaded) else 1
@@ -58,7 +66,14 @@ def main(arguments: list[str] | None = None) -> int:
         right = [replay(backend, dims, dtypes[0], path) for path in corpus_files()]
         if not all(right):
             return 1
-    if options.schedules + options.steps and not _sweep(backend, dims, dtypes, options):
+    if options.minutes is not None:
+        search_of = Search(options.backend, dims_name, dtypes, options.folder)
+        started = time.monotonic()
+        found = search_for(search_of, options.minutes, options.workers or 1, options.first)
+        return 0 if _said(found, backend, started) else 1
+    if any(getattr(options, name) for name in _NUMBERED) and not _sweep(
+        backend, dims, dtypes, options
+    ):
         return 1
     print(f"hypothesis: {options.examples} schedules, {options.cases} cases, seed {options.seed}")
     return 0 if _search(backend, dims, dtypes, options) else 1
@@ -72,14 +87,24 @@ def _refuse_idle(options: argparse.Namespace) -> None:
     InvalidArgument
     """
     if options.replay is not None:
-        refuse_idle(options, [*_COUNTS, "skip_corpus", "folder"], "a search, without --replay")
+        idle = [*_COUNTS, "skip_corpus", "folder", "minutes", "workers"]
+        refuse_idle(options, idle, "a search, without --replay")
+    if options.minutes is None:
+        refuse_idle(options, ["workers"], "--minutes")
+    elif not 0 < options.minutes < float("inf"):
+        raise InvalidArgument("--minutes", options.minutes, "> 0")
+    else:
+        idle = [name for name in _COUNTS if name != "first"]
+        refuse_idle(options, idle, "a search without --minutes")
     given = {name: getattr(options, name) for name in _COUNTS}
     counts = {n: _COUNTS[n][0] if value is None else value for n, value in given.items()}
-    if not counts["schedules"] + counts["steps"]:
-        refuse_idle(options, ["first"], "--schedules or --steps above 0")
+    if not any(counts[name] for name in _NUMBERED):
+        refuse_idle(options, ["first"], "--schedules, --steps or --production above 0")
     if not any(counts[name] for name in _DRAWN):
-        refuse_idle(options, ["seed", "folder"], "--examples or --cases above 0")
-    if options.skip_corpus and not any(counts[n] for n in ("schedules", "steps", *_DRAWN)):
+        refuse_idle(options, ["seed"], "--examples or --cases above 0")
+    if not any(counts[name] for name in (*_DRAWN, "production")):
+        refuse_idle(options, ["folder"], "--examples, --cases or --production above 0")
+    if options.skip_corpus and not any(counts[n] for n in (*_NUMBERED, *_DRAWN)):
         raise InvalidArgument("--skip-corpus", "no schedules, examples or cases", "some of them")
     folder = options.folder or Path()
     if not folder.is_dir():
@@ -121,14 +146,18 @@ def _sweep(
     sweep, started = Sweep(), time.monotonic()
     while sweep.schedules < options.schedules or sweep.steps < options.steps:
         sweep.run(backend, dims, dtypes, options.first + sweep.schedules)
-    print(sweep.coverage.table())
-    for number, message in sweep.failures.items():
-        print(f"schedule {number}: {message}")
-    print(
-        f"{backend.name} in mode {backend.mode}: {sweep.schedules} schedules, {sweep.steps} steps, "
-        f"{sweep.tokens} tokens, {len(sweep.coverage.missing)} situations not reached, "
-        f"{len(sweep.failures)} failures, {time.monotonic() - started:.0f} s"
-    )
+    for number in range(options.first, options.first + options.production):
+        sweep.run_case(backend, dims, dtypes, number, options.folder)
+    return _said(sweep, backend, started)
+
+
+def _said(sweep: Sweep, backend: Backend, started: float) -> bool:
+    """Print what a sweep found; return whether nothing failed."""
+    print(sweep.table())
+    for name, message in sweep.failures.items():
+        print(f"{name}: {message}")
+    seconds = time.monotonic() - started
+    print(f"{backend.name} in mode {backend.mode}: {sweep.summary()}, {seconds:.0f} s")
     return not sweep.failures
 
 

@@ -19,7 +19,7 @@ from paged_mla_shared.typed import build
 
 CORPUS = Path(__file__).with_name("corpus")
 VERSION = 1
-MOST_KEYS = 1 << 16
+MOST_KEYS = 1 << 18
 MOST_QUERIES = 1 << 11
 _LIMITS = {
     "num_heads": (1, 128),
@@ -29,6 +29,7 @@ _LIMITS = {
     "token_padding": (0, 1 << 12),
     "block_padding": (0, 1 << 12),
     "cache_elements": (0, 1 << 33),
+    "cache_blocks": (0, 1 << 25),
 }
 
 

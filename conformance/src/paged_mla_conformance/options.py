@@ -1,0 +1,177 @@
+"""The command line: what is wrong with it is said before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from paged_mla_shared.dims import PRESETS
+
+SUITE = Path(__file__).with_name("suite")
+TIME_LIMIT = 600.0
+
+_ASKING = ("--pdb", "--trace")
+_SCREEN = (*_ASKING, "-s", "-v", "--verbose", "--capture", "--durations", "--setup-show")
+_CHANGING = (  # what tests there are, or whether they run
+    "-c", "-o", "-n", "--override-ini", "--config-file", "--rootdir", "--confcutdir", "--ignore",
+    "--pyargs", "--collect-only", "--co", "--setup-only", "--setup-plan", "--assert", "--mla-",
+    "--numprocesses", "--dist", "--junit",
+)  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, in one line, with pytest's status for it."""
+        self.exit(int(pytest.ExitCode.USAGE_ERROR), f"{self.prog}: {message}\n")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Parameters
+    ----------
+    backend : str
+    report : Path or None
+    workers : int
+        Processes, at least 1.
+    time_limit : float
+        Seconds for one test, 0 for none.
+    on_screen : bool
+        Whether pytest has the terminal.
+    pytest_arguments : list of str
+        Those of every process, the suite's folder first.
+    """
+
+    backend: str
+    report: Path | None
+    workers: int
+    time_limit: float
+    on_screen: bool
+    pytest_arguments: list[str]
+
+
+def parse(arguments: list[str] | None) -> Options:
+    """Return what the command line asks for.
+
+    Raises
+    ------
+    SystemExit
+        With status 4: something is wrong with it, and one line on stderr says what.
+    """
+    parser = _parser()
+    given, passed_on = parser.parse_known_args(arguments)
+    for argument in passed_on:
+        if argument.startswith(_CHANGING):
+            parser.error(f"got {argument}, which changes the suite; allowed: --only, -k, -x")
+    on_screen = [argument for argument in passed_on if argument.startswith(_SCREEN)]
+    if on_screen and given.workers > 1:
+        parser.error(f"{on_screen[0]} needs --workers 0: one process has the screen")
+    asking = [argument for argument in passed_on if argument.startswith(_ASKING)]
+    if asking and given.timeout is not None:
+        parser.error(f"{asking[0]} has no --timeout: somebody sits before it")
+    return Options(
+        backend=given.backend,
+        report=given.report,
+        workers=given.workers,
+        time_limit=0.0 if asking else given.timeout or TIME_LIMIT,
+        on_screen=bool(on_screen),
+        pytest_arguments=_pytest_arguments(given, passed_on),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="paged_mla_conformance",
+        description="Prove a paged MLA backend right, or find where it is wrong.",
+        epilog="Further arguments go to pytest.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--backend", required=True, type=_some, metavar="MODULE:FACTORY")
+    add("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
+    add("--dtypes", type=_some, metavar="A,B", help="element types (default: the mode's)")
+    add(
+        "--profile",
+        type=_some,
+        metavar="A,B",
+        help="terms to speak in: names or TOML files (default: strict)",
+    )
+    add("--only", type=_some, metavar="ID", help="replay one test or case id")
+    add("--expected-failures", type=_some, metavar="TOML")
+    add("--report", type=_report, metavar="JSON", help="writes HTML and JUnit beside it")
+    add("--workers", type=_workers, default=1, help="processes, or 'auto' (default: 0, one)")
+    add(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help=f"for one test (default: {TIME_LIMIT:.0f})",
+    )
+    return parser
+
+
+def _some(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("got ''; allowed: anything else")
+    return text
+
+
+def _workers(text: str) -> int:
+    if text == "auto":
+        return len(os.sched_getaffinity(0))
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: auto, 0, 1, 2, ...")
+    return max(int(text), 1)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number > 0")
+    return seconds
+
+
+def _report(text: str) -> Path:
+    """Return the path of a report that can be written; what lay there is removed."""
+    path = Path(text)
+    try:
+        if len(set(report_files(path))) < 3:
+            raise OSError("its HTML or JUnit would lie over it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        for file in report_files(path):
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"got {text}, which cannot be written: {error}") from error
+    return path
+
+
+def report_files(path: Path) -> tuple[Path, Path, Path]:
+    """Return where JSON, HTML and JUnit of a report go."""
+    return path, path.with_suffix(".html"), path.with_suffix(".xml")
+
+
+def _pytest_arguments(given: argparse.Namespace, passed_on: list[str]) -> list[str]:
+    command = [
+        str(SUITE),
+        *("-c", str(SUITE / "pytest.ini")),  # the suite's own strictness, not the caller's
+        *("-p", "paged_mla_conformance.plugin"),  # also where it is not installed
+        "--quiet",
+        "--tb=short",
+    ]
+    for option in ("backend", "dims", "dtypes", "profile", "only", "expected_failures"):
+        value = getattr(given, option)
+        if value is not None:
+            command.append(f"--mla-{option.replace('_', '-')}={value}")
+    return command + passed_on

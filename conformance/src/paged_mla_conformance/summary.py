@@ -1,0 +1,30 @@
+"""What the screen says at the end: failures with their replay, what was left out, the verdict."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from paged_mla_conformance.report import Report
+
+
+def write(report: Report, stream: TextIO) -> None:
+    """Print the summary; its last line is the verdict."""
+    lines: list[str] = []
+    for result in sorted(report.results, key=lambda result: result.test):
+        if result.fails:
+            lines += [f"{result.outcome}: {result.test}", *result.message.splitlines()]
+            lines += [f"note: {result.note}"] if result.note else []
+            lines += [f"replay: {result.replay}", ""]
+    for result in report.results:
+        if result.outcome == "expected-failure":
+            lines.append(f"known failure: {result.test}: {result.reason}")
+    lines += [f"not asked, {count}: {why}" for why, count in report.skip_reasons.items()]
+    if report.warnings:
+        total = sum(warned.count for warned in report.warnings.values())
+        text, warned = next(iter(report.warnings.items()))
+        lines.append(f"{total} warnings of the backend, first: {text}, in {warned.first}")
+    if report.stopped:
+        lines.append(report.stopped)
+    lines += [f"against: {reason}" for reason in report.reasons_against]
+    stream.write("\n".join([*lines, report.verdict]) + "\n")
+    stream.flush()

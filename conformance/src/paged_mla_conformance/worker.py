@@ -1,0 +1,113 @@
+"""The parent's hold on one child process: what it says, what it has in hand, and its end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+_LINES = 40  # of what a process said last
+_NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")  # they would change the suite
+
+
+def ignored_variables() -> list[str]:
+    """Return what is set in the environment and does not reach the suite."""
+    return [name for name in _NOT_OURS if os.environ.get(name)]
+
+
+class Worker:
+    """A process that runs tests, with all that it starts in a session of its own.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Pytest's.
+    on_screen : bool
+        Whether pytest has the terminal; else what the process says is kept for messages.
+
+    Attributes
+    ----------
+    test : int or None
+        Number of the test in hand.
+    since : float
+        When it was handed out, or the process was started (monotonic seconds).
+    collected, dismissed : bool
+        Whether it has said what there is to ask; whether it was told that nothing is left.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, on_screen: bool) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
+        self._mark = 0
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
+        environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
+        command = [sys.executable, "-m", "paged_mla_conformance.child", str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            [*command, *arguments],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=None if on_screen else subprocess.DEVNULL,
+            stdout=None if on_screen else self._said,
+            stderr=None if on_screen else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        theirs.close()
+        self.test: int | None = None
+        self.since = time.monotonic()
+        self.collected = self.dismissed = False
+
+    def ask(self, test: int | None) -> None:
+        """Hand out the test of this number, or say that nothing is left."""
+        self.test, self.dismissed, self.since = test, test is None, time.monotonic()
+        self._mark = self._said.seek(0, os.SEEK_END)
+        with suppress(OSError):  # its end is noticed when it does not answer
+            self.connection.send_bytes(json.dumps(test).encode())
+
+    def receive(self) -> dict[str, Any]:
+        """Return what the process says.
+
+        Raises
+        ------
+        EOFError, OSError, ValueError
+            It is gone, or somebody else spoke in its place.
+        """
+        message: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        return message
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended and said everything it had to."""
+        return self._process.poll() is not None and not self.connection.poll()
+
+    def show_where(self) -> None:
+        """Let the process say where it is, as far as it still can."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+
+    def stop(self, patience: float = 0.0) -> str:
+        """End the process after some seconds, and what it started; return how it ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        self.connection.close()
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
+
+    def said(self) -> str:
+        """Return the first lines of what the process said since it was last asked."""
+        self._said.seek(self._mark)
+        lines = self._said.read().decode(errors="replace").splitlines()
+        return "\n".join(line for line in lines[:_LINES] if line.strip(" .FsxEX"))

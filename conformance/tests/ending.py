@@ -1,0 +1,93 @@
+"""Backends that end or hold up their process where a step has 9 heads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paged_mla_conformance.mutants.backends import MutantBackend
+from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_shared.problem import Batch, Output
+
+
+class _Ending(Passing):
+    def attend(self, batch: Batch) -> Output:
+        """End, of 9 heads."""
+        if self.problem.dims.num_heads == 9:
+            self.end()
+        return self.inner.attend(batch)
+
+    def end(self) -> None:
+        """Do what the class is named for."""
+
+
+class Exits(_Ending):
+    """It leaves with status 0."""
+
+    def end(self) -> None:
+        """Leave."""
+        os._exit(0)
+
+
+class Segfaults(_Ending):
+    """It reads address 0."""
+
+    def end(self) -> None:
+        """Read."""
+        ctypes.string_at(0)
+
+
+class Hangs(_Ending):
+    """It waits for a process that it started, whose id it leaves in a file."""
+
+    def end(self) -> None:
+        """Wait for long."""
+        started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        Path(os.environ["STARTED"]).write_text(str(started.pid))
+        time.sleep(1000)
+
+
+class Forks(_Ending):
+    """It starts a copy of itself, which goes on as if it were the only one."""
+
+    def end(self) -> None:
+        """Fork."""
+        os.fork()
+
+
+class ExitsAlways(Passing):
+    """It never answers."""
+
+    def attend(self, batch: Batch) -> Output:  # noqa: ARG002
+        """Leave."""
+        os._exit(0)
+
+
+def exits_in_the_factory() -> MutantBackend:
+    os._exit(0)
+
+
+def hangs_in_the_factory() -> MutantBackend:
+    time.sleep(1000)
+    raise AssertionError
+
+
+_RUNNERS = {
+    "exits": Exits,
+    "segfaults": Segfaults,
+    "hangs": Hangs,
+    "forks": Forks,
+    "exits-always": ExitsAlways,
+}
+
+
+def __getattr__(name: str) -> Callable[[], MutantBackend]:
+    """Return the factory of one of them."""
+    if name not in _RUNNERS:
+        raise AttributeError(name)
+    return lambda: MutantBackend(name=name, wrap=_RUNNERS[name])

@@ -1,0 +1,55 @@
+"""Factories that make no backend, or one that declares what nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paged_mla_conformance.mutants.backends import FLOAT32, MutantBackend
+
+
+def _exit() -> None:
+    raise SystemExit(0)
+
+
+def _raise() -> None:
+    raise RuntimeError("no driver")
+
+
+def _backend(**fields: Any) -> Callable[[], MutantBackend]:
+    return lambda: MutantBackend(**fields)
+
+
+def _declaring(**fields: Any) -> Callable[[], MutantBackend]:
+    return lambda: MutantBackend(capabilities=replace(FLOAT32, **fields))
+
+
+_FACTORIES: dict[str, Any] = {
+    "no-callable": 3,
+    "no-backend": lambda: None,
+    "a-string": lambda: "backend",
+    "exits": _exit,
+    "skips": lambda: pytest.skip("not today"),
+    "raises": _raise,
+    "strange-mode": _backend(mode="tpu"),
+    "version-of-numbers": _backend(version=1.0),
+    "no-capabilities": _backend(capabilities={"ops": ["attend"]}),
+    "ops-in-a-list": _declaring(ops=["attend"]),
+    "strange-op": _declaring(ops=frozenset({"attend", "atend"})),
+    "strange-feature": _declaring(features=frozenset({"paddings"})),
+    "strange-mask": _declaring(masks=frozenset({"causal", "tree"})),
+    "strange-dtype": _declaring(dtypes=frozenset({"fp32"})),
+    "sizes-in-words": _declaring(block_sizes=frozenset({"64"})),
+    "flat-head-dims": _declaring(head_dims=frozenset({32, 16})),
+    "endless-queries": _declaring(max_query_len=float("inf")),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of them."""
+    if name not in _FACTORIES:
+        raise AttributeError(name)
+    return _FACTORIES[name]

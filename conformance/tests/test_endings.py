@@ -1,0 +1,130 @@
+"""Backends that end or hold up their process: the run goes on, names the test and fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from running import FEW, NINE_HEADS, last_line, report_of, result_of, start_suite
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [("exits", "ended with status 0"), ("segfaults", "was killed by SIGSEGV")],
+)
+def test_a_process_that_ends_fails_its_test(backend: str, how: str, workers: str, tmp_path: Path):
+    """S-20: the test is named with its replay; those before and after it have their results."""
+    report = report_of(tmp_path, "--backend", f"ending:{backend}", "--workers", workers, *FEW)
+    assert report["status"] == 1
+    assert not report["conformant"]
+    assert (report["totals"]["passed"], report["totals"]["failed"]) == (3, 1)
+    ended = result_of(report, NINE_HEADS)
+    assert (ended["outcome"], ended["end"]) == ("failed", "died")
+    assert how in ended["message"]
+    assert f"--only '{NINE_HEADS}'" in ended["replay"]
+    assert ended["replay"] in report["printed"]
+    assert last_line(report["printed"]) == report["verdict"]
+    assert report["verdict"].startswith("FAILED in part: ")
+
+
+def test_a_crash_comes_with_its_stack(tmp_path: Path):
+    """S-20: what the process said last is in the message."""
+    message = result_of(report_of(tmp_path, "--backend", "ending:segfaults", *FEW), NINE_HEADS)
+    assert "ending.py" in message["message"]
+
+
+def test_a_backend_that_always_ends_is_given_up(tmp_path: Path):
+    """S-20: what was not asked any more is said, and an older report is gone."""
+    report = report_of(tmp_path, "--backend", "ending:exits-always")
+    assert report["status"] == 1
+    assert report["verdict"].startswith("NOT CONFORMANT: exits-always")
+    assert any("gave up" in reason for reason in report["reasons_against"])
+    assert any("never answered" in reason for reason in report["reasons_against"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "how"),
+    [
+        ("exits_in_the_factory", "ended with status 0 while the backend was loaded"),
+        ("hangs_in_the_factory", "took more than 3 s while the backend was loaded"),
+        ("exits_when_imported", "ended with status 0 while the backend was loaded"),
+    ],
+)
+def test_a_factory_that_ends_the_process_does_not_conform(backend: str, how: str, tmp_path: Path):
+    """S-20: no backend, no conformance; a report that an earlier run left is replaced."""
+    module = "ending_early:create" if backend == "exits_when_imported" else f"ending:{backend}"
+    (tmp_path / "report.json").write_text('{"conformant": true}')
+    report = report_of(tmp_path, "--backend", module, "--timeout", "3")
+    assert report["status"] == 1
+    assert not report["conformant"]
+    assert report["verdict"].startswith(f"NOT CONFORMANT: {module}")
+    assert any(how in reason for reason in report["reasons_against"]), report["reasons_against"]
+
+
+def test_a_copy_of_the_process_has_no_say(tmp_path: Path):
+    """S-20: what a backend forks and lets come back takes no test and gives no result."""
+    report = report_of(tmp_path, "--backend", "ending:forks", *FEW)
+    assert report["status"] == 0
+    assert [r["outcome"] for r in report["results"]] == ["passed"] * 4
+    assert report["totals"]["unanswered"] == 0
+
+
+def test_the_last_failure_leaves_nothing_unasked(tmp_path: Path):
+    """S-20: ``-x`` on a failure with nothing behind it stops nothing."""
+    report = report_of(tmp_path, "--backend", "ending:exits", "--only", NINE_HEADS, "-x")
+    assert report["totals"]["unanswered"] == 0
+    assert "stopped after" not in report["printed"]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_test_has_a_time_limit(workers: str, tmp_path: Path):
+    """S-20: the test is named, where it hung too; what it started is gone; the others run."""
+    started = tmp_path / "started"
+    report = report_of(
+        tmp_path,
+        *("--backend", "ending:hangs", "--workers", workers, "--timeout", "3", *FEW),
+        STARTED=str(started),
+    )
+    assert report["status"] == 1
+    assert (report["totals"]["passed"], report["totals"]["timed-out"]) == (3, 1)
+    hung = result_of(report, NINE_HEADS)
+    assert hung["end"] == "timed-out"
+    assert "no answer after 3 s" in hung["message"]
+    assert "ending.py" in hung["message"]
+    assert hung["replay"] in report["printed"]
+    assert ended(int(started.read_text()))
+
+
+def test_a_run_that_is_ended_from_outside_reports(tmp_path: Path):
+    """S-20: what started it may end it; nothing is left behind, and the report says so."""
+    started, path = tmp_path / "started", tmp_path / "report.json"
+    arguments = ("--backend", "ending:hangs", "--report", str(path), *FEW)
+    run = start_suite(*arguments, STARTED=str(started))
+    assert any(started.exists() or time.sleep(0.1) for _ in range(300))
+    run.terminate()
+    printed, _ = run.communicate(timeout=30)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED
+    assert last_line(printed).startswith("FAILED in part: ")
+    assert "interrupted" in json.loads(path.read_text())["reasons_against"]
+    assert ended(int(started.read_text()))
+
+
+def ended(process: int) -> bool:
+    """Return whether a process is gone, or soon is."""
+    for _ in range(50):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            try:
+                os.kill(process, 0)
+            except ProcessLookupError:
+                return True
+            state = "R"
+        if state == "Z":
+            return True
+        time.sleep(0.1)
+    return False

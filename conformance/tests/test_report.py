@@ -1,0 +1,102 @@
+"""The documents of a report, also of a run that went wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+from test_verdict import SUBJECT, report
+
+from paged_mla_conformance import html, junit, summary
+from paged_mla_conformance.progress import Progress
+from paged_mla_conformance.report import SCHEMA, Report
+from paged_mla_conformance.subject import Subject
+
+
+def eventful() -> Report:
+    """Return a report in which everything there is happened."""
+    found = report("failed", "failed", "skipped", "expected-failure", "unexpected-pass")
+    died = replace(found.results[0], end="died", message="killed \x00 <by> SIGSEGV", replay="again")
+    found.results[0] = replace(died, note="asked with 8 heads")
+    found.results[1] = replace(found.results[1], end="timed-out")
+    found.warn({"UserWarning: <old> (driver.py:3)": 2}, "test_decode")
+    found.warn({"UserWarning: <old> (driver.py:3)": 1}, "test_merge")
+    found.errors.append("gave up")
+    found.deselected = ["test_b", "test_a"]
+    return found
+
+
+@pytest.mark.parametrize("found", [report(), eventful(), Report(Subject("mine:create"))])
+def test_every_report_follows_the_schema(found: Report):
+    """S-20: JSON is the source of everything else, so its form is fixed."""
+    jsonschema.validate(found.as_dict(), json.loads(SCHEMA.read_text()))
+
+
+def test_what_happened_is_in_the_document():
+    """S-20: ends, warnings and what was left out, in an order that does not depend on the run."""
+    document = eventful().as_dict()
+    assert (document["totals"]["died"], document["totals"]["timed-out"]) == (1, 1)
+    assert document["deselected"] == ["test_a", "test_b"]
+    [warned] = document["warnings"]
+    assert (warned["count"], warned["first"]) == (3, "test_decode")
+    assert [r["test"] for r in document["results"]] == sorted(
+        r["test"] for r in document["results"]
+    )
+
+
+def test_the_page_shows_notes_and_warnings():
+    """S-20: as text, whatever they hold."""
+    page = html.render(eventful().as_dict())
+    assert "asked with 8 heads" in page
+    assert "UserWarning: &lt;old&gt; (driver.py:3)" in page
+    assert "killed \x00 &lt;by&gt; SIGSEGV" in page
+
+
+def test_junit_counts_failures_and_what_kept_the_run_from_finishing():
+    """S-20: who reads JUnit alone sees that the run is no pass."""
+    suite = ET.fromstring(junit.render(eventful().as_dict()))
+    assert suite.get("failures") == str(len(suite.findall("testcase/failure"))) == "4"
+    assert suite.get("tests") == str(len(suite.findall("testcase")))
+    assert "gave up" in str(suite.findall("testcase/failure")[-1].text)
+    assert junit.render(report().as_dict()).count("<testcase") == len(report().tests)
+
+
+def test_the_summary_ends_with_the_verdict():
+    """S-20: after failures with their replay and their note."""
+    stream, found = io.StringIO(), eventful()
+    summary.write(found, stream)
+    lines = stream.getvalue().splitlines()
+    assert lines[-1] == found.verdict
+    assert {"replay: again", "note: asked with 8 heads", "against: gave up"} <= set(lines)
+    assert f"failed: {found.results[0].test}" in lines
+    assert any(line.startswith("3 warnings of the backend, first: UserWarning") for line in lines)
+
+
+class Terminal(io.StringIO):
+    """A stream that somebody watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "seconds", "line"),
+    [
+        (io.StringIO(), 5.0, ""),
+        (io.StringIO(), 20.0, "10 of 40 done, 2 failed, about 60 s left\n"),
+        (Terminal(), 1.0, "\r10 of 40 done, 2 failed, about 3 s left\x1b[K"),
+    ],
+    ids=["a log, too early", "a log", "a terminal"],
+)
+def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: pytest.MonkeyPatch):
+    """S-20: a log gets a line now and then, a terminal one that moves."""
+    clock = iter([0.0, 0.0, seconds])
+    monkeypatch.setattr("paged_mla_conformance.progress.time.monotonic", lambda: next(clock))
+    progress = Progress(stream)
+    progress.begin(SUBJECT.title)
+    progress.show(10, 40, 2)
+    assert stream.getvalue() == f"{SUBJECT.title}\n{line}"

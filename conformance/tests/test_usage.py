@@ -1,0 +1,144 @@
+"""A wrong command line, or no backend: one clear line, and nothing runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import REFERENCE, RIGHT, run_suite
+
+from paged_mla_conformance.options import parse
+from paged_mla_conformance.plugin import load_backend
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", ""), "--only: got ''"),
+        (("--profile", ""), "--profile: got ''"),
+        (("--dtypes", ""), "--dtypes: got ''"),
+        (("--workers", "many"), "--workers: got 'many'; allowed: auto, 0, 1"),
+        (("--workers", "-1"), "--workers: got '-1'"),
+        (("--timeout", "0"), "--timeout: got '0'; allowed: a number > 0"),
+        (("--timeout", "soon"), "--timeout: got 'soon'"),
+        (("--pdb", "--workers", "2"), "--pdb needs --workers 0"),
+        (("-v", "--workers", "2"), "-v needs --workers 0"),
+        (("--pdb", "--timeout", "9"), "--pdb has no --timeout"),
+        (("-n2",), "got -n2, which changes the suite"),
+        (("--ignore=test_merge.py",), "got --ignore=test_merge.py, which changes the suite"),
+        (("-o", "python_functions=test_merge"), "got -o, which changes the suite"),
+        (("--setup-only",), "got --setup-only, which changes the suite"),
+        (("--collect-only",), "got --collect-only, which changes the suite"),
+        (("--mla-only=x",), "got --mla-only=x, which changes the suite"),
+        (("--report", "r.html"), "--report: got r.html, which cannot be written"),
+    ],
+)
+def test_a_wrong_option(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+):
+    """S-20: it is named, with what is allowed."""
+    with pytest.raises(SystemExit) as ended:
+        parse(["--backend", REFERENCE, *arguments])
+    assert ended.value.code == pytest.ExitCode.USAGE_ERROR
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backend", "no.such.module:create"), "No module named"),
+        (("--backend", "misdeclared:raises"), "misdeclared:raises raised RuntimeError: no driver"),
+        (("--backend", REFERENCE, "--only", "decode-h17-fp4"), "no test or case is called"),
+        (("--backend", REFERENCE, "--dtypes", "fp4"), "allowed: float32,float16,bfloat16"),
+        (("--backend", REFERENCE, "--dtypes", "float32,float32"), "each once"),
+        (("--backend", REFERENCE, "--expected-failures", "/no/file.toml"), "/no/file.toml"),
+        (("--backend", REFERENCE, "--no-such-option"), "--no-such-option"),
+        (("--backend", REFERENCE, "-k", "("), "-k"),
+        (("--backend", REFERENCE, "/"), "got /; allowed: --only ID, or -k EXPRESSION"),
+    ],
+)
+def test_what_keeps_a_run_from_starting(arguments: tuple[str, ...], message: str):
+    """S-20: one line, whoever noticed it."""
+    done = run_suite(*arguments)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    [line] = done.stderr.splitlines()
+    assert message in line
+    assert "CONFORMANT" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("absent", "has no attribute 'absent'"),
+        ("no-callable", "got an int; allowed: a factory"),
+        ("no-backend", "made a NoneType without name, version, mode, device"),
+        ("a-string", "made a str without name, version, mode, device"),
+        ("exits", "raised SystemExit: 0"),
+        ("skips", "raised Skipped: not today"),
+        ("raises", "raised RuntimeError: no driver"),
+        ("strange-mode", "mode: got 'tpu'; allowed: cpu, gpu, interpreter"),
+        ("version-of-numbers", "version: got 1.0; allowed: str"),
+        ("no-capabilities", "allowed: Capabilities"),
+        ("ops-in-a-list", "capabilities.ops: got ['attend']; allowed: frozenset"),
+        ("strange-op", "capabilities.ops: got 'atend'; allowed: append, attend, gather_context"),
+        ("strange-feature", "capabilities.features: got 'paddings'; allowed: explicit_slots"),
+        ("strange-mask", "capabilities.masks: got 'tree'; allowed: causal, non_causal, tree:full"),
+        ("strange-dtype", "capabilities.dtypes: got 'fp32'; allowed: bfloat16, float16, float32"),
+        ("sizes-in-words", "capabilities.block_sizes: got '64'; allowed: integers"),
+        ("flat-head-dims", "; allowed: pairs of integers (R, P)"),
+        ("endless-queries", "capabilities.max_query_len: got inf; allowed: an integer"),
+    ],
+)
+def test_a_factory_that_makes_no_backend(factory: str, message: str):
+    """S-20: what it declares is checked before the first test."""
+    refused(f"misdeclared:{factory}", message)
+
+
+def test_a_backend_without_an_attribute():
+    """S-20: the missing one is named."""
+    refused("meddling:without_a_device", "without device")
+
+
+def refused(backend: str, message: str) -> None:
+    """Hold that loading it says what is wrong in one line."""
+    with pytest.raises(pytest.UsageError) as raised:
+        load_backend(backend)
+    assert message in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("where", ["", "file/r.json"], ids=["a-folder", "below-a-file"])
+def test_a_report_that_cannot_be_written(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """S-20: it is known before an hour of testing."""
+    (tmp_path / "file").write_text("")
+    path = tmp_path / where
+    with pytest.raises(SystemExit):
+        parse(["--backend", RIGHT, "--report", str(path)])
+    assert f"--report: got {path}, which cannot be written" in capsys.readouterr().err
+
+
+def test_an_older_report_is_removed_first(tmp_path: Path):
+    """S-20: what lies there after a run is of that run."""
+    paths = [tmp_path / f"r.{suffix}" for suffix in ("json", "html", "xml")]
+    for path in paths:
+        path.write_text("old")
+    parse(["--backend", RIGHT, "--report", str(paths[0])])
+    assert not any(path.exists() for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("no_package:create", "No module named 'a_package_nobody_has'"),
+        ("no_device:create", "no such device"),
+    ],
+    ids=["package", "device"],
+)
+def test_a_backend_that_cannot_run_here_is_skipped(backend: str, reason: str):
+    """Neither conformant nor not: the reason is printed, and the status says that nothing ran."""
+    done = run_suite("--backend", backend)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert f"SKIPPED: {backend} cannot run here: {reason}" in done.stderr
