@@ -25,6 +25,16 @@ NEEDS = {
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too long for each
+    "append-explicit-slots-fp32",
+    "append-padded-tokens-fp32",
+    "empty-padded-tokens-fp32",
+    "replay-decode-extend-decode-fp32",
+    "replay-trees-fp32",
+    "deterministic-decode-fp32",
+    "deterministic-chunks-fp32",
+    "deterministic-fewer-tokens-than-rows-fp32",
+)
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -115,6 +125,19 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
         "python",
         *("-m", "paged_mla_optimized.aot", "--arch", arch, "--json", f"out/compile-{arch}.json"),
         *rest,
+    )
+
+
+@nox.session(default=False)
+def modes(session: nox.Session) -> None:
+    """Ask every mode of the Triton backend: the suite on a GPU, else a few cases of each."""
+    on_gpu = _on_gpu(session, "auto")
+    install_folders(session, *PACKAGES)
+    Path("out").mkdir(exist_ok=True)
+    chosen = () if on_gpu or session.posargs else ("-k", " or ".join(OF_EVERY_MODE))
+    session.run(
+        *("python", "ci/run_here.py", "--modes", "out/mode", *chosen, *session.posargs),
+        env={} if on_gpu else INTERPRETER,
     )
 
 

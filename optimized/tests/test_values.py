@@ -78,6 +78,19 @@ def test_values_no_rule_allows(argument, changes):
     assert error.value.argument == argument
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"slot_mapping": [7, -1, 9, 7]}, {"block_table": [[7, 7, 0], [7, 0, 0]], "seq_lens": [1, 1]}],
+    ids=["given", "planned"],
+)
+def test_a_reserved_slot_may_come_more_than_once(changes):
+    """S-10: nothing is stored there, so no two tokens are."""
+    changes |= {"cu_seqlens_q": [0, 1, 2], "num_blocks": 8}
+    check(changes, reserved_slot=7 if "slot_mapping" in changes else 7 * 16)
+    with pytest.raises(InvalidArgument):
+        check(changes)
+
+
 def tree(**at):
     """Return the QLEN masks of drafts 3 and 1, a chain, with some elements changed."""
     mask = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1, 1], dtype=torch.bool)

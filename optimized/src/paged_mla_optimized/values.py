@@ -30,7 +30,7 @@ def check_values(
     if slot_mapping is None:
         _check_planned_slots(config, query_lens, seq_lens, block_table)
     else:
-        _check_slots(slot_mapping, num_blocks * config.block_size)
+        _check_slots(config, slot_mapping, num_blocks * config.block_size)
 
 
 def _check_lengths(
@@ -80,18 +80,20 @@ def _check_planned_slots(
     seq_lens: NDArray[np.int32],
     block_table: NDArray[np.int32],
 ) -> None:
-    written: list[NDArray[np.int64]] = []
+    written = [np.zeros(0, np.int64)]
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         keys = np.arange(max(seq_len - query_len, 0), seq_len)
         block = block_table[row, keys // config.block_size].astype(np.int64)
         written.append(block * config.block_size + keys % config.block_size)
-    if _has_duplicates(written):
+    if _has_duplicates(config, np.concatenate(written)):
         raise InvalidArgument("block_table", "two tokens write one slot", "a slot each")
 
 
-def _has_duplicates(parts: list[NDArray[np.int64]]) -> bool:
-    flat = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return len(np.unique(flat)) < len(flat)
+def _has_duplicates(config: MlaConfig, slots: NDArray[np.int64]) -> bool:
+    """Return whether two tokens are stored at one slot; none is at a negative or reserved one."""
+    reserved = -1 if config.reserved_slot is None else config.reserved_slot
+    stored = slots[(slots >= 0) & (slots != reserved)]
+    return len(np.unique(stored)) < len(stored)
 
 
 def _check_mask(
@@ -133,9 +135,9 @@ def _check_tree(config: MlaConfig, row: int, lines: NDArray[Any], context_len: i
         raise InvalidArgument("mask", f"a node of row {row} sees a later one", "false")
 
 
-def _check_slots(slot_mapping: NDArray[np.int64], num_slots: int) -> None:
+def _check_slots(config: MlaConfig, slot_mapping: NDArray[np.int64], num_slots: int) -> None:
     if ((slot_mapping < -1) | (slot_mapping >= num_slots)).any():
         given = f"slots from {slot_mapping.min()} to {slot_mapping.max()}"
         raise InvalidArgument("slot_mapping", given, f"-1 to {num_slots - 1}")
-    if _has_duplicates([slot_mapping[slot_mapping >= 0]]):
+    if _has_duplicates(config, slot_mapping):
         raise InvalidArgument("slot_mapping", "one slot twice", "a slot each")
