@@ -63,9 +63,9 @@ def main() -> int:
         ).returncode
         for command in commands
     ]
-    if options.modes and min(codes) != CANNOT_RUN_HERE:  # some mode ran: others need not
+    if options.modes and set(codes) != {CANNOT_RUN_HERE}:  # some mode ran: others need not
         codes = [0 if code == CANNOT_RUN_HERE else code for code in codes]
-    return max(codes)
+    return max(map(abs, codes))  # killed by a signal, they are negative
 
 
 def suite_of(mode: str, prefix: str, rest: list[str]) -> list[str]:
