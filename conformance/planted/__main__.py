@@ -29,7 +29,7 @@ def main() -> int:
         return 1
     findings = []
     for name in options.names or BUGS:
-        findings.append(_ask(name, 60 * options.fuzz_minutes))
+        findings.append(_ask(name, options.fuzz_minutes))
         print(findings[-1].line, flush=True)
     survivors = [f.name for f in findings if not (f.by_suite or f.by_search)]
     print(f"{len(findings)} bugs; {len(survivors)} survive: {', '.join(survivors) or 'none'}")
@@ -38,10 +38,10 @@ def main() -> int:
     return 1 if survivors else 0
 
 
-def _ask(name: str, search_seconds: float) -> Finding:
+def _ask(name: str, minutes: float) -> Finding:
     factory = f"planted.bugs:{name}"
     by_suite = ask_suite(factory)
-    by_search = None if by_suite else ask_search(factory, search_seconds)
+    by_search = None if by_suite or not minutes else ask_search(factory, minutes)
     return Finding(name=name, bug=BUGS[name], by_suite=by_suite, by_search=by_search)
 
 

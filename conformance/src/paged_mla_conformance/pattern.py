@@ -109,6 +109,8 @@ def _tells(name: str, wrong: NDArray[np.bool_], values: NDArray[np.int64]) -> st
     """Say by which values of one fact the wrong tokens differ from the right ones, or ""."""
     mine, others = values[wrong], values[~wrong]
     one, many = _WORDS[name]
+    if name in {"row", "token"} and mine.min() == mine.max() and mine[0] not in others:
+        return one.format(mine[0])
     if mine.min() > others.max():
         more = f"more than {others.max()}" if "keys" in name else f"{mine.min()} and later"
         return many.format(more)
