@@ -13,7 +13,7 @@ nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "type", "isolation", "tests"]
+nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
 
 PACKAGES = ("shared", "reference", "optimized", "conformance")
 NEEDS = {
@@ -74,6 +74,13 @@ def isolation(session: nox.Session, package: str) -> None:
     extra = ("hypothesis",) if package == "conformance" else ()  # its extra "fuzz"
     install_folders(session, *NEEDS[package], package, extra=extra)
     session.run("python", "ci/check_isolation.py", package)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build each distribution, and look for what a stranger needs of it."""
+    session.install("pip")
+    session.run("python", "ci/check_wheels.py")
 
 
 @nox.session

@@ -50,6 +50,16 @@ def test_what_a_case_is_about_is_not_changed():
     assert bent_case(nine, TENSOR_CORES) == (nine, "")
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 48, 256])
+def test_a_bent_schedule_can_run(size: int):
+    """S-19: whatever block size a backend has, every request still fits in all blocks."""
+    capabilities = replace(CAPABILITIES, block_sizes=frozenset({size}))
+    for scenario in CORE:
+        bent, _ = bent_scenario(scenario, capabilities)
+        assert bent.config.block_size == size
+        assert all(bent.config.longest >= len(request.tokens) for request in bent.requests)
+
+
 def test_a_bent_case_says_so():
     """The report names what was changed."""
     case = next(case for case in GROUPS["layouts"] if case.name == "block-padding")

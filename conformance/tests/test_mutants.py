@@ -60,6 +60,12 @@ def test_a_mutant_that_no_test_can_see_survives():
     assert Matrix([kills], Kills("right")).faults == ["answers-share-one-buffer survives"]
 
 
+def test_a_suite_that_does_not_run_is_an_error():
+    """S-20: a mutant that was not asked has not survived."""
+    with pytest.raises(RuntimeError, match="the suite was not put to lse-in-base-2"):
+        kill("lse-in-base-2", "-k", "no_test_is_called_so")
+
+
 def test_a_crash_is_no_kill():
     """S-5: an exception, or an assertion of another rule, proves nothing."""
     kills = Kills("lse-in-base-2", {"decode": {"crash": "test_decode[decode-h1-fp32]"}})
@@ -107,6 +113,21 @@ def test_an_unknown_mutant_is_an_error():
         __main__.main(["no-such-mutant"])
     with pytest.raises(AttributeError, match="no mutant is called"):
         getattr(backends, "no-such-mutant")
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("lse-in-base-2", {"attend"}),
+        ("pairing-is-always-interleaved", {"append", "attend"}),
+        ("context-is-added-twice", {"plan"}),
+        ("hash-ignores-the-parent", {backends.SCHEDULES}),
+        ("answers-share-one-buffer", {"plan", "append", "attend", "merge", "gather_context"}),
+    ],
+)
+def test_what_a_mutant_changes_is_known(name: str, changed: set[str]):
+    """S-20: tests of anything else are not asked, since they would find the right backend."""
+    assert backends.changes(name) == changed
 
 
 def test_engine_mutants_are_right_backends():

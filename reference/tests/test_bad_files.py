@@ -190,6 +190,7 @@ BAD_FIELDS = {
     "prompt-too-long": (("requests", 0, "prompt"), [0] * 10_000, "fits"),
     "id-again": (("requests", 1, "id"), "a", "distinct"),
     "rope-unknown": (("rope",), "spiral", "rope"),
+    "heads-1e12": (("num_heads",), 10**12, "num_heads"),
     "spelling-null": (("mask_spelling",), None, "mask_spelling"),
 }
 

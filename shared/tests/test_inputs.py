@@ -7,6 +7,7 @@ import pytest
 
 from paged_mla_shared.cases import GROUPS, MERGES, Case
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.dtypes import bits
 from paged_mla_shared.inputs import INT32_MAX, build_steps
 
 ALL = [case for group in GROUPS.values() for case in group]
@@ -82,10 +83,27 @@ def test_shared_prefix_shares_blocks_and_latents():
 
 
 def test_large_caches_put_live_blocks_past_the_boundary():
-    """S-1: element offsets of the live blocks do not fit 31 or 32 bits."""
+    """S-1: offsets or ids of the live blocks do not fit the bits that they would be kept in."""
     for case in GROUPS["large_offsets"]:
         [step] = build_steps(case, SMALL, "bfloat16")
-        boundary = 2**31 if case.name.startswith("2g") else 2**32
         used = -(-step.batch.seq_lens // step.problem.block_size)
         lowest = min(int(step.batch.block_table[b, :n].min()) for b, n in enumerate(used))
-        assert lowest * step.problem.block_size * SMALL.cached_dim > boundary
+        if case.cache_blocks:
+            assert lowest > 2**24
+        else:
+            boundary = 2**31 if case.name.startswith("2g") else 2**32
+            assert lowest * step.problem.block_size * SMALL.cached_dim > boundary
+
+
+def test_odd_values_are_there():
+    """S-10: -0.0, signalling NaN, infinities and subnormals, in every dtype."""
+    case = next(c for c in GROUPS["append"] if c.odd_values)
+    for dtype in ("float32", "float16", "bfloat16"):
+        [step] = build_steps(case, SMALL, dtype)
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            ckv = step.batch.ckv.astype(np.float64)
+        infinity = int(bits(np.array([np.inf], step.batch.ckv.dtype))[0])
+        assert (np.signbit(ckv) & (ckv == 0)).any()
+        assert np.isinf(ckv).any()
+        assert (bits(step.batch.ckv) == infinity + 1).any()
+        assert ((ckv < 0) & (ckv > -1e-7)).any()

@@ -7,6 +7,7 @@ for any number is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -32,12 +33,19 @@ def bent_case(case: Case, capabilities: Capabilities) -> tuple[Case, str]:
 
 
 def bent_scenario(scenario: Scenario, capabilities: Capabilities) -> tuple[Scenario, str]:
-    """Return a schedule as the backend can be asked it, and what was changed, "" for nothing."""
+    """Return a schedule as the backend can be asked it, and what was changed, "" for nothing.
+
+    Smaller blocks are as many more, so that all of them hold no fewer tokens, and ranks take turns
+    within a block.
+    """
     config, notes = scenario.config, []
     size = nearest_of(capabilities.block_sizes, config.block_size)
     if size != config.block_size:
         notes.append(f"block_size {config.block_size} is {size}")
-        scenario = replace(scenario, config=replace(config, block_size=size))
+        most = max(config.num_blocks, -(-config.num_blocks * config.block_size // size))
+        group = replace(config.group, interleave=math.gcd(config.group.interleave, size))
+        bent = replace(config, block_size=size, num_blocks=most, group=group)
+        scenario = replace(scenario, config=bent)
     heads = scenario.num_heads
     if heads is not None and (nearest := nearest_of(capabilities.num_heads, heads)) != heads:
         notes.append(f"num_heads {heads} is {nearest}")

@@ -19,8 +19,8 @@ from paged_mla_shared.typed import build
 
 CORPUS = Path(__file__).with_name("corpus")
 VERSION = 1
-MOST_KEYS = 1 << 18
-MOST_QUERIES = 1 << 11
+MOST_KEYS = 1 << 19
+MOST_QUERIES = 1 << 12
 _LIMITS = {
     "num_heads": (1, 128),
     "block_size": (1, 1 << 12),

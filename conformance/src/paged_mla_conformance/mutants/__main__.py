@@ -35,10 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        right, *kills = pool.map(kill, names)
+        results = []
+        for k in pool.map(kill, names):
+            print(f"{k.name}: {', '.join(k.by()) or '-'}", flush=True)
+            results.append(k)
+    right, *kills = results
     matrix = Matrix(kills, right)
-    for k in kills:
-        print(f"{k.name}: {', '.join(k.by()) or '-'}")
     idle = [group for group, alone in matrix.alone.items() if not alone]
     print(f"groups that kill nothing others do not: {', '.join(idle) or 'none'}")
     print("\n".join(matrix.faults))

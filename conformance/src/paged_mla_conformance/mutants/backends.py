@@ -18,6 +18,7 @@ from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.problem import Problem
 
 RIGHT_BACKEND = "right"
+SCHEDULES = "schedules"
 
 FLOAT32 = replace(CAPABILITIES, dtypes=frozenset({"float32"}), cache_formats=frozenset({"fp32"}))
 
@@ -52,6 +53,19 @@ def mutant(name: str) -> MutantBackend:
 def spoilt_engine(name: str) -> AbstractContextManager[None]:
     """Return a context in which the simulated engine has the mutant's fault, if it has one."""
     return ENGINE[name].change() if name in ENGINE else nullcontext()
+
+
+def changes(name: str) -> frozenset[str]:
+    """Return the ops that a mutant does otherwise than the right backend, or "schedules"."""
+    if name in ENGINE:
+        return frozenset({SCHEDULES})
+    if name not in ORACLE:
+        return CAPABILITIES.ops
+    wrong = vars(ORACLE[name].change(RIGHT))
+    functions = {
+        function for function, right in vars(RIGHT).items() if wrong[function] is not right
+    }
+    return frozenset("plan" if function == "metadata" else function for function in functions)
 
 
 def __getattr__(name: str) -> Callable[[], MutantBackend]:

@@ -15,7 +15,8 @@ from paged_mla_conformance import suite
 from paged_mla_conformance.collector import marker_of
 from paged_mla_conformance.compare import Mismatch
 from paged_mla_conformance.mutants import MUTANTS
-from paged_mla_conformance.mutants.backends import spoilt_engine
+from paged_mla_conformance.mutants.backends import SCHEDULES, changes, spoilt_engine
+from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_conformance.selection import CaseParam
 
 BACKENDS = "paged_mla_conformance.mutants.backends"
@@ -43,7 +44,7 @@ class Kills:
 
     def by(self, kind: str = _NAMED) -> list[str]:
         """Return the groups with that kind of kill."""
-        return [group for group, kinds in self.groups.items() if kind in kinds]
+        return [group for group in SUITE_GROUPS if kind in self.groups.get(group, {})]
 
     @property
     def killed(self) -> bool:
@@ -57,16 +58,26 @@ class Kills:
 
 
 class Recorder:
-    """Pytest plugin that notes kills; a group that has killed is not asked again."""
+    """Pytest plugin that notes kills; what can show nothing new is not asked."""
 
     def __init__(self, kills: Kills, rules: tuple[str, ...]) -> None:
         self._kills = kills
         self._rules = set(rules)
+        self._changes = changes(kills.name)
+        self.tests = 0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Ask the small cases of a group first: most mutants fall to them."""
+        items.sort(key=_size)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip what would show nothing new."""
+        """Skip groups that have killed, and tests of nothing that the mutant does otherwise."""
+        self.tests += 1
         group = marker_of(item).kwargs["group"]
+        if self._changes.isdisjoint(_asks(item)):
+            pytest.skip("the mutant does this as the right backend does")
         if _NAMED in self._kills.groups.get(group, {}):
             pytest.skip("its group has killed the mutant")
 
@@ -89,6 +100,21 @@ class Recorder:
         return _NAMED if named & self._rules else _OTHER
 
 
+def _size(item: pytest.Item) -> int:
+    """Return how much a test asks, for comparison within its group."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if "trial" in params:
+        rows = [row for step in params["trial"].case.steps for row in step]
+        return sum(row.seq_len * row.query_len for row in rows)
+    return params["trace_trial"].scenario.config.token_budget if "trace_trial" in params else 0
+
+
+def _asks(item: pytest.Item) -> set[str]:
+    """Return the ops that a test asks; ranks of a schedule merge what they answer."""
+    marks = marker_of(item).kwargs
+    return {*marks["ops"], *(("merge", SCHEDULES) if marks["group"] == "trace" else ())}
+
+
 def _rules_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the rules a test asks for; failures without a rule of their own name these."""
     param = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
@@ -99,12 +125,21 @@ def _rules_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 def kill(name: str, *chosen: str) -> Kills:
-    """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave."""
+    """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave.
+
+    Raises
+    ------
+    RuntimeError
+        No test was run.
+    """
     kills = Kills(name)
     rules = MUTANTS[name].rules if name in MUTANTS else ()
+    recorder = Recorder(kills, rules)
     started = time.process_time()
     with spoilt_engine(name), _silence():
-        pytest.main(_arguments(name, chosen), plugins=[Recorder(kills, rules)])
+        pytest.main(_arguments(name, chosen), plugins=[recorder])
+    if not recorder.tests:
+        raise RuntimeError(f"the suite was not put to {name}: no test was run")
     kills.seconds = round(time.process_time() - started, 2)
     return kills
 

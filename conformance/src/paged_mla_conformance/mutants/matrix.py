@@ -175,8 +175,9 @@ mutant is a right backend asked for the schedules of a wrong engine. To see one 
 
     python -m paged_mla_conformance --backend paged_mla_conformance.mutants.backends:lse-in-base-2
 
-Reports are named `project#number` (issue or pull request), `project@commit` or `project@file`. The
-rules of a mutant are those it breaks and those by which it shows.
+Reports are named `project#number` (issue or pull request), `project@commit` or `project@file`;
+"akin to" marks a report of something close to the mutant. The rules of a mutant are those it breaks
+and those by which it shows. It is asked only tests of what it does otherwise than a right backend.
 """
 
 _KEY = [

@@ -104,9 +104,9 @@ def named_slot_offsets_wrap_at_2_31(oracle: Oracle) -> Oracle:
 
 
 @breaks(Fault.OFFSET, "S-10", akin="local-inference-lab/b12x#40")
-def named_slots_keep_32_bits(oracle: Oracle) -> Oracle:
-    """A named slot past 2^31 becomes negative and is skipped, or another slot."""
-    return _named(oracle, lambda _p, _b, slots: slots.astype(np.int32).astype(np.int64))
+def named_slots_pass_through_float32(oracle: Oracle) -> Oracle:
+    """Named slots past 2^24 are rounded to a multiple of 2, 4 and so on."""
+    return _named(oracle, lambda _p, _b, slots: slots.astype(np.float32).astype(np.int64))
 
 
 @breaks(Fault.OFFSET, "S-10", cites="vllm-ascend#16775")

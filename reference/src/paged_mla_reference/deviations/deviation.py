@@ -60,7 +60,7 @@ class Deviation:
     citations : tuple of str
         Reports of it, ``project#number`` or ``project@commit``; empty when none is known.
     akin : tuple of str
-        Reports of something close to it, for one of which none is known.
+        Reports of something close to it.
     what : str
         What it does.
     change : callable

@@ -189,6 +189,16 @@ def mask_shifts_wrap_at_32(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
+@breaks(Fault.MASK, *SHOWS, akin="TensorRT-LLM#12962")
+def nodes_past_the_64th_are_cut(oracle: Oracle) -> Oracle:
+    """A line of the mask is one word of 64 bits."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        return [matrix & (np.arange(len(matrix)) < 64) for matrix in matrices]
+
+    return masked(oracle, change)
+
+
 @breaks(Fault.MASK, *SHOWS, akin="sglang#29587")
 def mask_is_transposed(oracle: Oracle) -> Oracle:
     """Nodes see their descendants."""

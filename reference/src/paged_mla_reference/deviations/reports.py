@@ -53,6 +53,7 @@ PROJECTS = {
     "prime-rl": "PrimeIntellect-ai/prime-rl",
     "pypto-lib": "hw-native-sys/pypto-lib",
     "pytorch": "pytorch/pytorch",
+    "qwen38-27b-rtx3090": "syv-ai/qwen38-27b-rtx3090",
     "rMLX": "Pushkinist/rMLX",
     "rtp-llm": "alibaba/rtp-llm",
     "sglang": "sgl-project/sglang",

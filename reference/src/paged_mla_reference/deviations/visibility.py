@@ -197,6 +197,19 @@ def later_query_tiles_are_not_masked(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
+@breaks(Fault.CAUSAL, *READ, cites="qwen38-27b-rtx3090#13")
+def eight_drafts_across_a_tile_are_cut(oracle: Oracle) -> Oracle:
+    """Eight tokens behind a context of 124 modulo 128 see no key of the tile they reach into."""
+
+    def change(_p: Problem, batch: Batch, row: int, seen: Seen) -> Seen:
+        context = context_of(batch, row)
+        if len(seen) != 8 or context % 128 != 124:
+            return seen
+        return only_before(seen, context + 4)
+
+    return seeing(oracle, change)
+
+
 @breaks(Fault.TRUNCATED, *READ_EMPTY, cites="FastDeploy#7727")
 def cached_latents_are_not_read_back(oracle: Oracle) -> Oracle:
     """Chunks see their own tokens and not the context."""

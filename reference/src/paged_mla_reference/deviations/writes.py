@@ -235,7 +235,12 @@ def _storing(oracle: Oracle, change: Callable[[Problem, NDArray[Any]], NDArray[A
 @breaks(Fault.WRITE, "S-10")
 def negative_zero_loses_its_sign(oracle: Oracle) -> Oracle:
     """What is stored was added to 0."""
-    return _storing(oracle, lambda _, x: x + x.dtype.type(0))
+
+    def added(_: Problem, x: NDArray[Any]) -> NDArray[Any]:
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            return np.where(x == 0, x.dtype.type(0), x)
+
+    return _storing(oracle, added)
 
 
 @breaks(Fault.WRITE, "S-10")

@@ -56,6 +56,8 @@ class Scenario:
         ------
         InvalidArgument
         """
+        if self.num_heads is not None and not 1 <= self.num_heads <= 128:
+            raise InvalidArgument("num_heads", self.num_heads, "1 to 128")
         seen: set[str] = set()
         for number, request in enumerate(self.requests):
             if request.id in seen:

@@ -51,7 +51,8 @@ _CHUNKS = Scenario(
 
 _PREFIXES = Scenario(
     name="prefixes",
-    why="hits whose prompts end before, at and after a block edge, and evictions of shared blocks",
+    why="hits whose prompts end before, at and after a block edge, and evictions of shared blocks, "
+    "whose prefix comes again",
     config=EngineConfig(
         block_size=8,
         num_blocks=8,
@@ -68,6 +69,7 @@ _PREFIXES = Scenario(
         request("salted", 2, 2, 8, after=TRUNK[:16], extra_keys=("salt",)),
         request("adapter", 2, 2, 9, after=TRUNK[:16], extra_keys=("adapter-a",)),
         request("crowd", 50, 2, 12),
+        request("evicted", 3, 2, 18, after=TRUNK[:16]),
     ),
 )
 
@@ -197,7 +199,7 @@ _PRODUCTION = Scenario(
     ),
     requests=(
         *(request(f"short-{i}", 1 + i % 5, 3) for i in range(15)),
-        request("long", 1300, 2),
+        request("long", 1300, 8),
         *(request(f"late-{i}", 2 + i % 7, 3, 1) for i in range(16)),
     ),
     num_heads=2,

@@ -80,7 +80,7 @@ CASES = (
     _extend(
         "300-short-chunks",
         "rows past 255, each of one to five tokens behind a context",
-        tuple(Row(20 + i % 50, 1 + i % 5) for i in range(300)),
+        tuple(Row(6 + i % 50, 1 + i % 5) for i in range(300)),
         num_heads=2,
     ),
 )

@@ -80,7 +80,7 @@ MERGES = (
         )
         for which, at, n in (("first", 0, 3), ("second", 1, 3), ("last", 2, 3), ("last", 15, 16))
     ),
-    MergeCase("16384-pairs", "many tokens of many heads", (_P.PLAIN, _P.HOLES), 300, 64),
+    MergeCase("300-tokens", "more tokens than 8 bits count", (_P.PLAIN, _P.HOLES), 300, 4),
     MergeCase("eight", "many splits", (_P.PLAIN,) * 8),
     MergeCase("empty-left", "a prefix chunk without keys", (_P.EMPTY, _P.PLAIN)),
     MergeCase("empty-right", "a suffix without keys", (_P.PLAIN, _P.EMPTY)),

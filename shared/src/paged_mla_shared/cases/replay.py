@@ -88,7 +88,7 @@ CASES = (
         "300-rows-and-back",
         "a full bucket between nearly empty ones",
         _decode(70, 3, 5),
-        _decode(*(1 + i % 140 for i in range(300))),
+        _decode(*(1 + i % 60 for i in range(300))),
         _decode(7, 130, 4),
         num_heads=1,
     ),

@@ -75,7 +75,7 @@ CASES = (
     _chain(
         "q5-26k",
         "the second row of several tokens behind a long context",
-        _uniform(5, 300, 26400, 33000),
+        _uniform(5, 300, 26400),
         num_heads=1,
     ),
     *(

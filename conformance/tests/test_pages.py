@@ -1,0 +1,70 @@
+"""Pages for a stranger with a kernel: the backend on them runs, and no word of them is stale."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from test_runs import run_suite
+
+from paged_mla_reference.backend import CAPABILITIES
+from paged_mla_shared.backend import Backend, Capabilities, Runner
+from paged_mla_shared.problem import Batch
+
+ROOT = Path(__file__).parents[2]
+YOURS = (ROOT / "conformance" / "docs" / "your-backend.md").read_text()
+PROTOCOL = (ROOT / "shared" / "docs" / "protocol.md").read_text()
+WORDS = ("ops", "dtypes", "cache_formats", "masks", "ropes", "features")
+
+
+def first_column(heading: str) -> set[str]:
+    """Return the code words in the first column of the table, or tables, under a heading."""
+    [section] = re.findall(rf"^#+ {heading}\n(.+?)(?=^#|\Z)", PROTOCOL, re.DOTALL | re.MULTILINE)
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {word for cell in cells for word in re.findall(r"`(\w[\w:]*)", cell)}
+
+
+@pytest.mark.parametrize("case", ["decode-bs16-fp32", "mixed-bs16-fp32", "append-padded-rows-fp32"])
+def test_the_backend_of_the_page_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+):
+    """S-20: it is asked what it declares, with the page's own command, and answers right."""
+    [code] = re.findall(r"```python\n(.+?)```", YOURS, re.DOTALL)
+    (tmp_path / "my_mla.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    [command] = re.findall(r"^python -m paged_mla_conformance (.+)$", YOURS, re.MULTILINE)
+    done = run_suite(*command.split(), "--only", case)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 run, 0 skipped" in done.stdout
+
+
+def test_the_backend_of_the_page_is_short():
+    """S-20: as long as a stranger reads."""
+    [code] = re.findall(r"```python\n(.+?)```", YOURS, re.DOTALL)
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("field", WORDS)
+def test_every_word_is_on_the_page(field: str):
+    """S-20: the words that the suite knows, and no other."""
+    assert first_column(field) == getattr(CAPABILITIES, field)
+
+
+def test_words_are_those_of_the_protocol():
+    """S-20: page and protocol name the same ops, masks, ropes and features."""
+    quoted = set(re.findall(r'"([a-z_:]+)"', Capabilities.__doc__))
+    assert quoted == set().union(*map(first_column, ("ops", "masks", "ropes", "features")))
+    assert first_column("Limits") == {field.name for field in fields(Capabilities)} - {*WORDS}
+
+
+@pytest.mark.parametrize(("heading", "protocol"), [("Backend", Backend), ("Runner", Runner)])
+def test_every_member_is_on_the_page(heading: str, protocol: type):
+    """S-20: every call of the protocol, and every array of a batch."""
+    members = {name for name, _ in inspect.getmembers(protocol) if not name.startswith("_")}
+    if heading == "Runner":
+        members |= set(Batch.__dataclass_fields__)
+    assert first_column(heading) == members

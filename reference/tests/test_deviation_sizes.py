@@ -1,0 +1,89 @@
+"""Deviations of a size: right up to it, wrong past it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paged_mla_reference.deviations import ORACLE
+from paged_mla_reference.materialise import materialise
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.problem import Rope, RopePairing
+
+DIMS = MlaDims(1, 2, 4, 2, 2)
+ROPE = Rope(RopePairing.NEOX)
+
+
+def step_bytes(oracle: Oracle, case: Case) -> bytes:
+    """Return everything a step gives: its plan, what it writes and what it answers."""
+    [step] = build_steps(case, DIMS, "float32")
+    batch, before = materialise(step)
+    plan = oracle.metadata(step.problem, batch)
+    written = oracle.append(step.problem, batch, before)
+    answer = oracle.attend(step.problem, batch, RIGHT.append(step.problem, batch, before))
+    parts = (plan.positions, plan.slot_mapping, written.blocks, answer.out, answer.lse)
+    return b"".join(part.tobytes() for part in parts)
+
+
+def decode(keys: int, **others: object) -> Case:
+    """Return one query token of a row of `keys` tokens."""
+    return rows(Row(keys, 1), **others)
+
+
+def rows(*rows: Row, **others: object) -> Case:
+    """Return a step of rows, one head unless it says otherwise."""
+    case = Case(group="decode", name="size", why="", rules=(), rows=rows, num_heads=1)
+    return replace(case, **others)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("keys-past-4096-are-dropped", decode(4096), decode(4097)),
+        ("keys-past-16384-are-dropped", decode(16384), decode(16385)),
+        ("keys-past-32767-are-dropped", decode(32767), decode(32768)),
+        ("only-512-table-entries-are-read", decode(512, block_size=1), decode(513, block_size=1)),
+        ("queries-past-512-are-not-answered", rows(Row(513, 512)), rows(Row(513, 513))),
+        ("tokens-past-512-are-not-written", rows(Row(513, 512)), rows(Row(513, 513))),
+        ("rows-past-256-are-not-answered", rows(*256 * [Row(2, 1)]), rows(*257 * [Row(2, 1)])),
+        ("row-numbers-keep-8-bits", rows(*256 * [Row(2, 1)]), rows(*257 * [Row(2, 1)])),
+        (
+            "token-heads-wrap-at-2-14",
+            rows(Row(128, 128), num_heads=128),
+            rows(Row(129, 129), num_heads=128),
+        ),
+        ("positions-keep-16-bits", decode(65536), decode(65537)),
+        ("planned-lengths-keep-16-bits", decode(65535), decode(65536)),
+        ("rope-table-ends-at-4096", decode(4096, rope=ROPE), decode(4097, rope=ROPE)),
+        ("rope-table-ends-at-65536", decode(65536, rope=ROPE), decode(65537, rope=ROPE)),
+        ("positions-are-rounded-to-bfloat16", decode(257, rope=ROPE), decode(258, rope=ROPE)),
+        ("positions-are-rounded-to-float16", decode(2049, rope=ROPE), decode(2050, rope=ROPE)),
+        ("queries-at-position-0-are-rotated", decode(2, rope=ROPE), decode(1, rope=ROPE)),
+        ("theta-is-one-of-two", decode(9, rope=ROPE), decode(9, rope=replace(ROPE, theta=5e4))),
+        ("the-last-of-5-splits-is-dropped", decode(256), decode(257)),
+        ("the-last-of-7-splits-counts-twice", decode(449), decode(448)),
+        ("the-last-of-16-splits-is-dropped", decode(960), decode(961)),
+        ("block-ids-keep-16-bits", decode(9), decode(9, cache_blocks=2**16 + 9, block_size=1)),
+        ("block-ids-keep-24-bits", decode(9), decode(9, cache_blocks=2**24 + 9, block_size=1)),
+        ("blocks-past-2-16-are-not-read", decode(9), decode(9, cache_blocks=2**16 + 1)),
+        (
+            "named-slots-pass-through-float32",
+            rows(Row(9, 9), explicit_slots=True),
+            rows(Row(9, 9), explicit_slots=True, block_size=256, cache_blocks=2**20),
+        ),
+        ("small-scales-are-raised", decode(9, softmax_scale=0.01), decode(9, softmax_scale=0.009)),
+        ("large-scales-are-cut", decode(9, softmax_scale=2.0), decode(9, softmax_scale=2.1)),
+        ("signalling-nan-becomes-quiet", decode(9), decode(9, odd_values=True)),
+        ("negative-zero-loses-its-sign", decode(9), decode(9, odd_values=True)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_size_is_met_and_passed(name: str, right: Case, wrong: Case):
+    """S-20: no deviation shows before its size, and each shows right past it."""
+    deviant = ORACLE[name].change(RIGHT)
+    assert step_bytes(deviant, right) == step_bytes(RIGHT, right)
+    assert step_bytes(deviant, wrong) != step_bytes(RIGHT, wrong)
