@@ -12,7 +12,7 @@ from paged_mla_conformance import budgets
 from paged_mla_conformance.pattern import describe
 from paged_mla_reference.attention import Answer
 from paged_mla_reference.paging import keys_of_tokens
-from paged_mla_shared.dtypes import dtype_name
+from paged_mla_shared.dtypes import bits, dtype_name
 from paged_mla_shared.layout import CacheLayout
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
@@ -239,6 +239,20 @@ def check_bitwise(rule: str, actual: Output, expected: Output, why: str) -> list
         if a.shape != b.shape or a.tobytes() != b.tobytes():
             raise Mismatch(rule, what, f"bits differ: {why}")
     return [Check(f"bitwise: {why}", 0.0, 0.0)]
+
+
+def check_gathered(
+    actual: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
+) -> list[Check]:
+    """Hold gathered ``ckv`` and ``k_pe`` against what the cache holds, bit for bit (S-1, S-9)."""
+    for what, mine, theirs in zip(("ckv", "k_pe"), actual, expected, strict=True):
+        _same_form(what, mine, theirs.shape, dtype_name(theirs.dtype))
+        wrong = (bits(mine) != bits(theirs)).any(axis=1)
+        if wrong.any():
+            keys = np.flatnonzero(wrong)
+            detail = f"{len(keys)} of {len(wrong)} tokens wrong, {keys[0]} to {keys[-1]}"
+            raise Mismatch("S-1", f"gathered {what}", detail, (int(keys[0]),))
+    return [Check("gathered bytes", 0.0, 0.0)]
 
 
 def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:

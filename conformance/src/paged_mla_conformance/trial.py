@@ -12,7 +12,7 @@ from paged_mla_conformance import compare
 from paged_mla_conformance.compare import Check
 from paged_mla_conformance.sampling import asked_tokens
 from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, slots_to_write
+from paged_mla_reference.cache import append, gather_context, slots_to_write
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import Rounding
@@ -106,6 +106,15 @@ class Trial:
             self.checks += compare.check_bitwise(
                 "S-17", answer, fresh.attend(stage.batch), f"step {number} against a fresh runner"
             )
+
+    def check_gather(self) -> None:
+        """Read every row's cached latents back, bit for bit."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.after)
+            actual = runner.gather_context(stage.batch)
+            expected = gather_context(stage.problem, stage.batch, stage.after)
+            self.checks += compare.check_gathered(actual, expected)
 
     def check_bits_kept(self, stage: Stage, changed: Batch, affected: Sequence[bool]) -> None:
         """Attend to `stage` and to `changed`: exactly the `affected` tokens' bits differ (S-4)."""

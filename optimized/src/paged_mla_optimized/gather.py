@@ -8,18 +8,20 @@ import torch
 import triton
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.device import is_interpreting
 from paged_mla_optimized.kernels.gather import gather_kernel
 from paged_mla_optimized.plan import Plan
 
 _TOKENS_PER_PROGRAM = 16
+_TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
 
 
 def launch_gather(
     config: MlaConfig, plan: Plan, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor
 ) -> None:
     """Write the first ``cu_seqlens_k[B]`` rows of `ckv` and `k_pe`; B and K > 0."""
-    capacity = ckv.shape[0]
-    gather_kernel[(triton.cdiv(capacity, _TOKENS_PER_PROGRAM),)](
+    capacity, constants = ckv.shape[0], gather_constants(config)
+    gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
         cache,
         plan.block_table,
         plan.key_starts,
@@ -32,7 +34,7 @@ def launch_gather(
         plan.num_rows,
         capacity,
         config.block_size,
-        **gather_constants(config),
+        **constants,
     )
 
 
@@ -42,5 +44,5 @@ def gather_constants(config: MlaConfig) -> dict[str, Any]:
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "SEARCH_STEPS": config.search_steps,
-        "TOKENS": _TOKENS_PER_PROGRAM,
+        "TOKENS": _TOKENS_INTERPRETED if is_interpreting() else _TOKENS_PER_PROGRAM,
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
+from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import bits, largest_below, numpy_dtype
 from paged_mla_shared.problem import Batch, Mask, Problem
@@ -88,7 +88,7 @@ def _build_step(
         ckv=ckv,
         k_pe=k_pe,
         mask=_trees(case.tree, query_lens, rng) if case.mask is Mask.TREE else None,
-        slot_mapping=_slots(problem, table, rows, tokens, rng) if case.explicit_slots else None,
+        slot_mapping=_slots(case, problem, table, rows, tokens, rng=rng),
     )
     return Step(
         problem=problem,
@@ -181,21 +181,30 @@ def _block_table(
 
 
 def _slots(
+    case: Case,
     problem: Problem,
     table: NDArray[np.int32],
     rows: tuple[Row, ...],
     tokens: int,
+    *,
     rng: np.random.Generator,
-) -> NDArray[np.int64]:
-    """Return distinct slots of live blocks in random order, every third token skipped."""
+) -> NDArray[np.int64] | None:
+    """Return distinct slots of live blocks in the order of the case, ``None`` if it names none."""
+    if not case.explicit_slots:
+        return None
     counts = [-(-row.seq_len // problem.block_size) for row in rows]
     used = [table[b, :n] for b, n in enumerate(counts)]
     live = np.concatenate([np.zeros(0, np.int64), *used])
     _, first = np.unique(live, return_index=True)
     live = live[np.sort(first)]  # blocks that rows share, once
     slots = (live[:, None] * problem.block_size + np.arange(problem.block_size)).ravel()
-    chosen = rng.permutation(slots)[:tokens]
     mapping = np.full(tokens, -1, np.int64)
+    if case.slot_order is SlotOrder.SWAPPED:
+        middle = tokens // 2
+        slots[[middle, middle + 1]] = slots[[middle + 1, middle]]
+        mapping[:] = slots[:tokens]
+        return mapping
+    chosen = rng.permutation(slots)[:tokens]
     mapping[: len(chosen)] = chosen
     mapping[2::3] = -1
     return mapping

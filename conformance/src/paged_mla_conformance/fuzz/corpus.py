@@ -107,7 +107,7 @@ def _check_rows(rows: tuple[Row, ...]) -> None:
 
 
 def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
-    """Ask one case: every step, then each of them again on a fresh runner.
+    """Ask one case: every step, then each of them again on a fresh runner, and what it gathers.
 
     With slots of its own a step does not fill the rows that it reads, so only its write is asked.
 
@@ -120,3 +120,5 @@ def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
         trial.check_append()
     else:
         trial.check_replay()
+        if "gather_context" in backend.capabilities.ops:
+            trial.check_gather()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
+from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 _LONGEST = 33_000
@@ -42,8 +42,8 @@ def production_case(number: int) -> Case:
         mask_spelling=rng.choice(list(MaskSpelling)),
         tree=rng.choice(list(Tree)),
         rope=_rope(rng) if way is far_positions or rng.random() < 0.4 else None,
-        padded_tokens=rng.choice((0, 0, 3, 17)),
-        query_scale=1.0 if scale is None else min(0.2 / scale, 100.0),
+        padded_tokens=rng.choice((0, 0, 3, 17, 520)),
+        query_scale=rng.choice((1.0, 8.0)) if scale is None else min(0.2 / scale, 100.0),
         softmax_scale=scale,
         table_tail=rng.choice(list(TableTail)),
         table_width=rng.choice((0, 3, 40)),
@@ -51,6 +51,7 @@ def production_case(number: int) -> Case:
         block_padding=rng.choice((0, 0, 96)),
         strided_inputs=rng.random() < 0.25,
         explicit_slots=way is many_tokens,
+        slot_order=rng.choice(list(SlotOrder)),
         cache_blocks=2**16 + 999 if way is high_blocks else 0,
     )
 

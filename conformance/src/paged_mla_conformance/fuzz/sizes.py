@@ -22,6 +22,7 @@ class Size(StrEnum):
     QUERIES_512 = "more than 512 queries behind a context"
     TOKENS_512 = "more than 512 tokens written to slots by name"
     ROWS_256 = "more than 256 rows"
+    PADDING_512 = "more than 512 padded tokens"
     PADDED_AMONG_MANY = "padded rows among more than 64"
     LONG_BESIDE_MANY = "a chunk of more than 256 beside more than 32 rows"
     PAIRS_16K = "more than 16384 pairs of token and head"
@@ -53,6 +54,7 @@ def sizes_of(case: Case) -> set[Size]:
     found = {size for step in case.steps for size in _of_rows(step, case)}
     reached = {
         Size.HEADS_ODD: (h := problem.dims.num_heads) > 8 and h & (h - 1) != 0,
+        Size.PADDING_512: case.padded_tokens > 512,
         Size.BLOCK_IDS_64K: problem.num_blocks > 2**16,
         Size.THETA: rope is not None and rope.theta != 10000,
         Size.MAGNITUDE: bool(yarn and yarn.mscale != yarn.mscale_all_dim),

@@ -21,7 +21,7 @@ from paged_mla_shared.cases import (
     siblings,
     verify,
 )
-from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
+from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.cases.merge import MERGES, MergeCase
 
 GROUPS: dict[str, tuple[Case, ...]] = {
@@ -47,4 +47,4 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     )
 }
 
-__all__ = ["GROUPS", "MERGES", "Case", "MergeCase", "Row", "TableTail", "Tree"]
+__all__ = ["GROUPS", "MERGES", "Case", "MergeCase", "Row", "SlotOrder", "TableTail", "Tree"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Case, Row, SlotOrder
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
 
@@ -22,6 +22,7 @@ def _append(
     block_padding: int = 0,
     strided_inputs: bool = False,
     explicit_slots: bool = False,
+    slot_order: SlotOrder = SlotOrder.SHUFFLED,
     cache_blocks: int = 0,
     cache_elements: int = 0,
     odd_values: bool = False,
@@ -40,6 +41,7 @@ def _append(
         block_padding=block_padding,
         strided_inputs=strided_inputs,
         explicit_slots=explicit_slots,
+        slot_order=slot_order,
         cache_blocks=cache_blocks,
         cache_elements=cache_elements,
         odd_values=odd_values,
@@ -56,6 +58,13 @@ CASES = (
     _append("padded-rows", "padded rows write nothing", (Row(0, 3), Row(70, 6), Row(0, 1))),
     _append("idle", "an idle step leaves every byte", (Row(0, 1), Row(0, 2))),
     _append("explicit-slots", "the engine's own slots, -1 skipped", explicit_slots=True),
+    _append(
+        "explicit-slots-swapped",
+        "named slots that look like a run from its ends",
+        (Row(60, 60),),
+        explicit_slots=True,
+        slot_order=SlotOrder.SWAPPED,
+    ),
     _append(
         "explicit-slots-bs1", "one token per block, -1 skipped", explicit_slots=True, block_size=1
     ),

@@ -34,6 +34,13 @@ class TableTail(StrEnum):
     ZERO = "zero"
 
 
+class SlotOrder(StrEnum):
+    """In which order a step names its slots."""
+
+    SHUFFLED = "shuffled"  # any slots of live blocks, every third token without one
+    SWAPPED = "swapped"  # the first slots in order, but for two in the middle
+
+
 class Tree(StrEnum):
     """Shape of each row's draft tree."""
 
@@ -70,6 +77,8 @@ class Case:
         Extra columns past the longest row.
     token_padding, block_padding : int
         Elements, not bytes, between tokens and between blocks of the cache.
+    explicit_slots : bool
+        The step names its slots, in `slot_order`.
     strided_inputs : bool
         Queries, latents and the block table arrive as strided views of poisoned arrays.
     cache_elements, cache_blocks : int
@@ -104,6 +113,7 @@ class Case:
     block_padding: int = 0
     strided_inputs: bool = False
     explicit_slots: bool = False
+    slot_order: SlotOrder = SlotOrder.SHUFFLED
     cache_elements: int = 0
     cache_blocks: int = 0
     odd_values: bool = False

@@ -44,9 +44,9 @@ CASES = (
     _gather("empty-rows", "padded rows contribute nothing", (Row(0, 0), Row(70, 1), Row(0, 0))),
     _gather("shared", "rows that share blocks", (Row(140, 4), Row(131, 2, shares_prefix_of=0))),
     _gather(
-        "300-rows-4k",
+        "300-rows-33k",
         "offsets of many rows, one of them long",
-        (*(Row(i % 23, i % 2) for i in range(200)), Row(4200, 1), *(Row(3, 1) for _ in range(99))),
+        (*(Row(i % 23, i % 2) for i in range(200)), Row(33001, 1), *(Row(3, 1) for _ in range(99))),
     ),
     *(
         _gather(

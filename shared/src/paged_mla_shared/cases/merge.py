@@ -93,4 +93,6 @@ MERGES = (
     MergeCase("high", "weights of scores near 1e4", (_P.HIGH, _P.HIGH)),
     MergeCase("low", "weights of scores near -1e4", (_P.LOW, _P.LOW)),
     MergeCase("far-apart", "a partial that weighs nothing beside another", (_P.HIGH, _P.LOW)),
+    MergeCase("far-apart-rising", "the largest comes last", (_P.LOW, _P.HIGH)),
+    MergeCase("rising-by-far", "each larger by far", (_P.EMPTY_NAN, _P.LOW, _P.PLAIN, _P.HIGH)),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_mla_shared.cases.case import Case, Row, TableTail
+from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
 from paged_mla_shared.problem import Mask
@@ -17,6 +17,7 @@ def _metadata(
     *,
     block_size: int = 64,
     mask: Mask = Mask.CAUSAL,
+    tree: Tree = Tree.RANDOM,
     padded_tokens: int = 0,
     table_tail: TableTail = TableTail.INT32_MAX,
     cache_blocks: int = 0,
@@ -31,6 +32,7 @@ def _metadata(
         num_heads=1,
         block_size=block_size,
         mask=mask,
+        tree=tree,
         padded_tokens=padded_tokens,
         table_tail=table_tail,
         cache_blocks=cache_blocks,
@@ -56,6 +58,16 @@ CASES = (
     ),
     _metadata(
         "tree", "positions follow depth, slots the index", (Row(70, 8), Row(5, 5)), mask=Mask.TREE
+    ),
+    *(
+        _metadata(
+            f"tree-{tree}",
+            "depths of a tree as deep, and as flat, as its nodes allow",
+            (Row(130, 64), Row(0, 2), Row(40, 40)),
+            mask=Mask.TREE,
+            tree=tree,
+        )
+        for tree in (Tree.CHAIN, Tree.STAR)
     ),
     _metadata("padded-rows", "padded rows have no slot", (Row(0, 3), Row(70, 2), Row(0, 1))),
     _metadata(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, Rope, RopePairing, Yarn
 
 GROUP = "rope"
@@ -24,6 +24,7 @@ def _rope(
     theta: float = 10000.0,
     yarn: Yarn | None = None,
     num_heads: int = 6,
+    tree: Tree = Tree.RANDOM,
 ) -> Case:
     return Case(
         group=GROUP,
@@ -33,6 +34,7 @@ def _rope(
         rows=rows,
         num_heads=num_heads,
         mask=mask,
+        tree=tree,
         rope=Rope(pairing, theta=theta, yarn=yarn),
     )
 
@@ -64,6 +66,8 @@ CASES = (
               (Row(40, 9), Row(5000, 3)), yarn=UNEQUAL, num_heads=2)
         for pairing in RopePairing
     ),
+    _rope(RopePairing.NEOX, "deep-tree", "positions follow depth however deep", (Row(130, 40),),
+          Mask.TREE, tree=Tree.CHAIN, num_heads=2),
     _rope(RopePairing.INTERLEAVED, "131072", "positions up to the longest context served",
           (Row(131072, 2), Row(4097, 1)), num_heads=1),
     _rope(RopePairing.NEOX, "yarn-33k", "positions past 2^15, far past the original context",
