@@ -39,7 +39,7 @@ def test_small_cases_reach_none():
     """The classes are about size: a case of two short rows is in none of them."""
     small = replace(
         production_case(0), rows=(Row(70, 1), Row(9, 2)), then=(), num_heads=4, rope=None,
-        softmax_scale=None, cache_blocks=0, explicit_slots=False,
+        softmax_scale=None, cache_blocks=0, explicit_slots=False, padded_tokens=0,
     )  # fmt: skip
     assert sizes_of(small) == set()
 

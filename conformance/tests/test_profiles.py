@@ -161,5 +161,14 @@ def test_an_unknown_profile_is_a_usage_error():
     """The message lists those there are."""
     done = run_suite("--backend", "causal_only:create", "--profile", "trt")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "allowed: contract, " in done.stderr
+    assert "allowed: base-2, contract, " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_profile_that_leaves_out_nothing_known_is_a_usage_error(tmp_path: Path):
+    """A misspelt case would be asked without a word."""
+    path = tmp_path / "mine.toml"
+    path.write_text('left_out = ["layouts-strided-input"]')
+    done = run_suite("--backend", "causal_only:create", "--profile", str(path))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "left_out has no group or case ['layouts-strided-input']" in done.stderr

@@ -33,6 +33,7 @@ from paged_mla_conformance.selection import (
     CaseParam,
     Skip,
     TraceParam,
+    check_left_out,
     params_of_group,
     trace_params,
     why_left_out,
@@ -71,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--mla-expected-failures")
     try:
         profile = load_profile(config.getoption("--mla-profile"))
+        check_left_out(profile)
         config.stash[EXPECTED] = load_expected_failures(path) if path else {}
     except (OSError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error

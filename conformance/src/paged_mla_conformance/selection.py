@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paged_mla_conformance.bending import bent_case, bent_scenario
-from paged_mla_conformance.profile import Run
+from paged_mla_conformance.convention import Profile
+from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
@@ -115,6 +116,19 @@ def why_skip_op(run: Run, op: str) -> Skip | None:
     if op in capabilities.ops | capabilities.features:
         return None
     return _skip(run, [f"{op} not declared"])
+
+
+def check_left_out(profile: Profile) -> None:
+    """Refuse a profile that leaves out what is not there.
+
+    Raises
+    ------
+    ValueError
+    """
+    known = {*SUITE_GROUPS, *(case.id for cases in GROUPS.values() for case in cases)}
+    unknown = sorted(set(profile.left_out) - known)
+    if unknown:
+        raise ValueError(f"profile {profile.name}: left_out has no group or case {unknown}")
 
 
 def why_left_out(run: Run, group: str, case: str | None) -> Skip | None:
