@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from planted.bugs import BUGS
 from planted.page import Finding, page
+from planted.sets import BUGS, SETS
 from planted.trial import ask_search, ask_suite
 
 
@@ -15,12 +15,14 @@ def main() -> int:
     """Ask for every bug named; return 0 when each was caught."""
     parser = argparse.ArgumentParser(prog="planted", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="bugs (default: all)")
+    parser.add_argument("--set", choices=[*SETS, "both"], default="both", help="of bugs")
     parser.add_argument("--fuzz-minutes", type=float, default=1.0, help="of search for a survivor")
     parser.add_argument("--page", type=Path, metavar="MD", help="write the table of this run")
     options = parser.parse_args()
-    unknown = sorted(set(options.names) - set(BUGS))
+    bugs = SETS.get(options.set, BUGS)
+    unknown = sorted(set(options.names) - set(bugs))
     if unknown:
-        parser.error(f"names: got {', '.join(unknown)}; allowed: {', '.join(BUGS)}")
+        parser.error(f"names: got {', '.join(unknown)}; allowed: {', '.join(bugs)}")
     if options.fuzz_minutes < 0:
         parser.error(f"--fuzz-minutes: got {options.fuzz_minutes}; allowed: >= 0")
     wrong = ask_suite("planted.torch_backend:create")
@@ -28,7 +30,7 @@ def main() -> int:
         print(f"the right backend fails {wrong.by}: {wrong.said}")
         return 1
     findings = []
-    for name in options.names or BUGS:
+    for name in options.names or bugs:
         findings.append(_ask(name, options.fuzz_minutes))
         print(findings[-1].line, flush=True)
     survivors = [f.name for f in findings if not (f.by_suite or f.by_search)]
@@ -39,7 +41,7 @@ def main() -> int:
 
 
 def _ask(name: str, minutes: float) -> Finding:
-    factory = f"planted.bugs:{name}"
+    factory = f"planted.sets:{name}"
     by_suite = ask_suite(factory)
     by_search = None if by_suite or not minutes else ask_search(factory, minutes)
     return Finding(name=name, bug=BUGS[name], by_suite=by_suite, by_search=by_search)

@@ -10,9 +10,7 @@ the order of the classes; the range stands in the draw.
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from torch import Tensor
 
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Output, Problem, Rope, Yarn
 from planted.indexing import Row
-from planted.torch_backend import TorchBackend, TorchRunner
+from planted.torch_backend import TorchRunner
 
 _draws = random.Random(20261122)
 draw, choice = _draws.randint, _draws.choice
@@ -385,16 +383,3 @@ class AssumedStrides(TorchRunner):
             dense = np.empty(q_pe.shape, q_pe.dtype).strides
             batch = replace(batch, q_pe=np.lib.stride_tricks.as_strided(q_pe, strides=dense))
         return super().queries(batch, row)
-
-
-BUGS = {
-    re.sub("(?<!^)(?=[A-Z])", "-", bug.__name__).lower(): bug
-    for bug in TorchRunner.__subclasses__()
-}
-
-
-def __getattr__(name: str) -> partial[TorchBackend]:
-    """Return the factory of the backend with the bug `name`."""
-    if name not in BUGS:
-        raise AttributeError(name)
-    return partial(TorchBackend, BUGS[name])

@@ -6,25 +6,28 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planted.sets import SETS
 from planted.torch_backend import TorchRunner
 from planted.trial import Catch
 
 HEAD = """# Planted bugs
 
-A blind trial. [The bugs](../planted/bugs.py) were written from the rules, without sight of any
-case, mutant or vector; their thresholds are drawn at random inside the envelope that file names.
-The [backend](../planted/torch_backend.py) they are planted in conforms. Each is put to the suite in
-float32 up to the first failure, and what survives to {minutes:g} minutes of the search.
+A blind trial. The bugs, [a first set](../planted/bugs.py) and [a second](../planted/bugs_again.py),
+were written from the rules, without sight of any case, mutant or vector, each set before it was put
+to the suite; their thresholds are drawn at random inside the envelope that the first file names.
+The cases that survivors of the first set led to were added before the second was asked: the first
+is blind to them no longer. The [backend](../planted/torch_backend.py) that holds the bugs conforms.
+Each is put to the suite in float32 up to the first failure, and what survives to the search
+({minutes:g} min).
 
 ```
 PYTHONPATH=conformance python -m planted --fuzz-minutes {minutes:g} \\
     --page conformance/docs/planted.md
 ```
 
-Of {bugs} bugs the suite caught {suite}, the search {search}; {survivors} survived.
-
-| bug | what it does | caught by | rule | seconds |
-|---|---|---|---|---|
+{counts}
+| set | bug | what it does | caught by | rule | seconds |
+|---|---|---|---|---|---|
 """
 
 
@@ -38,6 +41,11 @@ class Finding:
     by_search: Catch | None
 
     @property
+    def set(self) -> str:
+        """The set it is from."""
+        return next(name for name, bugs in SETS.items() if self.name in bugs)
+
+    @property
     def line(self) -> str:
         """Its line of the table."""
         catch = self.by_suite or self.by_search
@@ -46,7 +54,7 @@ class Finding:
         else:
             by = f"`{catch.by}`" if self.by_suite else f"search: {catch.by}"
             found = [by, catch.rule, f"{catch.seconds:.0f}"]
-        return "| " + " | ".join([f"`{self.name}`", self._what(), *found]) + " |"
+        return "| " + " | ".join([self.set, f"`{self.name}`", self._what(), *found]) + " |"
 
     def _what(self) -> str:
         drawn = [f"{k} = {v}" for k, v in vars(self.bug).items() if isinstance(v, int)]
@@ -56,13 +64,17 @@ class Finding:
 
 def page(findings: Sequence[Finding], minutes: float) -> str:
     """Return the page as Markdown."""
+    counts = ""
+    for name in SETS:
+        asked = [finding for finding in findings if finding.set == name]
+        counts += _count(name, asked) if asked else ""
+    head = HEAD.format(minutes=minutes, counts=counts)
+    return head + "".join(f"{finding.line}\n" for finding in findings)
+
+
+def _count(name: str, findings: Sequence[Finding]) -> str:
     suite = sum(f.by_suite is not None for f in findings)
     search = sum(f.by_search is not None for f in findings)
-    head = HEAD.format(
-        minutes=minutes,
-        bugs=len(findings),
-        suite=suite,
-        search=search,
-        survivors=len(findings) - suite - search,
-    )
-    return head + "".join(f"{finding.line}\n" for finding in findings)
+    caught = f"the suite caught {suite}, the search {search}"
+    survivors = len(findings) - suite - search
+    return f"- Of {len(findings)} bugs of the {name} set {caught}; {survivors} survived.\n"
