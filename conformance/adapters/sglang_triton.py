@@ -55,12 +55,19 @@ class SglangDecode:
 
     def __init__(self, module: ModuleType) -> None:
         self._launch = module.decode_attention_fwd
+        self._strides = getattr(module, "_extract_kv_strides", lambda *_: None)
         self._parameters = inspect.signature(self._launch).parameters
 
     @property
     def takes_pages(self) -> bool:
-        """Whether pages may lie apart."""
-        return "page_size" in self._parameters
+        """Whether pages may lie apart: releases before and after those that take them do not."""
+        if "page_size" not in self._parameters:
+            return False
+        try:
+            self._strides(torch.empty(1, 1, 1, 1), 1)
+        except ValueError:
+            return False
+        return True
 
     def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch it on buffers of NaN."""

@@ -54,6 +54,7 @@ def answers(runner, batch):
     return [*found, runner.read_cache(np.arange(PROBLEM.num_blocks))]
 
 
+@pytest.mark.filterwarnings("default")  # compilers deprecate parts of themselves
 @pytest.mark.parametrize("name", ["graphed", "compiled"])
 def test_bits_are_those_of_eager_steps(name):
     """S-17: positions, slots, answers and the cache, batch after batch on one runner."""
