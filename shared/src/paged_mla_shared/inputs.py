@@ -61,7 +61,7 @@ def _build_step(
     query_lens = np.array([row.query_len for row in rows], np.int64)
     live_tokens = int(query_lens.sum())
     tokens = live_tokens + case.padded_tokens
-    context_ckv, context_k_pe = _contexts(problem, rows, rng)
+    context_ckv, context_k_pe = _contexts(problem, rows, rng, case.latent_scale)
 
     real = np.zeros(tokens, bool)  # tokens some rule lets one read
     real[:live_tokens] = np.repeat([row.seq_len > 0 for row in rows], query_lens)
@@ -74,7 +74,8 @@ def _build_step(
     table = _block_table(case, problem, rows, rng)
     q_nope = tensor(dims.num_heads, dims.kv_lora_rank, scale=case.query_scale)
     q_pe = tensor(dims.num_heads, dims.qk_rope_head_dim, scale=case.query_scale)
-    ckv, k_pe = tensor(dims.kv_lora_rank), tensor(dims.qk_rope_head_dim)
+    ckv = tensor(dims.kv_lora_rank, scale=case.latent_scale)
+    k_pe = tensor(dims.qk_rope_head_dim)
     if case.odd_values:
         _put_odd_values(ckv)
         _put_odd_values(k_pe)
@@ -126,12 +127,13 @@ def _put_odd_values(values: NDArray[Any]) -> None:
 
 
 def _contexts(
-    problem: Problem, rows: tuple[Row, ...], rng: np.random.Generator
+    problem: Problem, rows: tuple[Row, ...], rng: np.random.Generator, scale: float
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     ckv: list[NDArray[Any]] = []
     k_pe: list[NDArray[Any]] = []
     for row in rows:
-        ckv.append(_normal(rng, (row.context_len, problem.dims.kv_lora_rank), problem.dtype))
+        latents = (row.context_len, problem.dims.kv_lora_rank)
+        ckv.append(_normal(rng, latents, problem.dtype, scale))
         k_pe.append(_normal(rng, (row.context_len, problem.dims.qk_rope_head_dim), problem.dtype))
         if row.shares_prefix_of is not None:
             shared = _shared_blocks(row, rows, problem.block_size) * problem.block_size
@@ -199,10 +201,15 @@ def _slots(
     live = live[np.sort(first)]  # blocks that rows share, once
     slots = (live[:, None] * problem.block_size + np.arange(problem.block_size)).ravel()
     mapping = np.full(tokens, -1, np.int64)
-    if case.slot_order is SlotOrder.SWAPPED:
-        middle = tokens // 2
-        slots[[middle, middle + 1]] = slots[[middle + 1, middle]]
-        mapping[:] = slots[:tokens]
+    if case.slot_order is SlotOrder.NONE:
+        return mapping
+    if case.slot_order is not SlotOrder.SHUFFLED:
+        middle = min(tokens, len(slots)) // 2
+        if case.slot_order is SlotOrder.DESCENDING:
+            slots = slots[::-1]
+        elif middle:
+            slots[[middle - 1, middle]] = slots[[middle, middle - 1]]
+        mapping[: len(slots)] = slots[:tokens]
         return mapping
     chosen = rng.permutation(slots)[:tokens]
     mapping[: len(chosen)] = chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from paged_mla_conformance.collector import SKIP
 from paged_mla_conformance.forms import FORMS, Form, halves
 from paged_mla_conformance.selection import Skip
 from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_reference.cache import slots_to_write
+from paged_mla_reference.paging import NO_SLOT
 from paged_mla_shared.inputs import Step, build_steps
 from paged_mla_shared.problem import Output
 
@@ -44,6 +47,16 @@ def test_split(trial: Trial) -> None:
     merged = runner.merge([Output(a.out.astype(np.float32), a.lse) for a in answers])
     every = np.arange(stage.batch.num_tokens)
     trial.check_same("S-8", stage, every, whole, merged)
+
+
+def test_named_slots(trial: Trial) -> None:
+    """S-1, S-10: attention looks keys up in the table, whatever slots a step names for its own."""
+    [stage] = trial.stages()
+    named = np.roll(slots_to_write(stage.problem, stage.batch), 1)
+    runner = trial.prepare()
+    for slots in (named, np.full_like(named, NO_SLOT)):
+        runner.load_cache(stage.after)
+        trial.attend(runner, replace(stage, batch=replace(stage.batch, slot_mapping=slots)))
 
 
 def test_order(trial: Trial) -> None:

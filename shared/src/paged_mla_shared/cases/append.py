@@ -25,6 +25,7 @@ def _append(
     slot_order: SlotOrder = SlotOrder.SHUFFLED,
     cache_blocks: int = 0,
     cache_elements: int = 0,
+    spare: int = 1,
     odd_values: bool = False,
     fixed: tuple[str, ...] = (),
 ) -> Case:
@@ -44,6 +45,7 @@ def _append(
         slot_order=slot_order,
         cache_blocks=cache_blocks,
         cache_elements=cache_elements,
+        spare=spare,
         odd_values=odd_values,
         fixed=fixed,
     )
@@ -68,6 +70,21 @@ CASES = (
     _append(
         "explicit-slots-bs1", "one token per block, -1 skipped", explicit_slots=True, block_size=1
     ),
+    *(
+        _append(
+            f"explicit-slots-{order}",
+            "named slots in this order",
+            explicit_slots=True,
+            slot_order=order,
+            padded_tokens=2,
+        )
+        for order in (SlotOrder.DESCENDING, SlotOrder.NONE)
+    ),
+    *(
+        _append(f"bs{bs}", "slots at a block size that is no power of two", block_size=bs)
+        for bs in (3, 48, 100)
+    ),
+    _append("spare-capacity", "an instance far larger than its step", spare=9),
     _append("block-padding", "gaps between blocks stay as they were", block_padding=128),
     _append("token-padding", "gaps between tokens stay as they were", token_padding=32),
     _append("strided-inputs", "latents as views", strided_inputs=True),

@@ -39,6 +39,8 @@ class SlotOrder(StrEnum):
 
     SHUFFLED = "shuffled"  # any slots of live blocks, every third token without one
     SWAPPED = "swapped"  # the first slots in order, but for two in the middle
+    DESCENDING = "descending"  # the last slots first, no token without one
+    NONE = "none"  # no token has one
 
 
 class Tree(StrEnum):
@@ -83,6 +85,10 @@ class Case:
         Queries, latents and the block table arrive as strided views of poisoned arrays.
     cache_elements, cache_blocks : int
         Lower bounds on the cache's size; live blocks are placed at its top.
+    spare : int
+        Capacities of the problem are this many times what the steps need, as an engine's are.
+    latent_scale : float
+        Factor on the latents, cached ones and the step's.
     odd_values : bool
         The step's latents and keys hold -0.0, signalling NaN, infinities and subnormals.
     features : tuple of str
@@ -116,6 +122,8 @@ class Case:
     slot_order: SlotOrder = SlotOrder.SHUFFLED
     cache_elements: int = 0
     cache_blocks: int = 0
+    spare: int = 1
+    latent_scale: float = 1.0
     odd_values: bool = False
     features: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
@@ -173,16 +181,15 @@ class Case:
             num_blocks=max(
                 2 * needed + 3, -(-self.cache_elements // block_elements), self.cache_blocks
             ),
-            max_rows=max(1, *map(len, self.steps)),
-            max_query_tokens=max(
-                1, *(n + self.padded_tokens for n in map(_query_tokens, self.steps))
-            ),
-            max_model_len=max(longest, 1),
+            max_rows=self.spare * max(1, *map(len, self.steps)),
+            max_query_tokens=self.spare
+            * max(1, *(n + self.padded_tokens for n in map(_query_tokens, self.steps))),
+            max_model_len=self.spare * max(longest, 1),
             softmax_scale=self.softmax_scale
             or (dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
             mask=self.mask,
             mask_spelling=self.mask_spelling,
-            max_draft_tokens=self.max_query_len if tree else 0,
+            max_draft_tokens=self.spare * self.max_query_len if tree else 0,
             rope=self.rope,
             token_padding=self.token_padding * itemsize,
             block_padding=self.block_padding * itemsize,

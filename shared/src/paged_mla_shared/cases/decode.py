@@ -25,6 +25,8 @@ def _decode(
     block_size: int = 64,
     query_scale: float = 1.0,
     softmax_scale: float | None = None,
+    latent_scale: float = 1.0,
+    spare: int = 1,
     fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
@@ -37,6 +39,8 @@ def _decode(
         block_size=block_size,
         query_scale=query_scale,
         softmax_scale=softmax_scale,
+        latent_scale=latent_scale,
+        spare=spare,
         fixed=fixed,
     )
 
@@ -97,6 +101,30 @@ CASES = (
         "a scale that no kernel would choose by itself",
         (1, 65, 130),
         softmax_scale=0.3,
+    ),
+    *(
+        _decode(
+            f"bs{bs}",
+            "block sizes that are no power of two",
+            (*block_edges(bs), 5 * bs + 1),
+            num_heads=3,
+            block_size=bs,
+        )
+        for bs in (3, 17, 48, 100)
+    ),
+    *(
+        _decode(
+            f"latents-{scale:g}",
+            "values far from 1 in either direction",
+            (1, 65, 130),
+            num_heads=3,
+            query_scale=1 / scale,
+            latent_scale=scale,
+        )
+        for scale in (1e-2, 200.0)
+    ),
+    _decode(
+        "spare-capacity", "an instance far larger than its step", (1, 65, 700), num_heads=8, spare=9
     ),
     *(
         _decode(

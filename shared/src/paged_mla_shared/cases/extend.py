@@ -14,6 +14,7 @@ def _extend(
     *,
     num_heads: int | None = None,
     block_size: int = 64,
+    spare: int = 1,
     fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
@@ -24,6 +25,7 @@ def _extend(
         rows=rows,
         num_heads=num_heads,
         block_size=block_size,
+        spare=spare,
         fixed=fixed,
     )
 
@@ -74,6 +76,32 @@ CASES = (
         num_heads=1,
     ),
     _extend("33k-keys", "a few queries past 2^15 keys", (Row(33003, 7), Row(70, 9)), num_heads=1),
+    *(
+        _extend(
+            f"h{h}-q{q}",
+            "heads and queries whose product is no tile multiple, in several rows",
+            (Row(70 + q, q), Row(q, q), Row(130, q)),
+            num_heads=h,
+        )
+        for h, q in ((3, 5), (5, 6), (6, 11), (12, 7), (20, 3), (24, 5), (40, 3), (96, 2))
+    ),
+    *(
+        _extend(
+            f"bs{bs}",
+            "chunks over blocks of no power of two",
+            (Row(bs + 5, 5), Row(7 * bs + 1, min(2 * bs + 1, 40))),
+            num_heads=2,
+            block_size=bs,
+        )
+        for bs in (3, 48)
+    ),
+    _extend(
+        "spare-capacity",
+        "an instance far larger than its step",
+        (Row(40, 9), Row(200, 2)),
+        num_heads=5,
+        spare=9,
+    ),
     _extend(
         "many-pairs", "more than 16384 pairs of token and head", (Row(140, 130),), num_heads=128
     ),

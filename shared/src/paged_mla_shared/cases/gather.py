@@ -14,6 +14,11 @@ def _gather(
     block_size: int = 64,
     *,
     cache_elements: int = 0,
+    token_padding: int = 0,
+    block_padding: int = 0,
+    strided_inputs: bool = False,
+    spare: int = 1,
+    then: tuple[tuple[Row, ...], ...] = (),
     fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
@@ -25,6 +30,11 @@ def _gather(
         num_heads=1,
         block_size=block_size,
         cache_elements=cache_elements,
+        token_padding=token_padding,
+        block_padding=block_padding,
+        strided_inputs=strided_inputs,
+        spare=spare,
+        then=then,
         fixed=fixed,
     )
 
@@ -42,6 +52,25 @@ CASES = (
     ),
     _gather("no-hit", "no row has cached tokens", (Row(5, 5), Row(9, 9))),
     _gather("empty-rows", "padded rows contribute nothing", (Row(0, 0), Row(70, 1), Row(0, 0))),
+    *(
+        _gather(f"bs{bs}", "blocks of no power of two", (Row(4 * bs + 1, 2), Row(7, 7)), bs)
+        for bs in (3, 48)
+    ),
+    _gather(
+        "strided",
+        "tokens and blocks apart, the table a view",
+        (Row(140, 4), Row(9, 1)),
+        token_padding=32,
+        block_padding=64,
+        strided_inputs=True,
+    ),
+    _gather(
+        "again",
+        "longer, shorter and other rows on one runner",
+        (Row(70, 1), Row(9, 1)),
+        then=((Row(700, 1),), (Row(0, 0), Row(5, 5), Row(64, 1)), (Row(70, 1), Row(9, 1))),
+        spare=3,
+    ),
     _gather("shared", "rows that share blocks", (Row(140, 4), Row(131, 2, shares_prefix_of=0))),
     _gather(
         "300-rows-33k",

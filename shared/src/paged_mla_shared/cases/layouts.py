@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paged_mla_shared.cases.case import Case, Row, TableTail
+from paged_mla_shared.problem import Mask
 
 GROUP = "layouts"
 
@@ -22,6 +23,7 @@ def _layout(
     table_tail: TableTail = TableTail.INT32_MAX,
     table_width: int = 3,
     num_heads: int = 6,
+    mask: Mask = Mask.CAUSAL,
     fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
@@ -31,6 +33,7 @@ def _layout(
         rules=("S-1", "S-9"),
         rows=rows,
         num_heads=num_heads,
+        mask=mask,
         block_size=block_size,
         token_padding=token_padding,
         block_padding=block_padding,
@@ -77,6 +80,14 @@ CASES = (
         strided_inputs=True,
         table_width=0,
         num_heads=1,
+    ),
+    _layout(
+        "strided-tree",
+        "views beside a mask",
+        rows=(Row(70, 8), Row(140, 12)),
+        token_padding=32,
+        strided_inputs=True,
+        mask=Mask.TREE,
     ),
     _layout("wide-table", "a table far wider than any row", table_width=300),
     _layout("exact-table", "no column past the longest row", table_width=0),

@@ -65,15 +65,28 @@ CASES = (
         )
         for spelling in MaskSpelling
     ),
+    *(
+        Case(
+            group=GROUP,
+            name=f"tree-{spelling}-33k",
+            why="a mask behind 2^15 keys, and what follows it",
+            rules=("S-4", "S-14"),
+            rows=(Row(33010, 40), Row(0, 2), Row(70, 64)),
+            num_heads=1,
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+        )
+        for spelling in (MaskSpelling.FULL, MaskSpelling.PACKED)
+    ),
     Case(
         group=GROUP,
-        name="tree-packed-33k",
-        why="packed lines behind 2^15 keys",
-        rules=("S-4", "S-14"),
-        rows=(Row(33010, 12), Row(70, 64)),
+        name="non-causal-padded",
+        why="all keys of rows beside padded ones and padded tokens",
+        rules=("S-4", "S-6"),
+        rows=(Row(0, 2), Row(4200, 3), Row(5, 5), Row(0, 0), Row(130, 40)),
         num_heads=1,
-        mask=Mask.TREE,
-        mask_spelling=MaskSpelling.PACKED,
+        mask=Mask.NON_CAUSAL,
+        padded_tokens=7,
     ),
     Case(
         group=GROUP,

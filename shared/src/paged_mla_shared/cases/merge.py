@@ -20,6 +20,7 @@ class Part(StrEnum):
     HOLES = "holes"  # every other query empty, its out NaN
     HIGH = "high"  # lse near +1e4
     LOW = "low"  # lse near -1e4
+    TIED = "tied"  # every lse the same
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def _partial(part: Part, shape: tuple[int, int, int], rng: np.random.Generator) 
     lse = 3 * rng.standard_normal(shape[:2], dtype=np.float32)
     if part in {Part.HIGH, Part.LOW}:
         lse += np.float32(1e4 if part is Part.HIGH else -1e4)
+    if part is Part.TIED:
+        lse[:] = np.float32(2.5)
     empty = np.zeros(shape[:2], bool)
     if part in {Part.EMPTY, Part.EMPTY_NAN}:
         empty[:] = True
@@ -93,6 +96,12 @@ MERGES = (
     MergeCase("high", "weights of scores near 1e4", (_P.HIGH, _P.HIGH)),
     MergeCase("low", "weights of scores near -1e4", (_P.LOW, _P.LOW)),
     MergeCase("far-apart", "a partial that weighs nothing beside another", (_P.HIGH, _P.LOW)),
+    MergeCase("ties", "several highest", (_P.TIED, _P.TIED, _P.TIED)),
+    MergeCase(
+        "ties-above",
+        "several highest beside a lower and an empty one",
+        (_P.LOW, _P.TIED, _P.EMPTY_NAN, _P.TIED),
+    ),
     MergeCase("far-apart-rising", "the largest comes last", (_P.LOW, _P.HIGH)),
     MergeCase("rising-by-far", "each larger by far", (_P.EMPTY_NAN, _P.LOW, _P.PLAIN, _P.HIGH)),
 )

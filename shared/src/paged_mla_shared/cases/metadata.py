@@ -21,6 +21,7 @@ def _metadata(
     padded_tokens: int = 0,
     table_tail: TableTail = TableTail.INT32_MAX,
     cache_blocks: int = 0,
+    spare: int = 1,
     fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
@@ -36,6 +37,7 @@ def _metadata(
         padded_tokens=padded_tokens,
         table_tail=table_tail,
         cache_blocks=cache_blocks,
+        spare=spare,
         fixed=fixed,
     )
 
@@ -68,6 +70,22 @@ CASES = (
             tree=tree,
         )
         for tree in (Tree.CHAIN, Tree.STAR)
+    ),
+    *(
+        _metadata(
+            f"bs{bs}",
+            "a chunk over blocks of no power of two",
+            tuple(Row(3 * bs + d, bs + d) for d in (-1, 0, 1)),
+            block_size=bs,
+        )
+        for bs in (3, 48, 100)
+    ),
+    _metadata(
+        "spare-capacity",
+        "an instance far larger than its step",
+        (Row(70, 9), Row(0, 1), Row(200, 1)),
+        padded_tokens=3,
+        spare=9,
     ),
     _metadata("padded-rows", "padded rows have no slot", (Row(0, 3), Row(70, 2), Row(0, 1))),
     _metadata(

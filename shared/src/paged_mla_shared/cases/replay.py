@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paged_mla_shared.cases.case import Case, Row, TableTail
-from paged_mla_shared.problem import Mask
+from paged_mla_shared.problem import Mask, MaskSpelling
 
 GROUP = "replay"
 
@@ -23,6 +23,8 @@ def _replay(
     mask: Mask = Mask.CAUSAL,
     padded_tokens: int = 0,
     num_heads: int = 8,
+    mask_spelling: MaskSpelling = MaskSpelling.QLEN,
+    spare: int = 1,
     table_tail: TableTail = TableTail.FOREIGN,
 ) -> Case:
     return Case(
@@ -34,6 +36,8 @@ def _replay(
         then=steps[1:],
         num_heads=num_heads,
         mask=mask,
+        mask_spelling=mask_spelling,
+        spare=spare,
         padded_tokens=padded_tokens,
         table_tail=table_tail,
     )
@@ -98,6 +102,38 @@ CASES = (
         _decode(100, 200, 300, 400),
         _decode(101, 201, 301),
         _decode(102, 202),
+    ),
+    *(
+        _replay(
+            f"trees-{spelling}",
+            "other trees of other sizes, padded rows between them",
+            (*_drafts(12, 60, 7), Row(0, 2)),
+            (Row(0, 3), *_drafts(12, 61, 8)),
+            _drafts(33, 130),
+            _drafts(3, 1, 2, 70, 90),
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+            num_heads=2,
+        )
+        for spelling in MaskSpelling
+    ),
+    _replay(
+        "same-shapes",
+        "rows as long as before, other blocks and contents",
+        _decode(70, 130, 5),
+        _decode(70, 130, 5),
+        _decode(70, 130, 5),
+        num_heads=3,
+        spare=3,
+    ),
+    _replay(
+        "rows-change-places",
+        "as many tokens and rows, in another order",
+        (Row(70, 4), Row(0, 1), Row(130, 1), Row(300, 1)),
+        (Row(300, 1), Row(130, 1), Row(0, 1), Row(70, 4)),
+        (Row(130, 1), Row(70, 4), Row(300, 1), Row(0, 1)),
+        num_heads=3,
+        padded_tokens=2,
     ),
     _replay(
         "trees-64",

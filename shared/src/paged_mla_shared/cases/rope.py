@@ -25,6 +25,8 @@ def _rope(
     yarn: Yarn | None = None,
     num_heads: int = 6,
     tree: Tree = Tree.RANDOM,
+    padded_tokens: int = 0,
+    strided_inputs: bool = False,
 ) -> Case:
     return Case(
         group=GROUP,
@@ -35,6 +37,8 @@ def _rope(
         num_heads=num_heads,
         mask=mask,
         tree=tree,
+        padded_tokens=padded_tokens,
+        strided_inputs=strided_inputs,
         rope=Rope(pairing, theta=theta, yarn=yarn),
     )
 
@@ -66,6 +70,26 @@ CASES = (
               (Row(40, 9), Row(5000, 3)), yarn=UNEQUAL, num_heads=2)
         for pairing in RopePairing
     ),
+    *(
+        _rope(pairing, f"yarn-{name}", "ramps at other settings", (Row(30, 30), Row(2100, 2)),
+              theta=theta, yarn=yarn, num_heads=2)
+        for pairing, (name, theta, yarn) in zip(
+            (*RopePairing, *RopePairing, *RopePairing),
+            (
+                ("wide", 10000.0, Yarn(factor=4.0, original_max_position=131072)),
+                ("narrow", 10000.0, Yarn(factor=16.0, original_max_position=16)),
+                ("fast", 10000.0, Yarn(8.0, 4096, beta_fast=8.0, beta_slow=4.0)),
+                ("base", 1e6, Yarn(factor=40.0, original_max_position=32768)),
+                ("mscale", 10000.0, Yarn(40.0, 4096, mscale=0.5, mscale_all_dim=0.0)),
+                ("none", 5e4, Yarn(factor=1.0, original_max_position=4096, mscale=0.7)),
+            ),
+            strict=True,
+        )
+    ),
+    _rope(RopePairing.NEOX, "padded-tokens", "padding is not rotated, nor what it stands beside",
+          (Row(0, 3), Row(70, 5), Row(9, 9)), padded_tokens=6),
+    _rope(RopePairing.INTERLEAVED, "strided", "rotated views", (Row(70, 5), Row(9, 9)),
+          strided_inputs=True),
     _rope(RopePairing.NEOX, "deep-tree", "positions follow depth however deep", (Row(130, 40),),
           Mask.TREE, tree=Tree.CHAIN, num_heads=2),
     _rope(RopePairing.INTERLEAVED, "131072", "positions up to the longest context served",

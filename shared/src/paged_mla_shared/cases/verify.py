@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paged_mla_shared.cases.case import Case, Row, Tree
-from paged_mla_shared.problem import Mask
+from paged_mla_shared.problem import Mask, MaskSpelling
 
 GROUP = "verify"
 
@@ -27,6 +27,8 @@ def _tree(
     num_heads: int | None = 16,
     tree: Tree = Tree.RANDOM,
     block_size: int = 64,
+    spare: int = 1,
+    mask_spelling: MaskSpelling = MaskSpelling.QLEN,
 ) -> Case:
     return Case(
         group=GROUP,
@@ -38,6 +40,8 @@ def _tree(
         mask=Mask.TREE,
         tree=tree,
         block_size=block_size,
+        spare=spare,
+        mask_spelling=mask_spelling,
     )
 
 
@@ -106,5 +110,20 @@ CASES = (
         (Row(9000, 64), Row(65, 60)),
         num_heads=1,
     ),
+    *(
+        _tree(
+            f"{spelling}-spare-capacity",
+            "masks made for more nodes and rows than the step has",
+            (Row(70, 8), Row(0, 1), Row(40, 5), Row(9, 9)),
+            num_heads=3,
+            spare=5,
+            mask_spelling=spelling,
+        )
+        for spelling in MaskSpelling
+    ),
+    _tree(
+        "chain-first", "a chain beside trees", (Row(70, 2), Row(90, 12), Row(80, 9)), num_heads=4
+    ),
+    _tree("short-contexts", "more nodes than context", (Row(12, 9), Row(40, 33)), num_heads=2),
     _tree("padded", "a row with no drafts between trees", (Row(20, 5), Row(0, 0), Row(80, 9))),
 )
