@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import encode, write_slots
-from paged_mla_reference.masks import decode_mask, spell_mask
+from paged_mla_reference.masks import PADDED_LINE, decode_mask, spell_mask
 from paged_mla_reference.paging import context_lens, slots_of, used_blocks
 from paged_mla_shared.inputs import Step
 from paged_mla_shared.layout import CacheImage
@@ -40,13 +41,15 @@ def _respell(step: Step) -> Batch:
     if problem.mask is not Mask.TREE:
         return batch
     matrices = decode_mask(replace(problem, mask_spelling=MaskSpelling.QLEN), batch)
-    mask = spell_mask(
+    mask: NDArray[Any] = spell_mask(
         matrices,
         problem.mask_spelling,
         batch.seq_lens,
         problem.max_draft_tokens,
         batch.num_tokens,
     )
+    if problem.mask_spelling is MaskSpelling.PACKED:
+        mask = np.pad(mask, ((0, 0), (0, step.packed_padding)), constant_values=PADDED_LINE)
     return replace(batch, mask=mask)
 
 

@@ -38,6 +38,8 @@ class Step:
         Their keys, already rotated.
     poison : dtype [2, cached_dim]
         Contents of unread token slots, alternating: NaN, then huge.
+    packed_padding : int
+        As of the case.
     """
 
     problem: Problem
@@ -45,6 +47,7 @@ class Step:
     context_ckv: NDArray[Any]
     context_k_pe: NDArray[Any]
     poison: NDArray[Any]
+    packed_padding: int = 0
 
 
 def build_steps(case: Case, dims: MlaDims, dtype: str) -> list[Step]:
@@ -97,6 +100,7 @@ def _build_step(
         context_ckv=context_ckv,
         context_k_pe=context_k_pe,
         poison=poison_rows(dtype, dims.cached_dim),
+        packed_padding=case.packed_padding,
     )
 
 

@@ -26,6 +26,8 @@ _LIMITS = {
     "block_size": (1, 1 << 12),
     "padded_tokens": (0, 1 << 10),
     "table_width": (0, 1 << 12),
+    "packed_padding": (0, 1 << 8),
+    "spare": (1, 16),
     "token_padding": (0, 1 << 12),
     "block_padding": (0, 1 << 12),
     "cache_elements": (0, 1 << 33),

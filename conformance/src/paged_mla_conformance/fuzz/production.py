@@ -47,6 +47,8 @@ def production_case(number: int) -> Case:
         softmax_scale=scale,
         table_tail=rng.choice(list(TableTail)),
         table_width=rng.choice((0, 3, 40)),
+        packed_padding=rng.choice((0, 0, 3)),
+        spare=rng.choice((1, 1, 4)),
         token_padding=rng.choice((0, 0, 32)),
         block_padding=rng.choice((0, 0, 96)),
         strided_inputs=rng.random() < 0.25,

@@ -19,6 +19,8 @@ _PLAIN = {
     "rope": None,
     "table_width": 3,
     "cache_blocks": 0,
+    "packed_padding": 0,
+    "spare": 1,
     "num_heads": 1,
     "block_size": 64,
 }

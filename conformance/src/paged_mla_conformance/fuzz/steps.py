@@ -16,7 +16,7 @@ from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 REPLAY_FILE = "failing-case.json"
 
-_BLOCK_SIZES = (16, 1, 64, 32, 3, 128, 256)
+_BLOCK_SIZES = (16, 1, 64, 32, 3, 48, 128, 256)
 _HEADS = (1, 2, 4, 3, 6, 16)
 _LONGEST = 140
 _MOST_QUERIES = 12
@@ -64,6 +64,8 @@ def cases(draw: st.DrawFn) -> Case:
         softmax_scale=draw(st.sampled_from((None, 0.3))),
         table_tail=draw(st.sampled_from(list(TableTail))),
         table_width=draw(st.integers(0, 4)),
+        packed_padding=draw(st.sampled_from((0, 3))),
+        spare=draw(st.sampled_from((1, 4))),
         token_padding=draw(st.sampled_from((0, 32))),
         block_padding=draw(st.sampled_from((0, 96))),
         strided_inputs=draw(st.booleans()),

@@ -81,6 +81,8 @@ class Case:
         Elements, not bytes, between tokens and between blocks of the cache.
     explicit_slots : bool
         The step names its slots, in `slot_order`.
+    packed_padding : int
+        Bytes of each line of a packed mask past those that its nodes need, full of ones.
     strided_inputs : bool
         Queries, latents and the block table arrive as strided views of poisoned arrays.
     cache_elements, cache_blocks : int
@@ -117,6 +119,7 @@ class Case:
     table_width: int = 3
     token_padding: int = 0
     block_padding: int = 0
+    packed_padding: int = 0
     strided_inputs: bool = False
     explicit_slots: bool = False
     slot_order: SlotOrder = SlotOrder.SHUFFLED

@@ -90,6 +90,17 @@ CASES = (
     ),
     Case(
         group=GROUP,
+        name="tree-packed-wide-lines",
+        why="packed lines wider than their nodes need, as of engines that count in words",
+        rules=("S-9", "S-14"),
+        rows=(Row(70, 8), Row(0, 2), Row(140, 12)),
+        num_heads=4,
+        mask=Mask.TREE,
+        mask_spelling=MaskSpelling.PACKED,
+        packed_padding=6,
+    ),
+    Case(
+        group=GROUP,
         name="tree-full-300-rows",
         why="the base of a mask after many rows of any length, padded ones among them",
         rules=("S-4", "S-14"),
