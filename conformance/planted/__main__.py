@@ -15,7 +15,7 @@ def main() -> int:
     """Ask for every bug named; return 0 when each was caught."""
     parser = argparse.ArgumentParser(prog="planted", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="bugs (default: all)")
-    parser.add_argument("--set", choices=[*SETS, "both"], default="both", help="of bugs")
+    parser.add_argument("--set", choices=[*SETS, "all"], default="all", help="of bugs")
     parser.add_argument("--fuzz-minutes", type=float, default=1.0, help="of search for a survivor")
     parser.add_argument("--page", type=Path, metavar="MD", help="write the table of this run")
     options = parser.parse_args()

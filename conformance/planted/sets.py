@@ -6,7 +6,7 @@ import re
 from functools import partial
 from types import ModuleType
 
-from planted import bugs, bugs_again
+from planted import bugs, bugs_again, bugs_third
 from planted.torch_backend import TorchBackend, TorchRunner
 
 
@@ -18,8 +18,8 @@ def _by_name(module: ModuleType) -> dict[str, type[TorchRunner]]:
     }
 
 
-SETS = {"first": _by_name(bugs), "second": _by_name(bugs_again)}
-BUGS = SETS["first"] | SETS["second"]
+SETS = {"first": _by_name(bugs), "second": _by_name(bugs_again), "third": _by_name(bugs_third)}
+BUGS = SETS["first"] | SETS["second"] | SETS["third"]
 
 
 def __getattr__(name: str) -> partial[TorchBackend]:
