@@ -50,7 +50,7 @@ PRODUCTION: dict[str, Envelope] = {
     },
     "extend": {**_ALL, "pairs": 16384, "heads": 128},
     "mixed": {**_ALL, "tokens": 800},
-    "verify": {"keys": 26000, "queries": 64, "rows": 300, "tree": 64},
+    "verify": {"keys": 26000, "queries": 64, "rows": 130, "tree": 64},
     "empty": {"rows": 300, "padding": 512},
     "layouts": {"keys": 33000},
     "masks": {"keys": 33000, "queries": 64, "rows": 300, "tree": 64},
@@ -59,10 +59,10 @@ PRODUCTION: dict[str, Envelope] = {
     "rope": {"keys": 131072, "theta": 1e6, "magnitude": 0.2, "tree": 8, "tokens": 600},
     "large_offsets": {"block ids": 2**24},
     "replay": {"keys": 16384, "queries": 600, "rows": 300, "tree": 64, "steps": 4},
-    "gather": {"keys": 33000, "rows": 300},
+    "gather": {"keys": 33000, "queries": 600, "rows": 300},
     "invariance": {"keys": 2048},
     "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
-    "merge": {"tokens": 300, "partials": 32},
+    "merge": {"tokens": 300, "heads": 128, "partials": 32},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
 }  # fmt: skip
 

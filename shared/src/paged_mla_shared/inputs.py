@@ -82,6 +82,8 @@ def _build_step(
     if case.odd_values:
         _put_odd_values(ckv)
         _put_odd_values(k_pe)
+    mask = _trees(case.tree, query_lens, rng) if case.mask is Mask.TREE else None
+    slots = _slots(case, problem, table, rows, tokens, rng=rng)
     cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     batch = Batch(
         cu_seqlens_q=cu_seqlens_q,
@@ -91,8 +93,8 @@ def _build_step(
         q_pe=q_pe,
         ckv=ckv,
         k_pe=k_pe,
-        mask=_trees(case.tree, query_lens, rng) if case.mask is Mask.TREE else None,
-        slot_mapping=_slots(case, problem, table, rows, tokens, rng=rng),
+        mask=mask,
+        slot_mapping=_strided(slots) if case.strided_inputs and slots is not None else slots,
     )
     return Step(
         problem=problem,
@@ -241,10 +243,13 @@ def _trees(
 def _strided(values: NDArray[Any]) -> NDArray[Any]:
     """Return an equal view inside a larger array whose gaps hold poison.
 
-    The last axis keeps stride 1, as kernels that load vectors need; a two-dimensional
-    integer array (a block table) is strided along both axes.
+    The last axis keeps stride 1, as kernels that load vectors need; integer arrays (a block table,
+    slots) are strided along every axis.
     """
-    if values.dtype.kind == "i":
+    if values.ndim == 1:
+        wide = np.full(2 * len(values), INT32_MAX, values.dtype)
+        view = wide[::2]
+    elif values.dtype.kind == "i":
         wide = np.full((values.shape[0], 2 * values.shape[1] + 1), INT32_MAX, values.dtype)
         view = wide[:, : 2 * values.shape[1] : 2]
     else:

@@ -88,6 +88,12 @@ CASES = (
     _append("block-padding", "gaps between blocks stay as they were", block_padding=128),
     _append("token-padding", "gaps between tokens stay as they were", token_padding=32),
     _append("strided-inputs", "latents as views", strided_inputs=True),
+    _append(
+        "strided-explicit-slots",
+        "latents and named slots as views",
+        strided_inputs=True,
+        explicit_slots=True,
+    ),
     _append("last-slot", "the last slot of the last block", (Row(64, 64), Row(128, 1))),
     _append("600-tokens", "a long chunk is written to its end", (Row(1700, 600), Row(70, 2))),
     _append(

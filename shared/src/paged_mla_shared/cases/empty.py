@@ -14,6 +14,8 @@ def _empty(
     *,
     padded_tokens: int = 0,
     table_tail: TableTail = TableTail.INT32_MAX,
+    num_heads: int = 6,
+    block_size: int = 64,
 ) -> Case:
     return Case(
         group=GROUP,
@@ -21,7 +23,8 @@ def _empty(
         why=why,
         rules=("S-2", "S-6", "S-9"),
         rows=rows,
-        num_heads=6,
+        num_heads=num_heads,
+        block_size=block_size,
         padded_tokens=padded_tokens,
         table_tail=table_tail,
         features=("padding",),
@@ -45,6 +48,17 @@ CASES = (
     _empty("only-padded-tokens", "no row, only padded tokens", (), padded_tokens=4),
     _empty(
         "padded-tokens", "more tokens than the rows own", (Row(65, 1), Row(3, 2)), padded_tokens=6
+    ),
+    *(
+        _empty(
+            f"h{h}-bs{bs}",
+            "padded rows and tokens under other heads, over other blocks",
+            (Row(0, 2), Row(2 * bs + 1, 3), Row(0, 0), Row(5, 5), Row(0, 1)),
+            padded_tokens=3,
+            num_heads=h,
+            block_size=bs,
+        )
+        for h, bs in ((1, 1), (20, 16), (40, 48), (128, 256))
     ),
     _empty(
         "300-rows",

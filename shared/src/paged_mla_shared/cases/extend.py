@@ -15,6 +15,8 @@ def _extend(
     num_heads: int | None = None,
     block_size: int = 64,
     spare: int = 1,
+    query_scale: float = 1.0,
+    softmax_scale: float | None = None,
     fixed: tuple[str, ...] = (),
 ) -> Case:
     return Case(
@@ -26,6 +28,8 @@ def _extend(
         num_heads=num_heads,
         block_size=block_size,
         spare=spare,
+        query_scale=query_scale,
+        softmax_scale=softmax_scale,
         fixed=fixed,
     )
 
@@ -94,6 +98,21 @@ CASES = (
             block_size=bs,
         )
         for bs in (3, 48)
+    ),
+    *(
+        _extend(
+            f"scores-{name}",
+            "keys that a query does not see beside scores of any size",
+            (Row(70, 20), Row(9, 9), Row(4, 4), Row(3, 2)),
+            num_heads=5,
+            query_scale=query_scale,
+            softmax_scale=scale,
+        )
+        for name, query_scale, scale in (
+            ("large", 1e3, None),
+            ("past-a-sentinel", 1e4, 1.0),
+            ("tiny", 1e-3, None),
+        )
     ),
     _extend(
         "spare-capacity",

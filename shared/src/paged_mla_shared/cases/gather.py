@@ -57,6 +57,11 @@ CASES = (
         for bs in (3, 48)
     ),
     _gather(
+        "long-chunks",
+        "many new tokens behind what was cached",
+        (Row(700, 600), Row(0, 2), Row(90, 64), Row(130, 59)),
+    ),
+    _gather(
         "strided",
         "tokens and blocks apart, the table a view",
         (Row(140, 4), Row(9, 1)),

@@ -78,6 +78,43 @@ CASES = (
         )
         for spelling in (MaskSpelling.FULL, MaskSpelling.PACKED)
     ),
+    *(
+        Case(
+            group=GROUP,
+            name=f"tree-{spelling}-h{heads}-bs{block_size}",
+            why="a mask under folded heads, over blocks of another size",
+            rules=("S-4", "S-14"),
+            rows=(Row(50, 9), Row(0, 1), Row(200, 5), Row(17, 17)),
+            num_heads=heads,
+            block_size=block_size,
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+        )
+        for spelling, heads, block_size in zip(
+            (*MaskSpelling, *MaskSpelling),
+            (3, 20, 40, 24, 2, 12),
+            (1, 16, 32, 48, 128, 256),
+            strict=True,
+        )
+    ),
+    *(
+        Case(
+            group=GROUP,
+            name=f"non-causal-{name}",
+            why="no boundary but the row's length, over blocks of another size",
+            rules=("S-4",),
+            rows=(Row(5, 5), Row(0, 1), Row(300, 20), Row(70, 1)),
+            num_heads=heads,
+            block_size=block_size,
+            mask=Mask.NON_CAUSAL,
+            query_scale=scale,
+        )
+        for name, heads, block_size, scale in (
+            ("bs1", 2, 1, 1.0),
+            ("bs256", 20, 256, 1.0),
+            ("scores-large", 3, 48, 1e3),
+        )
+    ),
     Case(
         group=GROUP,
         name="non-causal-padded",

@@ -96,6 +96,12 @@ MERGES = (
     MergeCase("high", "weights of scores near 1e4", (_P.HIGH, _P.HIGH)),
     MergeCase("low", "weights of scores near -1e4", (_P.LOW, _P.LOW)),
     MergeCase("far-apart", "a partial that weighs nothing beside another", (_P.HIGH, _P.LOW)),
+    *(
+        MergeCase(
+            f"h{h}", "head counts that are no tile multiple", (_P.PLAIN, _P.HOLES, _P.PLAIN), 3, h
+        )
+        for h in (1, 17, 20, 64, 128)
+    ),
     MergeCase("ties", "several highest", (_P.TIED, _P.TIED, _P.TIED)),
     MergeCase(
         "ties-above",

@@ -54,6 +54,17 @@ CASES = (
         num_heads=16,
     ),
     _mixed("padded-tokens", "tokens past the last row", _KINDS, padded_tokens=9),
+    *(
+        _mixed(
+            f"h{h}-bs{bs}",
+            "kinds of rows under other heads, over other blocks",
+            _KINDS[::-1],
+            num_heads=h,
+            block_size=bs,
+            padded_tokens=2,
+        )
+        for h, bs in ((1, 1), (20, 3), (12, 48), (40, 256))
+    ),
     _mixed("bs16", "block size below the key tile", _KINDS, block_size=16),
     _mixed(
         "production",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paged_mla_shared.cases.case import Case, Row, TableTail
-from paged_mla_shared.problem import Mask, MaskSpelling
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
 GROUP = "replay"
 
@@ -25,6 +25,8 @@ def _replay(
     num_heads: int = 8,
     mask_spelling: MaskSpelling = MaskSpelling.QLEN,
     spare: int = 1,
+    block_size: int = 64,
+    rope: Rope | None = None,
     table_tail: TableTail = TableTail.FOREIGN,
 ) -> Case:
     return Case(
@@ -38,6 +40,8 @@ def _replay(
         mask=mask,
         mask_spelling=mask_spelling,
         spare=spare,
+        block_size=block_size,
+        rope=rope,
         padded_tokens=padded_tokens,
         table_tail=table_tail,
     )
@@ -116,6 +120,24 @@ CASES = (
             num_heads=2,
         )
         for spelling in MaskSpelling
+    ),
+    *(
+        _replay(
+            f"bs{bs}",
+            "chunks and decode in turn, over blocks of another size",
+            (Row(20, 20), Row(70, 1)),
+            _decode(21, 300),
+            (Row(40, 9), Row(301, 1), Row(5, 5)),
+            num_heads=heads,
+            block_size=bs,
+            rope=rope,
+        )
+        for bs, heads, rope in (
+            (1, 20, None),
+            (16, 3, Rope(RopePairing.NEOX)),
+            (48, 40, None),
+            (256, 2, Rope(RopePairing.INTERLEAVED)),
+        )
     ),
     _replay(
         "same-shapes",

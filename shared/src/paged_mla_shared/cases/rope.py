@@ -27,6 +27,8 @@ def _rope(
     tree: Tree = Tree.RANDOM,
     padded_tokens: int = 0,
     strided_inputs: bool = False,
+    block_size: int = 64,
+    then: tuple[tuple[Row, ...], ...] = (),
 ) -> Case:
     return Case(
         group=GROUP,
@@ -39,6 +41,8 @@ def _rope(
         tree=tree,
         padded_tokens=padded_tokens,
         strided_inputs=strided_inputs,
+        block_size=block_size,
+        then=then,
         rope=Rope(pairing, theta=theta, yarn=yarn),
     )
 
@@ -90,6 +94,21 @@ CASES = (
           (Row(0, 3), Row(70, 5), Row(9, 9)), padded_tokens=6),
     _rope(RopePairing.INTERLEAVED, "strided", "rotated views", (Row(70, 5), Row(9, 9)),
           strided_inputs=True),
+    *(
+        _rope(pairing, "wide-tree", "positions follow depth in wide trees",
+              (Row(130, 64), Row(50, 33)), Mask.TREE, theta=5e4, num_heads=2)
+        for pairing in RopePairing
+    ),
+    *(
+        _rope(pairing, f"h{h}-bs{bs}", "many heads, blocks of another size",
+              (Row(70, 5), Row(300, 1)), num_heads=h, block_size=bs)
+        for pairing, h, bs in zip((*RopePairing, *RopePairing), (20, 128, 3, 40), (1, 16, 48, 256),
+                                  strict=True)
+    ),
+    _rope(RopePairing.INTERLEAVED, "300-rows", "rows past 255 at positions of their own",
+          tuple(Row(1 + 7 * i % 60, 1) for i in range(300)), num_heads=1),
+    _rope(RopePairing.NEOX, "steps", "positions of each step are its own",
+          (Row(70, 5), Row(9, 9)), num_heads=2, then=((Row(300, 5), Row(40, 9)), (Row(3, 1),))),
     _rope(RopePairing.NEOX, "deep-tree", "positions follow depth however deep", (Row(130, 40),),
           Mask.TREE, tree=Tree.CHAIN, num_heads=2),
     _rope(RopePairing.INTERLEAVED, "131072", "positions up to the longest context served",

@@ -28,6 +28,8 @@ def _tree(
     tree: Tree = Tree.RANDOM,
     block_size: int = 64,
     spare: int = 1,
+    query_scale: float = 1.0,
+    softmax_scale: float | None = None,
     mask_spelling: MaskSpelling = MaskSpelling.QLEN,
 ) -> Case:
     return Case(
@@ -41,6 +43,8 @@ def _tree(
         tree=tree,
         block_size=block_size,
         spare=spare,
+        query_scale=query_scale,
+        softmax_scale=softmax_scale,
         mask_spelling=mask_spelling,
     )
 
@@ -98,9 +102,9 @@ CASES = (
         num_heads=2,
     ),
     _chain(
-        "300-rows",
+        "130-rows",
         "many rows of two tokens",
-        _uniform(2, *(i % 62 for i in range(300))),
+        _uniform(2, *(i % 62 for i in range(130))),
         num_heads=2,
     ),
     _chain("n64", "long chains", (Row(4164, 64), Row(150, 20), Row(97, 33)), num_heads=1),
@@ -123,6 +127,31 @@ CASES = (
     ),
     _tree(
         "chain-first", "a chain beside trees", (Row(70, 2), Row(90, 12), Row(80, 9)), num_heads=4
+    ),
+    *(
+        _tree(
+            f"scores-{name}",
+            "nodes that are not seen beside scores of any size",
+            (Row(40, 17), Row(5, 5), Row(3, 2)),
+            num_heads=4,
+            query_scale=query_scale,
+            softmax_scale=scale,
+        )
+        for name, query_scale, scale in (("large", 1e3, None), ("past-a-sentinel", 1e4, 1.0))
+    ),
+    *(
+        _tree(
+            f"blocks-of-{bs}",
+            "trees over blocks of any size",
+            (Row(2 * bs + 20, 13), Row(9, 9)),
+            num_heads=3,
+            block_size=bs,
+        )
+        for bs in (1, 3, 128, 256)
+    ),
+    *(
+        _tree(f"heads-{h}", "heads folded with nodes", (Row(70, 7), Row(20, 12)), num_heads=h)
+        for h in (1, 6, 20, 48)
     ),
     _tree("short-contexts", "more nodes than context", (Row(12, 9), Row(40, 33)), num_heads=2),
     _tree("padded", "a row with no drafts between trees", (Row(20, 5), Row(0, 0), Row(80, 9))),
