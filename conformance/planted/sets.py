@@ -6,7 +6,7 @@ import re
 from functools import partial
 from types import ModuleType
 
-from planted import bugs, bugs_again, bugs_third
+from planted import bugs, bugs_again, bugs_fourth, bugs_third
 from planted.torch_backend import TorchBackend, TorchRunner
 
 
@@ -18,8 +18,13 @@ def _by_name(module: ModuleType) -> dict[str, type[TorchRunner]]:
     }
 
 
-SETS = {"first": _by_name(bugs), "second": _by_name(bugs_again), "third": _by_name(bugs_third)}
-BUGS = SETS["first"] | SETS["second"] | SETS["third"]
+SETS = {
+    "first": _by_name(bugs),
+    "second": _by_name(bugs_again),
+    "third": _by_name(bugs_third),
+    "fourth": _by_name(bugs_fourth),
+}
+BUGS = SETS["first"] | SETS["second"] | SETS["third"] | SETS["fourth"]
 
 
 def __getattr__(name: str) -> partial[TorchBackend]:
