@@ -100,7 +100,7 @@ MERGES = (
         MergeCase(
             f"h{h}", "head counts that are no tile multiple", (_P.PLAIN, _P.HOLES, _P.PLAIN), 3, h
         )
-        for h in (1, 17, 20, 64, 128)
+        for h in (1, 17, 128)
     ),
     MergeCase("ties", "several highest", (_P.TIED, _P.TIED, _P.TIED)),
     MergeCase(

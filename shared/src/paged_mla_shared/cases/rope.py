@@ -105,8 +105,6 @@ CASES = (
         for pairing, h, bs in zip((*RopePairing, *RopePairing), (20, 128, 3, 40), (1, 16, 48, 256),
                                   strict=True)
     ),
-    _rope(RopePairing.INTERLEAVED, "300-rows", "rows past 255 at positions of their own",
-          tuple(Row(1 + 7 * i % 60, 1) for i in range(300)), num_heads=1),
     _rope(RopePairing.NEOX, "steps", "positions of each step are its own",
           (Row(70, 5), Row(9, 9)), num_heads=2, then=((Row(300, 5), Row(40, 9)), (Row(3, 1),))),
     _rope(RopePairing.NEOX, "deep-tree", "positions follow depth however deep", (Row(130, 40),),
