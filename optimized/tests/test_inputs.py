@@ -74,6 +74,15 @@ def test_room_for_masks(spelling, shape):
     assert inputs.mask.shape == shape
 
 
+def test_packed_lines_may_be_wider_than_their_nodes():
+    """S-14: engines count a line in words; bits past the longest draft are nobody's."""
+    inputs = StepInputs(config(mask="tree:packed", max_draft_tokens=5), "cpu", {})
+    lines = torch.arange(1, 9, dtype=torch.uint8).repeat_interleave(4).view(8, 4)
+    starts, lengths = torch.tensor([0, 3, 8]).int(), torch.tensor([9, 8]).int()
+    inputs.load(starts, lengths, torch.zeros(2, 2).int(), mask=lines)
+    assert inputs.mask[:8, 0].tolist() == list(range(1, 9))
+
+
 def test_what_does_not_fit_is_an_error():
     """S-17: a bucket past the capacities, and a tensor of another length."""
     inputs = StepInputs(config(), "cpu", QUERIES)

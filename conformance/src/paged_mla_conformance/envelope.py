@@ -62,7 +62,7 @@ PRODUCTION: dict[str, Envelope] = {
     "gather": {"keys": 33000, "queries": 600, "rows": 300},
     "invariance": {"keys": 2048},
     "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
-    "merge": {"tokens": 300, "heads": 128, "partials": 32},
+    "merge": {"tokens": 600, "heads": 128, "partials": 32},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
 }  # fmt: skip
 

@@ -151,6 +151,8 @@ class StepInputs:
         self.block_table[:rows, :width].copy_(block_table, non_blocking=True)
         self.block_table[rows:, :1].fill_(self.pad_block)
         if mask is not None and self.mask is not None:
+            if mask.ndim == 2:  # bits past the longest draft are nobody's
+                mask = mask[:, : self.mask.shape[1]]
             place = self.mask[tuple(slice(size) for size in mask.shape)]
             place.copy_(mask, non_blocking=True)
         for name, tensor in tokens.items():

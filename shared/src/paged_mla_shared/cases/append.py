@@ -94,6 +94,11 @@ CASES = (
         strided_inputs=True,
         explicit_slots=True,
     ),
+    _append(
+        "rows-of-several",
+        "many rows of several tokens, some of none",
+        tuple(Row(40 + i % 50, i % 6) for i in range(120)),
+    ),
     _append("last-slot", "the last slot of the last block", (Row(64, 64), Row(128, 1))),
     _append("600-tokens", "a long chunk is written to its end", (Row(1700, 600), Row(70, 2))),
     _append(

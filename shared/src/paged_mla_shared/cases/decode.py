@@ -81,6 +81,7 @@ CASES = (
     _decode(
         "one-long-many-short", "split counts follow each row's own length", (1500, 1, 2, 3, 1, 64)
     ),
+    _decode("h128-2k", "many heads over many tiles", (2100, 70), num_heads=128),
     _decode("b33", "more rows than a power of two", tuple(3 + 5 * i for i in range(33))),
     _decode(
         "scores-large",

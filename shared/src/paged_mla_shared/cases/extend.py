@@ -121,6 +121,27 @@ CASES = (
         num_heads=5,
         spare=9,
     ),
+    *(
+        _extend(
+            f"softmax-scale-{scale:g}",
+            "the scale is used as it is given, by rows of many queries too",
+            (Row(200, 130), Row(40, 9), Row(300, 3)),
+            num_heads=3,
+            query_scale=0.1 / scale,
+            softmax_scale=scale,
+        )
+        for scale in (0.02, 3.0)
+    ),
+    _extend(
+        "prefix-of-many",
+        "most rows share a prefix, one does not",
+        (
+            Row(300, 2),
+            *(Row(200 + 7 * i, 1 + i % 3, shares_prefix_of=0) for i in range(9)),
+            Row(250, 2),
+        ),
+        num_heads=3,
+    ),
     _extend(
         "many-pairs", "more than 16384 pairs of token and head", (Row(140, 130),), num_heads=128
     ),

@@ -21,6 +21,7 @@ class Part(StrEnum):
     HIGH = "high"  # lse near +1e4
     LOW = "low"  # lse near -1e4
     TIED = "tied"  # every lse the same
+    SCATTERED = "scattered"  # half of all pairs of token and head empty, their out NaN
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def _partial(part: Part, shape: tuple[int, int, int], rng: np.random.Generator) 
         empty[:] = True
     if part is Part.HOLES:
         empty[::2] = True
+    if part is Part.SCATTERED:
+        empty = rng.random(shape[:2]) < 0.5
     lse[empty] = -np.inf
     out[empty] = 0 if part is Part.EMPTY else np.nan
     return Output(out, lse)
@@ -83,7 +86,7 @@ MERGES = (
         )
         for which, at, n in (("first", 0, 3), ("second", 1, 3), ("last", 2, 3), ("last", 15, 16))
     ),
-    MergeCase("300-tokens", "more tokens than 8 bits count", (_P.PLAIN, _P.HOLES), 300, 4),
+    MergeCase("600-tokens", "as many tokens as a chunk has", (_P.SCATTERED, _P.PLAIN), 600, 2),
     MergeCase("eight", "many splits", (_P.PLAIN,) * 8),
     MergeCase("empty-left", "a prefix chunk without keys", (_P.EMPTY, _P.PLAIN)),
     MergeCase("empty-right", "a suffix without keys", (_P.PLAIN, _P.EMPTY)),
@@ -101,6 +104,12 @@ MERGES = (
             f"h{h}", "head counts that are no tile multiple", (_P.PLAIN, _P.HOLES, _P.PLAIN), 3, h
         )
         for h in (1, 17, 128)
+    ),
+    MergeCase("scattered", "heads of one token are empty in other partials", (_P.SCATTERED,) * 5),
+    MergeCase(
+        "scattered-and-full",
+        "as before, beside whole ones",
+        (_P.PLAIN, _P.SCATTERED, _P.EMPTY_NAN, _P.SCATTERED),
     ),
     MergeCase("ties", "several highest", (_P.TIED, _P.TIED, _P.TIED)),
     MergeCase(

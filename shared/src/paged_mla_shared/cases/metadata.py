@@ -87,6 +87,13 @@ CASES = (
         padded_tokens=3,
         spare=9,
     ),
+    _metadata(
+        "tree-padded",
+        "padded rows and tokens beside trees",
+        (Row(0, 3), Row(70, 12), Row(9, 0), Row(40, 7)),
+        mask=Mask.TREE,
+        padded_tokens=5,
+    ),
     _metadata("padded-rows", "padded rows have no slot", (Row(0, 3), Row(70, 2), Row(0, 1))),
     _metadata(
         "padded-tokens", "padded tokens have no slot", (Row(70, 2), Row(3, 1)), padded_tokens=5

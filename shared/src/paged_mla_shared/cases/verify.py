@@ -153,6 +153,14 @@ CASES = (
         _tree(f"heads-{h}", "heads folded with nodes", (Row(70, 7), Row(20, 12)), num_heads=h)
         for h in (1, 6, 20, 48)
     ),
+    _tree(
+        "softmax-scale",
+        "the scale is used as it is given",
+        (Row(90, 33), Row(20, 5)),
+        num_heads=3,
+        query_scale=0.3,
+        softmax_scale=0.7,
+    ),
     _tree("short-contexts", "more nodes than context", (Row(12, 9), Row(40, 33)), num_heads=2),
     _tree("padded", "a row with no drafts between trees", (Row(20, 5), Row(0, 0), Row(80, 9))),
 )
