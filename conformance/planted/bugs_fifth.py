@@ -159,7 +159,7 @@ class SignedBytes(TorchRunner):
             mask = batch.mask.copy()
             for byte in range(mask.shape[1]):
                 if byte % 4:
-                    mask[mask[:, byte - 1] >= 128, byte] = 255  # noqa: PLR2004  # the sign
+                    mask[mask[:, byte - 1] >= 128, byte] = 255  # the sign
             batch = replace(batch, mask=mask)
         return super().trees(batch, spans)
 
@@ -327,7 +327,8 @@ class WeighedEmpty(TorchRunner):
         merged = super().merge(partials)
         for partial in partials:
             empty = np.isneginf(partial.lse)
-            merged.out[empty] += partial.out[empty] * np.float32(0)
+            with np.errstate(invalid="ignore"):  # infinity times 0
+                merged.out[empty] += partial.out[empty] * np.float32(0)
         return merged
 
 
