@@ -13,9 +13,10 @@ from planted.trial import Catch
 HEAD = """# Planted bugs
 
 A blind trial. The bugs, [a first set](../planted/bugs.py), [a second](../planted/bugs_again.py),
-[a third](../planted/bugs_third.py) and [a fourth](../planted/bugs_fourth.py), were written from the
-rules, without sight of any case, mutant or vector, each set before it was put to the suite; their
-thresholds are drawn at random inside the envelope that the first file names. The cases that
+[a third](../planted/bugs_third.py), [a fourth](../planted/bugs_fourth.py) and
+[a fifth](../planted/bugs_fifth.py), were written from the rules, without sight of any case, mutant
+or vector, each set before it was put to the suite; their thresholds are drawn at random inside the
+envelope that the first file names. The cases that
 survivors of a set led to were added before the next one was asked: the earlier sets are blind to
 them no longer. The [backend](../planted/torch_backend.py) that holds the bugs conforms. Each is put
 to the suite in float32 up to the first failure, and what survives to the search ({minutes:g} min).

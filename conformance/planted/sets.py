@@ -6,7 +6,7 @@ import re
 from functools import partial
 from types import ModuleType
 
-from planted import bugs, bugs_again, bugs_fourth, bugs_third
+from planted import bugs, bugs_again, bugs_fifth, bugs_fourth, bugs_third
 from planted.torch_backend import TorchBackend, TorchRunner
 
 
@@ -23,8 +23,9 @@ SETS = {
     "second": _by_name(bugs_again),
     "third": _by_name(bugs_third),
     "fourth": _by_name(bugs_fourth),
+    "fifth": _by_name(bugs_fifth),
 }
-BUGS = SETS["first"] | SETS["second"] | SETS["third"] | SETS["fourth"]
+BUGS = {name: bug for found in SETS.values() for name, bug in found.items()}
 
 
 def __getattr__(name: str) -> partial[TorchBackend]:
