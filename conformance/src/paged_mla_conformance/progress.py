@@ -34,8 +34,9 @@ class Progress:
         if now - self._last < _EVERY[self._live] or not total:
             return
         self._last = now
-        left = f", about {duration((now - self._started) / done * (total - done))} left"
-        line = f"{done} of {total} done, {failed} failed{left if done else ''}"
+        line = f"{done} of {total} done, {failed} failed"
+        if done:
+            line += f", about {duration((now - self._started) / done * (total - done))} left"
         self._stream.write(f"\r{line}\x1b[K" if self._live else f"{line}\n")
         self._stream.flush()
 
