@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from planted.page import Finding, page
+from planted.finding import Finding
 from planted.sets import BUGS, SETS
 from planted.trial import ask_search, ask_suite
 
@@ -17,7 +16,6 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="bugs (default: all)")
     parser.add_argument("--set", choices=[*SETS, "all"], default="all", help="of bugs")
     parser.add_argument("--fuzz-minutes", type=float, default=1.0, help="of search for a survivor")
-    parser.add_argument("--page", type=Path, metavar="MD", help="write the table of this run")
     options = parser.parse_args()
     bugs = SETS.get(options.set, BUGS)
     unknown = sorted(set(options.names) - set(bugs))
@@ -35,8 +33,6 @@ def main() -> int:
         print(findings[-1].line, flush=True)
     survivors = [f.name for f in findings if not (f.by_suite or f.by_search)]
     print(f"{len(findings)} bugs; {len(survivors)} survive: {', '.join(survivors) or 'none'}")
-    if options.page:
-        options.page.write_text(page(findings, options.fuzz_minutes))
     return 1 if survivors else 0
 
 
