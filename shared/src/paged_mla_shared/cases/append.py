@@ -5,6 +5,7 @@ from __future__ import annotations
 from paged_mla_shared.cases.case import Case, Row, SlotOrder
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
+from paged_mla_shared.problem import Rope, RopePairing
 
 GROUP = "append"
 
@@ -26,6 +27,7 @@ def _append(
     cache_blocks: int = 0,
     cache_elements: int = 0,
     spare: int = 1,
+    rope: Rope | None = None,
     odd_values: bool = False,
     fixed: tuple[str, ...] = (),
 ) -> Case:
@@ -46,6 +48,7 @@ def _append(
         cache_blocks=cache_blocks,
         cache_elements=cache_elements,
         spare=spare,
+        rope=rope,
         odd_values=odd_values,
         fixed=fixed,
     )
@@ -98,6 +101,12 @@ CASES = (
         "rows-of-several",
         "many rows of several tokens, some of none",
         tuple(Row(40 + i % 50, i % 6) for i in range(120)),
+    ),
+    _append(
+        "rope-explicit-slots",
+        "a token's position does not depend on which tokens have slots",
+        explicit_slots=True,
+        rope=Rope(RopePairing.INTERLEAVED),
     ),
     _append("last-slot", "the last slot of the last block", (Row(64, 64), Row(128, 1))),
     _append("600-tokens", "a long chunk is written to its end", (Row(1700, 600), Row(70, 2))),
