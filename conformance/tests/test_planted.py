@@ -48,6 +48,6 @@ def test_the_backend_without_a_bug_is_right(test: str):
 
 def test_a_planted_bug_fails():
     """S-4: a lost key is noticed."""
-    done = _ask("bugs:lost-tail", "test_decode[decode-sweep-bs16-fp32]")
+    done = _ask("sets:lost-tail", "test_decode[decode-sweep-bs16-fp32]")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "0 passed, 1 failed" in done.stdout
