@@ -79,7 +79,6 @@ CASES = (
             "named slots in this order",
             explicit_slots=True,
             slot_order=order,
-            padded_tokens=2,
         )
         for order in (SlotOrder.DESCENDING, SlotOrder.NONE)
     ),
