@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, SlotOrder
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
@@ -16,21 +18,9 @@ def _append(
     name: str,
     why: str,
     rows: tuple[Row, ...] = _ROWS,
-    *,
-    block_size: int = 64,
-    padded_tokens: int = 0,
-    token_padding: int = 0,
-    block_padding: int = 0,
-    strided_inputs: bool = False,
-    explicit_slots: bool = False,
-    slot_order: SlotOrder = SlotOrder.SHUFFLED,
-    cache_blocks: int = 0,
-    cache_elements: int = 0,
-    spare: int = 1,
-    rope: Rope | None = None,
-    odd_values: bool = False,
-    fixed: tuple[str, ...] = (),
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
@@ -38,19 +28,7 @@ def _append(
         rules=("S-1", "S-3", "S-10"),
         rows=rows,
         num_heads=2,
-        block_size=block_size,
-        padded_tokens=padded_tokens,
-        token_padding=token_padding,
-        block_padding=block_padding,
-        strided_inputs=strided_inputs,
-        explicit_slots=explicit_slots,
-        slot_order=slot_order,
-        cache_blocks=cache_blocks,
-        cache_elements=cache_elements,
-        spare=spare,
-        rope=rope,
-        odd_values=odd_values,
-        fixed=fixed,
+        **more,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "decode"
@@ -20,28 +22,16 @@ def _decode(
     name: str,
     why: str,
     seq_lens: tuple[int, ...],
-    *,
-    num_heads: int | None = None,
-    block_size: int = 64,
-    query_scale: float = 1.0,
-    softmax_scale: float | None = None,
-    latent_scale: float = 1.0,
-    spare: int = 1,
-    fixed: tuple[str, ...] = (),
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
         why=why,
         rules=("S-1", "S-4", "S-5", "S-7", "S-9"),
         rows=tuple(Row(n, 1) for n in seq_lens),
-        num_heads=num_heads,
-        block_size=block_size,
-        query_scale=query_scale,
-        softmax_scale=softmax_scale,
-        latent_scale=latent_scale,
-        spare=spare,
-        fixed=fixed,
+        **more,
     )
 
 

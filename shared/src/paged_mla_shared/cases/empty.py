@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, TableTail
 
 GROUP = "empty"
@@ -12,11 +14,10 @@ def _empty(
     why: str,
     rows: tuple[Row, ...],
     *,
-    padded_tokens: int = 0,
-    table_tail: TableTail = TableTail.INT32_MAX,
     num_heads: int = 6,
-    block_size: int = 64,
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
@@ -24,10 +25,8 @@ def _empty(
         rules=("S-2", "S-6", "S-9"),
         rows=rows,
         num_heads=num_heads,
-        block_size=block_size,
-        padded_tokens=padded_tokens,
-        table_tail=table_tail,
         features=("padding",),
+        **more,
     )
 
 

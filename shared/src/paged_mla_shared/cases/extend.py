@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "extend"
@@ -11,26 +13,16 @@ def _extend(
     name: str,
     why: str,
     rows: tuple[Row, ...],
-    *,
-    num_heads: int | None = None,
-    block_size: int = 64,
-    spare: int = 1,
-    query_scale: float = 1.0,
-    softmax_scale: float | None = None,
-    fixed: tuple[str, ...] = (),
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
         why=why,
         rules=("S-2", "S-4", "S-5", "S-7", "S-9"),
         rows=rows,
-        num_heads=num_heads,
-        block_size=block_size,
-        spare=spare,
-        query_scale=query_scale,
-        softmax_scale=softmax_scale,
-        fixed=fixed,
+        **more,
     )
 
 

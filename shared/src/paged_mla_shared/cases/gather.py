@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "gather"
@@ -12,15 +14,9 @@ def _gather(
     why: str,
     rows: tuple[Row, ...],
     block_size: int = 64,
-    *,
-    cache_elements: int = 0,
-    token_padding: int = 0,
-    block_padding: int = 0,
-    strided_inputs: bool = False,
-    spare: int = 1,
-    then: tuple[tuple[Row, ...], ...] = (),
-    fixed: tuple[str, ...] = (),
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
@@ -29,13 +25,7 @@ def _gather(
         rows=rows,
         num_heads=1,
         block_size=block_size,
-        cache_elements=cache_elements,
-        token_padding=token_padding,
-        block_padding=block_padding,
-        strided_inputs=strided_inputs,
-        spare=spare,
-        then=then,
-        fixed=fixed,
+        **more,
     )
 
 

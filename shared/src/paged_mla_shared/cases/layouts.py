@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, TableTail
 from paged_mla_shared.problem import Mask
 
@@ -16,16 +18,10 @@ def _layout(
     why: str,
     *,
     rows: tuple[Row, ...] = _ROWS,
-    block_size: int = 64,
-    token_padding: int = 0,
-    block_padding: int = 0,
-    strided_inputs: bool = False,
-    table_tail: TableTail = TableTail.INT32_MAX,
-    table_width: int = 3,
     num_heads: int = 6,
-    mask: Mask = Mask.CAUSAL,
-    fixed: tuple[str, ...] = (),
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
@@ -33,14 +29,7 @@ def _layout(
         rules=("S-1", "S-9"),
         rows=rows,
         num_heads=num_heads,
-        mask=mask,
-        block_size=block_size,
-        token_padding=token_padding,
-        block_padding=block_padding,
-        strided_inputs=strided_inputs,
-        table_tail=table_tail,
-        table_width=table_width,
-        fixed=fixed,
+        **more,
     )
 
 

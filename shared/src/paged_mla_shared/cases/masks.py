@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling
 
@@ -9,42 +11,39 @@ GROUP = "masks"
 
 _TREES = (Row(70, 8), Row(3, 3), Row(140, 12))
 
+
+def _masked(mask: Mask = Mask.TREE, rules: tuple[str, ...] = ("S-4", "S-14"), **more: Any) -> Case:
+    """Return a case of the group, with a tree unless told otherwise; `more` are fields of Case."""
+    return Case(group=GROUP, mask=mask, rules=rules, **more)
+
+
 CASES = (
     *(
-        Case(
-            group=GROUP,
+        _masked(
             name=f"tree-{spelling}",
             why="the mask's memory layout",
-            rules=("S-4", "S-14"),
             rows=_TREES,
             num_heads=8,
-            mask=Mask.TREE,
             mask_spelling=spelling,
         )
         for spelling in MaskSpelling
     ),
     *(
-        Case(
-            group=GROUP,
+        _masked(
             name=f"tree-{spelling}-ragged-padded",
             why="rows without queries must not shift the mask of the next",
-            rules=("S-4", "S-14"),
             rows=(Row(0, 0), Row(66, 2), Row(40, 0), Row(50, 11), Row(64, 1)),
             num_heads=5,
-            mask=Mask.TREE,
             mask_spelling=spelling,
         )
         for spelling in MaskSpelling
     ),
     *(
-        Case(
-            group=GROUP,
+        _masked(
             name=f"tree-{spelling}-64",
             why="every node of wide trees, behind contexts, beside padded rows of several tokens",
-            rules=("S-4", "S-14"),
             rows=(Row(0, 3), Row(4164, 64), Row(0, 1), Row(33, 33), Row(130, 65), Row(64, 60)),
             num_heads=1,
-            mask=Mask.TREE,
             mask_spelling=spelling,
             tree=tree,
             padded_tokens=5,
@@ -52,42 +51,33 @@ CASES = (
         for spelling, tree in zip(MaskSpelling, (Tree.RANDOM, Tree.CHAIN, Tree.RANDOM), strict=True)
     ),
     *(
-        Case(
-            group=GROUP,
+        _masked(
             name=f"tree-{spelling}-far-node",
             why="a leaf that sees the last bits of each word",
-            rules=("S-4", "S-14"),
             rows=(Row(64, 64), Row(40, 32)),
             num_heads=2,
-            mask=Mask.TREE,
             mask_spelling=spelling,
             tree=Tree.CHAIN,
         )
         for spelling in MaskSpelling
     ),
     *(
-        Case(
-            group=GROUP,
+        _masked(
             name=f"tree-{spelling}-33k",
             why="a mask behind 2^15 keys, and what follows it",
-            rules=("S-4", "S-14"),
             rows=(Row(33010, 40), Row(0, 2), Row(70, 64)),
             num_heads=1,
-            mask=Mask.TREE,
             mask_spelling=spelling,
         )
         for spelling in (MaskSpelling.FULL, MaskSpelling.PACKED)
     ),
     *(
-        Case(
-            group=GROUP,
+        _masked(
             name=f"tree-{spelling}-h{heads}-bs{block_size}",
             why="a mask under folded heads, over blocks of another size",
-            rules=("S-4", "S-14"),
             rows=(Row(50, 9), Row(0, 1), Row(200, 5), Row(17, 17)),
             num_heads=heads,
             block_size=block_size,
-            mask=Mask.TREE,
             mask_spelling=spelling,
         )
         for spelling, heads, block_size in zip(
@@ -98,8 +88,7 @@ CASES = (
         )
     ),
     *(
-        Case(
-            group=GROUP,
+        _masked(
             name=f"non-causal-{name}",
             why="no boundary but the row's length, over blocks of another size",
             rules=("S-4",),
@@ -115,8 +104,7 @@ CASES = (
             ("scores-large", 3, 48, 1e3),
         )
     ),
-    Case(
-        group=GROUP,
+    _masked(
         name="non-causal-softmax-scale",
         why="the scale is used as it is given, in views of a cache with gaps too",
         rules=("S-4", "S-5"),
@@ -128,8 +116,7 @@ CASES = (
         token_padding=32,
         strided_inputs=True,
     ),
-    Case(
-        group=GROUP,
+    _masked(
         name="non-causal-steps",
         why="rows of other lengths on one runner",
         rules=("S-4", "S-17"),
@@ -138,8 +125,7 @@ CASES = (
         num_heads=3,
         mask=Mask.NON_CAUSAL,
     ),
-    Case(
-        group=GROUP,
+    _masked(
         name="non-causal-padded",
         why="all keys of rows beside padded ones and padded tokens",
         rules=("S-4", "S-6"),
@@ -148,29 +134,23 @@ CASES = (
         mask=Mask.NON_CAUSAL,
         padded_tokens=7,
     ),
-    Case(
-        group=GROUP,
+    _masked(
         name="tree-packed-wide-lines",
         why="packed lines wider than their nodes need, as of engines that count in words",
         rules=("S-9", "S-14"),
         rows=(Row(70, 8), Row(0, 2), Row(140, 12)),
         num_heads=4,
-        mask=Mask.TREE,
         mask_spelling=MaskSpelling.PACKED,
         packed_padding=6,
     ),
-    Case(
-        group=GROUP,
+    _masked(
         name="tree-full-300-rows",
         why="the base of a mask after many rows of any length, padded ones among them",
-        rules=("S-4", "S-14"),
         rows=tuple(Row(0 if i % 9 == 4 else 20 + i % 40, 1 + i % 4) for i in range(300)),
         num_heads=1,
-        mask=Mask.TREE,
         mask_spelling=MaskSpelling.FULL,
     ),
-    Case(
-        group=GROUP,
+    _masked(
         name="non-causal-edges",
         why="without a causal mask the boundary is the row's length, not the tile's",
         rules=("S-4",),
@@ -178,8 +158,7 @@ CASES = (
         num_heads=6,
         mask=Mask.NON_CAUSAL,
     ),
-    Case(
-        group=GROUP,
+    _masked(
         name="non-causal-prompt",
         why="early queries see later keys of their own chunk",
         rules=("S-4",),

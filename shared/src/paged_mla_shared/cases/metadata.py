@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
@@ -14,16 +16,9 @@ def _metadata(
     name: str,
     why: str,
     rows: tuple[Row, ...],
-    *,
-    block_size: int = 64,
-    mask: Mask = Mask.CAUSAL,
-    tree: Tree = Tree.RANDOM,
-    padded_tokens: int = 0,
-    table_tail: TableTail = TableTail.INT32_MAX,
-    cache_blocks: int = 0,
-    spare: int = 1,
-    fixed: tuple[str, ...] = (),
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
@@ -31,14 +26,7 @@ def _metadata(
         rules=("S-1", "S-2", "S-3"),
         rows=rows,
         num_heads=1,
-        block_size=block_size,
-        mask=mask,
-        tree=tree,
-        padded_tokens=padded_tokens,
-        table_tail=table_tail,
-        cache_blocks=cache_blocks,
-        spare=spare,
-        fixed=fixed,
+        **more,
     )
 
 

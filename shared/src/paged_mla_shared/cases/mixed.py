@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "mixed"
@@ -21,9 +23,9 @@ def _mixed(
     rows: tuple[Row, ...],
     *,
     num_heads: int | None = 5,
-    block_size: int = 64,
-    padded_tokens: int = 0,
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
@@ -31,8 +33,7 @@ def _mixed(
         rules=("S-2", "S-3", "S-4", "S-6"),
         rows=rows,
         num_heads=num_heads,
-        block_size=block_size,
-        padded_tokens=padded_tokens,
+        **more,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, TableTail
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
@@ -20,15 +22,11 @@ def _replay(
     name: str,
     why: str,
     *steps: tuple[Row, ...],
-    mask: Mask = Mask.CAUSAL,
-    padded_tokens: int = 0,
     num_heads: int = 8,
-    mask_spelling: MaskSpelling = MaskSpelling.QLEN,
-    spare: int = 1,
-    block_size: int = 64,
-    rope: Rope | None = None,
     table_tail: TableTail = TableTail.FOREIGN,
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=name,
@@ -37,13 +35,8 @@ def _replay(
         rows=steps[0],
         then=steps[1:],
         num_heads=num_heads,
-        mask=mask,
-        mask_spelling=mask_spelling,
-        spare=spare,
-        block_size=block_size,
-        rope=rope,
-        padded_tokens=padded_tokens,
         table_tail=table_tail,
+        **more,
     )
 
 

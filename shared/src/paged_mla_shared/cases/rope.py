@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, Rope, RopePairing, Yarn
 
@@ -24,12 +26,9 @@ def _rope(
     theta: float = 10000.0,
     yarn: Yarn | None = None,
     num_heads: int = 6,
-    tree: Tree = Tree.RANDOM,
-    padded_tokens: int = 0,
-    strided_inputs: bool = False,
-    block_size: int = 64,
-    then: tuple[tuple[Row, ...], ...] = (),
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=f"{pairing}-{name}",
@@ -38,12 +37,8 @@ def _rope(
         rows=rows,
         num_heads=num_heads,
         mask=mask,
-        tree=tree,
-        padded_tokens=padded_tokens,
-        strided_inputs=strided_inputs,
-        block_size=block_size,
-        then=then,
         rope=Rope(pairing, theta=theta, yarn=yarn),
+        **more,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.problem import Mask, MaskSpelling
 
@@ -25,13 +27,9 @@ def _tree(
     rows: tuple[Row, ...],
     *,
     num_heads: int | None = 16,
-    tree: Tree = Tree.RANDOM,
-    block_size: int = 64,
-    spare: int = 1,
-    query_scale: float = 1.0,
-    softmax_scale: float | None = None,
-    mask_spelling: MaskSpelling = MaskSpelling.QLEN,
+    **more: Any,
 ) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
     return Case(
         group=GROUP,
         name=f"tree-{name}",
@@ -40,12 +38,7 @@ def _tree(
         rows=rows,
         num_heads=num_heads,
         mask=Mask.TREE,
-        tree=tree,
-        block_size=block_size,
-        spare=spare,
-        query_scale=query_scale,
-        softmax_scale=softmax_scale,
-        mask_spelling=mask_spelling,
+        **more,
     )
 
 
