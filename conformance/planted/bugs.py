@@ -172,7 +172,7 @@ class ThetaCap(TorchRunner):
 class YarnBase(TorchRunner):
     """Yarn's ramp takes the rope base for 10000, whatever it is."""
 
-    def ramp(self, theta: float, yarn: Yarn, dim: int) -> Tensor:  # noqa: ARG002
+    def ramp(self, theta: float, yarn: Yarn, dim: int) -> Tensor:  # noqa: ARG002 - the bug
         return super().ramp(10_000.0, yarn, dim)
 
 

@@ -1,4 +1,7 @@
-"""Backends that do what the protocol forbids: to inputs, in what they return, to the test run."""
+"""Backends that do what the protocol forbids: to inputs, in what they return, to the test run.
+
+Ignored types are the point: what is returned there is not what the protocol has.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +219,7 @@ _RUNNERS: dict[str, type[Passing]] = {
 class SkipsInPrepare(MutantBackend):
     """It will not even be prepared."""
 
-    def prepare(self, problem: Problem) -> Any:  # noqa: ARG002
+    def prepare(self, problem: Problem) -> Any:  # noqa: ARG002 - it never gets that far
         """Skip."""
         pytest.skip("not today")
 

@@ -166,8 +166,8 @@ def counted_warnings(warned: Counter[str]) -> Iterator[None]:
         category: type[Warning],
         filename: str,
         lineno: int,
-        file: TextIO | None = None,  # noqa: ARG001
-        line: str | None = None,  # noqa: ARG001
+        file: TextIO | None = None,  # noqa: ARG001 - part of the module's signature
+        line: str | None = None,  # noqa: ARG001 - likewise
     ) -> None:
         warned[warning_text(message, category, filename, lineno)] += 1
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.paging import context_lens
+from paged_mla_reference.paging import context_lens, keys_of_tokens
 from paged_mla_shared.problem import Batch
 
 _MOST_RUNS = 4  # more runs of numbers than this are no pattern
@@ -79,7 +79,7 @@ def _facts(batch: Batch) -> dict[str, NDArray[np.int64]]:
         "rows queries": spread(lengths),
         "index": index,
         "keys": spread(contexts) + index + 1,
-        "rows keys": spread(batch.seq_lens),
+        "rows keys": keys_of_tokens(batch),
         "token": np.arange(tokens),
     }
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paged_mla_conformance import compare
 from paged_mla_conformance.compare import Check
 from paged_mla_conformance.sampling import asked_tokens
-from paged_mla_reference.attention import attend
+from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.positions import metadata
@@ -40,6 +40,12 @@ class Stage:
         """Let the reference lay out `step`."""
         batch, before = materialise(step)
         return cls(step.problem, batch, before, append(step.problem, batch, before))
+
+    def answers(self, asked: NDArray[np.bool_] | None = None) -> tuple[Answer, Answer]:
+        """Return the oracle's answers, exact and rounded where the specification rounds."""
+        problem, batch, image = self.problem, self.batch, self.after
+        exact = attend(problem, batch, image, Rounding.EXACT, asked)
+        return exact, attend(problem, batch, image, Rounding.SPEC, asked)
 
 
 @dataclass
@@ -148,9 +154,7 @@ class Trial:
         again: Output,
     ) -> None:
         """Hold `again`, of some `tokens` of `stage`, against `whole`; each has its budget."""
-        exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
-        rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
-        budgets = compare.both_budgets(stage.problem, stage.batch, exact, rounded)
+        budgets = compare.both_budgets(stage.problem, stage.batch, *stage.answers())
         mine = Output(whole.out[tokens], whole.lse[tokens])
         self.checks += compare.check_same(
             rule, again, mine, (budgets[0][tokens], budgets[1][tokens])
@@ -171,13 +175,8 @@ class Trial:
     def attend(self, runner: Runner, stage: Stage) -> Output:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
         actual = runner.attend(stage.batch)
-        problem, batch = stage.problem, stage.batch
-        asked = asked_tokens(problem, batch)
-        exact, rounded = (
-            attend(problem, batch, stage.after, rounding, asked)
-            for rounding in (Rounding.EXACT, Rounding.SPEC)
-        )
-        self.checks += compare.check_output(problem, batch, actual, exact, rounded)
+        right = stage.answers(asked_tokens(stage.problem, stage.batch))
+        self.checks += compare.check_output(stage.problem, stage.batch, actual, *right)
         return actual
 
     def _compare_cache(self, runner: Runner, stage: Stage, *, rotated: bool) -> None:

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.budgets import lse_budget, out_budget
 from paged_mla_conformance.trial import Stage
-from paged_mla_reference.attention import attend
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
-from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import dtype_name
@@ -104,8 +102,7 @@ def _same(stored: dict[str, NDArray[Any]], made: dict[str, NDArray[Any]]) -> boo
 
 def _arrays(case: Case, dtype: str) -> dict[str, NDArray[Any]]:
     stage = Stage.of(build_steps(case, SMALL, dtype)[0])
-    exact = attend(stage.problem, stage.batch, stage.after, Rounding.EXACT)
-    rounded = attend(stage.problem, stage.batch, stage.after, Rounding.SPEC)
+    exact, rounded = stage.answers()
     derived, keys = metadata(stage.problem, stage.batch), keys_of_tokens(stage.batch)
     arrays: dict[str, NDArray[Any] | None] = {
         **{name: getattr(stage.batch, name) for name in stage.batch.__dataclass_fields__},

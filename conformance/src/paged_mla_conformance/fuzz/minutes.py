@@ -56,8 +56,8 @@ def search_for(search: Search, minutes: float, workers: int, first: int) -> Swee
 
 def run_round(search: Search, number: int) -> Sweep:
     """Ask numbered schedules and cases, then those that hypothesis draws from seed `number`."""
-    from paged_mla_conformance.fuzz.machine import search as search_schedules  # noqa: PLC0415
-    from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415
+    from paged_mla_conformance.fuzz.machine import search as schedules  # noqa: PLC0415 - the extra
+    from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415 - likewise
 
     backend, dims, sweep = _backend(search.factory), PRESETS[search.dims], Sweep()
     for offset in range(CASES):
@@ -67,7 +67,7 @@ def run_round(search: Search, number: int) -> Sweep:
         sweep.run(backend, dims, search.dtypes, number * SCHEDULES + offset)
     try:
         search_cases(backend, dims, search.dtypes, search.folder, examples=DRAWN_CASES, seed=number)
-        search_schedules(
+        schedules(
             backend, dims, search.dtypes[0], search.folder, examples=DRAWN_SCHEDULES, seed=number
         )
     except Exception as failure:  # a backend may raise anything
