@@ -75,8 +75,9 @@ def _join_share(
     num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr, SOURCES: tl.constexpr,
 ):  # fmt: skip
     """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
-    PAIRS: tl.constexpr = max(8 // SOURCES, 1)
-    COLUMNS: tl.constexpr = min(4096 // (PAIRS * SOURCES), R)  # as many loads with any SOURCES
+    # As many loads with any SOURCES and R.
+    PAIRS: tl.constexpr = max(4096 // (SOURCES * R), 1)
+    COLUMNS: tl.constexpr = min(4096 // (PAIRS * SOURCES), R)
     pieces = R // COLUMNS
     for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
         pair = piece // pieces * PAIRS + tl.arange(0, PAIRS)

@@ -202,7 +202,7 @@ _PRODUCTION = Scenario(
         request("long", 1300, 8),
         *(request(f"late-{i}", 2 + i % 7, 3, 1) for i in range(16)),
     ),
-    num_heads=2,
+    num_heads=1,
 )
 
 CORE: tuple[Scenario, ...] = (

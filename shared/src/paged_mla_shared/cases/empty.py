@@ -64,6 +64,7 @@ CASES = (
         "padded rows anywhere among many, the last ones too, and more padding than tokens",
         tuple(Row(0 if i % 7 == 3 or i > 256 else 3 + i % 70, 1 + i % 3) for i in range(300)),
         padded_tokens=520,
+        num_heads=2,
     ),
     *(
         _empty(
