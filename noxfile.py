@@ -123,7 +123,8 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
     Path("out").mkdir(exist_ok=True)
     session.run(
         "python",
-        *("-m", "paged_mla_optimized.aot", "--arch", arch, "--json", f"out/compile-{arch}.json"),
+        *("-m", "paged_mla_optimized.tools.aot"),
+        *("--arch", arch, "--json", f"out/compile-{arch}.json"),
         *rest,
     )
 

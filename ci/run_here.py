@@ -28,7 +28,7 @@ MODES = {
     "reserved_slot": "sglang",
     "base_2": "kernel,base-2",
 }
-"""Factories of ``paged_mla_optimized.modes``, and the profile that each is spoken to in."""
+"""Factories of ``paged_mla_optimized.backend.modes``, and the profile that each is spoken to in."""
 CANNOT_RUN_HERE = 5
 """Exit status of the suite where a backend has nothing to run on."""
 
@@ -70,7 +70,7 @@ def main() -> int:
 
 def suite_of(mode: str, prefix: str, rest: list[str]) -> list[str]:
     """Return the command that asks one mode, and writes its report."""
-    backend = ("--backend", f"paged_mla_optimized.modes:{mode}", "--profile", MODES[mode])
+    backend = ("--backend", f"paged_mla_optimized.backend.modes:{mode}", "--profile", MODES[mode])
     return ["-m", "paged_mla_conformance", *backend, "--report", f"{prefix}-{mode}.json", *rest]
 
 

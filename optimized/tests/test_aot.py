@@ -10,8 +10,8 @@ import pytest
 COMPILE_ONE = """
 import json
 from dataclasses import asdict
-from paged_mla_optimized.aot import compile_job
-from paged_mla_optimized.aot_jobs import jobs_of_arch
+from paged_mla_optimized.tools.aot import compile_job
+from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
 job = next(job for job in jobs_of_arch("{arch}") if job.name.startswith("{prefix}"))
 print(json.dumps(asdict(compile_job(job, "{arch}"))))
 """
@@ -58,7 +58,7 @@ def test_too_much_shared_memory_is_an_error():
 
 def test_refuses_the_interpreter():
     """With TRITON_INTERPRET there is nothing to compile, and it says so."""
-    command = [sys.executable, "-m", "paged_mla_optimized.aot", "--arch", "sm90"]
+    command = [sys.executable, "-m", "paged_mla_optimized.tools.aot", "--arch", "sm90"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -67,6 +67,8 @@ def test_refuses_the_interpreter():
 
 def test_a_table_needs_a_folder():
     """S-20: where the table goes is known before an hour of compiling."""
-    done = run("-m", "paged_mla_optimized.aot", "--arch", "sm90", "--json", "nowhere/table.json")
+    done = run(
+        "-m", "paged_mla_optimized.tools.aot", "--arch", "sm90", "--json", "nowhere/table.json"
+    )
     assert done.returncode == 2
     assert "nowhere/table.json" in done.stderr

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_mla_optimized.bench import peers
-from paged_mla_optimized.bench.__main__ import main, parse
-from paged_mla_optimized.bench.cases import GROUPS, MAIN, Case
-from paged_mla_optimized.bench.problem import build, error
-from paged_mla_optimized.bench.report import header, line, summary
+from paged_mla_optimized.tools.bench import peers
+from paged_mla_optimized.tools.bench.__main__ import main, parse
+from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
+from paged_mla_optimized.tools.bench.problem import build, error
+from paged_mla_optimized.tools.bench.report import header, line, summary
 
 
 def test_work_of_a_case():

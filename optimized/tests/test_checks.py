@@ -4,7 +4,8 @@ import pytest
 import torch
 from mla_step import P, R, build, config
 
-from paged_mla_optimized import PagedMla, core, device
+from paged_mla_optimized import PagedMla, core
+from paged_mla_optimized.runtime import device
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 

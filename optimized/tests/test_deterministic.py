@@ -5,7 +5,7 @@ import torch
 from mla_step import assert_close, build, dense
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.variants import MAX_FIXED_SPLITS, AttendVariant, fixed_splits
+from paged_mla_optimized.planning.families import MAX_FIXED_SPLITS, AttendVariant, fixed_splits
 
 TILES = AttendVariant(
     tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=7, min_units=1, split_tiles=2

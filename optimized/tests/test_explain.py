@@ -4,8 +4,8 @@ import torch
 from mla_step import build, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.log import LOGGER
-from paged_mla_optimized.variants import AttendVariant
+from paged_mla_optimized.planning.families import AttendVariant
+from paged_mla_optimized.runtime.log import LOGGER
 
 TILES = AttendVariant(
     tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=4, min_units=1, split_tiles=2

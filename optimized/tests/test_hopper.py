@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from paged_mla_optimized import MlaConfig, hopper
-from paged_mla_optimized.attend import choose_variant
-from paged_mla_optimized.hopper import HopperAttention, cache_fits, hopper_box, hopper_boxes
-from paged_mla_optimized.variants import FEW, PORTABLE, TILE
+from paged_mla_optimized import MlaConfig
+from paged_mla_optimized.launchers import hopper
+from paged_mla_optimized.launchers.attend import choose_variant
+from paged_mla_optimized.launchers.hopper import (
+    HopperAttention,
+    cache_fits,
+    hopper_box,
+    hopper_boxes,
+)
+from paged_mla_optimized.planning.families import FEW, PORTABLE, TILE
 from paged_mla_shared.problem import Rope, RopePairing
 
 CONFIG = MlaConfig(

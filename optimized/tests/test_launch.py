@@ -12,8 +12,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.driver import driver
 
-from paged_mla_optimized import launch
-from paged_mla_optimized.launch import Descriptors, Launcher
+from paged_mla_optimized.runtime import launch
+from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
 STREAM, FUNCTION, METADATA = 11, 22, (4, 1, 1024)
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)

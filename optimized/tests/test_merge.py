@@ -3,8 +3,8 @@ import torch
 from mla_step import R, assert_close
 
 from paged_mla_optimized import merge_partials
-from paged_mla_optimized.kernels.merge import merge_kernel
-from paged_mla_optimized.merge import merge_constants
+from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.launchers.merge import merge_constants
 from paged_mla_shared.errors import InvalidArgument
 
 

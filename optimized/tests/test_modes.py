@@ -7,10 +7,8 @@ import pytest
 import torch
 from test_backend import batch, loaded, problem
 
-from paged_mla_optimized import modes
-from paged_mla_optimized.backend import create
-from paged_mla_optimized.graph import GraphedStep
-from paged_mla_optimized.runners import graphed
+from paged_mla_optimized.backend import create, graphed, modes
+from paged_mla_optimized.stepping.graph import GraphedStep
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Output
 

@@ -5,7 +5,7 @@ import torch
 from mla_step import assert_close, build, dense
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.variants import AttendVariant
+from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_shared.errors import InvalidArgument
 
 TILES = AttendVariant(

@@ -1,6 +1,6 @@
 import pytest
 
-from paged_mla_optimized.variants import (
+from paged_mla_optimized.planning.families import (
     INTERPRETER,
     SHARED_MEMORY,
     attend_variant,

@@ -10,7 +10,7 @@ import torch
 from gpu_step import CONFIGS, Model, make_batch
 
 from paged_mla_optimized import MlaConfig, PagedMla
-from paged_mla_optimized.variants import AttendVariant
+from paged_mla_optimized.planning.families import AttendVariant
 
 TILES = AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=2, programs_per_sm=1)
 LENS = [(70, 3), (0, 0), (129, 1), (0, 5), (63, 1)]

@@ -7,9 +7,9 @@ import torch
 from gpu_step import CONFIG, Model, make_batch, random_lens, same
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.attend import choose_variant
-from paged_mla_optimized.device import device_facts
-from paged_mla_optimized.variants import PORTABLE, attend_variant
+from paged_mla_optimized.launchers.attend import choose_variant
+from paged_mla_optimized.planning.families import PORTABLE, attend_variant
+from paged_mla_optimized.runtime.device import device_facts
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
 RAGGED = [(2000, 1), (0, 0), (63, 1), (0, 1), (700, 1), (64, 1), (3900, 1), (1, 1)]

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from paged_mla_optimized import backend, modes
-from paged_mla_optimized.graph import GraphedStep
+from paged_mla_optimized import backend
+from paged_mla_optimized.backend import modes
+from paged_mla_optimized.stepping.graph import GraphedStep
 from paged_mla_shared.dims import DEEPSEEK_V3
 from paged_mla_shared.problem import Batch, Problem
 

@@ -7,11 +7,11 @@ import torch
 from paged_mla_optimized import checks, ops
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
-from paged_mla_optimized.explain import Buffer, Explanation, explain
-from paged_mla_optimized.log import LOGGER
+from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
+from paged_mla_optimized.inspect.values import check_values
+from paged_mla_optimized.planning.families import AttendVariant
+from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_optimized.values import check_values
-from paged_mla_optimized.variants import AttendVariant
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -29,7 +29,7 @@ class PagedMla:
     device : str or torch.device
         A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
     variant : AttendVariant or None
-        Tile sizes; ``None`` takes those of :mod:`paged_mla_optimized.variants`.
+        Tile sizes; ``None`` takes those of :mod:`paged_mla_optimized.planning.families`.
     workspace : float32 [n] or None
         :attr:`workspace` of another instance that runs on the same stream, at least as large;
         ``None`` allocates one. Nothing in it outlives a call.

@@ -8,16 +8,16 @@ from collections.abc import Hashable
 import torch
 
 from paged_mla_optimized import checks
-from paged_mla_optimized.append import Append
-from paged_mla_optimized.attend import Attention, choose_variant
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.device import device_facts
-from paged_mla_optimized.explain import Buffer
-from paged_mla_optimized.gather import launch_gather
-from paged_mla_optimized.plan import Plan
-from paged_mla_optimized.rotary import rope_tables
+from paged_mla_optimized.inspect.explain import Buffer
+from paged_mla_optimized.launchers.append import Append
+from paged_mla_optimized.launchers.attend import Attention, choose_variant
+from paged_mla_optimized.launchers.gather import launch_gather
+from paged_mla_optimized.launchers.rotary import rope_tables
+from paged_mla_optimized.planning.families import INTERPRETER, AttendVariant
+from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_optimized.variants import INTERPRETER, AttendVariant
 from paged_mla_shared.errors import Unsupported
 
 _LOG2_E = 1 / math.log(2)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paged_mla_optimized.merge import merge_partials
+from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.tables import RequestMap
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
 
 @torch.library.custom_op("paged_mla::merge", mutates_args=())
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge partial answers, see :func:`~paged_mla_optimized.merge.merge_partials`."""
+    """Merge partial answers, see :func:`~paged_mla_optimized.launchers.merge.merge_partials`."""
     return merge_partials(outs, lses)
 
 

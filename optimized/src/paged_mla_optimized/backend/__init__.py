@@ -1,0 +1,131 @@
+"""The package as a backend of the conformance suite: NumPy in, NumPy out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import paged_mla_optimized
+from paged_mla_optimized.backend.eager import EagerRunner
+from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_shared.backend import Capabilities, mask_name
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.problem import Problem
+
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_OPS = frozenset({"plan", "append", "attend", "merge", "gather_context"})
+_FEATURES = frozenset(
+    {
+        "mixed", "padding", "replay", "strided_cache", "strided_inputs", "explicit_slots",
+        "validation",
+    }
+)  # fmt: skip
+
+
+def create() -> TritonBackend:
+    """Return the backend on the first CUDA device, or in Triton's interpreter.
+
+    Raises
+    ------
+    RuntimeError
+        There is neither a GPU nor ``TRITON_INTERPRET=1``.
+    """
+    if is_interpreting():
+        return TritonBackend(mode="interpreter", device="Triton interpreter (CPU)")
+    if torch.cuda.is_available():
+        return TritonBackend(mode="gpu", device=torch.cuda.get_device_name())
+    raise RuntimeError("paged_mla_optimized needs a CUDA device, or TRITON_INTERPRET=1 for a CPU")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonBackend:
+    """See :class:`paged_mla_shared.backend.Backend`.
+
+    Parameters
+    ----------
+    mode, device, name, version : str
+    settings : mapping of str to value
+        What the config has beyond the problem's, by name.
+    runner : type of EagerRunner
+        How steps run.
+    left_out : frozenset of str
+        Ops that are not declared.
+    """
+
+    mode: str
+    device: str
+    name: str = "paged-mla-optimized"
+    version: str = paged_mla_optimized.__version__
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    runner: type[EagerRunner] = EagerRunner
+    left_out: frozenset[str] = frozenset()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes free for one cache."""
+        if self.mode == "gpu":
+            return int(torch.cuda.mem_get_info()[0])
+        return 1 << 30  # the interpreter is no place for more
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything but bfloat16 and huge caches in the interpreter, which computes neither."""
+        on_gpu = self.mode == "gpu"
+        dtypes = {"float32", "float16"} | ({"bfloat16"} if on_gpu else set())
+        features = _FEATURES | ({"large_offsets"} if on_gpu else set())
+        if self.settings.get("deterministic"):
+            features |= {"deterministic"}
+        return Capabilities(
+            ops=_OPS - self.left_out,
+            dtypes=frozenset(dtypes),
+            cache_formats=frozenset(_FORMATS[name] for name in dtypes),
+            block_sizes=frozenset(range(1, 257)),
+            num_heads=frozenset(range(1, 129)),
+            head_dims=frozenset({(512, 64), (256, 32), (32, 16)}),
+            masks=frozenset(MASKS),
+            ropes=frozenset({"interleaved", "neox"}),
+            features=features,
+            max_query_len=1 << 20,
+        )
+
+    def prepare(self, problem: Problem) -> EagerRunner:
+        """Build a runner; raises ``InvalidArgument`` or ``Unsupported``."""
+        config = _config(problem, self.settings)
+        if unmet := self.capabilities.unmet(problem, (), ()):
+            raise Unsupported("; ".join(unmet))
+        return self.runner(problem, config, "cuda" if self.mode == "gpu" else "cpu")
+
+
+def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
+    if problem.dtype not in _DTYPES:
+        raise InvalidArgument("dtype", problem.dtype, ", ".join(_DTYPES))
+    if problem.num_blocks < 1:
+        raise InvalidArgument("num_blocks", problem.num_blocks, ">= 1")
+    config = MlaConfig(
+        num_heads=problem.dims.num_heads,
+        softmax_scale=problem.softmax_scale,
+        block_size=problem.block_size,
+        max_rows=problem.max_rows,
+        max_query_tokens=problem.max_query_tokens,
+        max_model_len=problem.max_model_len,
+        kv_lora_rank=problem.dims.kv_lora_rank,
+        qk_rope_head_dim=problem.dims.qk_rope_head_dim,
+        dtype=_DTYPES[problem.dtype],
+        cache_format=problem.cache_format,
+        mask=mask_name(problem),
+        max_draft_tokens=problem.max_draft_tokens,
+        rope=problem.rope,
+        **settings,
+    )
+    itemsize = numpy_dtype(problem.dtype).itemsize
+    for name in ("token_padding", "block_padding"):
+        padding = getattr(problem, name)
+        if padding < 0 or padding % itemsize:
+            raise InvalidArgument(name, padding, f"a multiple of {itemsize} bytes, >= 0")
+    return config

@@ -1,0 +1,55 @@
+"""Steps under ``torch.compile``: each call of the protocol is one graph without breaks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from paged_mla_optimized.backend.eager import EagerRunner
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_shared.problem import Problem
+
+_MAX_GRAPHS = 64  # of one call, for as many kinds of shapes: schedules have more than the usual 8
+
+
+class CompiledRunner(EagerRunner):
+    """Plans in every graph, so that append and attend get their plan from an op before them."""
+
+    def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
+        super().__init__(problem, config, device)
+        torch.compiler.reset()  # graphs hold for one instance: those of others only count
+
+    def _plan(self, tensors: dict[str, torch.Tensor]) -> None:
+        _compiled(super()._plan, tensors)
+
+    def _append(self, tensors: dict[str, torch.Tensor]) -> None:
+        def step(tensors: dict[str, torch.Tensor]) -> None:
+            plan(tensors)
+            append(tensors)
+
+        plan, append = super()._plan, super()._append
+        _compiled(step, tensors)
+
+    def _attend(
+        self, tensors: dict[str, torch.Tensor], out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        def step(tensors: dict[str, torch.Tensor], out: torch.Tensor, lse: torch.Tensor) -> None:
+            plan(tensors)
+            attend(tensors, out, lse)
+
+        plan, attend = super()._plan, super()._attend
+        _compiled(step, tensors, out, lse)
+
+
+def _compiled(
+    step: Callable[..., None], tensors: dict[str, torch.Tensor], *answers: torch.Tensor
+) -> None:
+    """Run `step` as one graph, compiled when its inputs are of a kind not seen before."""
+    # The interpreter runs on the host, where Inductor would want a C++ compiler.
+    backend = "aot_eager" if is_interpreting() else "inductor"
+    with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=_MAX_GRAPHS):
+        warnings.simplefilter("default")  # compilers deprecate parts of themselves
+        torch.compile(step, fullgraph=True, backend=backend)(tensors, *answers)

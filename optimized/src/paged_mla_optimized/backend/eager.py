@@ -1,0 +1,151 @@
+"""One problem through the methods of ``PagedMla``, as the suite asks it: NumPy in, NumPy out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paged_mla_optimized import checks
+from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.backend.arrays import to_numpy, to_torch
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.launchers.merge import merge_partials
+from paged_mla_optimized.tables import RequestMap
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+
+
+class EagerRunner:
+    """See :class:`paged_mla_shared.backend.Runner`. Subclasses launch otherwise."""
+
+    def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
+        self._problem = problem
+        self._mla = PagedMla(config, device)
+        size = problem.layout.storage_bytes
+        self._storage = torch.zeros(size, dtype=torch.uint8, device=self._mla.device)
+        self._cache = _view(problem, self._storage.view(config.dtype))
+        self._planned: Batch | None = None
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Make the cache equal `image`, where it lies; only live blocks cross from the host."""
+        layout = self._problem.layout
+        if image.layout != layout:
+            raise InvalidArgument("image", "another layout", "the problem's")
+        storage, device = self._storage, self._mla.device
+        storage.view(-1, len(image.poison)).copy_(to_torch("poison", image.poison, device))
+        ids = to_torch("block_ids", image.block_ids, device)
+        storage.view(layout.num_blocks, -1)[ids] = to_torch("blocks", image.blocks, device)
+
+    def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return raw bytes uint8 [n, block_stride]."""
+        ids = to_torch("block_ids", block_ids, self._mla.device)
+        return to_numpy(self._storage.view(self._problem.num_blocks, -1)[ids])
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Check and plan `batch`; return its positions and slots."""
+        positions, slots = self._metadata(self._prepare(batch))
+        return Metadata(to_numpy(positions), to_numpy(slots))
+
+    def append(self, batch: Batch) -> None:
+        """Write the batch's latents."""
+        self._append(self._prepare(batch))
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend into buffers full of NaN, so that what is left unwritten shows."""
+        tensors = self._prepare(batch)
+        q_nope = tensors["q_nope"]
+        out = torch.full(q_nope.shape, torch.nan, dtype=q_nope.dtype, device=q_nope.device)
+        lse = torch.full(q_nope.shape[:2], torch.nan, device=q_nope.device)
+        self._attend(tensors, out, lse)
+        return Output(to_numpy(out), to_numpy(lse))
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Merge float32 partials."""
+        if not partials:
+            raise InvalidArgument("partials", "none", "at least one")
+        device = self._mla.device
+        outs = torch.stack([to_torch("out", partial.out, device) for partial in partials])
+        lses = torch.stack([to_torch("lse", partial.lse, device) for partial in partials])
+        out, lse = merge_partials(outs, lses)
+        return Output(to_numpy(out), to_numpy(lse))
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Read every row's cached latents and keys, row after row."""
+        self._prepare(batch)
+        config, device = self._mla.config, self._mla.device
+        keys = int(batch.seq_lens.sum())
+        ckv, k_pe = (
+            torch.empty(keys, width, dtype=config.dtype, device=device)
+            for width in (config.kv_lora_rank, config.qk_rope_head_dim)
+        )
+        self._mla.gather_context(self._cache, ckv, k_pe)
+        return to_numpy(ckv), to_numpy(k_pe)
+
+    def _prepare(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Check and plan `batch` unless it is the planned one; return its tensors."""
+        if batch is self._planned:
+            return self._tensors
+        device, config = self._mla.device, self._mla.config
+        tensors = {
+            name: to_torch(name, array, device)
+            for name, array in vars(batch).items()
+            if array is not None
+        }
+        num_tokens = batch.num_tokens
+        checks.check_queries(config, tensors["q_nope"], tensors["q_pe"], num_tokens, device)
+        checks.check_latents(config, tensors["ckv"], tensors["k_pe"], num_tokens, device)
+        lengths = (tensors["cu_seqlens_q"], tensors["seq_lens"], tensors["block_table"])
+        self._mla.check(
+            *lengths,
+            num_blocks=self._problem.num_blocks,
+            num_tokens=num_tokens,
+            mask=tensors.get("mask"),
+            slot_mapping=tensors.get("slot_mapping"),
+        )
+        self._plan(tensors)
+        self._planned, self._tensors = batch, tensors
+        return tensors
+
+    def _plan(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Plan the step of `tensors`, which is checked."""
+        self._mla.plan(
+            tensors["cu_seqlens_q"],
+            tensors["seq_lens"],
+            self._table(tensors),
+            num_tokens=len(tensors["q_nope"]),
+            mask=tensors.get("mask"),
+        )
+
+    def _table(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | RequestMap:
+        """Return what tells the plan where rows lie."""
+        return tensors["block_table"]
+
+    def _metadata(self, _tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return positions and slots of the planned step."""
+        return self._mla.positions, self._mla.slot_mapping
+
+    def _append(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Write the latents of the planned step."""
+        slots = tensors.get("slot_mapping")
+        self._mla.append(tensors["ckv"], tensors["k_pe"], self._cache, slots)
+
+    def _attend(
+        self, tensors: dict[str, torch.Tensor], out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        """Write the answers of the planned step."""
+        self._mla.attend(tensors["q_nope"], tensors["q_pe"], self._cache, out=out, lse=lse)
+
+
+def _view(problem: Problem, elements: torch.Tensor) -> torch.Tensor:
+    """View a cache's storage as [num_blocks, block_size, R + P]."""
+    layout, itemsize = problem.layout, elements.element_size()
+    return elements.as_strided(
+        (layout.num_blocks, layout.block_size, layout.dims.cached_dim),
+        (layout.block_stride // itemsize, layout.token_stride // itemsize, 1),
+    )

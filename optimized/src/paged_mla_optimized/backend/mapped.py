@@ -1,0 +1,24 @@
+"""Steps planned from a request map, as SGLang keeps it, in place of block tables."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.backend.eager import EagerRunner
+from paged_mla_optimized.tables import RequestMap
+
+_NO_SLOT = 2**31 - 1
+
+
+class MappedRunner(EagerRunner):
+    """Turns each block table into the map that ``plan`` builds it from again."""
+
+    def _table(self, tensors: dict[str, torch.Tensor]) -> RequestMap:
+        """Return the slots of every row, on lines in another order, and no slot past a row."""
+        lens, table = tensors["seq_lens"], tensors["block_table"]
+        size, rows = self._mla.config.block_size, len(lens)
+        key = torch.arange(table.shape[1] * size, device=lens.device)
+        slots = table.repeat_interleave(size, dim=1).long() * size + key % size
+        slots = torch.where(key < lens[:, None], slots, _NO_SLOT).int()
+        lines = torch.arange(rows, device=lens.device).flip(0)
+        return RequestMap(slots.flip(0), torch.where(lens > 0, lines, _NO_SLOT))

@@ -1,0 +1,59 @@
+"""The backend in every mode that engines run it in, one factory for each.
+
+:func:`paged_mla_optimized.backend.create` is the plain one: eager, block tables, natural lse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paged_mla_optimized.backend import TritonBackend, create
+from paged_mla_optimized.backend.compiled import CompiledRunner
+from paged_mla_optimized.backend.graphed import GraphedRunner
+from paged_mla_optimized.backend.mapped import MappedRunner
+from paged_mla_shared.errors import Unsupported
+
+
+def deterministic() -> TritonBackend:
+    """Return the backend that gives a row the same bits whatever its batch mates (S-20)."""
+    return _mode("deterministic", settings={"deterministic": True})
+
+
+def graphed() -> TritonBackend:
+    """Return the backend whose steps are replayed from CUDA graphs (S-17).
+
+    Raises
+    ------
+    Unsupported
+        There is no CUDA device to record them on.
+    """
+    backend = _mode("graphed", runner=GraphedRunner, left_out=frozenset({"gather_context"}))
+    if backend.mode != "gpu":
+        raise Unsupported(f"CUDA graphs on {backend.device}: they need a CUDA device")
+    return backend
+
+
+def compiled() -> TritonBackend:
+    """Return the backend under ``torch.compile``."""
+    return _mode("compiled", runner=CompiledRunner)
+
+
+def request_map() -> TritonBackend:
+    """Return the backend that builds its block tables from a map of requests to tokens."""
+    return _mode("request_map", runner=MappedRunner, settings={"table_multiple": 8})
+
+
+def reserved_slot() -> TritonBackend:
+    """Return the backend that never writes slot 0, for profiles whose padding lies there."""
+    return _mode("reserved_slot", settings={"reserved_slot": 0})
+
+
+def base_2() -> TritonBackend:
+    """Return the backend with its lse in base 2; what it merges has it in base e, so not merge."""
+    return _mode("base_2", settings={"lse_base": "2"}, left_out=frozenset({"merge"}))
+
+
+def _mode(name: str, **changes: Any) -> TritonBackend:
+    plain = create()
+    return replace(plain, name=f"{plain.name} {name}", **changes)

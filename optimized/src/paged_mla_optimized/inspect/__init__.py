@@ -1,0 +1,1 @@
+"""Looking at what happens: explanations, and checks of values."""

@@ -1,0 +1,157 @@
+"""What a batch gets, and why: for people, so it may wait for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.planning.families import AttendVariant, fixed_splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """One tensor that an instance holds on its device."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name:16} {self.nbytes:>12,} bytes  {self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """How one batch runs.
+
+    Parameters
+    ----------
+    kernel, why : str
+        Which kernel, and what decided for it.
+    programs : int
+        Of the attend launch; the same for every batch.
+    tile_m, tile_n, lanes : int
+        See :class:`~paged_mla_optimized.planning.families.AttendVariant`.
+    units : int
+        Key tiles of all groups of query tiles together, and what beginning each group costs.
+    part_units : int
+        Units that one part of the grid works on; the last parts may have fewer or none.
+    idle_parts : int
+    groups, cut_groups : int
+        Groups of query tiles, and how many of them several parts work on and combine joins.
+    cut : str
+        How work is cut into parts.
+    """
+
+    kernel: str
+    why: str
+    programs: int
+    tile_m: int
+    tile_n: int
+    lanes: int
+    units: int
+    part_units: int
+    idle_parts: int
+    groups: int
+    cut_groups: int
+    cut: str
+
+    def __str__(self) -> str:
+        tiles = f"{self.tile_m} (token, head) pairs x {self.tile_n} keys, {self.lanes} side by side"
+        work = f"{self.units} units (key tiles and starts) in {self.groups} groups"
+        lines = (
+            f"kernel  {self.kernel}: {self.why}",
+            f"tiles   {tiles}",
+            f"grid    {self.programs} programs, {self.idle_parts} parts idle",
+            f"work    {work}, {self.part_units} for each part",
+            f"splits  {self.cut}; {self.cut_groups} groups are joined by combine",
+        )
+        return "\n".join(lines)
+
+
+def explain(
+    config: MlaConfig,
+    variant: AttendVariant,
+    *,
+    programs: int,
+    arch: str,
+    query_lens: list[int],
+    seq_lens: list[int],
+) -> Explanation:
+    """Follow the schedule of ``kernels/plan.py`` on the host."""
+    rows = [
+        (query_len * config.num_heads, -(-seq_len // variant.tile_n))
+        for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
+        if seq_len > 0
+    ]
+    lanes = variant.lanes if config.deterministic else _choose_lanes(rows, variant)
+    shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
+    parts = programs // lanes
+    overhead = 0 if config.deterministic else variant.overhead
+    part_units, overhead = _choose_length(shapes, parts, variant.min_units, overhead)
+    units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
+    if config.deterministic:
+        most = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+        cut_groups = sum(
+            groups
+            for groups, tiles in shapes
+            if 0 < groups <= most // 2 and tiles > variant.split_tiles
+        )
+        cut = f"at most {most} a row, of {variant.split_tiles} key tiles or more (deterministic)"
+    else:
+        cut_groups = _cut_by_parts(shapes, part_units, overhead)
+        cut = "equal shares of the grid"
+    queries = f"{config.num_heads} heads x {config.tile_query_len} queries"
+    return Explanation(
+        kernel=f"{variant.family} attend on {arch}",
+        why=f"{queries}, {config.dtype}, mask {config.mask}",
+        programs=programs,
+        tile_m=variant.tile_m,
+        tile_n=variant.tile_n,
+        lanes=lanes,
+        units=units,
+        part_units=part_units,
+        idle_parts=parts - -(-units // part_units),
+        groups=sum(groups for groups, _ in shapes),
+        cut_groups=cut_groups,
+        cut=cut,
+    )
+
+
+def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
+    """Return the most lanes that leave few of them without a query tile."""
+
+    def spent(lanes: int) -> int:
+        return lanes * sum(-(-pairs // (variant.tile_m * lanes)) * tiles for pairs, tiles in rows)
+
+    options = (1 << step for step in range(variant.lane_steps + 1))
+    return max(lanes for lanes in options if spent(lanes) * 16 <= spent(1) * 17)
+
+
+def _choose_length(
+    shapes: list[tuple[int, int]], parts: int, min_units: int, overhead: int
+) -> tuple[int, int]:
+    """Return the units of a part and the overhead, 0 where even rows fit in whole or in pieces."""
+    share = max(-(-sum(groups * tiles for groups, tiles in shapes) // parts), min_units)
+    lengths = {tiles for groups, tiles in shapes if groups > 0}
+    if len(lengths) == 1:
+        row = lengths.pop()
+        pieces = max(row // share, 1)
+        fitted = -(-share // row) * row if share > row else -(-row // pieces)
+        if (share > row or row % pieces == 0) and (fitted - share) * 32 <= share:
+            return fitted, 0
+    counted = sum(groups * (tiles + overhead) for groups, tiles in shapes)
+    return max(-(-counted // parts), min_units), overhead
+
+
+def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int, overhead: int) -> int:
+    begin, cut_groups = 0, 0
+    for groups, tiles in shapes:
+        for _ in range(groups):
+            begin += overhead
+            cut_groups += begin // part_units != (begin + tiles - 1) // part_units
+            begin += tiles
+    return cut_groups

@@ -1,0 +1,45 @@
+"""Paged scatter of this step's latents and keys (rules S-10, S-12)."""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.rope import load_rotated
+
+
+@triton.jit(do_not_specialize=["num_tokens", "reserved_slot"])
+def append_kernel(
+    ckv_ptr,  # [T, R]
+    k_pe_ptr,  # [T, P]
+    cache_ptr,  # [num_blocks, block_size, R + P]
+    slot_mapping_ptr,  # int64 [T], negative: write nothing
+    positions_ptr,  # int64 [T]
+    cos_ptr,
+    sin_ptr,
+    stride_ckv,
+    stride_k_pe,
+    stride_slots,
+    stride_cache_block,
+    stride_cache_token,
+    num_tokens,
+    block_size,
+    reserved_slot,  # write nothing there either; -1 for none
+    R: tl.constexpr,
+    P: tl.constexpr,
+    ROPE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    is_token = token < num_tokens
+    slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=is_token, other=-1)
+    live = (slot >= 0) & (slot != reserved_slot)
+    position = tl.load(positions_ptr + token, mask=live, other=0)
+    row = cache_ptr + slot // block_size * stride_cache_block
+    row += slot % block_size * stride_cache_token
+
+    column = tl.arange(0, R)
+    source = ckv_ptr + token[:, None] * stride_ckv + column[None, :]
+    ckv = tl.load(source, mask=live[:, None])
+    tl.store(row[:, None] + column[None, :], ckv, mask=live[:, None])
+
+    k_pe = load_rotated(k_pe_ptr + token * stride_k_pe, position, live, cos_ptr, sin_ptr, P, ROPE)
+    tl.store(row[:, None] + R + tl.arange(0, P)[None, :], k_pe, mask=live[:, None])

@@ -1,0 +1,203 @@
+"""Joins partial answers of one group by their lse (rule S-8).
+
+Axis 0 of the grid numbers the parts of the attend kernel. All parts that worked on a group but its
+last share its joining: a group cut into many parts is joined by many programs. Axis 1 shares it
+out further. With FIXED_SPLITS axis 0 has `groups` programs for every row, each of which takes every
+`groups`-th group of it, and axis 2 numbers the shares. The last programs along axis 0 give padding
+``(0, -inf)``.
+
+The plan describes what a part joins, so that little is left to find out once the partials are
+there: first part and number of the partials, or 0 of them; first token of the row; index of the
+group's first pair in the row, and how many of its pairs exist.
+
+How the partials of a pair are added depends on their number alone (S-17, S-20).
+"""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.schedule import fixed_split, lanes_of_group
+
+
+@triton.jit
+def _blank(
+    token, slot_mapping_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head, num_tokens, num_heads, R: tl.constexpr,
+):  # fmt: skip
+    """Write (0, -inf) for a token that has no slot, since it is padding."""
+    slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=0)
+    line = token.to(tl.int64)
+    if slot < 0:
+        zeros = tl.zeros([R], out_ptr.dtype.element_ty)
+        for head in range(num_heads):
+            at = line * stride_out_token + head * stride_out_head
+            tl.store(out_ptr + at + tl.arange(0, R), zeros)
+            at = line * stride_lse_token + head * stride_lse_head
+            tl.store(lse_ptr + at, float("-inf"))
+
+
+@triton.jit
+def _join(
+    partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, column, R: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr, PAIRS: tl.constexpr, SOURCES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Return out [PAIRS, COLUMNS] and lse [PAIRS], from SOURCES partials at a time."""
+    acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
+    peak = tl.full([PAIRS], float("-inf"), tl.float32)
+    total = tl.zeros([PAIRS], tl.float32)
+    for begin in range(0, count, SOURCES):
+        source = begin + tl.arange(0, SOURCES)
+        slot = first + source
+        if FIXED_SPLITS == 0:  # the first part stored its tail, in its second slot; others a head
+            slot = slot * 2 + tl.where(source == 0, 1, 0)
+        at = (slot.to(tl.int64) * group_m)[None, :] + pair[:, None]  # [PAIRS, SOURCES]
+        inside = (source < count)[None, :]
+        lse = tl.load(partial_lse_ptr + at, mask=inside, other=float("-inf"))
+        out_at = partial_out_ptr + at[:, :, None] * R + column[None, None, :]
+        out = tl.load(out_at, mask=inside[:, :, None], other=0.0)
+        out = tl.where((lse == float("-inf"))[:, :, None], 0.0, out)  # it may hold anything
+        new_peak = tl.maximum(peak, tl.max(lse, axis=1))
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weight = tl.exp(lse - shift[:, None])
+        keep = tl.exp(peak - shift)
+        total = total * keep + tl.sum(weight, axis=1)
+        acc = acc * keep[:, None] + tl.sum(weight[:, :, None] * out, axis=1)
+        peak = new_peak
+    is_empty = peak == float("-inf")
+    divisor = tl.where(is_empty, 1.0, total)
+    return acc / divisor[:, None], tl.where(is_empty, peak, peak + tl.log(divisor))
+
+
+@triton.jit
+def _join_share(
+    partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
+    num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr, SOURCES: tl.constexpr,
+):  # fmt: skip
+    """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
+    # As many loads with any SOURCES and R.
+    PAIRS: tl.constexpr = max(4096 // (SOURCES * R), 1)
+    COLUMNS: tl.constexpr = min(4096 // (PAIRS * SOURCES), R)
+    pieces = R // COLUMNS
+    for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
+        pair = piece // pieces * PAIRS + tl.arange(0, PAIRS)
+        column = piece % pieces * COLUMNS + tl.arange(0, COLUMNS)
+        out, lse = _join(
+            partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, column,
+            R, FIXED_SPLITS, PAIRS, SOURCES, COLUMNS,
+        )  # fmt: skip
+        token = (start + (first_pair + pair) // num_heads).to(tl.int64)
+        head = ((first_pair + pair) % num_heads).to(tl.int64)
+        live = pair < alive
+        at = token * stride_out_token + head * stride_out_head
+        out = out.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at[:, None] + column[None, :], out, mask=live[:, None])
+        if piece % pieces == 0:
+            tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+
+
+@triton.jit
+def _join_group(
+    partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
+    num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Join a share of a group, with as many partials at a time as it has, up to 128."""
+    for step in tl.static_range(7):
+        if (count > 1 << step) & ((count <= 2 << step) | (step == 6)):
+            _join_share(
+                partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
+                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair, alive,
+                first, count, share, shares, num_heads, group_m, R, FIXED_SPLITS, 2 << step,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["joins", "groups", "num_tokens", "stride_lse_token",
+                               "stride_lse_head"])  # fmt: skip
+def combine_kernel(
+    cut_ptr,
+    joins_ptr,  # int32 [parts, 8]
+    token_starts_ptr,
+    row_lens_ptr,
+    slot_mapping_ptr,  # int64 [T]
+    partial_out_ptr,  # float32 [slots, lanes, TILE_M, R]
+    partial_lse_ptr,  # float32 [slots, lanes, TILE_M]
+    out_ptr,  # [T, H, R]
+    lse_ptr,  # float32 [T, H]
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    joins,  # programs along axis 0 that join
+    groups,  # programs that share the groups of a row, with FIXED_SPLITS
+    num_tokens,
+    num_heads,
+    R: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
+):
+    program = tl.program_id(0)
+    worker = tl.program_id(1)
+    workers = tl.num_programs(1)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    if program >= joins:
+        if tl.program_id(2) == 0:
+            _blank(
+                (program - joins) * workers + worker, slot_mapping_ptr, out_ptr, lse_ptr,
+                stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, num_tokens,
+                num_heads, R,
+            )  # fmt: skip
+        return
+
+    group_m = lanes_of_group(cut_ptr) * TILE_M
+    if FIXED_SPLITS > 0:
+        row = program // groups
+        group = program % groups
+        row_groups, splits, _ = fixed_split(
+            token_starts_ptr, row_lens_ptr, row, num_heads, group_m,
+            TILE_N, SPLIT_TILES, FIXED_SPLITS,
+        )  # fmt: skip
+        count = tl.where((group < row_groups) & (splits > 1), splits, 0)
+        start = tl.load(token_starts_ptr + row)
+        pairs = (tl.load(token_starts_ptr + row + 1) - start) * num_heads
+        share = tl.program_id(2)
+        shares = tl.num_programs(2)
+    else:
+        join_ptr = joins_ptr + program * 8
+        first = tl.load(join_ptr)
+        count = tl.load(join_ptr + 1)
+        start = tl.load(join_ptr + 2)
+        first_pair = tl.load(join_ptr + 3)
+        alive = tl.load(join_ptr + 4)
+        share = program - first
+        shares = count - 1
+    if OVERLAP:
+        # For the partials. One program waits in any case, so that this kernel, and what waits for
+        # it, ends after the attend kernel.
+        is_first = program + worker == 0
+        if (count > 0) | is_first:
+            tl.extra.cuda.gdc_wait()
+    share = share * workers + worker
+    shares = shares * workers
+    if count == 0:
+        return
+    if FIXED_SPLITS > 0:
+        while group < row_groups:
+            first_pair = group * group_m
+            _join_group(
+                partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
+                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair,
+                tl.minimum(pairs - first_pair, group_m), row * FIXED_SPLITS + group * splits,
+                splits, share, shares, num_heads, group_m, R, FIXED_SPLITS,
+            )  # fmt: skip
+            group += groups
+    else:
+        _join_group(
+            partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+            stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
+            shares, num_heads, group_m, R, FIXED_SPLITS,
+        )  # fmt: skip

@@ -1,0 +1,285 @@
+"""What one step needs to know about itself, derived on the device (rules S-1, S-2, S-3, S-14).
+
+The first program of `schedule_kernel` turns lengths into prefix sums; the others build the block
+table, where the engine brings a request map. Row `num_rows` is a pseudo-row
+of length 0 that owns the padded tokens. `token_kernel` gives every token its position and slot
+and packs its line of the draft tree; it also finds the share of each program of the grid.
+"""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.schedule import (
+    count_at_most,
+    group_of_unit,
+    lanes_of_group,
+    place_of_part,
+)
+
+
+@triton.jit
+def _build_table(
+    program, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr, stride_request,
+    stride_slot, stride_ids, stride_lens, block_size, width, fill, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Write ENTRIES entries of one row's block table; past the row they are `fill`."""
+    programs_of_row = tl.cdiv(width, ENTRIES)
+    row = program // programs_of_row
+    entry = program % programs_of_row * ENTRIES + tl.arange(0, ENTRIES)
+    seq_len = tl.load(seq_lens_ptr + row * stride_lens)
+    request = tl.load(request_ids_ptr + row * stride_ids, mask=seq_len > 0, other=0).to(tl.int64)
+    key = entry.to(tl.int64) * block_size
+    exists = key < seq_len
+    at = request * stride_request + key * stride_slot
+    slot = tl.load(req_to_token_ptr + at, mask=exists, other=0)
+    block = tl.where(exists, slot // block_size, fill)
+    tl.store(table_ptr + row.to(tl.int64) * width + entry, block, mask=entry < width)
+
+
+@triton.jit
+def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANE_STEPS: tl.constexpr):
+    """Return the most lanes, up to ``2 ** LANE_STEPS``, that leave few without a query tile.
+
+    More lanes read a key less often, but a group with fewer query tiles than lanes idles the rest.
+    """
+    most = tl.sum(tl.cdiv(pairs, TILE_M).to(tl.int64) * key_tiles)
+    lanes = tl.full([], 1, tl.int64)
+    for step in tl.static_range(1, LANE_STEPS + 1):
+        groups = tl.cdiv(pairs, TILE_M << step)
+        spent = tl.sum(groups.to(tl.int64) * key_tiles) << step
+        lanes = tl.where(spent * 16 <= most * 17, 1 << step, lanes)
+    return lanes
+
+
+@triton.jit
+def _choose_length(
+    groups, key_tiles, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr,
+    OVERHEAD: tl.constexpr,
+):  # fmt: skip
+    """Return the units of a part, and the overhead that is counted for each group.
+
+    An equal share; or, where all rows are as long, a little more, so that cuts fall between rows
+    or at equal places in each. Fewer partial answers, and fewer starts with nothing in flight,
+    outweigh the lost balance, and every part has as many starts.
+    """
+    total = tl.sum(groups.to(tl.int64) * key_tiles)
+    parts = PROGRAMS // lanes
+    share = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
+    row = tl.maximum(tl.max(tl.where(groups > 0, key_tiles, 0)), 1).to(tl.int64)
+    is_even = total == row * tl.sum(tl.where(key_tiles > 0, groups, 0))  # one length of rows
+    pieces = tl.maximum(row // share, 1)
+    fitted = tl.where(share > row, tl.cdiv(share, row) * row, tl.cdiv(row, pieces))
+    fits = is_even & ((share > row) | (row % pieces == 0)) & ((fitted - share) * 32 <= share)
+    counted = total + OVERHEAD * tl.sum(tl.where(key_tiles > 0, groups, 0))
+    length = tl.where(fits, fitted, tl.maximum(tl.cdiv(counted, parts), MIN_UNITS))
+    return length, tl.where(fits, 0, OVERHEAD).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "fill"])
+def schedule_kernel(
+    cu_seqlens_q_ptr,  # int32 [B + 1]
+    seq_lens_ptr,  # int32 [B]
+    req_to_token_ptr,  # int32 [requests, tokens], read by all programs but the first
+    request_ids_ptr,  # [B], likewise
+    token_starts_ptr,  # out int32 [B + 2]
+    row_lens_ptr,  # out int32 [B + 1]
+    key_starts_ptr,  # out int32 [B + 2]; entry 0 holds 0 already
+    unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
+    cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead
+    mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
+    table_ptr,  # out int32 [B, width]
+    stride_cu,
+    stride_lens,
+    stride_request,
+    stride_slot,
+    stride_ids,
+    num_rows,
+    num_tokens,
+    num_heads,
+    block_size,
+    width,
+    fill,
+    MASK: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    LANE_STEPS: tl.constexpr,  # doublings of one lane, at most
+    FIXED_LANES: tl.constexpr,  # as many always
+    PROGRAMS: tl.constexpr,  # of the attend kernel
+    MIN_UNITS: tl.constexpr,
+    OVERHEAD: tl.constexpr,  # key tiles that beginning a group is worth
+    ROWS: tl.constexpr,  # power of two >= B + 2
+    ENTRIES: tl.constexpr,  # table entries of one program
+):
+    if tl.program_id(0) > 0:
+        _build_table(
+            tl.program_id(0) - 1, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr,
+            stride_request, stride_slot, stride_ids, stride_lens, block_size, width, fill, ENTRIES,
+        )  # fmt: skip
+        return
+    row = tl.arange(0, ROWS)
+    is_row = row <= num_rows
+    starts = tl.load(cu_seqlens_q_ptr + row * stride_cu, mask=is_row, other=num_tokens)
+    is_real = row < num_rows
+    ends = tl.load(cu_seqlens_q_ptr + (row + 1) * stride_cu, mask=is_real, other=num_tokens)
+    seq_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
+    query_lens = tl.where(is_row, ends - starts, 0)
+
+    pairs = query_lens * num_heads
+    key_tiles = tl.cdiv(seq_lens, TILE_N)
+    if FIXED_LANES:
+        lanes = tl.full([], 1 << LANE_STEPS, tl.int64)
+    else:
+        lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
+    groups = tl.cdiv(pairs, (lanes * TILE_M).to(tl.int32))
+    length, overhead = _choose_length(groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD)
+    units = tl.where(key_tiles > 0, groups * (key_tiles + overhead), 0)
+    unit_ends = tl.cumsum(units)
+    tl.store(cut_ptr, length)
+    tl.store(cut_ptr + 1, lanes)
+    tl.store(cut_ptr + 2, tl.sum(units))
+    tl.store(cut_ptr + 3, overhead)
+
+    tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
+    tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
+    tl.store(key_starts_ptr + row + 1, tl.cumsum(seq_lens), mask=is_row)
+    tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
+
+    if MASK == "tree:qlen" or MASK == "tree:full":
+        columns = query_lens if MASK == "tree:qlen" else seq_lens
+        elements = query_lens.to(tl.int64) * columns
+        tl.store(mask_starts_ptr + row, tl.cumsum(elements) - elements, mask=is_row)
+
+
+@triton.jit
+def _tree_bits(
+    mask_ptr, stride_line, stride_element, token, index, column, inside, start, seq_len, query_len,
+    MASK: tl.constexpr,
+):  # fmt: skip
+    """Return 0 or 1 for (token, draft node) pairs in any spelling, int32 [TOKENS, 32]."""
+    if MASK == "tree:packed":
+        at = token.to(tl.int64) * stride_line
+        byte = tl.load(
+            mask_ptr + at[:, None] + (column // 8)[None, :] * stride_element, mask=inside, other=0
+        )
+        bits = (byte.to(tl.int32) >> (column % 8)[None, :]) & 1
+    else:
+        if MASK == "tree:full":
+            line = start + index.to(tl.int64) * seq_len + (seq_len - query_len)
+        else:
+            line = start + index.to(tl.int64) * query_len
+        byte = tl.load(
+            mask_ptr + (line[:, None] + column[None, :]) * stride_element, mask=inside, other=0
+        )
+        bits = (byte != 0).to(tl.int32)
+    return bits
+
+
+@triton.jit
+def _describe_parts(
+    part, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr, joins_ptr,
+    num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):  # fmt: skip
+    """Find where parts begin, which programs work on them, and what their beginnings cut."""
+    length = tl.load(cut_ptr)
+    total = tl.load(cut_ptr + 2)
+    unit = part * length
+    row = count_at_most(unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
+    group, begin, end = group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N)
+    exists = unit < total
+    lanes = lanes_of_group(cut_ptr)
+    used = tl.cdiv(total, length).to(tl.int32)
+    place = place_of_part(part, programs // lanes, used)
+    for lane in tl.static_range(1 << LANE_STEPS):
+        program = place * lanes + lane
+        share_ptr = shares_ptr + program * 4
+        inside = (lane < lanes) & (program < programs)
+        tl.store(share_ptr, tl.where(exists, tl.maximum(unit, begin), total), mask=inside)
+        tl.store(share_ptr + 1, tl.minimum(unit + length, total), mask=inside)
+        tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
+        tl.store(share_ptr + 3, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
+    first = begin // length
+    count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0)
+    start = tl.load(token_starts_ptr + row)
+    query_len = tl.load(token_starts_ptr + row + 1) - start
+    group_m = lanes * TILE_M
+    join_ptr = joins_ptr + (part - 1) * 8
+    inside = (part > 0) & (part <= programs)
+    alive = tl.minimum(query_len * num_heads - group * group_m, group_m)
+    tl.store(join_ptr, first.to(tl.int32), mask=inside)
+    tl.store(join_ptr + 1, count.to(tl.int32), mask=inside)
+    tl.store(join_ptr + 2, start, mask=inside)
+    tl.store(join_ptr + 3, group * group_m, mask=inside)
+    tl.store(join_ptr + 4, alive, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "programs", "stride_table_row"])
+def token_kernel(
+    unit_starts_ptr,
+    cut_ptr,
+    token_starts_ptr,
+    row_lens_ptr,
+    mask_starts_ptr,
+    block_table_ptr,  # int32 [B, M]
+    mask_ptr,  # uint8, in the problem's spelling
+    positions_ptr,  # out int64 [T]
+    slot_mapping_ptr,  # out int64 [T]
+    tree_words_ptr,  # out int32 [T, TREE_WORDS]
+    shares_ptr,  # out int64 [programs, 4]: units [unit, end), row, first partial
+    joins_ptr,  # out int32 [parts, 8], see ``combine.py``
+    stride_table_row,
+    stride_table_col,
+    stride_mask_line,
+    stride_mask_element,
+    num_rows,
+    num_tokens,
+    programs,  # of the attend kernel: it has at most so many parts
+    num_heads,
+    block_size,
+    MASK: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    LANE_STEPS: tl.constexpr,
+    TREE_WORDS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    if tl.program_id(0) * TOKENS <= programs:
+        _describe_parts(
+            token, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr,
+            joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS, SEARCH_STEPS,
+        )  # fmt: skip
+    row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
+    start = tl.load(token_starts_ptr + row)
+    query_len = tl.load(token_starts_ptr + row + 1) - start
+    seq_len = tl.load(row_lens_ptr + row)
+    present = (token < num_tokens) & (seq_len > 0)
+    index = token - start
+    key = seq_len - query_len + index  # where the token lies in its row: S-3, "index"
+
+    depth = index
+    if TREE_WORDS > 0:
+        mask_start = tl.load(mask_starts_ptr + row) if MASK != "tree:packed" else seq_len
+        ancestors = index * 0
+        bit = tl.arange(0, 32)
+        for word in tl.static_range(TREE_WORDS):
+            column = word * 32 + bit
+            inside = present[:, None] & (column[None, :] < query_len[:, None])
+            sees = _tree_bits(
+                mask_ptr, stride_mask_line, stride_mask_element, token, index, column, inside,
+                mask_start, seq_len, query_len, MASK,
+            )  # fmt: skip
+            ancestors += tl.sum(sees, axis=1)
+            packed = tl.sum(sees << bit[None, :], axis=1)
+            at = token.to(tl.int64) * TREE_WORDS + word
+            tl.store(tree_words_ptr + at, packed, mask=token < num_tokens)
+        depth = ancestors - 1
+
+    position = tl.where(present, seq_len - query_len + depth, 0)
+    entry = row.to(tl.int64) * stride_table_row
+    entry += (key // block_size).to(tl.int64) * stride_table_col
+    block = tl.load(block_table_ptr + entry, mask=present, other=0).to(tl.int64)
+    slot = tl.where(present, block * block_size + key % block_size, -1)
+    tl.store(positions_ptr + token, position.to(tl.int64), mask=token < num_tokens)
+    tl.store(slot_mapping_ptr + token, slot, mask=token < num_tokens)

@@ -1,0 +1,1 @@
+"""Attention in Gluon, for Hopper."""

@@ -1,0 +1,220 @@
+"""What the Hopper kernels share: the segments of a part, what its queries see, tails of blocks.
+
+A *segment* is the piece of one group of query tiles that one part of the grid works on (see
+``schedule.py``). Every role of a kernel walks the same segments and counts the same key tiles.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+
+from paged_mla_optimized.kernels.common.schedule import (
+    group_of_unit,
+    lanes_of_group,
+    partial_of_program,
+    row_of_unit,
+    seen_tiles,
+    unit_after,
+)
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
+_LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+
+
+@gluon.jit
+def partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
+    """Return where this program keeps partial answers of its part's last group, or its first."""
+    tile = partial_of_program(cut_ptr, shares_ptr, is_head)
+    return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
+
+
+@gluon.jit
+def find_segment(
+    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+):  # fmt: skip
+    """Return the segment of a part that starts with `unit`, of `row` or one after it.
+
+    Returns
+    -------
+    following : unit of the tile after the segment
+    is_head, is_whole : whether it begins its group, and whether it is all of it
+    row, tile_m, seq_len, context_len : whose queries, which query tile of the row
+    tile_begin, tile_end : its key tiles that some query sees
+    tile_edge : first key tile that some query does not see in full
+    """
+    row = row_of_unit(unit_starts_ptr, row, unit)
+    group, group_begin, group_end = group_of_unit(
+        unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+    )
+    stop = gl.minimum(end, group_end)
+    is_head = unit == group_begin
+    is_whole = is_head & (stop == group_end)
+    lanes = lanes_of_group(cut_ptr)
+    tile_m = group * lanes + gl.program_id(0) % lanes
+    seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
+        token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
+        stop - group_begin, MASK, TILE_M, TILE_N,
+    )  # fmt: skip
+    following = unit_after(cut_ptr, stop, group_end)
+    return (
+        following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+        tile_edge,
+    )  # fmt: skip
+
+
+@gluon.jit
+def query_pairs(
+    token_starts_ptr, row, tile_m, num_heads, TILE_M: gl.constexpr, layout: gl.constexpr
+):
+    """Unfold a query tile into token and head, int64, index in the row, and which are alive."""
+    start = gl.load(token_starts_ptr + row)
+    query_len = gl.load(token_starts_ptr + row + 1) - start
+    pair = tile_m * TILE_M + gl.arange(0, TILE_M, layout=layout)
+    index = pair // num_heads
+    return (start + index).to(gl.int64), (pair % num_heads).to(gl.int64), index, index < query_len
+
+
+@gluon.jit
+def copy_queries(
+    q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
+    TILE_M: gl.constexpr, FIRST: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of a query tile; dead pairs are zeros."""
+    layout: gl.constexpr = lines_layout(min(WIDTH // 8, 32))
+    token, head, _, live = query_pairs(
+        token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
+    )
+    at = token * stride_token + head * stride_head
+    _copy_lines(q_ptr, at, live, buffer, FIRST, WIDTH, layout)
+
+
+@constexpr_function
+def lines_layout(threads):
+    """Return how four warps share lines: `threads` on each, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [32 // threads, threads], [4, 1], [1, 0])
+
+
+# Of keys: 128 bytes of four lines at a time, so that a thread keeps few addresses.
+KEY_LINES = gl.constexpr(lines_layout(8))
+
+
+@gluon.jit
+def _copy_lines(
+    base_ptr, at, exists, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr
+):
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of lines that start `at`; others are zeros."""
+    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    async_copy.async_copy_global_to_shared(
+        buffer, base_ptr + at[:, None] + column[None, :], mask=exists[:, None]
+    )
+
+
+@gluon.jit
+def sees(
+    key, seq_len, context_len, index, token, live, tree_words_ptr,
+    MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+):  # fmt: skip
+    """Return which queries see which keys (S-4); `key` broadcasts with `index` and `token`."""
+    if MASK == "causal":
+        visible = (key <= context_len + index) & (key < seq_len)
+    elif MASK == "non_causal":
+        visible = (key < seq_len) & (index >= 0)
+    else:
+        node = key - context_len
+        is_draft = (node >= 0) & (key < seq_len)
+        at = token * TREE_WORDS + node // 32
+        word = gl.load(tree_words_ptr + at, mask=is_draft & live, other=0)
+        visible = (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+    return visible
+
+
+@gluon.jit
+def raised(peak, highest):
+    """Return the peak that weights are relative to, once a tile's `highest` scores are known.
+
+    It rises only where it must, and to an integer: what is kept of the sums so far is then a power
+    of two, which bfloat16 holds exactly, and most often one.
+    """
+    return gl.where(highest > peak + _LAZY, gl.ceil(highest), peak)
+
+
+@gluon.jit
+def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
+    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+    key = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))
+    for column in gl.static_range(0, WIDTH, 64):
+        part = tile.slice(column, 64, dim=1)
+        held = part.load(layout)
+        part.store(gl.where((key < valid)[:, None], held, gl.zeros_like(held)))
+
+
+@gluon.jit
+def _cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows):
+    """Return which row of the cache holds `key`; past `seq_len` one before the cache begins.
+
+    What lies outside the cache is filled with zeros, and not read.
+    """
+    entry = (key // block_size).to(gl.int64) * stride_table_col
+    block = gl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+    return gl.where(key < seq_len, block * block_rows + key % block_size, -64)
+
+
+@gluon.jit
+def first_row(
+    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N: gl.constexpr,
+    BOX: gl.constexpr,
+):  # fmt: skip
+    """Return the row of the cache that holds a tile's first key, or without boxes all its rows."""
+    key = tile * TILE_N
+    if BOX == 0:
+        key += gl.arange(0, TILE_N, layout=gl.SliceLayout(1, KEY_LINES))
+    return _cache_row(table_row_ptr, stride_table_col, key, seq_len, block_size, block_rows)
+
+
+@gluon.jit
+def _copy_keys(cache_ptr, stride_cache_row, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of the rows `at` of the cache, one by one.
+
+    For blocks that no box of the copy engine fits. Rows before the cache are zeros.
+    """
+    line = at.to(gl.int64) * stride_cache_row
+    _copy_lines(cache_ptr, line, at >= 0, buffer, FIRST, WIDTH, KEY_LINES)
+
+
+@constexpr_function
+def arrivals(box):
+    """Return how often one ``copy_tile`` arrives: each thread of four warps, or the engine."""
+    return 128 if box == 0 else 1
+
+
+@gluon.jit
+def copy_tile(
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, at, table_row_ptr, stride_table_col, tile,
+    seq_len, block_size, block_rows, stride_cache_row, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    FIRST: gl.constexpr, WIDTH: gl.constexpr, WITH_K_PE: gl.constexpr,
+):  # fmt: skip
+    """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe.
+
+    `at` is its ``first_row``. Without boxes four warps copy; `ready` counts ``arrivals``.
+    """
+    if BOX == 0:
+        _copy_keys(cache_ptr, stride_cache_row, at, ckv, FIRST, WIDTH)
+        if WITH_K_PE:
+            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, 512, 64)
+        async_copy.mbarrier_arrive(ready, increment_count=False)
+    else:
+        mbarrier.expect(ready, TILE_N * (WIDTH + 64 * WITH_K_PE) * 2)
+        for key in gl.static_range(0, TILE_N, BOX):
+            if key > 0:
+                at = _cache_row(
+                    table_row_ptr, stride_table_col, tile * TILE_N + key, seq_len, block_size,
+                    block_rows,
+                )  # fmt: skip
+            tma.async_copy_global_to_shared(ckv_desc, [at, FIRST], ready, ckv.slice(key, BOX))
+            if WITH_K_PE:
+                tma.async_copy_global_to_shared(k_pe_desc, [at, 512], ready, k_pe.slice(key, BOX))

@@ -1,0 +1,252 @@
+"""Split attention for up to 32 query pairs a tile on Hopper, operands swapped (rules S-4 to S-7).
+
+Scores and answers are computed transposed, ``S^T = K Q^T`` and ``O^T = V^T P^T``: the tensor cores'
+64 rows are then keys and latent columns, and no row is wasted however few the queries. One warp
+copies key tiles into a ring of shared memory; four others compute. Bound by memory bandwidth.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.hopper.common import (
+    FLOOR,
+    LN_2,
+    LOG2_E,
+    arrivals,
+    clear_tail,
+    copy_queries,
+    copy_tile,
+    find_segment,
+    first_row,
+    partial_pairs,
+    query_pairs,
+    raised,
+    sees,
+)
+
+
+@gluon.jit
+def _copy_tiles(
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
+    cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+    num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fill the ring with the key tiles of every segment of this part."""
+    unit, end, row = share_of_program(shares_ptr)
+    stage = 0
+    phase = 0
+    while unit < end:
+        following, _, _, row, _, seq_len, _, tile_begin, tile_end, _ = find_segment(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, TILE_M, TILE_N,
+        )  # fmt: skip
+        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+        for tile in range(tile_begin, tile_end):
+            at = first_row(
+                table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N, BOX
+            )
+            mbarrier.wait(empty.index(stage), phase ^ 1)
+            copy_tile(
+                cache_ptr, ckv_desc, k_pe_desc, ckv.index(stage), k_pe.index(stage),
+                ready.index(stage), at, table_row_ptr, stride_table_col, tile, seq_len, block_size,
+                block_rows, stride_cache_row, TILE_N, BOX, 0, 512, True,
+            )  # fmt: skip
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+        unit = following
+
+
+@gluon.jit
+def _attend(
+    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, ckv,
+    k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
+    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
+    stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+    softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Attend the queries of every segment of this part to the tiles in the ring."""
+    dtype: gl.constexpr = q_nope.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
+    pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    key_in_tile = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, s_layout))
+    column = gl.arange(0, 512, layout=gl.SliceLayout(1, s_layout))
+    scale = softmax_scale * LOG2_E
+
+    unit, end, row = share_of_program(shares_ptr)
+    stage = 0
+    phase = 0
+    while unit < end:
+        (
+            following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            tile_edge,
+        ) = find_segment(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, TILE_M, TILE_N,
+        )  # fmt: skip
+        copy_queries(
+            q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
+            num_heads, q_nope, TILE_M, 0, 512,
+        )  # fmt: skip
+        copy_queries(
+            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
+            num_heads, q_pe, TILE_M, 0, 64,
+        )  # fmt: skip
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        fence_async_shared()
+        token, head, index, live = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
+        )
+
+        acc = gl.zeros([512, TILE_M], gl.float32, s_layout)
+        peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
+        sums = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
+        for tile in range(tile_begin, tile_end):
+            mbarrier.wait(ready.index(stage), phase)
+            if BOX == 0:  # not copied by the engine that reads it next
+                fence_async_shared()
+            elif tile * TILE_N + TILE_N > seq_len:
+                valid = seq_len - tile * TILE_N
+                clear_tail(ckv.index(stage), valid, TILE_N, 512, 4)
+                fence_async_shared()
+            scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
+            scores = warpgroup_mma(
+                ckv.index(stage), q_nope.permute((1, 0)), scores, use_acc=False, is_async=True
+            )
+            scores = warpgroup_mma(k_pe.index(stage), q_pe.permute((1, 0)), scores, is_async=True)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            if tile >= tile_edge:
+                key = tile * TILE_N + key_in_tile
+                visible = sees(
+                    key[:, None], seq_len, context_len, index[None, :], token[None, :],
+                    live[None, :], tree_words_ptr, MASK, TREE_WORDS,
+                )  # fmt: skip
+                scores = gl.where(visible, scores, float("-inf"))
+            new_peak = raised(peak, gl.max(scores, 0) * scale)
+            weights = gl.exp2(scores * scale - new_peak[None, :])
+            weights_smem.store(weights.to(dtype))
+            fence_async_shared()
+            keep = gl.exp2(peak - new_peak)
+            peak = new_peak
+            if gl.min(keep, 0) < 1.0:
+                acc = acc * keep[None, :]
+                sums = sums * keep[None, :]
+            sums += weights
+            acc = warpgroup_mma(ckv.index(stage).permute((1, 0)), weights_smem, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(stage))
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+
+        total = gl.sum(sums, 0)
+        is_empty = total == 0.0
+        out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
+        lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+        if is_whole:
+            at = token * stride_out_token + head * stride_out_head
+            out_at = out_ptr + at[None, :] + column[:, None]
+            gl.store(out_at, out.to(dtype), mask=live[None, :])
+            gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+        else:
+            at = partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M, pair_layout)
+            gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
+            gl.store(partial_lse_ptr + at, lse)
+        unit = following
+
+
+# Not specialised: what varies from step to step, or with how an engine slices its buffers.
+@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+def decode_few_kernel(
+    q_nope_ptr,  # [T, H, 512]
+    q_pe_ptr,  # [T, H, 64]
+    block_table_ptr,  # int32 [B, M]
+    unit_starts_ptr,
+    cut_ptr,
+    shares_ptr,
+    token_starts_ptr,
+    row_lens_ptr,
+    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    cache_ptr,  # read where no box fits: rows of 512 + 64
+    out_ptr,  # [T, H, 512]
+    lse_ptr,  # float32 [T, H]
+    partial_out_ptr,  # float32 [parts, 2, lanes, TILE_M, 512]
+    partial_lse_ptr,  # float32 [parts, 2, lanes, TILE_M]
+    ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 512]
+    k_pe_desc,  # the same, boxes [BOX, 64]
+    stride_q_nope_token,
+    stride_q_nope_head,
+    stride_q_pe_token,
+    stride_q_pe_head,
+    stride_table_row,
+    stride_table_col,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    softmax_scale,
+    num_heads: gl.constexpr,
+    block_size: gl.constexpr,
+    block_rows: gl.constexpr,  # rows of the cache from one block to the next
+    stride_cache_row: gl.constexpr,
+    MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr,
+    TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr,
+    BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
+    STAGES: gl.constexpr,
+):
+    dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
+    rows_layout: gl.constexpr = ckv_desc.layout
+    narrow: gl.constexpr = gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
+    q_nope = gl.allocate_shared_memory(dtype, [TILE_M, 512], rows_layout)
+    q_pe = gl.allocate_shared_memory(dtype, [TILE_M, 64], rows_layout)
+    ckv = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 512], rows_layout)
+    k_pe = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 64], rows_layout)
+    weights = gl.allocate_shared_memory(dtype, [TILE_N, TILE_M], narrow)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=arrivals(BOX))
+        mbarrier.init(empty.index(stage), count=1)
+    fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (
+                    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
+                    q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr, cut_ptr,
+                    shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
+                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
+                    stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
+                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
+                ),
+            ),
+            (
+                _copy_tiles,
+                (
+                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
+                    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
+                    stride_table_row, stride_table_col, num_heads, block_size, block_rows,
+                    stride_cache_row, MASK, TILE_M, TILE_N, BOX, STAGES,
+                ),
+            ),
+        ],
+        [4 if BOX == 0 else 1],
+        [56],
+    )  # fmt: skip

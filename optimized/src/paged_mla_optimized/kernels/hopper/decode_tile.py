@@ -1,0 +1,360 @@
+"""Split attention in tiles of 64 query pairs on Hopper, three warpgroups (rules S-4 to S-7).
+
+One warpgroup holds the queries in registers and computes scores and softmax; two compute half of
+the latent columns of the answer each, and refill the ring of three key tiles as they go: no
+warp only copies. ``PV`` of one tile runs while the softmax of the next does.
+
+The ring's items are, for each segment, its queries and then its key tiles. Every barrier of a slot
+completes once for every item, so that one phase bit serves them all:
+
+``full``     both halves are loaded; for queries: both halves are free to stage them
+``weighed``  the tile's weights are stored over its k_pe; for queries: they are in registers
+``go``       all of this item's ``QK`` is issued, so ``PV`` of the item before may start
+``left``     the left half has read the weights
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.hopper.common import (
+    FLOOR,
+    LN_2,
+    LOG2_E,
+    arrivals,
+    clear_tail,
+    copy_queries,
+    copy_tile,
+    find_segment,
+    first_row,
+    partial_pairs,
+    query_pairs,
+    raised,
+    sees,
+)
+
+# Offsets of the barriers in their array, three slots each but for the last.
+_FULL = gl.constexpr(0)
+_WEIGHED = gl.constexpr(3)
+_GO = gl.constexpr(6)
+_LEFT = gl.constexpr(9)
+_SUMMED = gl.constexpr(12)
+
+
+@gluon.jit
+def _weigh(
+    q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
+    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
+    stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+    BOX: gl.constexpr,
+):  # fmt: skip
+    """Compute the weights of every tile of every segment, and the lse."""
+    dtype: gl.constexpr = ckv.dtype
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    scale = softmax_scale * LOG2_E
+    unit, end, row = share_of_program(shares_ptr)
+    slot = 0
+    phase = 0
+    mbarrier.arrive(bars.index(_GO))
+    while unit < end:
+        (
+            following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            tile_edge,
+        ) = find_segment(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, 64, 64,
+        )  # fmt: skip
+        mbarrier.wait(bars.index(_FULL + slot), phase)
+        staged = ckv.index(slot)
+        for first in gl.static_range(0, 512, 256):
+            copy_queries(
+                q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
+                num_heads, staged.slice(first, 256, dim=1), 64, first, 256,
+            )  # fmt: skip
+        copy_queries(
+            q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
+            num_heads, q_last, 64, 496, 16,
+        )  # fmt: skip
+        copy_queries(
+            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
+            num_heads, q_pe, 64, 0, 64,
+        )  # fmt: skip
+        async_copy.commit_group()
+        async_copy.wait_group(0)
+        # 124 registers a thread; with the other 20 the compiler would serialise the products.
+        q0 = staged.slice(0, 256, dim=1).load(operand)
+        q1 = staged.slice(256, 128, dim=1).load(operand)
+        q2 = staged.slice(384, 64, dim=1).load(operand)
+        q3 = staged.slice(448, 32, dim=1).load(operand)
+        q4 = staged.slice(480, 16, dim=1).load(operand)
+        fence_async_shared()
+        mbarrier.arrive(bars.index(_WEIGHED + slot))
+        slot += 1
+        phase = gl.where(slot == 3, phase ^ 1, phase)
+        slot = gl.where(slot == 3, 0, slot)
+
+        peak = gl.full([64], FLOOR, gl.float32, pair_layout)
+        total = gl.zeros([64], gl.float32, pair_layout)
+        for tile in range(tile_begin, tile_end):
+            mbarrier.wait(bars.index(_FULL + slot), phase)
+            if BOX == 0:  # not copied by the engine that reads it next
+                fence_async_shared()
+            keys = ckv.index(slot)
+            s = gl.zeros([64, 64], gl.float32, layout)
+            s = warpgroup_mma(
+                q0, keys.slice(0, 256, dim=1).permute((1, 0)), s, use_acc=False, is_async=True
+            )
+            s = warpgroup_mma(q1, keys.slice(256, 128, dim=1).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(q2, keys.slice(384, 64, dim=1).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(q3, keys.slice(448, 32, dim=1).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(q4, keys.slice(480, 16, dim=1).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(q_last, keys.slice(496, 16, dim=1).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(q_pe, k_pe.index(slot).permute((1, 0)), s, is_async=True)
+            peak = warpgroup_mma_wait(6, deps=[peak])  # returns once the last product is queued
+            mbarrier.arrive(bars.index(_GO + slot))
+            s = warpgroup_mma_wait(0, deps=[s])
+            if tile >= tile_edge:
+                key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+                token, head, index, live = query_pairs(
+                    token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
+                )
+                visible = sees(
+                    key[None, :], seq_len, context_len, index[:, None], token[:, None],
+                    live[:, None], tree_words_ptr, MASK, TREE_WORDS,
+                )  # fmt: skip
+                s = gl.where(visible, s, float("-inf"))
+            new_peak = raised(peak, gl.max(s, 1) * scale)
+            keep = gl.exp2(peak - new_peak)
+            weights = gl.exp2(s * scale - new_peak[:, None])
+            total = total * keep + gl.sum(weights, 1)
+            peak = new_peak
+            k_pe.index(slot).store(weights.to(dtype))
+            keeps.index(slot).store(keep.to(gl.bfloat16))
+            fence_async_shared()
+            mbarrier.arrive(bars.index(_WEIGHED + slot))
+            slot += 1
+            phase = gl.where(slot == 3, phase ^ 1, phase)
+            slot = gl.where(slot == 3, 0, slot)
+
+        mbarrier.arrive(bars.index(_GO + slot))
+        mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
+        is_empty = total == 0.0
+        sums.store(gl.where(is_empty, 0.0, 1.0 / total))
+        mbarrier.arrive(bars.index(_SUMMED))
+        lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+        if is_whole:
+            token, head, index, live = query_pairs(
+                token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
+            )
+            gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+        else:
+            at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
+            gl.store(partial_lse_ptr + at, lse)
+        unit = following
+
+
+@gluon.jit
+def _answer(
+    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
+    block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
+    stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
+    block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
+    loads: gl.constexpr = arrivals(BOX)  # of one half
+    FIRST: gl.constexpr = 256 * HALF
+    unit, end, row = share_of_program(shares_ptr)
+    slot = 0
+    phase = 0
+    odd = 0
+    mbarrier.arrive(bars.index(_FULL), count=loads)
+    while unit < end:
+        (
+            following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _,
+        ) = find_segment(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, 64, 64,
+        )  # fmt: skip
+        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+        q_slot = slot
+        q_phase = phase
+        slot = gl.where(q_slot == 2, 0, q_slot + 1)
+        phase = gl.where(q_slot == 2, q_phase ^ 1, q_phase)
+        target = slot
+        for ahead in gl.static_range(3):
+            if ahead == 2:  # where the queries are staged
+                mbarrier.wait(bars.index(_WEIGHED + q_slot), q_phase)
+                if HALF == 0:
+                    mbarrier.arrive(bars.index(_LEFT + q_slot))
+            if tile_begin + ahead < tile_end:
+                at = first_row(
+                    table_row_ptr, stride_table_col, tile_begin + ahead, seq_len, block_size,
+                    block_rows, 64, BOX,
+                )  # fmt: skip
+                copy_tile(
+                    cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(FIRST, 256, dim=1),
+                    k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr,
+                    stride_table_col, tile_begin + ahead, seq_len, block_size, block_rows,
+                    stride_cache_row, 64, BOX, FIRST, 256, HALF == 1,
+                )  # fmt: skip
+            if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
+                mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
+            target = gl.where(target == 2, 0, target + 1)
+
+        acc = gl.zeros([64, 256], gl.float32, layout)
+        for tile in range(tile_begin, tile_end):
+            at = first_row(
+                table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, 64, BOX
+            )
+            mbarrier.wait(bars.index(_WEIGHED + slot), phase)
+            if gl.min(keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
+                keep = keeps.index(slot).load(pair_layout).to(gl.float32)
+                acc = acc * keep[:, None]
+            values = ckv.index(slot).slice(FIRST, 256, dim=1)
+            if BOX == 0:
+                fence_async_shared()
+            elif tile * 64 + 64 > seq_len:
+                clear_tail(values, seq_len - tile * 64, 64, 256, 4)
+                fence_async_shared()
+            next_slot = gl.where(slot == 2, 0, slot + 1)
+            next_phase = gl.where(slot == 2, phase ^ 1, phase)
+            mbarrier.wait(bars.index(_GO + next_slot), next_phase)
+            acc = warpgroup_mma(k_pe.index(slot), values, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            if HALF == 0:
+                mbarrier.arrive(bars.index(_LEFT + slot))
+            else:
+                mbarrier.wait(bars.index(_LEFT + slot), phase)
+            if tile + 3 < tile_end:
+                copy_tile(
+                    cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot),
+                    bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, tile + 3,
+                    seq_len, block_size, block_rows, stride_cache_row, 64, BOX, FIRST, 256,
+                    HALF == 1,
+                )  # fmt: skip
+            if tile + 3 == tile_end:
+                mbarrier.arrive(bars.index(_FULL + slot), count=loads)
+            slot = next_slot
+            phase = next_phase
+
+        mbarrier.wait(bars.index(_SUMMED), odd)
+        odd ^= 1
+        acc = acc * sums.load(pair_layout)[:, None]
+        column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+        if is_whole:
+            token, head, _index, live = query_pairs(
+                token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
+            )
+            pairs = token * stride_out_token + head * stride_out_head
+            out_at = out_ptr + pairs[:, None] + column[None, :]
+            gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
+        else:
+            at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
+            gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
+        unit = following
+
+
+# Not specialised: what varies from step to step, or with how an engine slices its buffers.
+@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+def decode_tile_kernel(
+    q_nope_ptr,  # [T, H, 512]
+    q_pe_ptr,  # [T, H, 64]
+    block_table_ptr,  # int32 [B, M]
+    unit_starts_ptr,
+    cut_ptr,
+    shares_ptr,
+    token_starts_ptr,
+    row_lens_ptr,
+    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    cache_ptr,  # read where no box fits: rows of 512 + 64
+    out_ptr,  # [T, H, 512]
+    lse_ptr,  # float32 [T, H]
+    partial_out_ptr,  # float32 [parts, 2, lanes, 64, 512]
+    partial_lse_ptr,  # float32 [parts, 2, lanes, 64]
+    ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
+    k_pe_desc,  # the same, boxes [BOX, 64]
+    stride_q_nope_token,
+    stride_q_nope_head,
+    stride_q_pe_token,
+    stride_q_pe_head,
+    stride_table_row,
+    stride_table_col,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    softmax_scale,
+    num_heads: gl.constexpr,
+    block_size: gl.constexpr,
+    block_rows: gl.constexpr,  # rows of the cache from one block to the next
+    stride_cache_row: gl.constexpr,
+    MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr,
+    BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
+):
+    dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
+    rows_layout: gl.constexpr = ckv_desc.layout
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ckv = gl.allocate_shared_memory(dtype, [3, 64, 512], rows_layout)
+    k_pe = gl.allocate_shared_memory(dtype, [3, 64, 64], rows_layout)
+    keeps = gl.allocate_shared_memory(gl.bfloat16, [3, 64], flat)
+    sums = gl.allocate_shared_memory(gl.float32, [64], flat)
+    q_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
+    q_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
+    bars = gl.allocate_shared_memory(gl.int64, [13, 1], mbarrier.MBarrierLayout())
+    loads: gl.constexpr = arrivals(BOX)
+    for bar in gl.static_range(13):
+        mbarrier.init(bars.index(bar), count=2 * loads if bar < _WEIGHED else 1)
+    fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _weigh,
+                (
+                    q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps,
+                    sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
+                    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
+                    stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
+                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX,
+                ),
+            ),
+            (
+                _answer,
+                (
+                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
+                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
+                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
+                    stride_cache_row, MASK, BOX, 0,
+                ),
+            ),
+            (
+                _answer,
+                (
+                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
+                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
+                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
+                    stride_cache_row, MASK, BOX, 1,
+                ),
+            ),
+        ],
+        [4, 4],
+        [160, 160],
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Attention in Triton, for every architecture."""

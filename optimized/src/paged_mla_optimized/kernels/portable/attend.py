@@ -1,0 +1,241 @@
+"""Split attention over a paged latent cache (rules S-4 to S-7, S-9).
+
+A program owns a range of units (see ``schedule.py``) and walks the groups it touches. The query
+tiles of a group are worked on by neighbouring programs, which read the same keys at the same time.
+A group wholly inside the range is finished here; one that the range cuts leaves a float32 partial,
+for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one.
+"""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.rope import load_rotated
+from paged_mla_optimized.kernels.common.schedule import (
+    fixed_split,
+    group_of_unit,
+    lanes_of_group,
+    partial_of_program,
+    query_rows,
+    row_of_unit,
+    seen_tiles,
+    share_of_program,
+    unit_after,
+)
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _load_blocks(
+    table_row_ptr, stride_table_col, tile, seq_len, block_size,
+    TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Load the block id of a key tile, or of each of its keys; none past the row is looked up."""
+    key = tile * TILE_N
+    if not TILE_IN_BLOCK:
+        key += tl.arange(0, TILE_N)
+    entry = (key // block_size).to(tl.int64) * stride_table_col
+    return tl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+
+
+@triton.jit
+def _load_keys(
+    cache_ptr, block, stride_block, stride_token, tile, seq_len, block_size,
+    R: tl.constexpr, P: tl.constexpr, TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Load one key tile, ckv [TILE_N, R] and k_pe [TILE_N, P]; keys past the row are zeros."""
+    within = tl.arange(0, TILE_N)
+    key = tile * TILE_N + within
+    exists = (key < seq_len)[:, None]
+    if TILE_IN_BLOCK:
+        first = (tile * TILE_N % block_size).to(tl.int64)
+        base = cache_ptr + block.to(tl.int64) * stride_block + first * stride_token
+        offset = within * stride_token  # inside one block: 32 bits suffice
+    else:
+        base = cache_ptr
+        offset = block.to(tl.int64) * stride_block + (key % block_size).to(tl.int64) * stride_token
+    ckv_at = offset[:, None] + tl.arange(0, R)[None, :]
+    k_pe_at = offset[:, None] + tl.arange(0, P)[None, :]
+    ckv = tl.load(base + ckv_at, mask=exists, other=0.0)
+    k_pe = tl.load(base + R + k_pe_at, mask=exists, other=0.0)
+    return ckv, k_pe
+
+
+@triton.jit
+def _visible(
+    tile, seq_len, context_len, index, token, live, tree_words_ptr,
+    TILE_N: tl.constexpr, MASK: tl.constexpr, TREE_WORDS: tl.constexpr,
+):  # fmt: skip
+    """Return which keys of a tile the queries see (S-4), bool broadcastable to [TILE_M, TILE_N]."""
+    key = (tile * TILE_N + tl.arange(0, TILE_N))[None, :]
+    if MASK == "causal":
+        visible = key <= context_len + index[:, None]
+    elif MASK == "non_causal":
+        visible = key < seq_len
+    else:
+        # A word of each line at a time: a gather of words would take a tile of shared memory.
+        visible = key < context_len
+        node = tl.maximum(key - context_len, 0)
+        for word in tl.static_range(TREE_WORDS):
+            line = tl.load(tree_words_ptr + token * TREE_WORDS + word, mask=live, other=0)
+            bit = (line[:, None] >> (node % 32)) & 1
+            visible |= (node // 32 == word) & (bit != 0) & (key < seq_len)
+    return visible
+
+
+@triton.jit
+def _first_split(
+    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, row, num_heads, unit, end, group_m,
+    TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Return the first unit at or past `unit`, which `row` owns, that begins a split."""
+    if unit < end:
+        _, group_begin, group_end = group_of_unit(
+            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+        )
+        _, _, length = fixed_split(
+            token_starts_ptr, row_lens_ptr, row, num_heads,
+            group_m, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+        )  # fmt: skip
+        unit = tl.minimum(group_begin + tl.cdiv(unit - group_begin, length) * length, group_end)
+    return unit
+
+
+# Not specialised: what varies from step to step, or with how an engine slices its buffers.
+@triton.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+def attend_kernel(
+    q_nope_ptr,  # [T, H, R]
+    q_pe_ptr,  # [T, H, P]
+    cache_ptr,  # [num_blocks, block_size, R + P]
+    block_table_ptr,  # int32 [B, M]
+    unit_starts_ptr,
+    cut_ptr,
+    shares_ptr,
+    token_starts_ptr,
+    row_lens_ptr,
+    positions_ptr,
+    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    cos_ptr,
+    sin_ptr,
+    out_ptr,  # [T, H, R]
+    lse_ptr,  # float32 [T, H]
+    partial_out_ptr,  # float32 [slots, lanes, TILE_M, R]
+    partial_lse_ptr,  # float32 [slots, lanes, TILE_M]
+    stride_q_nope_token,
+    stride_q_nope_head,
+    stride_q_pe_token,
+    stride_q_pe_head,
+    stride_cache_block,
+    stride_cache_token,
+    stride_table_row,
+    stride_table_col,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    softmax_scale,
+    num_heads,
+    block_size,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    MASK: tl.constexpr,
+    ROPE: tl.constexpr,
+    TREE_WORDS: tl.constexpr,
+    TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
+):
+    lanes = lanes_of_group(cut_ptr)
+    lane = tl.program_id(0) % lanes
+    unit, end, row = share_of_program(shares_ptr)
+    column = tl.arange(0, R)
+    scale_log2 = softmax_scale * LOG2_E
+    if FIXED_SPLITS > 0:
+        unit = _first_split(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, row, num_heads, unit, end,
+            lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+        )  # fmt: skip
+    while unit < end:
+        row = row_of_unit(unit_starts_ptr, row, unit)
+        group, group_begin, group_end = group_of_unit(
+            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+        )
+        if FIXED_SPLITS > 0:
+            _groups, splits, length = fixed_split(
+                token_starts_ptr, row_lens_ptr, row, num_heads,
+                lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+            )  # fmt: skip
+            stop = tl.minimum(unit + length, group_end)
+            split = ((unit - group_begin) // length).to(tl.int32)
+            partial = (row * FIXED_SPLITS + group * splits + split).to(tl.int64) * lanes + lane
+        else:
+            stop = tl.minimum(end, group_end)
+            partial = partial_of_program(cut_ptr, shares_ptr, unit == group_begin)
+        tile_m = group * lanes + lane
+        token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
+        seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
+            token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
+            stop - group_begin, MASK, TILE_M, TILE_N,
+        )  # fmt: skip
+        at = token * stride_q_nope_token + head * stride_q_nope_head
+        q_nope_at = q_nope_ptr + at[:, None] + column[None, :]
+        q_nope = tl.load(q_nope_at, mask=live[:, None], other=0.0)
+        q_pe_at = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
+        position = token * 0
+        if ROPE != "none":
+            position = tl.load(positions_ptr + token, mask=live, other=0)
+        q_pe = load_rotated(q_pe_at, position, live, cos_ptr, sin_ptr, P, ROPE)
+
+        acc = tl.zeros([TILE_M, R], tl.float32)
+        peak = tl.full([TILE_M], float("-inf"), tl.float32)
+        total = tl.zeros([TILE_M], tl.float32)
+        table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
+        block = _load_blocks(
+            table_row_ptr, stride_table_col, tile_begin, seq_len, block_size,
+            TILE_N, TILE_IN_BLOCK,
+        )  # fmt: skip
+        for tile in range(tile_begin, tile_end):
+            ckv, k_pe = _load_keys(
+                cache_ptr, block, stride_cache_block, stride_cache_token, tile, seq_len,
+                block_size, R, P, TILE_N, TILE_IN_BLOCK,
+            )  # fmt: skip
+            block = _load_blocks(
+                table_row_ptr, stride_table_col, tile + 1, seq_len, block_size,
+                TILE_N, TILE_IN_BLOCK,
+            )  # fmt: skip
+            # Scaled one by one: summed first they would be one chain of products, for which Triton
+            # gives every warpgroup all keys of the tile instead of a share of them.
+            scores = tl.dot(q_nope, tl.trans(ckv), input_precision="ieee") * scale_log2
+            scores += tl.dot(q_pe, tl.trans(k_pe), input_precision="ieee") * scale_log2
+            if tile >= tile_edge:
+                visible = _visible(
+                    tile, seq_len, context_len, index, token, live, tree_words_ptr,
+                    TILE_N, MASK, TREE_WORDS,
+                )  # fmt: skip
+                scores = tl.where(visible, scores, float("-inf"))
+            # Online softmax in base 2; the keys are read once and serve again as values.
+            new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(scores - shift[:, None])
+            keep = tl.exp2(peak - shift)
+            total = total * keep + tl.sum(weights, axis=1)
+            acc = tl.dot(weights.to(ckv.dtype), ckv, acc * keep[:, None], input_precision="ieee")
+            peak = new_peak
+
+        is_empty = peak == float("-inf")
+        divisor = tl.where(is_empty, 1.0, total)
+        out = acc / divisor[:, None]
+        lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
+        if (unit == group_begin) & (stop == group_end):
+            at = token * stride_out_token + head * stride_out_head
+            out_at = out_ptr + at[:, None] + column[None, :]
+            tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[:, None])
+            tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+        else:
+            at = partial * TILE_M + tl.arange(0, TILE_M)
+            tl.store(partial_out_ptr + at[:, None] * R + column[None, :], out)
+            tl.store(partial_lse_ptr + at, lse)
+        unit = unit_after(cut_ptr, stop, group_end)

@@ -1,0 +1,116 @@
+"""Launches the joining of partial answers: how many programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.common.combine import combine_kernel
+from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
+from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_optimized.runtime.launch import Launcher
+
+_FIXED_SHARES = 4  # programs along axis 2 where rows are cut by their own lengths
+
+
+class Combine:
+    """Launcher of ``combine_kernel``.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    variant : AttendVariant
+    programs : int
+        Of the attend kernel: it has at most so many parts.
+    """
+
+    def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
+        self.config = config
+        self.variant = variant
+        lanes = _least_lanes(config, variant)
+        self.parts = programs // lanes
+        # For each program of the attend kernel as many as read the partials of its tile at once.
+        workers = 8 if variant.tile_m <= 32 else 16
+        self.workers = 2 if is_interpreting() else workers * lanes
+        constants = combine_constants(config, variant)
+        self._kernel = Launcher(combine_kernel, constants, **combine_options(constants))
+
+    def launch(
+        self,
+        plan: Plan,
+        partial_out: torch.Tensor,
+        partial_lse: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """Write what the groups that were cut come to, and blank padding; T > 0."""
+        joins, groups, shares = self.parts, 1, 1
+        if self.config.deterministic:
+            groups = self._groups(plan)
+            joins, shares = plan.num_rows * groups, _FIXED_SHARES
+        strides = out.stride()
+        self._kernel(
+            (joins + -(-plan.num_tokens // self.workers), self.workers, shares),
+            strides,
+            (
+                plan.cut,
+                plan.joins,
+                plan.token_starts,
+                plan.row_lens,
+                plan.slot_mapping,
+                partial_out,
+                partial_lse,
+                out,
+                lse,
+            ),
+            (
+                *strides[:2],
+                *lse.stride(),
+                joins,
+                groups,
+                plan.num_tokens,
+                self.config.num_heads,
+            ),
+        )
+
+    def _groups(self, plan: Plan) -> int:
+        """Return how many programs share the groups of a row, each of which may join several.
+
+        As many as fixed splits can cut in rows of the length that tiles are made for.
+        """
+        query_len = min(self.config.tile_query_len, plan.num_tokens)
+        groups = -(-self.config.num_heads * query_len // self.variant.group_m)
+        splits = fixed_splits(self.variant, self.config.max_rows, self.config.kv_lora_rank)
+        return max(1, min(groups, splits // 2))
+
+
+def cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return what the attend and combine kernels must agree on."""
+    splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+    return {
+        "R": config.kv_lora_rank,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "SPLIT_TILES": variant.split_tiles,
+        "FIXED_SPLITS": splits if config.deterministic else 0,
+    }
+
+
+def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return what ``combine_kernel`` is specialised for."""
+    return cut_constants(config, variant) | {"OVERLAP": variant.family != PORTABLE}
+
+
+def combine_options(constants: dict[str, Any]) -> dict[str, int]:
+    """Return the launch options that go with ``combine_constants``."""
+    return {"launch_pdl": True} if constants["OVERLAP"] else {}
+
+
+def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
+    """Return lanes that every plan takes: those that one token fills."""
+    fills = (1 << step for step in reversed(range(variant.lane_steps + 1)))
+    return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

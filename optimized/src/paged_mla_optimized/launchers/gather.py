@@ -1,0 +1,48 @@
+"""Launches the read of cached latents, row after row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.common.gather import gather_kernel
+from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.device import is_interpreting
+
+_TOKENS_PER_PROGRAM = 16
+_TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
+
+
+def launch_gather(
+    config: MlaConfig, plan: Plan, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor
+) -> None:
+    """Write the first ``cu_seqlens_k[B]`` rows of `ckv` and `k_pe`; B and K > 0."""
+    capacity, constants = ckv.shape[0], gather_constants(config)
+    gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
+        cache,
+        plan.block_table,
+        plan.key_starts,
+        ckv,
+        k_pe,
+        *cache.stride()[:2],
+        *plan.block_table.stride(),
+        ckv.stride(0),
+        k_pe.stride(0),
+        plan.num_rows,
+        capacity,
+        config.block_size,
+        **constants,
+    )
+
+
+def gather_constants(config: MlaConfig) -> dict[str, Any]:
+    """Return what ``gather_kernel`` is specialised for."""
+    return {
+        "R": config.kv_lora_rank,
+        "P": config.qk_rope_head_dim,
+        "SEARCH_STEPS": config.search_steps,
+        "TOKENS": _TOKENS_INTERPRETED if is_interpreting() else _TOKENS_PER_PROGRAM,
+    }

@@ -1,0 +1,206 @@
+"""Launches the Gluon kernels for Hopper, where the problem and its tensors suit them.
+
+They copy keys by TMA, or by themselves where blocks fit no box of it. Either way the cache has to
+be rows of one stride: blocks a whole number of rows apart, and rows on 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
+from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
+from paged_mla_optimized.planning.families import FEW, AttendVariant
+from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.launch import Descriptors, Launcher
+
+_TILE_N = 64
+_STAGES = 2  # of the ring for few queries; the other one has three
+_FEW_REGISTERS = 152  # on average: 248 for those that compute, 56 for those that copy
+MAX_CACHES = 4096
+"""Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+def cache_fits(cache: torch.Tensor) -> bool:
+    """Return whether `cache` [num_blocks, block_size, R + P] is rows that TMA can address."""
+    stride_block, stride_token, _ = cache.stride()
+    return (
+        cache.data_ptr() % 16 == 0
+        and stride_token >= cache.shape[2]
+        and stride_token * cache.element_size() % 16 == 0
+        and stride_block >= stride_token
+        and stride_block % stride_token == 0
+        and cache.shape[0] * (stride_block // stride_token) < 2**31
+    )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a cache starts: all that Triton asks of a descriptor's tensor, and no storage."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Rows(NamedTuple):
+    """A cache as rows: the kernel for its strides, and its descriptors."""
+
+    kernel: Launcher
+    descriptors: Descriptors
+
+
+class HopperAttention:
+    """Launcher of one Gluon kernel; keeps tensor maps of the caches it has seen, not the caches.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    variant : AttendVariant
+        Of family "few" or "tile".
+    programs : int
+        Size of the grid.
+    """
+
+    def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
+        self.config = config
+        self.variant = variant
+        self.programs = programs
+        self._kernels: dict[tuple[int, int], Launcher] = {}
+        self._caches: dict[Hashable, Rows] = {}
+
+    def rows_of(self, cache: torch.Tensor) -> Rows | None:
+        """Return `cache` as rows, None where TMA cannot address it."""
+        key = (cache.data_ptr(), cache.shape, cache.stride())
+        rows = self._caches.get(key)
+        if rows is None and cache_fits(cache):
+            if len(self._caches) >= MAX_CACHES:
+                self._caches.clear()
+            rows = self._caches[key] = self._as_rows(cache)
+        return rows
+
+    def launch(
+        self,
+        rows: Rows,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: torch.Tensor,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        partial_out: torch.Tensor,
+        partial_lse: torch.Tensor,
+    ) -> None:
+        """Write `out` and `lse` of every whole group, and partials of the others.
+
+        `rows` are those of `cache`.
+        """
+        table = plan.block_table
+        of_q_nope, of_q_pe, of_table = q_nope.stride(), q_pe.stride(), table.stride()
+        of_out = out.stride()
+        rows.kernel(
+            (self.programs, 1, 1),
+            (of_q_nope, of_q_pe, of_table[1], of_out),
+            (
+                q_nope,
+                q_pe,
+                table,
+                *plan.work,
+                plan.tree_words,
+                cache,
+                out,
+                lse,
+                partial_out,
+                partial_lse,
+            ),
+            (
+                *of_q_nope[:2],
+                *of_q_pe[:2],
+                *of_table,
+                *of_out[:2],
+                *lse.stride(),
+                self.config.softmax_scale,
+            ),
+            rows.descriptors,
+        )
+
+    def _as_rows(self, cache: torch.Tensor) -> Rows:
+        num_blocks, block_size, width = cache.shape
+        stride_block, stride_token, _ = cache.stride()
+        block_rows = stride_block // stride_token
+        geometry = (block_rows, stride_token)
+        if geometry not in self._kernels:
+            self._kernels[geometry] = Launcher(
+                hopper_kernel(self.variant),
+                hopper_constants(self.config, self.variant, *geometry),
+                cluster=_cluster(self.variant, self.programs),
+                **hopper_options(self.variant),
+            )
+        start = _Start(cache.data_ptr(), self.config.dtype)
+        shape = [(num_blocks - 1) * block_rows + block_size, width]
+        descriptors = (
+            TensorDescriptor(start, shape, [stride_token, 1], box, LAYOUT)
+            for box in hopper_boxes(self.config, self.variant)
+        )
+        return Rows(self._kernels[geometry], Descriptors(*descriptors))
+
+
+def hopper_kernel(variant: AttendVariant) -> Any:
+    """Return the kernel of a family."""
+    return decode_few_kernel if variant.family == FEW else decode_tile_kernel
+
+
+def hopper_options(variant: AttendVariant) -> dict[str, int]:
+    """Return the launch options of a family."""
+    options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
+    return options | ({"maxnreg": _FEW_REGISTERS} if variant.family == FEW else {})
+
+
+def _cluster(variant: AttendVariant, programs: int) -> int:
+    """Return how many programs run side by side: lanes, which ask for the same keys, in pairs."""
+    return 2 if variant.lanes > 1 and programs % 2 == 0 else 1
+
+
+def hopper_box(block_size: int) -> int:
+    """Return the keys of one copy: a block, or a tile of a larger one; 0 where none fits."""
+    if block_size % _TILE_N == 0:
+        return _TILE_N
+    return block_size if block_size in {8, 16, 32} else 0  # swizzled in eights
+
+
+def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], list[int]]:
+    """Return what one copy takes of the latent columns, whole or halved, and of the others."""
+    keys = hopper_box(config.block_size) or _TILE_N
+    return [keys, 512 if variant.family == FEW else 256], [keys, 64]
+
+
+def hopper_constants(
+    config: MlaConfig, variant: AttendVariant, block_rows: int, stride_row: int
+) -> dict[str, Any]:
+    """Return what a kernel is specialised for.
+
+    `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row.
+    """
+    constants = {
+        "num_heads": config.num_heads,
+        "block_size": config.block_size,
+        "block_rows": block_rows,
+        "stride_cache_row": stride_row,
+        "MASK": "tree" if config.is_tree else config.mask,
+        "TREE_WORDS": config.tree_words,
+        "BOX": hopper_box(config.block_size),
+    }
+    if variant.family == FEW:
+        constants |= {"TILE_M": variant.tile_m, "TILE_N": _TILE_N, "STAGES": _STAGES}
+    return constants

@@ -1,0 +1,66 @@
+"""Merging partial answers of one set of queries (rule S-8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_shared.errors import InvalidArgument
+
+_ROWS_PER_PROGRAM = 4
+
+
+def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge `n` partial answers into one.
+
+    Parameters
+    ----------
+    outs : float32 [n, T, H, R]
+        Normalised partial outputs, n >= 1. Where ``lses`` is -inf they may hold anything.
+    lses : float32 [n, T, H]
+        Their natural-log sums of exponentials; -inf marks an empty partial.
+
+    Returns
+    -------
+    out : float32 [T, H, R]
+    lse : float32 [T, H]
+        (0, -inf) where every partial is empty.
+
+    Raises
+    ------
+    InvalidArgument
+        ``outs`` or ``lses`` has another shape, dtype or device, or n is 0.
+
+    Notes
+    -----
+    Rule S-8. Returns new tensors; strided inputs are copied.
+    """
+    check_tensor("outs", outs, (None, None, None, None), torch.float32, outs.device)
+    check_tensor("lses", lses, tuple(outs.shape[:3]), torch.float32, outs.device)
+    num_partials, tokens, heads, width = outs.shape
+    if num_partials < 1:
+        raise InvalidArgument("outs", "no partial", "at least one")
+    out = torch.empty((tokens, heads, width), dtype=torch.float32, device=outs.device)
+    lse = torch.empty((tokens, heads), dtype=torch.float32, device=outs.device)
+    pairs = tokens * heads
+    if pairs > 0:
+        merge_kernel[(triton.cdiv(pairs, _ROWS_PER_PROGRAM),)](
+            outs.contiguous(),
+            lses.contiguous(),
+            out,
+            lse,
+            num_partials,
+            pairs,
+            width,
+            **merge_constants(width),
+        )
+    return out, lse
+
+
+def merge_constants(width: int) -> dict[str, Any]:
+    """Return what ``merge_kernel`` is specialised for."""
+    return {"ROWS": _ROWS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}

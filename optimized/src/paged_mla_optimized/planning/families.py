@@ -1,0 +1,189 @@
+"""Which kernel variant serves a problem: a pure table, evaluated with no GPU and no torch.
+
+The launcher and the ahead-of-time compiler both ask here, so every variant that can run has been
+compiled and held against its architecture's limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SHARED_MEMORY = {
+    "sm80": 166_912,
+    "sm86": 101_376,
+    "sm89": 101_376,
+    "sm90": 232_448,
+    "sm100": 232_448,
+    "sm120": 101_376,
+}
+"""Bytes of shared memory one program may use."""
+
+MAX_FIXED_SPLITS = 64
+FIXED_SPLIT_BYTES = 256 << 20
+"""What the partials of deterministic splits may take; fewer splits where they would take more."""
+
+PORTABLE = "portable"
+FEW = "few"  # kernels/hopper/decode_few.py
+TILE = "tile"  # kernels/hopper/decode_tile.py
+
+INTERPRETER = "interpreter"
+"""Name of Triton's CPU interpreter where an architecture is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendVariant:
+    """Shape of one attend launch.
+
+    Parameters
+    ----------
+    tile_m : int
+        (token, head) pairs of one query tile; a power of two >= 16.
+    tile_n : int
+        Keys of one key tile; a power of two >= 16.
+    num_warps, num_stages : int
+        Triton's launch options.
+    programs_per_sm : int
+        The grid has this many programs for each multiprocessor.
+    lanes : int
+        Query tiles that walk the same keys side by side, so that later reads of a key hit L2; the
+        plan takes fewer where a step's rows have fewer. A power of two.
+    min_units : int
+        Key tiles below which a share of the work is not cut further.
+    overhead : int
+        Key tiles that a program could work on in the time that beginning a group takes.
+    family : str
+        :data:`PORTABLE`; :data:`FEW` or :data:`TILE` where a Gluon kernel does the work, and the
+        portable one only what a cache's strides keep from it.
+    split_tiles : int
+        Key tiles of a split of fixed length, unless a row would have too many (S-20).
+    """
+
+    tile_m: int
+    tile_n: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int = 1
+    lanes: int = 1
+    min_units: int = 2
+    overhead: int = 1
+    family: str = PORTABLE
+    split_tiles: int = 8
+
+    @property
+    def group_m(self) -> int:
+        """(token, head) pairs of one group with all its lanes."""
+        return self.tile_m * self.lanes
+
+    @property
+    def lane_steps(self) -> int:
+        """Doublings from one lane to the most."""
+        return self.lanes.bit_length() - 1
+
+    def programs(self, num_sms: int) -> int:
+        """Return the size of the grid on a device of `num_sms`."""
+        return max(self.lanes, num_sms * self.programs_per_sm)
+
+
+_SMALL = {  # archs with 99 KiB of shared memory
+    16: AttendVariant(tile_m=16, tile_n=16, num_warps=4, num_stages=3),
+    32: AttendVariant(tile_m=32, tile_n=16, num_warps=8, num_stages=3),
+    64: AttendVariant(tile_m=64, tile_n=16, num_warps=8, num_stages=2),
+}
+_TABLE: dict[str, dict[int, AttendVariant]] = {
+    "sm80": {
+        16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=2, programs_per_sm=2),
+        32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
+        64: AttendVariant(tile_m=64, tile_n=16, num_warps=8, num_stages=3),
+    },
+    "sm86": _SMALL,
+    "sm89": _SMALL,
+    "sm90": {
+        16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
+        32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
+        64: AttendVariant(tile_m=64, tile_n=64, num_warps=8, num_stages=2),
+    },
+    "sm100": {  # 64 rows would go to tcgen05, whose accumulator spills when it is rescaled
+        16: AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=3, programs_per_sm=2),
+        32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
+    },
+    "sm120": _SMALL,
+    INTERPRETER: {  # few and small shares, so that small tests cut and join tiles too
+        tile_m: AttendVariant(
+            tile_m=tile_m,
+            tile_n=64,
+            num_warps=1,
+            num_stages=1,
+            programs_per_sm=10,
+            min_units=1,
+            split_tiles=1,
+        )
+        for tile_m in (16, 32, 64)
+    },
+}
+_FLOAT32 = AttendVariant(tile_m=16, tile_n=16, num_warps=8, num_stages=2)
+
+
+def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
+    """Return the tile shapes of an architecture and dtype, lowest first, with one lane each."""
+    if dtype == "float32" and arch != INTERPRETER:
+        return (_FLOAT32,)  # exact products run without tensor cores
+    return tuple(_TABLE[arch].values())
+
+
+def attend_variant(arch: str, dtype: str, num_heads: int, query_len: int) -> AttendVariant:
+    """Return the variant for a problem with R up to 512 and P up to 64.
+
+    Parameters
+    ----------
+    arch : str
+        Key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
+    dtype : str
+        "float32", "float16" or "bfloat16".
+    num_heads, query_len : int
+        H, and the query length that tiles are made for: their product is the height of such a
+        row's queries. Longer rows take more tiles.
+    """
+    tiles = tile_variants(arch, dtype)
+    height = num_heads * query_len
+    tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
+    if num_heads <= tile.tile_m:
+        return tile
+    # Every token fills at least two tiles: let two programs read its keys together.
+    return replace(tile, lanes=2)
+
+
+_HOPPER = (
+    AttendVariant(tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
+    AttendVariant(tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
+    AttendVariant(
+        tile_m=64, tile_n=64, num_warps=8, num_stages=2, min_units=4, overhead=6, family=TILE
+    ),
+)
+
+
+def hopper_variant(
+    arch: str,
+    dtype: str,
+    num_heads: int,
+    query_len: int,
+    head_dims: tuple[int, int],
+) -> AttendVariant | None:
+    """Return the variant of a Gluon kernel for a problem, None where there is none.
+
+    Parameters
+    ----------
+    arch, dtype, num_heads, query_len
+        As for :func:`attend_variant`.
+    head_dims : (R, P)
+    """
+    if arch != "sm90" or dtype == "float32" or head_dims != (512, 64):
+        return None
+    height = num_heads * query_len
+    tile = next((tile for tile in _HOPPER if tile.tile_m >= height), _HOPPER[-1])
+    return replace(tile, lanes=next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4))
+
+
+def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
+    """Return how many splits a row may have when its bits must not depend on the others (S-20)."""
+    split_bytes = max_rows * variant.group_m * kv_lora_rank * 4
+    return max(1, min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))

@@ -1,0 +1,280 @@
+"""The plan of one step: every buffer the kernels share, filled on the device."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+import triton
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.planning.families import AttendVariant
+from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.tables import RequestMap
+
+_TOKENS_PER_PROGRAM = 64
+_ENTRIES_PER_PROGRAM = 512
+
+
+class Plan:
+    """Device buffers that describe a step; allocated once, rewritten by :meth:`fill`.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    variant : AttendVariant
+        Tile sizes the schedule counts in.
+    num_sms : int
+        Multiprocessors of the device.
+    device : torch.device
+
+    Attributes
+    ----------
+    state : int64 [n]
+        The storage of all buffers below.
+    token_starts : int32 [max_rows + 2]
+        First token of each row, of the padded tokens, and T.
+    row_lens : int32 [max_rows + 1]
+        ``seq_lens``, then 0 for the padded tokens.
+    key_starts : int32 [max_rows + 2]
+        Prefix sums of ``row_lens``, from 0.
+    unit_starts : int64 [max_rows + 2]
+        Prefix sums of the rows' work, see ``kernels/schedule.py``.
+    cut : int64 [4]
+        Units of one part of the grid, lanes, all units, and overhead, likewise.
+    shares : int64 [programs, 4]
+        Of each program of the attend kernel: the unit of its first key tile, the first unit past
+        its own, the row of the first, and its first partial query tile.
+    joins : int32 [programs, 8]
+        What each part joins, see ``kernels/combine.py``.
+    mask_starts : int64 [max_rows + 1]
+        First element of a row's tree matrix.
+    positions, slot_mapping : int64 [max_query_tokens]
+        Rules S-3 and S-1.
+    slots : int64 [T]
+        The planned step's part of `slot_mapping`.
+    tree_words : int32 [max_query_tokens, tree_words]
+        The draft tree, 32 nodes a word, whatever its spelling was.
+    table : int32 [max_rows, table_width]
+        Built from a request map; empty if the config asks for none.
+    work : tuple of tensors
+        Where an attend kernel finds its share, in the order of its parameters.
+    given_table : int32 [B, M] or None
+        The caller's block table, by reference; None if rows of `table` were built instead.
+    num_rows, num_tokens : int
+        B and T of the planned step.
+    """
+
+    token_starts: torch.Tensor
+    row_lens: torch.Tensor
+    key_starts: torch.Tensor
+    unit_starts: torch.Tensor
+    cut: torch.Tensor
+    shares: torch.Tensor
+    joins: torch.Tensor
+    mask_starts: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    tree_words: torch.Tensor
+    table: torch.Tensor
+
+    def __init__(
+        self, config: MlaConfig, variant: AttendVariant, num_sms: int, device: torch.device
+    ) -> None:
+        self.config = config
+        self._programs = variant.programs(num_sms)
+        self._buffers = _buffers(config, self._programs)
+        constants = schedule_constants(config, variant, num_sms)
+        self._schedule_kernel = Launcher(schedule_kernel, constants)
+        self._token_kernel = Launcher(token_kernel, token_constants(config, variant))
+        words = sum(_words(shape, dtype) for shape, dtype in self._buffers.values())
+        self._bind(torch.zeros(words, dtype=torch.int64, device=device))
+        self.given_table: torch.Tensor | None = None
+        self.num_rows = 0
+        self.num_tokens = 0
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """Block table of the planned step, int32 [B, M]."""
+        return self.table[: self.num_rows] if self.given_table is None else self.given_table
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Every buffer, by name."""
+        return {name: getattr(self, name) for name in self._buffers}
+
+    def on(self, state: torch.Tensor) -> Plan:
+        """Return this plan, or one like it whose buffers lie in `state`."""
+        if state.data_ptr() == self.state.data_ptr():
+            return self
+        other = copy.copy(self)
+        other._bind(state)
+        return other
+
+    def _bind(self, state: torch.Tensor) -> None:
+        self.state = state
+        offset = 0
+        for name, (shape, dtype) in self._buffers.items():
+            words = _words(shape, dtype)
+            flat = state[offset : offset + words].view(dtype)
+            setattr(self, name, flat[: math.prod(shape)].view(shape))
+            offset += words
+        self.slots = self.slot_mapping[:0]
+        self.work = (
+            self.unit_starts,
+            self.cut,
+            self.shares,
+            self.token_starts,
+            self.row_lens,
+        )
+
+    def fill(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        num_tokens: int,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """Rewrite every buffer for a step, in two launches and without synchronising."""
+        self.num_rows = seq_lens.shape[0]
+        self.num_tokens = num_tokens
+        self.slots = self.slot_mapping[:num_tokens]
+        self._schedule(cu_seqlens_q, seq_lens, block_table)
+        if num_tokens > 0:
+            self._describe_tokens(mask)
+
+    def _schedule(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+    ) -> None:
+        config = self.config
+        if isinstance(block_table, RequestMap):
+            slots, ids = block_table.req_to_token, block_table.request_ids
+            self.given_table = None
+            builders = self.num_rows * triton.cdiv(config.table_width, _ENTRIES_PER_PROGRAM)
+        else:
+            slots, ids = self.table, self.row_lens  # stand-ins, never read
+            self.given_table = block_table
+            builders = 0
+        self._schedule_kernel(
+            (1 + builders, 1, 1),
+            (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype),
+            (
+                cu_seqlens_q,
+                seq_lens,
+                slots,
+                ids,
+                self.token_starts,
+                self.row_lens,
+                self.key_starts,
+                self.unit_starts,
+                self.cut,
+                self.mask_starts,
+                self.table,
+            ),
+            (
+                cu_seqlens_q.stride(0),
+                seq_lens.stride(0),
+                *slots.stride(),
+                ids.stride(0),
+                self.num_rows,
+                self.num_tokens,
+                config.num_heads,
+                config.block_size,
+                config.table_width,
+                config.table_fill,
+            ),
+        )
+
+    def _describe_tokens(self, mask: torch.Tensor | None) -> None:
+        block_table = self.block_table
+        # Without a tree no mask is read; any tensor stands in for it.
+        words = self.tree_words if mask is None else mask.view(torch.uint8)
+        self._token_kernel(
+            (triton.cdiv(max(self.num_tokens, self._programs + 1), _TOKENS_PER_PROGRAM), 1, 1),
+            (block_table.stride(1), words.stride()),
+            (
+                self.unit_starts,
+                self.cut,
+                self.token_starts,
+                self.row_lens,
+                self.mask_starts,
+                block_table,
+                words,
+                self.positions,
+                self.slot_mapping,
+                self.tree_words,
+                self.shares,
+                self.joins,
+            ),
+            (
+                *block_table.stride(),
+                words.stride(0),
+                words.stride(-1),
+                self.num_rows,
+                self.num_tokens,
+                self._programs,
+                self.config.num_heads,
+                self.config.block_size,
+            ),
+        )
+
+
+def _buffers(config: MlaConfig, programs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shape and dtype of every buffer of a plan."""
+    rows, tokens = config.max_rows, config.max_query_tokens
+    table_rows = rows if config.table_width else 0
+    return {
+        "token_starts": ((rows + 2,), torch.int32),
+        "row_lens": ((rows + 1,), torch.int32),
+        "key_starts": ((rows + 2,), torch.int32),
+        "unit_starts": ((rows + 2,), torch.int64),
+        "cut": ((4,), torch.int64),
+        "shares": ((programs, 4), torch.int64),
+        "joins": ((programs, 8), torch.int32),
+        "mask_starts": ((rows + 1,), torch.int64),
+        "positions": ((tokens,), torch.int64),
+        "slot_mapping": ((tokens,), torch.int64),
+        "tree_words": ((tokens, max(config.tree_words, 1)), torch.int32),
+        "table": ((table_rows, config.table_width), torch.int32),
+    }
+
+
+def _words(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """Return 64-bit words of a buffer, rounded up so that the next one is aligned to 16 bytes."""
+    return -(-math.prod(shape) * dtype.itemsize // 16) * 2
+
+
+def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) -> dict[str, Any]:
+    """Return what ``schedule_kernel`` is specialised for."""
+    return {
+        "MASK": config.mask,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "LANE_STEPS": variant.lane_steps,
+        "FIXED_LANES": config.deterministic,
+        "PROGRAMS": variant.programs(num_sms),
+        "MIN_UNITS": variant.min_units,
+        "OVERHEAD": 0 if config.deterministic else variant.overhead,
+        "ROWS": triton.next_power_of_2(config.max_rows + 2),
+        "ENTRIES": _ENTRIES_PER_PROGRAM,
+    }
+
+
+def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return what ``token_kernel`` is specialised for."""
+    return {
+        "MASK": config.mask,
+        "TREE_WORDS": config.tree_words,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "LANE_STEPS": variant.lane_steps,
+        "SEARCH_STEPS": config.search_steps,
+        "TOKENS": _TOKENS_PER_PROGRAM,
+    }

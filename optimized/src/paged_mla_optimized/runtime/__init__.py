@@ -1,0 +1,1 @@
+"""The device, Triton, and the log."""

@@ -1,0 +1,62 @@
+"""Facts about the device that runs the kernels."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from paged_mla_optimized.planning.families import INTERPRETER
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.provenance import commit_of
+
+_ARCHS = {
+    (8, 0): "sm80",
+    (8, 6): "sm86",
+    (8, 7): "sm86",
+    (8, 9): "sm89",
+    (9, 0): "sm90",
+    (10, 0): "sm100",
+    (10, 3): "sm100",
+    (12, 0): "sm120",
+    (12, 1): "sm120",
+}
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """An architecture as ``planning/families.py`` names it, and its multiprocessors."""
+
+    arch: str
+    num_sms: int
+
+
+def is_interpreting() -> bool:
+    """Return whether Triton was imported with ``TRITON_INTERPRET=1``."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def device_facts(device: torch.device) -> DeviceFacts:
+    """Return the facts of `device`; raises ``Unsupported`` where no kernel can run."""
+    if is_interpreting():
+        return DeviceFacts(INTERPRETER, 1)
+    if device.type != "cuda":
+        raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
+    capability = torch.cuda.get_device_capability(device)
+    if capability not in _ARCHS:
+        raise Unsupported(f"compute capability {capability}: known are {sorted(_ARCHS)}")
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return DeviceFacts(_ARCHS[capability], num_sms)
+
+
+def device_record() -> dict[str, str]:
+    """Return what a report of measurements says of the device, the versions and the code."""
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": commit_of(__file__),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+    }

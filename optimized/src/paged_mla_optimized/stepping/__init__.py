@@ -1,0 +1,1 @@
+"""Steps of an engine: their inputs, their graphs, drafts."""

@@ -1,0 +1,174 @@
+"""What a draft model's steps look like to ``plan``: fixed shapes, filled on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
+from paged_mla_shared.errors import InvalidArgument
+
+_ENTRIES_PER_PROGRAM = 512
+_TOKENS_PER_PROGRAM = 8
+
+
+class ExtendWindow:
+    """Draft-extend: `window` tokens of every request, whatever was accepted (S-16).
+
+    Parameters
+    ----------
+    max_rows, window : int
+        B and the tokens of each row; both >= 1.
+    device : torch.device
+
+    Attributes
+    ----------
+    cu_seqlens_q : int32 [max_rows + 1]
+    seq_lens : int32 [max_rows]
+    """
+
+    def __init__(self, max_rows: int, window: int, device: torch.device | str) -> None:
+        self.window = window
+        ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self.cu_seqlens_q = ends * window
+        self.seq_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def fill(self, committed: torch.Tensor) -> None:
+        """Extend rows from their committed lengths, int32 [max_rows]; 0 marks a padded row.
+
+        What an earlier window wrote past the accepted tokens is overwritten by this one.
+        """
+        torch.clamp(committed, max=1, out=self.seq_lens)
+        self.seq_lens.mul_(self.window).add_(committed)
+
+
+class DraftSteps:
+    """Multi-step drafts with k branches a request: one row of one token each (S-15).
+
+    Row ``b * k + j`` of step i reads the prefix of request b and its own i + 1 drafts. Full
+    blocks of the prefix are shared. A last, partly filled one is not: each branch goes on in
+    blocks of its own, the first of which gets a copy (:meth:`copy_tails`).
+
+    Parameters
+    ----------
+    max_requests, branches, steps : int
+        B, k and how many steps; all >= 1.
+    prefix_width, own_width : int
+        Columns of the prefix table, and blocks that each branch owns.
+    block_size : int
+    device : torch.device
+
+    Attributes
+    ----------
+    cu_seqlens_q : int32 [B * k + 1]
+    seq_lens : int32 [steps, B * k]
+    block_table : int32 [B * k, prefix_width + own_width]
+        The same for all steps; -1 where a row has no block.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        branches: int,
+        steps: int,
+        prefix_width: int,
+        own_width: int,
+        block_size: int,
+        device: torch.device | str,
+    ) -> None:
+        if own_width * block_size < block_size - 1 + steps:
+            given = f"{own_width} blocks of {block_size}"
+            raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")
+        rows = max_requests * branches
+        self.block_size = block_size
+        self._shape = (max_requests, branches, own_width)
+        self.cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self.seq_lens = torch.zeros((steps, rows), dtype=torch.int32, device=device)
+        self.block_table = torch.full(
+            (rows, prefix_width + own_width), -1, dtype=torch.int32, device=device
+        )
+
+    def fill(
+        self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
+    ) -> None:
+        """Describe all steps of a draft. One launch.
+
+        Parameters
+        ----------
+        prefix_lens : int32 [B]
+            Committed tokens; 0 marks a padded request, whose branches are padded rows.
+        prefix_table : int32 [B, prefix_width]
+            Entries past a prefix's blocks are never read.
+        branch_blocks : int32 [B, k, own_width], contiguous
+        """
+        _, branches, own_width = self._shape
+        steps, rows = self.seq_lens.shape
+        width = self.block_table.shape[1]
+        self._check(prefix_lens, prefix_table, branch_blocks)
+        draft_rows_kernel[(rows, triton.cdiv(width, _ENTRIES_PER_PROGRAM))](
+            prefix_lens,
+            prefix_table,
+            branch_blocks,
+            self.block_table,
+            self.seq_lens,
+            *prefix_table.stride(),
+            branches,
+            width - own_width,
+            own_width,
+            steps,
+            rows,
+            self.block_size,
+            **draft_rows_constants(),
+        )
+
+    def copy_tails(
+        self,
+        cache: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        prefix_table: torch.Tensor,
+        branch_blocks: torch.Tensor,
+    ) -> None:
+        """Give each branch its copy of the prefix's partly filled block; once for each cache."""
+        requests, branches, own_width = self._shape
+        self._check(prefix_lens, prefix_table, branch_blocks)
+        width = cache.shape[2]
+        chunks = triton.cdiv(self.block_size, _TOKENS_PER_PROGRAM)
+        copy_tails_kernel[(requests * branches, chunks)](
+            cache,
+            prefix_lens,
+            prefix_table,
+            branch_blocks,
+            *cache.stride()[:2],
+            *prefix_table.stride(),
+            branches,
+            own_width,
+            self.block_size,
+            width,
+            **copy_tails_constants(width),
+        )
+
+    def _check(
+        self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
+    ) -> None:
+        requests, _, own_width = self._shape
+        device = self.block_table.device
+        prefix_width = self.block_table.shape[1] - own_width
+        check_tensor("prefix_lens", prefix_lens, (requests,), torch.int32, device)
+        check_tensor("prefix_table", prefix_table, (requests, prefix_width), torch.int32, device)
+        check_tensor("branch_blocks", branch_blocks, self._shape, torch.int32, device)
+        if not (branch_blocks.is_contiguous() and prefix_lens.is_contiguous()):
+            raise InvalidArgument("branch_blocks", "strided lengths or blocks", "contiguous ones")
+
+
+def draft_rows_constants() -> dict[str, Any]:
+    """Return what ``draft_rows_kernel`` is specialised for."""
+    return {"ENTRIES": _ENTRIES_PER_PROGRAM}
+
+
+def copy_tails_constants(width: int) -> dict[str, Any]:
+    """Return what ``copy_tails_kernel`` is specialised for."""
+    return {"TOKENS": _TOKENS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}

@@ -1,0 +1,141 @@
+"""A step recorded once in CUDA graphs, and replayed for every batch that fits (S-17)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.runtime.log import LOGGER
+from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
+from paged_mla_shared.errors import InvalidArgument
+
+_WARM_UPS = 2
+
+
+class StaleGraph(RuntimeError):
+    """A captured step reads a tensor that is no longer where it was: capture again."""
+
+
+class GraphedStep:
+    """Plan and model in CUDA graphs, one for each bucket, in one memory pool.
+
+    Buckets are captured largest first, so that the smaller ones live in the memory of the
+    largest. All of them share the inputs and the workspace of `mlas`: replays on one stream may
+    follow each other in any order.
+
+    Parameters
+    ----------
+    mlas : sequence of PagedMla
+        Planned from the step's inputs before `model_fn` runs, so that layers only append and
+        attend. Empty if `model_fn` plans itself, as drafts of several steps do.
+    model_fn : callable of StepView
+        The layers. Runs eagerly on idle inputs first, which append nothing to a cache; must
+        neither wait for the device nor read values. What it returns, :meth:`replay` returns.
+    inputs : StepInputs
+    buckets : sequence of Bucket
+    caches : sequence of Tensor
+        Caches that `model_fn` uses. A replay after one of them moved raises ``StaleGraph``.
+    """
+
+    def __init__(
+        self,
+        mlas: Sequence[PagedMla],
+        model_fn: Callable[[StepView], Any],
+        inputs: StepInputs,
+        buckets: Sequence[Bucket],
+        *,
+        caches: Sequence[torch.Tensor] = (),
+    ) -> None:
+        self._mlas = tuple(mlas)
+        self._model_fn = model_fn
+        self.inputs = inputs
+        self._caches = tuple(caches)
+        self._pool = torch.cuda.graph_pool_handle()
+        self.graph_bytes: dict[Bucket, int] = {}
+        """Device memory that capturing each bucket took."""
+        self.recapture(buckets)
+
+    def recapture(
+        self, buckets: Sequence[Bucket] | None = None, caches: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """Capture again: for other buckets, or after the caches moved."""
+        buckets = list(self._graphs) if buckets is None else buckets
+        if not buckets:
+            raise InvalidArgument("buckets", "none", "at least one")
+        self._caches = self._caches if caches is None else tuple(caches)
+        self._addresses = [cache.data_ptr() for cache in self._caches]
+        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self.graph_bytes.clear()
+        for bucket in sorted(set(buckets), reverse=True):
+            self._graphs[bucket] = self._capture(self.inputs.view(bucket))
+        self._ascending = sorted(self._graphs)
+
+    def bucket(self, rows: int, tokens: int) -> Bucket:
+        """Return the smallest bucket that a step of `rows` and `tokens` fits."""
+        for bucket in self._ascending:
+            if bucket.rows >= rows and bucket.tokens >= tokens:
+                return bucket
+        given = f"{rows} rows, {tokens} tokens"
+        allowed = ", ".join(f"{b.rows} rows with {b.tokens} tokens" for b in self._ascending)
+        raise InvalidArgument("step", given, f"{allowed}; recapture(buckets=...) for a larger one")
+
+    def replay(self, rows: int, tokens: int) -> Any:
+        """Run the step that lies in :attr:`inputs`; return what `model_fn` returned at capture.
+
+        Parameters
+        ----------
+        rows, tokens : int
+            Upper bounds that choose the bucket. Lengths are read on the device.
+
+        Raises
+        ------
+        InvalidArgument
+            No bucket is large enough.
+        StaleGraph
+            A cache moved since the capture.
+        """
+        if [cache.data_ptr() for cache in self._caches] != self._addresses:
+            raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
+        graph, outputs = self._graphs[self.bucket(rows, tokens)]
+        graph.replay()
+        return outputs
+
+    def run_eagerly(self, view: StepView) -> Any:
+        """Run the step without a graph; the same launches."""
+        for mla in self._mlas:
+            mla.plan(
+                view.cu_seqlens_q,
+                view.seq_lens,
+                view.block_table,
+                num_tokens=view.bucket.tokens,
+                mask=view.mask,
+            )
+        return self._model_fn(view)
+
+    def _capture(self, view: StepView) -> tuple[torch.cuda.CUDAGraph, Any]:
+        began = time.perf_counter()
+        self.inputs.clear()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):  # compiles kernels and fills library workspaces
+                self.run_eagerly(view)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.inputs.poison()  # nothing that is recorded may depend on what is there now
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the warm-up left would count as memory given back
+        free = torch.cuda.mem_get_info()[0]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = self.run_eagerly(view)
+        self.inputs.clear()
+        torch.cuda.synchronize()
+        taken = free - torch.cuda.mem_get_info()[0]
+        self.graph_bytes[view.bucket] = taken
+        seconds = time.perf_counter() - began
+        LOGGER.info("captured %s: %s bytes, %.2f s", view.bucket, f"{taken:,}", seconds)
+        return graph, outputs

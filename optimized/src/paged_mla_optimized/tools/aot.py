@@ -1,0 +1,107 @@
+"""Compiles every kernel variant for an architecture with no GPU, and holds it against its limits.
+
+``python -m paged_mla_optimized.tools.aot --arch sm90 [--json PATH]`` prints registers, stack
+(spills) and shared memory of each, and exits 1 if one fails or needs more shared memory than there
+is: the compiler itself does not look at that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from paged_mla_optimized.planning.families import SHARED_MEMORY
+from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_optimized.tools.aot_jobs import Job, jobs_of_arch
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one compiled kernel needs.
+
+    Parameters
+    ----------
+    name : str
+    registers : int
+        Of one thread.
+    stack_bytes : int
+        Of one thread; spilled registers live there.
+    shared_bytes : int
+        Of one program.
+    error : str or None
+        Why it did not compile, or what it exceeds.
+    """
+
+    name: str
+    registers: int = 0
+    stack_bytes: int = 0
+    shared_bytes: int = 0
+    error: str | None = None
+
+
+def compile_job(job: Job, arch: str) -> Usage:
+    """Compile one kernel variant for `arch`, a key of ``SHARED_MEMORY``."""
+    target = GPUTarget("cuda", int(arch.removeprefix("sm")), 32)
+    try:
+        compiled = triton.compile(job.source, target=target, options=job.options)
+    except (triton.TritonError, RuntimeError) as error:
+        return Usage(job.name, error=str(error).strip())
+    registers, stack_bytes = _resources(compiled.asm["cubin"])
+    shared_bytes = compiled.metadata.shared
+    limit = SHARED_MEMORY[arch]
+    excess = f"more than {limit} bytes of shared memory" if shared_bytes > limit else None
+    return Usage(job.name, registers, stack_bytes, shared_bytes, excess)
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Return registers and stack bytes of a thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    if found is None:
+        raise RuntimeError(f"cuobjdump reports no resources: {report}")
+    return int(found[1]), int(found[2])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compile everything for one architecture; return the exit status."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.aot", description=__doc__)
+    parser.add_argument("--arch", required=True, choices=SHARED_MEMORY)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the table there")
+    options = parser.parse_args(arguments)
+    if is_interpreting():
+        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
+    jobs = jobs_of_arch(options.arch)
+    width = max(len(job.name) for job in jobs)
+    print(f"{'variant':{width}}  regs  stack  shared")
+    usages: list[Usage] = []
+    for job in jobs:
+        usage = compile_job(job, options.arch)
+        usages.append(usage)
+        numbers = f"{usage.registers:4}  {usage.stack_bytes:5}  {usage.shared_bytes:6}"
+        print(f"{usage.name:{width}}  {numbers}  {usage.error or ''}".rstrip(), flush=True)
+    if options.json:
+        table: dict[str, Any] = {"arch": options.arch, "variants": [asdict(u) for u in usages]}
+        options.json.write_text(json.dumps(table, indent=2) + "\n")
+    failed = sum(usage.error is not None for usage in usages)
+    print(f"{len(usages)} variants for {options.arch}, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

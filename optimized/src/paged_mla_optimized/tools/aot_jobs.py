@@ -1,0 +1,247 @@
+"""Which kernel variants exist for an architecture, as the compiler wants them described.
+
+Options that shape the code differently (mask, rope, block size, dims, dtype) vary one at a time
+around a causal decode, for each tile shape the table holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.kernels.common.append import append_kernel
+from paged_mla_optimized.kernels.common.combine import combine_kernel
+from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
+from paged_mla_optimized.kernels.common.gather import gather_kernel
+from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.kernels.portable.attend import attend_kernel
+from paged_mla_optimized.launchers.append import append_constants
+from paged_mla_optimized.launchers.attend import attend_constants, choose_variant
+from paged_mla_optimized.launchers.combine import combine_constants
+from paged_mla_optimized.launchers.gather import gather_constants
+from paged_mla_optimized.launchers.hopper import (
+    LAYOUT,
+    hopper_box,
+    hopper_boxes,
+    hopper_constants,
+    hopper_kernel,
+    hopper_options,
+)
+from paged_mla_optimized.launchers.merge import merge_constants
+from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, attend_variant
+from paged_mla_optimized.planning.plan import schedule_constants, token_constants
+from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
+from paged_mla_shared.problem import Rope, RopePairing
+
+_TYPES = {
+    "cu_seqlens_q_ptr": "*i32",
+    "seq_lens_ptr": "*i32",
+    "token_starts_ptr": "*i32",
+    "row_lens_ptr": "*i32",
+    "key_starts_ptr": "*i32",
+    "req_to_token_ptr": "*i32",
+    "request_ids_ptr": "*i64",
+    "table_ptr": "*i32",
+    "branch_blocks_ptr": "*i32",
+    "prefix_table_ptr": "*i32",
+    "prefix_lens_ptr": "*i32",
+    "unit_starts_ptr": "*i64",
+    "cut_ptr": "*i64",
+    "shares_ptr": "*i64",
+    "joins_ptr": "*i32",
+    "mask_starts_ptr": "*i64",
+    "mask_ptr": "*u8",
+    "block_table_ptr": "*i32",
+    "positions_ptr": "*i64",
+    "slot_mapping_ptr": "*i64",
+    "tree_words_ptr": "*i32",
+    "lse_ptr": "*fp32",
+    "lses_ptr": "*fp32",
+    "partial_out_ptr": "*fp32",
+    "partial_lse_ptr": "*fp32",
+    "softmax_scale": "fp32",
+}
+_DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
+    "stride_cu": 1,
+    "stride_lens": 1,
+    "stride_slots": 1,
+    "stride_slot": 1,
+    "stride_ids": 1,
+    "stride_table_col": 1,
+    "stride_mask_element": 1,
+}
+_NUM_SMS = 132  # shapes no code but a division
+_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile: a Triton function, its constants, and the type of every argument."""
+
+    name: str
+    kernel: Any
+    dtype: str  # of every pointer that `_TYPES` leaves open
+    constants: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    max_registers: int | None = None
+    descriptors: dict[str, str] = field(default_factory=dict)  # types of TMA descriptors
+
+    @property
+    def source(self) -> Any:
+        """The kernel as Triton's compiler wants it."""
+        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
+        return kind(self.kernel, self.signature, self.constants, self.attributes)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The compiler's options."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        return options
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Type of each argument, in order."""
+        table = "*fp64" if self.dtype == "fp32" else "*fp32"
+        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.descriptors
+        return {
+            name: "constexpr"
+            if name in self.constants
+            else types.get(name, f"*{self.dtype}" if name.endswith("_ptr") else "i32")
+            for name in self.kernel.arg_names
+        }
+
+    @property
+    def attributes(self) -> dict[tuple[int], list[list[Any]]]:
+        """Tensors and their strides are aligned to 16."""
+        return {
+            (parameter.num,): [["tt.divisibility", 16]]
+            for parameter in self.kernel.params
+            if parameter.name.startswith("stride") or parameter.name.endswith("_ptr")
+            if parameter.name not in self.constants and not parameter.do_not_specialize
+        }
+
+
+def jobs_of_arch(arch: str) -> list[Job]:
+    """Return every distinct variant of every kernel."""
+    jobs: dict[str, Job] = {}
+    for config in _configs():
+        variant = attend_variant(
+            arch,
+            DTYPE_NAMES[config.dtype],
+            config.num_heads,
+            config.tile_query_len,
+        )
+        for job in _jobs_of_config(config, variant):
+            jobs.setdefault(job.name, job)
+        chosen = choose_variant(config, arch)
+        if chosen.family != PORTABLE:
+            for job in (*_hopper_jobs(config, chosen), *_jobs_of_config(config, chosen)):
+                jobs.setdefault(job.name, job)
+    return list(jobs.values())
+
+
+def _configs() -> Iterator[MlaConfig]:
+    base = MlaConfig(
+        num_heads=16,
+        softmax_scale=1.0,
+        block_size=64,
+        max_rows=256,
+        max_query_tokens=256,
+        max_model_len=1,
+    )
+    for num_heads in (16, 32, 64, 128):
+        config = replace(base, num_heads=num_heads)
+        yield config
+        yield replace(config, dtype=torch.float16, cache_format="fp16")
+        yield replace(config, dtype=torch.float32, cache_format="fp32")
+        yield replace(config, block_size=1)
+        yield replace(config, block_size=16)
+        yield replace(config, mask="non_causal")
+        yield replace(config, deterministic=True)
+        for pairing in RopePairing:
+            yield replace(config, rope=Rope(pairing))
+        # One token per row keeps the tile shape that this head count has in decode.
+        for mask in MASKS[2:]:
+            yield replace(config, mask=mask, max_draft_tokens=1)
+    yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
+    yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
+
+
+def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+    dtype = _SHORT[config.dtype]
+    tile = f"m{variant.tile_m}n{variant.tile_n}"
+    dims = f"r{config.kv_lora_rank}"
+    mask = "tree" if config.is_tree else config.mask
+    blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
+    rope = config.rope_pairing
+    width = config.kv_lora_rank + config.qk_rope_head_dim
+    cut = "fixed" if config.deterministic else "parts"
+    yield Job(
+        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{rope}-{cut}",
+        attend_kernel,
+        dtype,
+        _dense(attend_kernel, attend_constants(config, variant)),
+        variant.num_warps,
+        variant.num_stages,
+    )
+    overlap = "alone" if variant.family == PORTABLE else "overlapped"
+    yield Job(
+        f"combine-{overlap}-{tile}-{dims}-{dtype}-{cut}",
+        combine_kernel,
+        dtype,
+        combine_constants(config, variant),
+    )
+    for name, kernel, constants in (
+        (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
+        (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
+        (
+            f"schedule-{tile}x{variant.lanes}-{config.mask}",
+            schedule_kernel,
+            schedule_constants(config, variant, _NUM_SMS),
+        ),
+        (
+            f"token-{tile}-{config.mask}",
+            token_kernel,
+            token_constants(config, variant),
+        ),
+        ("draft-rows", draft_rows_kernel, draft_rows_constants()),
+        (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width)),
+        (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
+    ):
+        yield Job(
+            name, kernel, "fp32" if kernel is merge_kernel else dtype, _dense(kernel, constants)
+        )
+
+
+def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+    dtype = _SHORT[config.dtype]
+    kernel = hopper_kernel(variant)
+    boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
+    mask = "tree" if config.is_tree else config.mask
+    options = hopper_options(variant)
+    width = config.kv_lora_rank + config.qk_rope_head_dim
+    yield Job(
+        f"hopper-{variant.family}-m{variant.tile_m}-{dtype}-{mask}"
+        f"-box{hopper_box(config.block_size)}",
+        kernel,
+        dtype,
+        _dense(kernel, hopper_constants(config, variant, config.block_size, width)),
+        options["num_warps"],
+        max_registers=options.get("maxnreg"),
+        descriptors={name: f"tensordesc<{dtype}{box},{LAYOUT!r}>" for name, box in boxes},
+    )
+
+
+def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    special = {p.name for p in kernel.params if not p.do_not_specialize}
+    return constants | {name: one for name, one in _DENSE.items() if name in special}

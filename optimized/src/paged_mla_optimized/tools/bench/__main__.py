@@ -1,0 +1,146 @@
+"""Times decode: plan, attend and joining in a graph, each result checked against float32 first."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.planning.families import attend_variant
+from paged_mla_optimized.runtime.device import device_record
+from paged_mla_optimized.tools.bench import peers
+from paged_mla_optimized.tools.bench.cases import GROUPS, Case
+from paged_mla_optimized.tools.bench.problem import Tensors, build, error
+from paged_mla_optimized.tools.bench.report import header, line, plot, summary, write
+from paged_mla_optimized.tools.bench.timing import Launch, alone, ceilings, in_turns
+
+_RIVALS = ("flashmla", "fa3")
+
+
+def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> dict[str, Any]:
+    """Check and time one case, ours and everyone else's."""
+    tensors = build(case)
+    launches, worst = _ours(tensors)
+    for name, builder in builders.items():
+        launch = builder(tensors)
+        if launch is not None:
+            error(tensors, launch())
+            launches[name] = launch
+    row: dict[str, Any] = {"case": case.name, "error": worst}
+    row |= {name: alone(launch) for name, launch in launches.items()}
+    row["tflops"] = case.flops / row["us"] / 1e6
+    row["gbs"] = case.bytes / row["us"] / 1e3
+    row["intensity"] = case.flops / case.bytes
+    floor = max(case.bytes / limits["copy_gbs"] / 1e3, case.flops / limits["matmul_tflops"] / 1e6)
+    row["of_floor"] = floor / row["us"]
+    rivals = [name for name in _RIVALS if name in launches]
+    if rivals:
+        row["ratio"] = min(row[name] for name in rivals) / row["us"]
+        row["in_turns"] = in_turns({name: launches[name] for name in ("us", *rivals)})
+        best = min(row["in_turns"][name] for name in rivals)
+        row["ratio_in_turns"] = best / row["in_turns"]["us"]
+    return row
+
+
+def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
+    """Return our launches, checked, and the error of the first.
+
+    Without the plan, with it, the main kernel alone, and the portable kernel with its join.
+    """
+    config = tensors.config
+    inputs = (tensors.q_nope, tensors.q_pe, tensors.cache)
+    problem = (config.num_heads, config.tile_query_len)
+    core = Core(config, "cuda", None, None)
+    variant = attend_variant(core.facts.arch, DTYPE_NAMES[config.dtype], *problem)
+    portable = Core(config, "cuda", variant, None)
+
+    def attend(core: Core) -> None:
+        out, lse = core.answer
+        core.attend(core.plan, *inputs, out=out, lse=lse)
+
+    def step() -> None:
+        _plan(core, tensors)
+        attend(core)
+
+    errors = []
+    for each in (core, portable):
+        _plan(each, tensors)
+        attend(each)
+        errors.append(error(tensors, each.answer[0].view(*tensors.q.shape[:3], -1)))
+    out, lse = core.answer
+    return {
+        "us": lambda: attend(core),
+        "plan_us": step,
+        "main_us": lambda: core.attention.attend(core.plan, *inputs, out=out, lse=lse),
+        "portable_us": lambda: attend(portable),
+    }, errors[0]
+
+
+def _plan(core: Core, tensors: Tensors) -> None:
+    lengths = (tensors.cu_seqlens_q, tensors.seq_lens, tensors.block_table)
+    core.fill(core.plan, *lengths, num_tokens=len(tensors.q_nope), mask=tensors.mask)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return what the command line asks for, with the chosen cases."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench", description=__doc__)
+    parser.add_argument(
+        "groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)} (default: main)"
+    )
+    parser.add_argument("--only", default="", metavar="REGEX", help="of case names")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for peers")
+    parser.add_argument(
+        "--out", type=Path, metavar="STEM", help="write STEM.json, STEM.md and the plot STEM.png"
+    )
+    options = parser.parse_args(arguments)
+    unknown = [group for group in options.groups if group not in GROUPS]
+    if unknown:
+        parser.error(f"groups: got {unknown}; allowed: {', '.join(GROUPS)}")
+    try:
+        only = re.compile(options.only)
+    except re.error as error:
+        parser.error(f"--only: got {options.only!r}, {error}; allowed: a regular expression")
+    groups = dict.fromkeys(options.groups or ["main"])
+    options.cases = [case for g in groups for case in GROUPS[g] if only.search(case.name)]
+    if not options.cases:
+        parser.error(f"--only: got {options.only!r}, which no case of {', '.join(groups)} matches")
+    if options.peers and not options.peers.is_dir():
+        parser.error(f"--peers: got {options.peers}; allowed: a folder")
+    if options.out and not options.out.parent.is_dir():
+        parser.error(f"--out: got {options.out}; allowed: a name in a folder that is there")
+    return options
+
+
+def main() -> int:
+    """Run the chosen cases; return the exit status."""
+    options = parse()
+    if not torch.cuda.is_available():
+        print("paged_mla_optimized.tools.bench: torch finds no GPU", file=sys.stderr)
+        return 2
+    limits = ceilings()
+    facts = device_record() | limits
+    print(facts, flush=True)
+    builders = peers.load(options.peers)
+    rows: list[dict[str, Any]] = []
+    names = list(builders)
+    print(header(names))
+    for case in options.cases:
+        rows.append(measure(case, builders, limits))
+        print(line(rows[-1], names), flush=True)
+        torch.cuda.empty_cache()
+        if options.out:
+            write(options.out, facts, rows, names)
+    if options.out:
+        plot(options.out, facts, rows)
+    print(summary(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Random tensors of a case, and a float32 answer to hold results against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.tools.bench.cases import Case, P, R
+
+SCALE = 192**-0.5
+_LIMIT = 6e-3  # relative error of a row: bfloat16 operands and weights
+
+
+@dataclass
+class Tensors:
+    """A case on the device; ``q`` is [B, query_len, H, R + P], blocks lie in random order."""
+
+    case: Case
+    q: torch.Tensor
+    cache: torch.Tensor  # [num_blocks, block_size, R + P]
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    mask: torch.Tensor | None
+    q_nope: torch.Tensor  # [T, H, R]
+    q_pe: torch.Tensor
+
+    @property
+    def config(self) -> MlaConfig:
+        """The problem as the API takes it."""
+        case = self.case
+        return MlaConfig(
+            num_heads=case.num_heads,
+            softmax_scale=SCALE,
+            block_size=case.block_size,
+            max_rows=len(case.seq_lens),
+            max_query_tokens=len(self.q_nope),
+            max_model_len=max(case.seq_lens),
+            mask="tree:qlen" if case.is_tree else "causal",
+            max_draft_tokens=case.query_len if case.is_tree else 0,
+        )
+
+
+def build(case: Case, device: str = "cuda") -> Tensors:
+    """Draw the tensors of a case, always the same on one kind of device."""
+    torch.manual_seed(0)
+    counts = [-(-length // case.block_size) for length in case.seq_lens]
+    order = torch.randperm(sum(counts)).int()
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    for row, count in enumerate(counts):
+        table[row, :count], order = order[:count], order[count:]
+    rows, queries = len(counts), case.query_len
+    size = (sum(counts), case.block_size, R + P)
+    cache = torch.randn(size, dtype=torch.bfloat16, device=device) / 2
+    q = torch.randn(rows, queries, case.num_heads, R + P, dtype=cache.dtype, device=device) / 2
+    flat = q.flatten(0, 1)
+    return Tensors(
+        case,
+        q,
+        cache,
+        table.to(device),
+        torch.tensor(case.seq_lens, dtype=torch.int32).to(device),
+        torch.arange(0, (rows + 1) * queries, queries, dtype=torch.int32).to(device),
+        _visible(case).flatten().repeat(rows).to(device) if case.is_tree else None,
+        flat[..., :R].contiguous(),
+        flat[..., R:].contiguous(),
+    )
+
+
+def _visible(case: Case) -> torch.Tensor:
+    """Return which drafts a draft sees: each all before it, or its ancestors in a binary tree."""
+    count = case.query_len
+    visible = torch.ones(count, count, dtype=torch.bool).tril()
+    if case.is_tree:
+        visible = torch.eye(count, dtype=torch.bool)
+        for node in range(1, count):
+            visible[node] |= visible[(node - 1) // 2]
+    return visible
+
+
+def error(tensors: Tensors, out: torch.Tensor) -> float:
+    """Return the largest relative error of the first and last row, `out` [B, query_len, H, R].
+
+    Raises
+    ------
+    ArithmeticError
+        It is larger than bfloat16 explains, or not a number.
+    """
+    case, worst = tensors.case, 0.0
+    for row in {0, len(case.seq_lens) - 1}:
+        length = case.seq_lens[row]
+        blocks = tensors.block_table[row, : -(-length // case.block_size)].long()
+        keys = tensors.cache[blocks].flatten(0, 1)[:length].float()
+        scores = SCALE * torch.einsum("qhd,sd->qhs", tensors.q[row].float(), keys)
+        hidden = ~_visible(case).to(scores.device)[:, None]
+        scores[..., length - case.query_len :].masked_fill_(hidden, -torch.inf)
+        want = scores.softmax(-1) @ keys[:, :R]
+        found = (out[row].float() - want).norm() / want.norm()
+        if not found < _LIMIT:
+            raise ArithmeticError(f"row {row} of {case.name} is off by {found:.1e}")
+        worst = max(worst, found.item())
+    return worst
