@@ -64,9 +64,8 @@ class Problem:
         self.cu_seqlens_q = starts.int().cuda()
         self.tokens = int(starts[-1])
         self.longest = max(query_lens)
-        half = {"dtype": torch.bfloat16, "device": "cuda"}
-        self.cache = torch.randn(sum(counts), 64, R + P, **half) / 2  # type: ignore[arg-type]
-        q = torch.randn(self.tokens, step.num_heads, R + P, **half) / 2  # type: ignore[arg-type]
+        self.cache = _random(sum(counts), 64, R + P)
+        q = _random(self.tokens, step.num_heads, R + P)
         self.q_nope, self.q_pe = q[..., :R].contiguous(), q[..., R:].contiguous()
         self.config = MlaConfig(
             num_heads=step.num_heads,
@@ -119,6 +118,10 @@ class Problem:
             wrong += int((out != whole[begin:end]).sum())
         self.plan(mla)
         return wrong
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda") / 2
 
 
 def measure(step: Step) -> dict[str, object]:
