@@ -33,8 +33,6 @@ class Attention:
     variant : AttendVariant
     num_sms : int
         Multiprocessors of the device; the grid has a fixed number of programs for each.
-    tables : (cos, sin)
-        Rotation tables [max_model_len, P / 2]; empty without rope.
     device : torch.device
     workspace : float32 [n] or None
         Where partial answers lie between two launches; ``None`` allocates.
@@ -45,14 +43,12 @@ class Attention:
         config: MlaConfig,
         variant: AttendVariant,
         num_sms: int,
-        tables: tuple[torch.Tensor, torch.Tensor],
         device: torch.device,
         *,
         workspace: torch.Tensor | None = None,
     ) -> None:
         self.config = config
         self.variant = variant
-        self.tables = tables
         self.programs = variant.programs(num_sms)
         shape = (_tiles(config, variant, self.programs), variant.tile_m)
         pairs = math.prod(shape)
@@ -138,9 +134,7 @@ class Attention:
                 cache,
                 table,
                 *plan.work,
-                plan.positions,
                 plan.tree_words,
-                *self.tables,
                 out,
                 lse,
                 self.partial_out,
@@ -171,7 +165,7 @@ def _tiles(config: MlaConfig, variant: AttendVariant, programs: int) -> int:
 def choose_variant(config: MlaConfig, arch: str) -> AttendVariant:
     """Return the fastest variant that serves every step of `config` on `arch`."""
     problem = (arch, DTYPE_NAMES[config.dtype], config.num_heads, config.tile_query_len)
-    if config.rope is None and not config.deterministic:
+    if not config.deterministic:
         dims = (config.kv_lora_rank, config.qk_rope_head_dim)
         hopper = hopper_variant(*problem, dims)
         if hopper is not None:
@@ -184,7 +178,6 @@ def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any
     return cut_constants(config, variant) | {
         "P": config.qk_rope_head_dim,
         "MASK": "tree" if config.is_tree else config.mask,
-        "ROPE": config.rope_pairing,
         "TREE_WORDS": config.tree_words,
         "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
     }
