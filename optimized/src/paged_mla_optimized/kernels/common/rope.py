@@ -20,14 +20,14 @@ def copy_rotated(
     column = tl.arange(0, P)[None, :]
     mask = live[:, None]
     at = position[:, None] * (P // 2) + pair
-    cos = tl.load(cos_ptr + at, mask=mask, other=0.0)
-    sin = tl.load(sin_ptr + at, mask=mask, other=0.0)
+    cos = tl.load(cos_ptr + at, mask=mask)
+    sin = tl.load(sin_ptr + at, mask=mask)
     if ROPE == "interleaved":  # whole rows, so that a thread's elements lie side by side
-        rows = tl.load(source_ptr[:, None] + column, mask=mask, other=0.0)
+        rows = tl.load(source_ptr[:, None] + column, mask=mask)
         first, second = tl.split(tl.reshape(rows, [rows.shape[0], P // 2, 2]))
     else:
-        first = tl.load(source_ptr[:, None] + pair, mask=mask, other=0.0)
-        second = tl.load(source_ptr[:, None] + P // 2 + pair, mask=mask, other=0.0)
+        first = tl.load(source_ptr[:, None] + pair, mask=mask)
+        second = tl.load(source_ptr[:, None] + P // 2 + pair, mask=mask)
     dtype = first.dtype
     first, second = first.to(cos.dtype), second.to(cos.dtype)
     turned_first = (first * cos - second * sin).to(dtype)
@@ -66,7 +66,7 @@ def rotate_kernel(
     live = pair < num_pairs
     token = (pair // num_heads).to(tl.int64)
     head = (pair % num_heads).to(tl.int64)
-    position = tl.load(positions_ptr + token, mask=live, other=0)
+    position = tl.load(positions_ptr + token, mask=live)
     source = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
     target = rotated_ptr + pair.to(tl.int64) * P
     copy_rotated(source, target, position, live, cos_ptr, sin_ptr, P, ROPE)
