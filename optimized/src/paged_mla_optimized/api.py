@@ -110,9 +110,9 @@ class PagedMla:
         max_query_len : int or None
             The longest query of any row, >= 1, as far as the host knows: the step's kernel is
             chosen for it. A longer row is right too, only slower. ``None`` takes a step with no
-            more tokens than rows for decode, and others for the longest rows of the capacities;
-            with ``deterministic`` every step, because the bits of a row are the same in all steps
-            of one kernel (S-20).
+            more tokens than rows for decode, and others for the longest rows of the capacities.
+            With ``deterministic`` it chooses one kernel for all steps, since a row has the same
+            bits only in steps of one kernel (S-20).
         mask : bool [..] or uint8 [T, W], or None
             The draft trees, spelled as the config says (S-14).
 

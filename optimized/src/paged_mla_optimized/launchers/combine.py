@@ -32,7 +32,7 @@ class Combine:
         self.variant = variant
         lanes = _least_lanes(config, variant)
         self.parts = programs // lanes
-        # For each program of the attend kernel as many as read the partials of its tile at once.
+        # So many for each program of the attend kernel read all partials of its tile at once.
         workers = 8 if variant.tile_m <= 32 else 16
         self.workers = 2 if is_interpreting() else workers * lanes
         constants = combine_constants(config, variant)
@@ -106,6 +106,6 @@ def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, An
 
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
-    """Return lanes that every plan takes: those that one token fills."""
+    """Return the fewest lanes that a plan takes: as many as one token fills."""
     fills = (1 << step for step in reversed(range(variant.lane_steps + 1)))
     return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

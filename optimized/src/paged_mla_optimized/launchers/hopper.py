@@ -1,7 +1,7 @@
 """Launches the Gluon kernels for Hopper, where the problem and its tensors suit them.
 
-They copy keys by TMA, or by themselves where blocks fit no box of it. Either way the cache has to
-be rows of one stride: blocks a whole number of rows apart, and rows on 16 bytes.
+They copy keys by TMA, or thread by thread where a block fits no TMA box. Either way the cache has
+to be rows of one stride: blocks a whole number of rows apart, and each row on 16 bytes.
 """
 
 from __future__ import annotations

@@ -59,14 +59,14 @@ class Plan:
     key_starts : int32 [max_rows + 2]
         Prefix sums of ``row_lens``, from 0.
     unit_starts : int64 [max_rows + 2]
-        Prefix sums of the rows' work, see ``kernels/schedule.py``.
+        Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
     cut : int64 [4]
         Units of one part of the grid, lanes, all units, and overhead, likewise.
     shares : int64 [programs, 4]
         Of each program of the attend kernel: the unit of its first key tile, the first unit past
         its own, the row of the first, and its first partial query tile.
     joins : int32 [programs, 8]
-        What each part joins, see ``kernels/combine.py``.
+        What each part joins, see ``kernels/common/combine.py``.
     mask_starts : int64 [max_rows + 1]
         First element of a row's tree matrix.
     positions, slot_mapping : int64 [max_query_tokens]

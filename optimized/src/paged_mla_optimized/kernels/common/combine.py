@@ -48,7 +48,7 @@ def _join(
     for begin in range(0, count, SOURCES):
         source = begin + tl.arange(0, SOURCES)
         slot = first + source
-        if FIXED_SPLITS == 0:  # the first part stored its tail, in its second slot; others a head
+        if FIXED_SPLITS == 0:  # two for each part, see ``partial_of_program``; the first is a head
             slot = slot * 2 + tl.where(source == 0, 1, 0)
         at = (slot.to(tl.int64) * group_m)[None, :] + pair[:, None]  # [PAIRS, SOURCES]
         inside = (source < count)[None, :] & live[:, None]

@@ -58,9 +58,9 @@ def _choose_length(
 ):  # fmt: skip
     """Return the units of a part, and the overhead that is counted for each group.
 
-    An equal share; or, where all rows are as long, a little more, so that cuts fall between rows
-    or at equal places in each. Fewer partial answers, and fewer starts with nothing in flight,
-    outweigh the lost balance, and every part has as many starts.
+    The length is an equal share of all units. Where all rows are as long it may be a little more,
+    so that cuts fall between rows or at equal places in each: parts are then less even, but leave
+    fewer partial answers and begin fewer groups. All of them begin as many, so none are counted.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
     parts = PROGRAMS // lanes
