@@ -1,64 +1,60 @@
-"""What the adapters share: a decode kernel, NumPy on one side of it and torch on the other.
+"""What the adapters share: a backend made of a kernel that only reads the cache.
 
-A decode kernel only reads the cache. Planning and writing are therefore the reference's, so that
-the suite can also ask the groups that write before they read; what such a run judges is the
-kernel's attention.
+Planning and writing are the reference's, so that the suite can also ask the groups that write
+before they read; what such a run judges is the kernel's attention.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paged_mla_adapters.arrays import DTYPES, to_numpy, to_torch
+from paged_mla_adapters.declared import mode
 from paged_mla_reference.cache import encode
 from paged_mla_reference.positions import metadata
 from paged_mla_shared.backend import Capabilities
-from paged_mla_shared.dtypes import bits, dtype_name, numpy_dtype
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-FEATURES = frozenset({"padding", "replay", "strided_cache", "large_offsets", "explicit_slots"})
-
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: N rows of q query tokens each, N and q at least 1.
+    """One launch: N rows and the T query tokens of all of them, N and T at least 1.
 
     Parameters
     ----------
     problem : Problem
-    q : dtype [N, q, H, R + P]
+    q : dtype [T, H, R + P]
     cache : dtype [num_blocks, block_size, R + P]
         A view; its first two strides may exceed what it carries.
+    cu_seqlens_q : int32 [N + 1]
+        Where the tokens of each row begin; as far apart for each row unless the backend declares
+        the feature "mixed".
     block_table : int32 [N, M]
     seq_lens : int32 [N]
-        0 for rows that pad the step; their table entries are 0.
+        0 for rows that pad the step.
     """
 
     problem: Problem
     q: torch.Tensor
     cache: torch.Tensor
+    cu_seqlens_q: torch.Tensor
     block_table: torch.Tensor
     seq_lens: torch.Tensor
 
 
-Kernel = Callable[[Call], tuple[torch.Tensor, torch.Tensor]]  # out [N, q, H, R], lse [N, q, H]
+Kernel = Callable[[Call], tuple[torch.Tensor, torch.Tensor]]  # out [T, H, R], lse [T, H]
 
 
 @dataclass(frozen=True)
-class DecodeBackend:
+class KernelBackend:
     """See :class:`paged_mla_shared.backend.Backend`."""
 
     name: str
@@ -81,20 +77,23 @@ class DecodeBackend:
         """Bytes free for one cache."""
         return int(torch.cuda.mem_get_info()[0]) if self.mode == "gpu" else 1 << 30
 
-    def prepare(self, problem: Problem) -> DecodeRunner:
+    def prepare(self, problem: Problem) -> KernelRunner:
         """Build a runner; raises ``Unsupported``."""
         if unmet := self.capabilities.unmet(problem, (), ()):
             raise Unsupported("; ".join(unmet))
-        return DecodeRunner(problem, self.kernel, "cuda" if self.mode == "gpu" else "cpu")
+        mixed = "mixed" in self.capabilities.features
+        device = "cuda" if self.mode == "gpu" else "cpu"
+        return KernelRunner(problem, self.kernel, device, mixed=mixed)
 
 
-class DecodeRunner:
+class KernelRunner:
     """See :class:`paged_mla_shared.backend.Runner`."""
 
-    def __init__(self, problem: Problem, kernel: Kernel, device: str) -> None:
+    def __init__(self, problem: Problem, kernel: Kernel, device: str, *, mixed: bool) -> None:
         self._problem = problem
         self._kernel = kernel
         self._device = device
+        self._mixed = mixed
         self._storage = torch.zeros(0, dtype=torch.uint8, device=device)
 
     def load_cache(self, image: CacheImage) -> None:
@@ -128,29 +127,38 @@ class DecodeRunner:
         cache[at // layout.block_size, at % layout.block_size] = self._tensor(rows)
 
     def attend(self, batch: Batch) -> Output:
-        """Launch the kernel on the rows that ask something, then on rows of padded tokens."""
+        """Launch the kernel on the rows of the batch, then on rows of padded tokens."""
         dims, tokens = self._problem.dims, batch.num_tokens
+        if tokens == 0:
+            shape = (0, dims.num_heads, dims.kv_lora_rank)
+            return Output(np.zeros(shape, batch.q_nope.dtype), np.zeros(shape[:2], np.float32))
+        rows, padded_len = self._rows(batch)
+        lens = batch.query_lens[rows]
+        padded = -(-(tokens - int(lens.sum())) // padded_len)
+        lens = np.pad(lens, (0, padded), constant_values=padded_len)
+        q = np.concatenate([batch.q_nope, batch.q_pe], axis=-1)
+        q = np.concatenate([q, np.zeros((int(lens.sum()) - tokens, *q.shape[1:]), q.dtype)])
+        call = Call(
+            problem=self._problem,
+            q=self._tensor(q),
+            cache=self._cache(),
+            cu_seqlens_q=self._tensor(np.pad(lens.cumsum(), (1, 0)).astype(np.int32)),
+            block_table=self._tensor(np.pad(batch.block_table[rows], ((0, padded), (0, 0)))),
+            seq_lens=self._tensor(np.pad(batch.seq_lens[rows], (0, padded))),
+        )
+        with np.errstate(all="ignore"):  # the interpreter would warn of lanes that kernels mask
+            out, lse = self._kernel(call)
+        return Output(to_numpy(out[:tokens]), to_numpy(lse[:tokens]))
+
+    def _rows(self, batch: Batch) -> tuple[NDArray[np.bool_], int]:
+        """Return which rows the kernel gets, and the query length of a row of padded tokens."""
+        if self._mixed:
+            return np.ones(batch.num_rows, bool), 1
         asking = batch.query_lens > 0
         lengths = set(batch.query_lens[asking].tolist()) or {1}
         if len(lengths) > 1:
             raise Unsupported(f"rows of different query lengths: {sorted(lengths)}")
-        if tokens == 0:
-            shape = (0, dims.num_heads, dims.kv_lora_rank)
-            return Output(np.zeros(shape, batch.q_nope.dtype), np.zeros(shape[:2], np.float32))
-        [query_len] = lengths
-        padded = -(-tokens // query_len) - int(asking.sum())
-        q = np.concatenate([batch.q_nope, batch.q_pe], axis=-1)
-        q = np.concatenate([q, np.zeros((-tokens % query_len, *q.shape[1:]), q.dtype)])
-        call = Call(
-            problem=self._problem,
-            q=self._tensor(q.reshape(-1, query_len, dims.num_heads, dims.cached_dim)),
-            cache=self._cache(),
-            block_table=self._tensor(np.pad(batch.block_table[asking], ((0, padded), (0, 0)))),
-            seq_lens=self._tensor(np.pad(batch.seq_lens[asking], (0, padded))),
-        )
-        with np.errstate(all="ignore"):  # the interpreter would warn of lanes that kernels mask
-            out, lse = self._kernel(call)
-        return Output(to_numpy(out.flatten(0, 1)[:tokens]), to_numpy(lse.flatten(0, 1)[:tokens]))
+        return asking, lengths.pop()
 
     def _cache(self) -> torch.Tensor:
         layout = self._problem.layout
@@ -162,67 +170,4 @@ class DecodeRunner:
         )
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        dense = np.array(array, order="C", copy=True)
-        if dtype_name(dense.dtype) == "bfloat16":
-            return torch.from_numpy(bits(dense)).view(torch.bfloat16).to(self._device)
-        return torch.from_numpy(dense).to(self._device)
-
-
-def mode() -> str:
-    """Return "interpreter" where ``TRITON_INTERPRET=1`` asks for it, else "gpu".
-
-    Raises
-    ------
-    Unsupported
-        Neither a GPU nor ``TRITON_INTERPRET=1`` is there.
-    """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return "interpreter"
-    if torch.cuda.is_available():
-        return "gpu"
-    raise Unsupported("no CUDA device")
-
-
-def triton_dtypes() -> frozenset[str]:
-    """Return what Triton kernels compute as the rules say: no bfloat16 in the interpreter."""
-    names = {"bfloat16", "float16"} if mode() == "gpu" else {"float32"}
-    return frozenset(names)
-
-
-def capabilities(
-    dtypes: frozenset[str],
-    *,
-    block_sizes: Iterable[int] = range(1, 257),
-    head_dims: Iterable[tuple[int, int]],
-    masks: Iterable[str] = ("causal",),
-    features: frozenset[str] = FEATURES,
-    max_query_len: int = 1,
-) -> Capabilities:
-    """Return what a decode kernel of these types serves; it reads a cache of its own type."""
-    return Capabilities(
-        ops=frozenset({"plan", "append", "attend"}),
-        dtypes=dtypes,
-        cache_formats=frozenset(FORMATS[name] for name in dtypes),
-        block_sizes=frozenset(block_sizes),
-        num_heads=frozenset(range(1, 129)),
-        head_dims=frozenset(head_dims),
-        masks=frozenset(masks),
-        features=features,
-        max_query_len=max_query_len,
-    )
-
-
-def version_of(distribution: str, file: Path) -> str:
-    """Return the installed version, or of a bare file what identifies it."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
-
-
-def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a new array with the bits of `tensor`."""
-    dense = tensor.detach().cpu().contiguous()
-    if dense.dtype is torch.bfloat16:
-        return dense.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
-    return dense.numpy().copy()
+        return to_torch(array, self._device)
