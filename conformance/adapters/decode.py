@@ -19,16 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged_mla_reference.cache import encode
 from paged_mla_reference.positions import metadata
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.dtypes import bits, dtype_name, numpy_dtype
 from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 FEATURES = frozenset({"padding", "replay", "strided_cache", "large_offsets", "explicit_slots"})
 
 
@@ -117,15 +116,13 @@ class DecodeRunner:
         return metadata(self._problem, batch)
 
     def append(self, batch: Batch) -> None:
-        """Store rows that the reference encoded."""
+        """Store rows where the reference puts them."""
         layout, slots = self._problem.layout, batch.slot_mapping
         slots = self.plan(batch).slot_mapping if slots is None else slots
         written = slots >= 0
-        rows = encode(layout, batch.ckv[written], batch.k_pe[written])
+        rows = self._tensor(np.hstack([batch.ckv[written], batch.k_pe[written]]))
         at = self._tensor(slots[written])
-        shape = (layout.num_blocks, layout.block_size, layout.token_bytes)
-        cache = self._storage.as_strided(shape, (layout.block_stride, layout.token_stride, 1))
-        cache[at // layout.block_size, at % layout.block_size] = self._tensor(rows)
+        self._cache()[at // layout.block_size, at % layout.block_size] = rows
 
     def attend(self, batch: Batch) -> Output:
         """Launch the kernel on the rows that ask something, then on rows of padded tokens."""
@@ -202,7 +199,7 @@ def capabilities(
     return Capabilities(
         ops=frozenset({"plan", "append", "attend"}),
         dtypes=dtypes,
-        cache_formats=frozenset(FORMATS[name] for name in dtypes),
+        cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes),
         block_sizes=frozenset(block_sizes),
         num_heads=frozenset(range(1, 129)),
         head_dims=frozenset(head_dims),
