@@ -55,7 +55,7 @@ class PagedMla:
         self._core = core = Core(config, device, variant, workspace)
         self.config, self.device = config, core.device
         self._handle = ops.register(core)
-        self._max_query_len: int | None = None  # of the step that a compiled function planned
+        self._max_query_len: int | None = None  # of the planned step
         total = sum(buffer.nbytes for buffer in self.memory())
         LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variants, f"{total:,}")
 
@@ -123,6 +123,7 @@ class PagedMla:
             tensors are not looked at: :meth:`check` does that.
         """
         core, plan = self._core, self._core.plan
+        self._max_query_len = max_query_len
         if not torch.compiler.is_compiling():
             core.fill(
                 plan,
@@ -149,7 +150,6 @@ class PagedMla:
             handle=self._handle,
         )
         plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
-        self._max_query_len = max_query_len
         plan.given_table = None if isinstance(block_table, RequestMap) else block_table
 
     def append(
