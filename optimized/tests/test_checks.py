@@ -161,3 +161,19 @@ def test_bfloat16_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(core, "Plan", None)
     with pytest.raises(Unsupported, match=r"bfloat16.*interpreter.*float32, float16"):
         PagedMla(config(dtype=torch.bfloat16, cache_format="bf16"), "cpu")
+
+
+def test_remembered_layouts_are_bounded(monkeypatch):
+    """S-17: forgotten ones are looked at again, and refused again where they are wrong."""
+    monkeypatch.setattr(core, "MAX_LAYOUTS", 2)
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    out, lse = step.attend(mla)
+    expected = out.clone()
+    for heads in range(4, 8):
+        wide = torch.zeros(4, heads, R)[:, :4]
+        mla.attend(step.q_nope, step.q_pe, step.cache, out=wide, lse=lse)
+        assert torch.equal(wide, expected)
+        assert len(mla._core._checked) <= 2
+    with pytest.raises(InvalidArgument, match="out"):
+        mla.attend(step.q_nope, step.q_pe, step.cache, out=out.half(), lse=lse)

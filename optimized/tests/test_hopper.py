@@ -161,11 +161,24 @@ def test_caches_are_not_kept_alive(attention):
     assert rows is not None
 
 
-def test_remembered_caches_are_bounded(attention, monkeypatch):
+def test_remembered_caches_are_bounded(monkeypatch):
     """An engine may make new caches without end."""
     monkeypatch.setattr(hopper, "MAX_CACHES", 2)
+    attention = HopperAttention(CONFIG, choose_variant(CONFIG, "sm90"), programs=132)
     views = [DENSE[:n] for n in (1, 2, 3)]
     first, second, third = map(attention.rows_of, views)
     assert attention.rows_of(views[2]) is third
     assert attention.rows_of(views[0]) is not first
     assert attention.rows_of(views[1]) is not second
+
+
+def test_remembered_kernels_are_bounded(monkeypatch):
+    """Each other stride of a cache is a kernel of its own."""
+    monkeypatch.setattr(hopper, "MAX_KERNELS", 2)
+    attention = HopperAttention(CONFIG, choose_variant(CONFIG, "sm90"), programs=132)
+    caches = [cache(width, 64 * width) for width in (576, 584, 592)]
+    first, second, third = [attention.rows_of(each).kernel for each in caches]
+    again = [attention.rows_of(each[:2]).kernel for each in reversed(caches)]
+    assert again[0] is third
+    assert again[1] is not second
+    assert again[2] is not first

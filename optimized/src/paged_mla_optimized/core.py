@@ -16,11 +16,14 @@ from paged_mla_optimized.launchers.gather import launch_gather
 from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.planning.families import INTERPRETER, AttendVariant
 from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import Unsupported
 
 _LOG2_E = 1 / math.log(2)
+MAX_LAYOUTS = 4096
+"""Layouts of arguments that are known to be right before all of them are forgotten."""
 
 
 class Core:
@@ -66,7 +69,8 @@ class Core:
         self.out = torch.empty(shape, dtype=config.dtype, device=self.device)
         self.lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
         self.answer = self.out[:0], self.lse[:0]  # the lines of the planned step
-        self._checked: set[Hashable] = set()  # layouts that passed: looking again costs host time
+        # Layouts that passed: looking again costs host time.
+        self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
 
     def fill(
         self,
@@ -108,7 +112,7 @@ class Core:
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
             checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
-            self._checked.add(layout)
+            self._checked[layout] = None
         if num_tokens > 0:
             self._append.launch(
                 ckv, k_pe, cache, slot_mapping=slot_mapping, positions=plan.positions
@@ -133,7 +137,7 @@ class Core:
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
             checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
             checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
-            self._checked.add(layout)
+            self._checked[layout] = None
         if num_tokens > 0:
             self.attention.launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
             if config.lse_base == "2":

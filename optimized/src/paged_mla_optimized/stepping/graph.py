@@ -82,7 +82,7 @@ class GraphedStep:
         self._caches = self._caches if caches is None else tuple(caches)
         self._addresses = [cache.data_ptr() for cache in self._caches]
         self._forget()
-        with torch.cuda.device_of(self.inputs.seq_lens):  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self.inputs.seq_lens.get_device()):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
             try:
                 for view in views:
