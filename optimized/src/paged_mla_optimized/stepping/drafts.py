@@ -121,21 +121,22 @@ class DraftSteps:
         steps, rows = self.seq_lens.shape
         width = self.block_table.shape[1]
         self._check(prefix_lens, prefix_table, branch_blocks)
-        draft_rows_kernel[(rows, triton.cdiv(width, _ENTRIES_PER_PROGRAM))](
-            prefix_lens,
-            prefix_table,
-            branch_blocks,
-            self.block_table,
-            self.seq_lens,
-            *prefix_table.stride(),
-            branches,
-            width - own_width,
-            own_width,
-            steps,
-            rows,
-            self.block_size,
-            **draft_rows_constants(),
-        )
+        with torch.cuda.device(self.block_table.get_device()):
+            draft_rows_kernel[(rows, triton.cdiv(width, _ENTRIES_PER_PROGRAM))](
+                prefix_lens,
+                prefix_table,
+                branch_blocks,
+                self.block_table,
+                self.seq_lens,
+                *prefix_table.stride(),
+                branches,
+                width - own_width,
+                own_width,
+                steps,
+                rows,
+                self.block_size,
+                **draft_rows_constants(),
+            )
 
     def copy_tails(
         self,
@@ -165,19 +166,20 @@ class DraftSteps:
         self._check(prefix_lens, prefix_table, branch_blocks)
         width = cache.shape[2]
         chunks = triton.cdiv(self.block_size, _TOKENS_PER_PROGRAM)
-        copy_tails_kernel[(requests * branches, chunks)](
-            cache,
-            prefix_lens,
-            prefix_table,
-            branch_blocks,
-            *cache.stride()[:2],
-            *prefix_table.stride(),
-            branches,
-            own_width,
-            self.block_size,
-            width,
-            **copy_tails_constants(width),
-        )
+        with torch.cuda.device(cache.get_device()):
+            copy_tails_kernel[(requests * branches, chunks)](
+                cache,
+                prefix_lens,
+                prefix_table,
+                branch_blocks,
+                *cache.stride()[:2],
+                *prefix_table.stride(),
+                branches,
+                own_width,
+                self.block_size,
+                width,
+                **copy_tails_constants(width),
+            )
 
     def _check(
         self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
