@@ -64,7 +64,7 @@ def test_schemas_say_what_is_written(name):
     arguments = {
         "plan": (
             (state, step.cu_seqlens_q, step.seq_lens, step.block_table, None, None),
-            {"num_tokens": 3, "handle": handle},
+            {"num_tokens": 3, "max_query_len": None, "handle": handle},
         ),
         "append": (
             (state, torch.ones(3, R), torch.ones(3, P), step.cache, None),
@@ -72,7 +72,7 @@ def test_schemas_say_what_is_written(name):
         ),
         "attend": (
             (state, step.q_nope, step.q_pe, out, lse, step.cache, step.block_table),
-            {"num_rows": 2, "handle": handle},
+            {"num_rows": 2, "max_query_len": None, "handle": handle},
         ),
         "merge": ((torch.randn(2, 3, 4, R), torch.randn(2, 3, 4)), {}),
     }

@@ -7,8 +7,8 @@ import torch
 from gpu_step import CONFIG, Model, make_batch, random_lens, same
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers.attend import choose_variant
-from paged_mla_optimized.planning.families import PORTABLE, attend_variant
+from paged_mla_optimized.planning.choice import demand_of, most_query_len
+from paged_mla_optimized.planning.families import PORTABLE, portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
@@ -40,8 +40,9 @@ def _needs_hopper():
 def test_a_thousand_repeats(name):
     """S-9, S-17, S-20: the portable kernel's answer; and the same bits over NaN, every time."""
     config, lens = STEPS[name]
-    assert choose_variant(config, "sm90").family != PORTABLE
-    portable = attend_variant("sm90", "bfloat16", config.num_heads, config.tile_query_len)
+    demand = demand_of(config, "sm90")
+    assert serving_variant(demand, 1).family != PORTABLE
+    portable = portable_variant(demand, most_query_len(config))
     batch = make_batch(config, lens, 1)
     model = Model(PagedMla(config))
     out, lse, _ = model.eager(batch)

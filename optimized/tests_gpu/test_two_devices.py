@@ -14,7 +14,8 @@ from paged_mla_optimized import (
     StepInputs,
     merge_partials,
 )
-from paged_mla_optimized.planning.families import attend_variant
+from paged_mla_optimized.planning.choice import demand_of, most_query_len
+from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_facts
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
@@ -46,7 +47,7 @@ def test_interleaved_steps(name):
 
     def build():
         arch = device_facts(torch.device("cuda", torch.cuda.current_device())).arch
-        variant = attend_variant(arch, "bfloat16", config.num_heads, config.tile_query_len)
+        variant = portable_variant(demand_of(config, arch), most_query_len(config))
         batch = make_batch(config, lens, 1 + torch.cuda.current_device())
         expected = Model(PagedMla(config, variant=variant)).eager(batch)
         return Model(PagedMla(config)), batch, expected

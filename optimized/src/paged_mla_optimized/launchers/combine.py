@@ -82,7 +82,7 @@ class Combine:
 
         As many as fixed splits can cut in rows of the length that tiles are made for.
         """
-        query_len = min(self.config.tile_query_len, plan.num_tokens)
+        query_len = min(plan.query_len, plan.num_tokens)
         groups = -(-self.config.num_heads * query_len // self.variant.group_m)
         splits = fixed_splits(self.variant, self.config.max_rows, self.config.kv_lora_rank)
         return max(1, min(groups, splits // 2))

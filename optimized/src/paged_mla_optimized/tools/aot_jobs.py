@@ -6,6 +6,7 @@ around a causal decode, for each tile shape the table holds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.config import MASKS, MlaConfig
 from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
@@ -23,7 +24,6 @@ from paged_mla_optimized.kernels.common.merge import merge_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.append import append_constants
-from paged_mla_optimized.launchers.attend import attend_constants, choose_variant
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
@@ -35,7 +35,14 @@ from paged_mla_optimized.launchers.hopper import (
     hopper_options,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
-from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, attend_variant
+from paged_mla_optimized.launchers.portable import attend_constants
+from paged_mla_optimized.planning.choice import demand_of, most_query_len
+from paged_mla_optimized.planning.families import (
+    PORTABLE,
+    AttendVariant,
+    portable_variant,
+    variants_by_query_len,
+)
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
 from paged_mla_shared.problem import Rope, RopePairing
@@ -135,18 +142,15 @@ def jobs_of_arch(arch: str) -> list[Job]:
     """Return every distinct variant of every kernel."""
     jobs: dict[str, Job] = {}
     for config in _configs():
-        variant = attend_variant(
-            arch,
-            DTYPE_NAMES[config.dtype],
-            config.num_heads,
-            config.tile_query_len,
-        )
-        for job in _jobs_of_config(config, variant):
+        demand = demand_of(config, arch)
+        portable = portable_variant(demand, most_query_len(config))
+        found = [_jobs_of_config(config, portable)]
+        for variant in variants_by_query_len(demand, most_query_len(config)):
+            found.append(_jobs_of_config(config, variant))
+            if variant.family != PORTABLE:
+                found.append(_hopper_jobs(config, variant))
+        for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
-        chosen = choose_variant(config, arch)
-        if chosen.family != PORTABLE:
-            for job in (*_hopper_jobs(config, chosen), *_jobs_of_config(config, chosen)):
-                jobs.setdefault(job.name, job)
     return list(jobs.values())
 
 
@@ -156,7 +160,7 @@ def _configs() -> Iterator[MlaConfig]:
         softmax_scale=1.0,
         block_size=64,
         max_rows=256,
-        max_query_tokens=256,
+        max_query_tokens=1,
         max_model_len=1,
     )
     for num_heads in (16, 32, 64, 128):
@@ -173,6 +177,7 @@ def _configs() -> Iterator[MlaConfig]:
         # One token per row keeps the tile shape that this head count has in decode.
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
+    yield replace(base, max_query_tokens=256)  # chunks
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
 
