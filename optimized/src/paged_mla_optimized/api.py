@@ -81,7 +81,11 @@ class PagedMla:
 
     @property
     def cu_seqlens_k(self) -> torch.Tensor:
-        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1]."""
+        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1].
+
+        Sums past 2 ** 31 - 1, of rows that share their blocks, stay there: int32 is what engines
+        take, and :meth:`gather_context` writes no more lines.
+        """
         return self._core.plan.key_starts[: self._core.plan.num_rows + 1]
 
     def plan(
@@ -251,7 +255,8 @@ class PagedMla:
             Any strides, the last one 1.
         ckv : dtype [K, R]
         k_pe : dtype [K, P]
-            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped.
+            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped;
+            and at most 2 ** 31 - 1.
 
         Raises
         ------

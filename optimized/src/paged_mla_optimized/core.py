@@ -24,9 +24,10 @@ from paged_mla_optimized.planning.plan import Plan, PlanKernels
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _LOG2_E = 1 / math.log(2)
+_MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
 MAX_LAYOUTS = 4096
 """Layouts of arguments that are known to be right before all of them are forgotten."""
 
@@ -169,6 +170,8 @@ class Core:
     ) -> None:
         """Check and read the cached rows of the step in `plan`."""
         checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
+        if ckv.shape[0] > _MAX_KEYS:
+            raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)
         if ckv.shape[0] > 0 and plan.num_rows > 0:
             launch_gather(self.config, plan, cache, ckv, k_pe)
