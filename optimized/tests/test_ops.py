@@ -5,6 +5,7 @@ import torch
 from mla_step import P, R, build
 
 from paged_mla_optimized import PagedMla, RequestMap, ops
+from paged_mla_shared.problem import Rope, RopePairing
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +23,10 @@ def whole_step(mla, step, latents, cache):
     return torch.stack(outs)
 
 
-def test_a_compiled_step_is_the_eager_one():
+@pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX)], ids=["plain", "rope"])
+def test_a_compiled_step_is_the_eager_one(rope):
     """S-17: one graph without breaks; caches and answers bit for bit."""
-    step = build((40, 3), (17, 1), (0, 1), padded_tokens=1)
+    step = build((40, 3), (17, 1), (0, 1), padded_tokens=1, rope=rope)
     latents = torch.randn(2, 6, R + P, generator=torch.Generator().manual_seed(0))
     caches = [torch.stack([step.cache, step.cache]) for _ in range(2)]
     mla = PagedMla(step.config, "cpu")

@@ -14,6 +14,7 @@ from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import launch_gather
 from paged_mla_optimized.launchers.rotary import rope_tables
+from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
 from paged_mla_optimized.planning.families import (
     INTERPRETER,
@@ -70,10 +71,11 @@ class Core:
         self.plan = Plan(config, max(v.programs(num_sms) for v in self.variants), self.device)
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
-        self._attentions = [
-            Attention(config, v, num_sms, self.tables, self.workspace) for v in self.variants
-        ]
+        self._attentions = [Attention(config, v, num_sms, self.workspace) for v in self.variants]
         self._append = Append(config, self.tables)
+        self.rotate = None
+        if config.rope is not None:
+            self.rotate = RotateQueries(config, self.facts.arch, self.tables)
         shape = (config.max_query_tokens, config.num_heads, config.kv_lora_rank)
         self.out = torch.empty(shape, dtype=config.dtype, device=self.device)
         self.lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
@@ -161,6 +163,8 @@ class Core:
             checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
             self._checked[layout] = None
         if num_tokens > 0:
+            if self.rotate is not None:
+                q_pe = self.rotate.launch(q_pe, plan.positions)
             self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
             if config.lse_base == "2":
                 lse.mul_(_LOG2_E)
@@ -185,6 +189,8 @@ class Core:
             "cos": self.tables[0],
             "sin": self.tables[1],
         }
+        if self.rotate is not None:
+            tensors["q_pe"] = self.rotate.q_pe
         buffers = [
             Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
             for name, t in tensors.items()

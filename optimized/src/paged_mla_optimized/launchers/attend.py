@@ -65,8 +65,6 @@ class Attention:
     variant : AttendVariant
     num_sms : int
         Multiprocessors of the device; the grid has a fixed number of programs for each.
-    tables : (cos, sin)
-        Rotation tables [max_model_len, P / 2]; empty without rope.
     workspace : Workspace
     """
 
@@ -75,12 +73,11 @@ class Attention:
         config: MlaConfig,
         variant: AttendVariant,
         num_sms: int,
-        tables: tuple[torch.Tensor, torch.Tensor],
         workspace: Workspace,
     ) -> None:
         programs = variant.programs(num_sms)
         self.partial_out, self.partial_lse = workspace.partials(variant)
-        self._portable = PortableAttention(config, variant, programs, tables)
+        self._portable = PortableAttention(config, variant, programs)
         self._hopper = None
         if variant.family != PORTABLE:
             self._hopper = HopperAttention(config, variant, programs)

@@ -23,20 +23,11 @@ class PortableAttention:
     variant : AttendVariant
     programs : int
         Size of the grid.
-    tables : (cos, sin)
-        Rotation tables [max_model_len, P / 2]; empty without rope.
     """
 
-    def __init__(
-        self,
-        config: MlaConfig,
-        variant: AttendVariant,
-        programs: int,
-        tables: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
+    def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
         self.config = config
         self.programs = programs
-        self.tables = tables
         self._kernel = Launcher(
             attend_kernel,
             attend_constants(config, variant),
@@ -69,9 +60,7 @@ class PortableAttention:
                 cache,
                 table,
                 *plan.work,
-                plan.positions,
                 plan.tree_words,
-                *self.tables,
                 out,
                 lse,
                 partial_out,
@@ -96,7 +85,6 @@ def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any
     return cut_constants(config, variant) | {
         "P": config.qk_rope_head_dim,
         "MASK": "tree" if config.is_tree else config.mask,
-        "ROPE": config.rope_pairing,
         "TREE_WORDS": config.tree_words,
         "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
     }

@@ -19,6 +19,9 @@ SHARED_MEMORY = {
 }
 """Bytes of shared memory one program may use."""
 
+OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
+"""Architectures on which a kernel can be launched while the one before still runs."""
+
 MAX_FIXED_SPLITS = 64
 FIXED_SPLIT_BYTES = 256 << 20
 """What the partials of deterministic splits may take; fewer splits where they would take more."""

@@ -1,7 +1,7 @@
 """Which kernel variants exist for an architecture, as the compiler wants them described.
 
-Options that shape the code differently (mask, rope, block size, dims, dtype) vary one at a time
-around a causal decode, for each tile shape the table holds.
+Options that shape the code differently (mask, block size, dims, dtype) vary one at a time around a
+causal decode, for each tile shape the table holds. Ropes are taken in every dtype.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_r
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.kernels.common.merge import merge_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.append import append_constants
 from paged_mla_optimized.launchers.combine import combine_constants
@@ -36,6 +37,7 @@ from paged_mla_optimized.launchers.hopper import (
 )
 from paged_mla_optimized.launchers.merge import merge_constants
 from paged_mla_optimized.launchers.portable import attend_constants
+from paged_mla_optimized.launchers.rotate import rotate_constants
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import (
     PORTABLE,
@@ -149,6 +151,8 @@ def jobs_of_arch(arch: str) -> list[Job]:
             found.append(_jobs_of_config(config, variant))
             if variant.family != PORTABLE:
                 found.append(_hopper_jobs(config, variant))
+        if config.rope is not None:
+            found.append(iter([_rotate_job(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
     return list(jobs.values())
@@ -173,7 +177,10 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(config, mask="non_causal")
         yield replace(config, deterministic=True)
         for pairing in RopePairing:
-            yield replace(config, rope=Rope(pairing))
+            rotated = replace(config, rope=Rope(pairing))
+            yield rotated
+            yield replace(rotated, dtype=torch.float16, cache_format="fp16")
+            yield replace(rotated, dtype=torch.float32, cache_format="fp32")
         # One token per row keeps the tile shape that this head count has in decode.
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
@@ -192,7 +199,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     width = config.kv_lora_rank + config.qk_rope_head_dim
     cut = "fixed" if config.deterministic else "parts"
     yield Job(
-        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{rope}-{cut}",
+        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{cut}",
         attend_kernel,
         dtype,
         _dense(attend_kernel, attend_constants(config, variant)),
@@ -226,6 +233,17 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         yield Job(
             name, kernel, "fp32" if kernel is merge_kernel else dtype, _dense(kernel, constants)
         )
+
+
+def _rotate_job(config: MlaConfig, arch: str) -> Job:
+    constants = rotate_constants(config, arch)
+    overlap = "overlapped" if constants["OVERLAP"] else "alone"
+    return Job(
+        f"rotate-{overlap}-p{config.qk_rope_head_dim}-{_SHORT[config.dtype]}-{config.rope_pairing}",
+        rotate_kernel,
+        _SHORT[config.dtype],
+        constants,
+    )
 
 
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
