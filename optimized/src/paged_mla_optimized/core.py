@@ -76,10 +76,6 @@ class Core:
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)
-        shape = (config.max_query_tokens, config.num_heads, config.kv_lora_rank)
-        self.out = torch.empty(shape, dtype=config.dtype, device=self.device)
-        self.lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
-        self.answer = self.out[:0], self.lse[:0]  # the lines of the planned step
         # Layouts that passed: looking again costs host time.
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
 
@@ -117,7 +113,6 @@ class Core:
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
-        self.answer = self.out[:num_tokens], self.lse[:num_tokens]
 
     def append(
         self,
@@ -184,8 +179,6 @@ class Core:
         """Return every tensor held on the device, largest first."""
         tensors = self.plan.buffers | {
             "workspace": self.workspace.memory,
-            "out": self.out,
-            "lse": self.lse,
             "cos": self.tables[0],
             "sin": self.tables[1],
         }
