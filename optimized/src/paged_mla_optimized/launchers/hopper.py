@@ -45,6 +45,17 @@ def cache_fits(cache: torch.Tensor) -> bool:
     )
 
 
+def queries_fit(q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
+    """Return whether queries can be copied to shared memory, 16 bytes at a time.
+
+    Of addresses in bytes and of strides in elements, the compiler knows multiples of 16 only.
+    """
+    nope_token, nope_head, _ = q_nope.stride()
+    pe_token, pe_head, _ = q_pe.stride()
+    strides = nope_token | nope_head | pe_token | pe_head
+    return (strides | q_nope.data_ptr() | q_pe.data_ptr()) % 16 == 0
+
+
 @dataclass(frozen=True)
 class _Start:
     """Where a cache starts: all that Triton asks of a descriptor's tensor, and no storage."""
