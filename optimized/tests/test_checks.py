@@ -156,6 +156,27 @@ def test_a_device_without_kernels(monkeypatch):
         PagedMla(config(), "cpu")
 
 
+@pytest.mark.parametrize(
+    ("triton", "numpy", "works"),
+    [
+        ("3.6.0", "2.4.0", False),
+        ("3.6.0", "2.10.1", False),
+        ("3.6.0", "2.3.5", True),
+        ("3.7.0", "2.4.0", True),
+        ("3.10.0+git", "2.4.0rc1", True),
+    ],
+)
+def test_an_interpreter_that_numpy_breaks(monkeypatch, triton, numpy, works):
+    """Refused when built, by its versions; on a GPU it is not asked."""
+    monkeypatch.setattr(device.triton, "__version__", triton)
+    monkeypatch.setattr(device.np, "__version__", numpy)
+    if works:
+        PagedMla(config(), "cpu")
+        return
+    with pytest.raises(Unsupported, match=rf"Triton {triton}.*NumPy {numpy}"):
+        PagedMla(config(), "cpu")
+
+
 def test_bfloat16_in_the_interpreter(monkeypatch):
     """S-11: it computes on raw bits there, so it is refused before anything is allocated."""
     monkeypatch.setattr(core, "Plan", None)
