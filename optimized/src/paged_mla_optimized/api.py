@@ -21,9 +21,10 @@ from paged_mla_shared.errors import InvalidArgument
 class PagedMla:
     """Paged multi-head latent attention. Every buffer is allocated here, none later.
 
-    ``plan``, ``append`` and ``attend`` launch kernels on the current stream, allocate nothing and
-    never wait for the device, so they can be captured in a CUDA graph. A replay reads lengths,
-    tables and masks from the same tensors again. Under ``torch.compile`` they are the ops of
+    ``plan``, ``append`` and ``attend`` launch kernels on the current stream and never wait for the
+    device, so they can be captured in a CUDA graph. They allocate nothing but the answers of an
+    ``attend`` that is given no tensors for them. A replay reads lengths, tables and masks from the
+    same tensors again. Under ``torch.compile`` they are the ops of
     :mod:`paged_mla_optimized.ops`.
 
     Parameters
@@ -81,7 +82,11 @@ class PagedMla:
 
     @property
     def cu_seqlens_k(self) -> torch.Tensor:
-        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1]."""
+        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1].
+
+        Sums past 2 ** 31 - 1, of rows that share their blocks, stay there: int32 is what engines
+        take, and :meth:`gather_context` writes no more lines.
+        """
         return self._core.plan.key_starts[: self._core.plan.num_rows + 1]
 
     def plan(
@@ -203,7 +208,7 @@ class PagedMla:
             Any strides, the last one 1.
         out : dtype [T, H, R] or None
         lse : float32 [T, H] or None
-            Where to write; ``None`` takes a buffer that the next call overwrites.
+            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
 
         Returns
         -------
@@ -217,14 +222,11 @@ class PagedMla:
             A tensor's shape, dtype, device or last stride is wrong.
         """
         core, plan = self._core, self._core.plan
+        out = q_nope.new_empty(q_nope.shape) if out is None else out
+        lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
-            out = core.answer[0] if out is None else out
-            lse = core.answer[1] if lse is None else lse
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
-        out = torch.empty_like(q_nope) if out is None else out
-        if lse is None:
-            lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
         ops.attend(
             plan.state,
             q_nope,
@@ -251,7 +253,8 @@ class PagedMla:
             Any strides, the last one 1.
         ckv : dtype [K, R]
         k_pe : dtype [K, P]
-            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped.
+            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped;
+            and at most 2 ** 31 - 1.
 
         Raises
         ------

@@ -9,7 +9,7 @@ import torch
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.combine import Combine
-from paged_mla_optimized.launchers.hopper import HopperAttention
+from paged_mla_optimized.launchers.hopper import HopperAttention, queries_fit
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
@@ -109,7 +109,9 @@ class Attention:
     ) -> None:
         """Write what no part of the grid cuts, and partials of what is cut."""
         partial_out, partial_lse = self.partial_out, self.partial_lse
-        rows = None if self._hopper is None else self._hopper.rows_of(cache)
+        rows = None
+        if self._hopper is not None and queries_fit(q_nope, q_pe):
+            rows = self._hopper.rows_of(cache)
         if self._hopper is not None and rows is not None:
             self._hopper.launch(
                 rows,

@@ -57,7 +57,7 @@ class Plan:
     row_lens : int32 [max_rows + 1]
         ``seq_lens``, then 0 for the padded tokens.
     key_starts : int32 [max_rows + 2]
-        Prefix sums of ``row_lens``, from 0.
+        Prefix sums of ``row_lens``, from 0; sums past 2 ** 31 - 1 stay there.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
     cut : int64 [4]

@@ -83,7 +83,7 @@ def schedule_kernel(
     request_ids_ptr,  # [B], likewise
     token_starts_ptr,  # out int32 [B + 2]
     row_lens_ptr,  # out int32 [B + 1]
-    key_starts_ptr,  # out int32 [B + 2]; entry 0 holds 0 already
+    key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
     cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
@@ -141,7 +141,8 @@ def schedule_kernel(
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
-    tl.store(key_starts_ptr + row + 1, tl.cumsum(seq_lens), mask=is_row)
+    key_ends = tl.minimum(tl.cumsum(seq_lens.to(tl.int64)), 2**31 - 1).to(tl.int32)
+    tl.store(key_starts_ptr + row + 1, key_ends, mask=is_row)
     tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 
     if MASK == "tree:qlen" or MASK == "tree:full":
