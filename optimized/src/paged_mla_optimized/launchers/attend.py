@@ -163,15 +163,14 @@ class Attention:
 def _tiles(config: MlaConfig, variant: AttendVariant, programs: int) -> int:
     """Return how many partial answers of a query tile the workspace holds."""
     if config.deterministic:
-        splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-        return config.max_rows * splits * variant.lanes
+        return config.max_rows * fixed_splits(variant, config.max_rows, config.kv_lora_rank)
     return 2 * programs  # of the group that a part's range begins in, and of the one it ends in
 
 
 def choose_variant(config: MlaConfig, arch: str) -> AttendVariant:
     """Return the fastest variant that serves every step of `config` on `arch`."""
     problem = (arch, DTYPE_NAMES[config.dtype], config.num_heads, config.tile_query_len)
-    if config.rope is None and not config.deterministic:
+    if config.rope is None:
         dims = (config.kv_lora_rank, config.qk_rope_head_dim)
         hopper = hopper_variant(*problem, dims)
         if hopper is not None:

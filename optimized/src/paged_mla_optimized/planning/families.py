@@ -18,7 +18,8 @@ SHARED_MEMORY = {
 }
 """Bytes of shared memory one program may use."""
 
-MAX_FIXED_SPLITS = 64
+MAX_FIXED_SPLITS = 128
+"""Of a row, all its query tiles together: about as many as a device has multiprocessors."""
 FIXED_SPLIT_BYTES = 256 << 20
 """What the partials of deterministic splits may take; fewer splits where they would take more."""
 
@@ -48,14 +49,15 @@ class AttendVariant:
         Query tiles that walk the same keys side by side, so that later reads of a key hit L2; the
         plan takes fewer where a step's rows have fewer. A power of two.
     min_units : int
-        Key tiles below which a share of the work is not cut further.
+        Key tiles below which a share of the work, or a split, is not cut further.
     overhead : int
         Key tiles that a program could work on in the time that beginning a group takes.
     family : str
         :data:`PORTABLE`; :data:`FEW` or :data:`TILE` where a Gluon kernel does the work, and the
         portable one only what a cache's strides keep from it.
     split_tiles : int
-        Key tiles of a split of fixed length, unless a row would have too many (S-20).
+        Most key tiles of a split of fixed length, unless a row would have too many (S-20). Fewer
+        cost time to keep and join partial answers; more leave programs with unequal work.
     """
 
     tile_m: int
@@ -153,11 +155,16 @@ def attend_variant(arch: str, dtype: str, num_heads: int, query_len: int) -> Att
 
 
 _HOPPER = (
-    AttendVariant(tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
-    AttendVariant(tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
     AttendVariant(
-        tile_m=64, tile_n=64, num_warps=8, num_stages=2, min_units=4, overhead=6, family=TILE
+        tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=16
     ),
+    AttendVariant(
+        tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
+    ),
+    AttendVariant(
+        tile_m=64, tile_n=64, num_warps=8, num_stages=2, min_units=4, overhead=6, family=TILE,
+        split_tiles=32,
+    ),  # fmt: skip
 )
 
 
@@ -185,5 +192,10 @@ def hopper_variant(
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
     """Return how many splits a row may have when its bits must not depend on the others (S-20)."""
-    split_bytes = max_rows * variant.group_m * kv_lora_rank * 4
+    split_bytes = max_rows * variant.tile_m * kv_lora_rank * 4
     return max(1, min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
+
+
+def row_share(max_rows: int) -> int:
+    """Return how many programs a row is cut for, of those that `max_rows` rows share."""
+    return max(1, MAX_FIXED_SPLITS // max_rows)

@@ -70,7 +70,7 @@ def _weigh(
     while unit < end:
         (
             following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge,
+            tile_edge, tile_stop,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64,
@@ -185,6 +185,7 @@ def _answer(
     while unit < end:
         (
             following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _,
+            tile_stop,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64,
