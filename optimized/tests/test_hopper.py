@@ -37,9 +37,11 @@ CONFIG = MlaConfig(
         ({"num_heads": 24, "block_size": 1}, FEW, 32, 1),
         ({"max_query_tokens": 32}, TILE, 64, 4),
         ({"num_heads": 128, "block_size": 256}, TILE, 64, 2),
+        ({"deterministic": True}, FEW, 16, 1),
+        ({"num_heads": 128, "deterministic": True}, TILE, 64, 2),
         ({"num_heads": 96, "dtype": torch.float16, "cache_format": "fp16"}, TILE, 64, 2),
     ],
-    ids=["few", "few-32", "block-1", "chain", "two-lanes", "half"],
+    ids=["few", "few-32", "block-1", "chain", "two-lanes", "few-fixed", "tile-fixed", "half"],
 )
 def test_hopper_serves(changes, family, tile_m, lanes):
     """Up to 32 pairs a row go to one kernel, tiles of 64 to the other."""
@@ -56,9 +58,8 @@ def test_hopper_serves(changes, family, tile_m, lanes):
         ({"kv_lora_rank": 256}, "sm90"),
         ({"qk_rope_head_dim": 32}, "sm90"),
         ({"rope": Rope(RopePairing.NEOX)}, "sm90"),
-        ({"deterministic": True}, "sm90"),
     ],
-    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "rope", "fixed"],
+    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "rope"],
 )
 def test_portable_serves_the_rest(changes, arch):
     """What the Gluon kernels cannot do is never sent to them."""

@@ -162,9 +162,15 @@ _HOPPER = (
         tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
     ),
     AttendVariant(
-        tile_m=64, tile_n=64, num_warps=8, num_stages=2, min_units=4, overhead=6, family=TILE,
+        tile_m=64,
+        tile_n=64,
+        num_warps=8,
+        num_stages=2,
+        min_units=4,
+        overhead=6,
+        family=TILE,
         split_tiles=32,
-    ),  # fmt: skip
+    ),
 )
 
 

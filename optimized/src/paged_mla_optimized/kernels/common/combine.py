@@ -3,8 +3,8 @@
 Axis 0 of the grid numbers the parts of the attend kernel. All parts that worked on a group but its
 last share its joining: a group cut into many parts is joined by many programs. Axis 1 shares it
 out further. With FIXED_SPLITS axis 0 has `tiles` programs for every row, each of which takes every
-`tiles`-th query tile of it, and axis 2 numbers the shares. The last programs along axis 0 give padding
-``(0, -inf)``.
+`tiles`-th query tile of it, and axis 2 numbers the shares. The last programs along axis 0 give
+padding ``(0, -inf)``.
 
 The plan describes what a part joins, so that little is left to find out once the partials are
 there: first part and number of the partials, or 0 of them; first token of the row; index of the

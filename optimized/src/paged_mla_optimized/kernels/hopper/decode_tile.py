@@ -82,7 +82,7 @@ def _weigh_tiles(
         s = warpgroup_mma_wait(0, deps=[s])
         if tile >= tile_edge:
             key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-            token, head, index, live = query_pairs(
+            token, _head, index, live = query_pairs(
                 token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
             )
             visible = sees(
@@ -120,7 +120,7 @@ def _store_lse(
     layout: gl.constexpr,
 ):  # fmt: skip
     """Store the lse [64] of a query tile."""
-    token, head, index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
+    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
     gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
 
 
@@ -367,7 +367,11 @@ def _answer(
                     at = split_pairs(
                         row, tile_m, splits, begin // length, FIXED_SPLITS, 64, pair_layout
                     )
-                    gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
+                    _token, _head, _index, live = query_pairs(
+                        token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
+                    )
+                    out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
+                    gl.store(out_at, acc, mask=live[:, None])
         else:
             acc, slot, phase = _sum_tiles(
                 cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
