@@ -141,6 +141,6 @@ def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tu
     """Return how many partial answers of a query tile there may be, and the tile's pairs."""
     if config.deterministic:
         splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-        return config.max_rows * splits * variant.lanes, variant.tile_m
+        return config.max_rows * splits, variant.tile_m
     # Of the group that a part's range begins in, and of the one it ends in.
     return 2 * variant.programs(num_sms), variant.tile_m

@@ -18,7 +18,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
 from paged_mla_optimized.planning.families import FEW, AttendVariant
-from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.planning.plan import Plan, split_constants
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
@@ -213,7 +213,7 @@ def hopper_constants(
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": hopper_box(config.block_size),
-    }
-    if variant.family == FEW:
-        constants |= {"TILE_M": variant.tile_m, "TILE_N": _TILE_N, "STAGES": _STAGES}
-    return constants
+        "STAGES": _STAGES,
+    } | split_constants(config, variant)
+    names = hopper_kernel(variant).arg_names
+    return {name: constants[name] for name in names if name in constants}
