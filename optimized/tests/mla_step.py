@@ -41,7 +41,9 @@ class Step:
     cache: torch.Tensor
     mask: torch.Tensor | None = None
 
-    def attend(self, mla: PagedMla | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(
+        self, mla: PagedMla | None = None, max_query_len: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Plan and attend on `mla`, or on a new one; return copies of out and lse."""
         mla = mla or PagedMla(self.config, "cpu")
         mla.plan(
@@ -49,6 +51,7 @@ class Step:
             self.seq_lens,
             self.block_table,
             num_tokens=len(self.q_nope),
+            max_query_len=max_query_len,
             mask=self.mask,
         )
         out, lse = mla.attend(self.q_nope, self.q_pe, self.cache)

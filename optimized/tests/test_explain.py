@@ -42,7 +42,7 @@ def test_memory_account_is_complete():
     mla = PagedMla(config(), "cpu")
     buffers = {buffer.name: buffer.nbytes for buffer in mla.memory()}
     assert buffers["out"] == 64 * 4 * 32 * 4
-    assert buffers["partial_out"] == 2 * 10 * 64 * 32 * 4
+    assert buffers["workspace"] == 2 * 10 * 64 * (32 + 1) * 4
     assert sum(buffers[name] for name in mla._core.plan.buffers) <= mla._core.plan.state.nbytes
     assert [b.nbytes for b in mla.memory()] == sorted(buffers.values(), reverse=True)
 

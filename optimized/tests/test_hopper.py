@@ -9,15 +9,14 @@ import torch
 
 from paged_mla_optimized import MlaConfig
 from paged_mla_optimized.launchers import hopper
-from paged_mla_optimized.launchers.attend import choose_variant
 from paged_mla_optimized.launchers.hopper import (
     HopperAttention,
     cache_fits,
     hopper_box,
     hopper_boxes,
 )
-from paged_mla_optimized.planning.families import FEW, PORTABLE, TILE
-from paged_mla_shared.problem import Rope, RopePairing
+from paged_mla_optimized.planning.choice import demand_of
+from paged_mla_optimized.planning.families import serving_variant
 
 CONFIG = MlaConfig(
     num_heads=16,
@@ -29,40 +28,9 @@ CONFIG = MlaConfig(
 )
 
 
-@pytest.mark.parametrize(
-    ("changes", "family", "tile_m", "lanes"),
-    [
-        ({}, FEW, 16, 1),
-        ({"num_heads": 32}, FEW, 32, 1),
-        ({"num_heads": 24, "block_size": 1}, FEW, 32, 1),
-        ({"max_query_tokens": 32}, TILE, 64, 4),
-        ({"num_heads": 128, "block_size": 256}, TILE, 64, 2),
-        ({"num_heads": 96, "dtype": torch.float16, "cache_format": "fp16"}, TILE, 64, 2),
-    ],
-    ids=["few", "few-32", "block-1", "chain", "two-lanes", "half"],
-)
-def test_hopper_serves(changes, family, tile_m, lanes):
-    """Up to 32 pairs a row go to one kernel, tiles of 64 to the other."""
-    variant = choose_variant(replace(CONFIG, **changes), "sm90")
-    assert (variant.family, variant.tile_m, variant.lanes) == (family, tile_m, lanes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "arch"),
-    [
-        ({}, "sm80"),
-        ({}, "sm100"),
-        ({"dtype": torch.float32, "cache_format": "fp32"}, "sm90"),
-        ({"kv_lora_rank": 256}, "sm90"),
-        ({"qk_rope_head_dim": 32}, "sm90"),
-        ({"rope": Rope(RopePairing.NEOX)}, "sm90"),
-        ({"deterministic": True}, "sm90"),
-    ],
-    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "rope", "fixed"],
-)
-def test_portable_serves_the_rest(changes, arch):
-    """What the Gluon kernels cannot do is never sent to them."""
-    assert choose_variant(replace(CONFIG, **changes), arch).family == PORTABLE
+def served(config):
+    """Return what decode of `config` gets on Hopper."""
+    return serving_variant(demand_of(config, "sm90"), 1)
 
 
 def cache(token_stride: int, block_stride: int, offset: int = 0) -> torch.Tensor:
@@ -100,7 +68,7 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     assert hopper_box(block_size) == keys
     config = replace(CONFIG, block_size=block_size)
     boxes = [keys or 64, 512], [keys or 64, 64]
-    assert hopper_boxes(config, choose_variant(config, "sm90")) == boxes
+    assert hopper_boxes(config, served(config)) == boxes
 
 
 @pytest.mark.parametrize(
@@ -113,14 +81,14 @@ def test_lanes_run_side_by_side(monkeypatch, num_heads, programs, cluster):
     asked = []
     monkeypatch.setattr(hopper, "Launcher", lambda *_, cluster, **__: asked.append(cluster))
     config = replace(CONFIG, num_heads=num_heads)
-    HopperAttention(config, choose_variant(config, "sm90"), programs).rows_of(DENSE)
+    HopperAttention(config, served(config), programs).rows_of(DENSE)
     assert asked == [cluster]
 
 
 @pytest.fixture
 def attention():
     """Return the launcher of the kernel that serves `CONFIG`."""
-    return HopperAttention(CONFIG, choose_variant(CONFIG, "sm90"), programs=132)
+    return HopperAttention(CONFIG, served(CONFIG), programs=132)
 
 
 def test_descriptors_cover_the_cache(attention):

@@ -12,8 +12,8 @@ import torch
 
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
-FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 FEATURES = frozenset({"padding", "replay", "strided_cache", "large_offsets", "explicit_slots"})
 
 
@@ -64,7 +64,7 @@ def capabilities(
     return Capabilities(
         ops=frozenset({"plan", "append", "attend"}),
         dtypes=dtypes,
-        cache_formats=frozenset(FORMATS[name] for name in dtypes),
+        cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes),
         block_sizes=frozenset(block_sizes),
         num_heads=frozenset(range(1, 129)),
         head_dims=frozenset(head_dims),

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from paged_mla_adapters.arrays import DTYPES, to_numpy, to_torch
 from paged_mla_adapters.declared import mode
-from paged_mla_reference.cache import encode
 from paged_mla_reference.positions import metadata
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.errors import Unsupported
@@ -116,15 +115,13 @@ class KernelRunner:
         return metadata(self._problem, batch)
 
     def append(self, batch: Batch) -> None:
-        """Store rows that the reference encoded."""
+        """Store rows where the reference puts them."""
         layout, slots = self._problem.layout, batch.slot_mapping
         slots = self.plan(batch).slot_mapping if slots is None else slots
         written = slots >= 0
-        rows = encode(layout, batch.ckv[written], batch.k_pe[written])
+        rows = self._tensor(np.hstack([batch.ckv[written], batch.k_pe[written]]))
         at = self._tensor(slots[written])
-        shape = (layout.num_blocks, layout.block_size, layout.token_bytes)
-        cache = self._storage.as_strided(shape, (layout.block_stride, layout.token_stride, 1))
-        cache[at // layout.block_size, at % layout.block_size] = self._tensor(rows)
+        self._cache()[at // layout.block_size, at % layout.block_size] = rows
 
     def attend(self, batch: Batch) -> Output:
         """Launch the kernel on the rows of the batch, then on rows of padded tokens."""

@@ -11,7 +11,7 @@ from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import is_interpreting
-from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
 _FIXED_SHARES = 4  # programs along axis 2 where rows are cut by their own lengths
 
@@ -36,7 +36,7 @@ class Combine:
         workers = 8 if variant.tile_m <= 32 else 16
         self.workers = 2 if is_interpreting() else workers * lanes
         constants = combine_constants(config, variant)
-        self._kernel = Launcher(combine_kernel, constants, **combine_options(constants))
+        self._kernel = Launcher(combine_kernel, constants, **overlap_options(constants))
 
     def launch(
         self,
@@ -82,7 +82,7 @@ class Combine:
 
         As many as fixed splits can cut in rows of the length that tiles are made for.
         """
-        query_len = min(self.config.tile_query_len, plan.num_tokens)
+        query_len = min(plan.query_len, plan.num_tokens)
         groups = -(-self.config.num_heads * query_len // self.variant.group_m)
         splits = fixed_splits(self.variant, self.config.max_rows, self.config.kv_lora_rank)
         return max(1, min(groups, splits // 2))
@@ -103,11 +103,6 @@ def cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
 def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``combine_kernel`` is specialised for."""
     return cut_constants(config, variant) | {"OVERLAP": variant.family != PORTABLE}
-
-
-def combine_options(constants: dict[str, Any]) -> dict[str, int]:
-    """Return the launch options that go with ``combine_constants``."""
-    return {"launch_pdl": True} if constants["OVERLAP"] else {}
 
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:

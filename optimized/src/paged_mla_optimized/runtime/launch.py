@@ -110,6 +110,14 @@ class Launcher:
         start(grid, stream_of(device), taken)
 
 
+def overlap_options(constants: dict[str, Any]) -> dict[str, int]:
+    """Return the options of a kernel that is launched while the one before runs, if it has OVERLAP.
+
+    Such a kernel waits by itself for what it reads.
+    """
+    return {"launch_pdl": True} if constants["OVERLAP"] else {}
+
+
 def start_of(binary: Any, cluster: int) -> tuple[Start, Forms]:
     """Return what starts a compiled kernel, and the forms it wants descriptors in.
 

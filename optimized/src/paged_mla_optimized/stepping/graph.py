@@ -70,26 +70,29 @@ class GraphedStep:
         self._addresses = [cache.data_ptr() for cache in self._caches]
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.graph_bytes.clear()
-        for bucket in sorted(set(buckets), reverse=True):
+        for bucket in sorted(set(buckets), key=_size, reverse=True):
             self._graphs[bucket] = self._capture(self.inputs.view(bucket))
-        self._ascending = sorted(self._graphs)
+        self._ascending = sorted(self._graphs, key=_size)
 
-    def bucket(self, rows: int, tokens: int) -> Bucket:
-        """Return the smallest bucket that a step of `rows` and `tokens` fits."""
+    def bucket(self, rows: int, tokens: int, max_query_len: int | None = None) -> Bucket:
+        """Return the smallest bucket that a step fits; parameters are those of :meth:`replay`."""
+        needed = Bucket(tokens, rows, max_query_len)
         for bucket in self._ascending:
-            if bucket.rows >= rows and bucket.tokens >= tokens:
+            if all(room >= need for room, need in zip(bucket.size, needed.size, strict=True)):
                 return bucket
-        given = f"{rows} rows, {tokens} tokens"
-        allowed = ", ".join(f"{b.rows} rows with {b.tokens} tokens" for b in self._ascending)
-        raise InvalidArgument("step", given, f"{allowed}; recapture(buckets=...) for a larger one")
+        allowed = ", ".join(map(str, self._ascending))
+        raise InvalidArgument("step", needed, f"{allowed}; recapture(buckets=...) for a larger one")
 
-    def replay(self, rows: int, tokens: int) -> Any:
+    def replay(self, rows: int, tokens: int, max_query_len: int | None = None) -> Any:
         """Run the step that lies in :attr:`inputs`; return what `model_fn` returned at capture.
 
         Parameters
         ----------
         rows, tokens : int
             Upper bounds that choose the bucket. Lengths are read on the device.
+        max_query_len : int or None
+            Longest query of any row; ``None`` where the host does not know, and takes only
+            buckets without such a bound.
 
         Raises
         ------
@@ -100,7 +103,7 @@ class GraphedStep:
         """
         if [cache.data_ptr() for cache in self._caches] != self._addresses:
             raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
-        graph, outputs = self._graphs[self.bucket(rows, tokens)]
+        graph, outputs = self._graphs[self.bucket(rows, tokens, max_query_len)]
         graph.replay()
         return outputs
 
@@ -112,6 +115,7 @@ class GraphedStep:
                 view.seq_lens,
                 view.block_table,
                 num_tokens=view.bucket.tokens,
+                max_query_len=view.bucket.max_query_len,
                 mask=view.mask,
             )
         return self._model_fn(view)
@@ -139,3 +143,7 @@ class GraphedStep:
         seconds = time.perf_counter() - began
         LOGGER.info("captured %s: %s bytes, %.2f s", view.bucket, f"{taken:,}", seconds)
         return graph, outputs
+
+
+def _size(bucket: Bucket) -> tuple[int, int, float]:
+    return bucket.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +13,26 @@ from paged_mla_shared.errors import InvalidArgument
 _NO_BLOCK = 2**31 - 1
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Bucket:
-    """Fixed shape of a captured step: T tokens in B rows, padding included."""
+    """Fixed shape of a captured step: T tokens in B rows, padding included.
+
+    Parameters
+    ----------
+    tokens, rows : int
+    max_query_len : int or None
+        Longest query that its kernel is chosen for, as for :meth:`PagedMla.plan`.
+    """
 
     tokens: int
     rows: int
+    max_query_len: int | None = None
+
+    @property
+    def size(self) -> tuple[int, int, float]:
+        """What a step must not pass: tokens, rows, and the longest query of a row."""
+        longest = math.inf if self.max_query_len is None else self.max_query_len
+        return self.tokens, self.rows, longest
 
 
 @dataclass(frozen=True)

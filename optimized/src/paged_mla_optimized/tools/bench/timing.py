@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def alone(launch: Launch) -> float:
     return in_turns({"": launch}, _ROUNDS_ALONE)[""]
 
 
-def in_turns(launches: dict[str, Launch], rounds: int = _ROUNDS) -> dict[str, float]:
+def in_turns(launches: Mapping[str, Launch], rounds: int = _ROUNDS) -> dict[str, float]:
     """Return the median time of one call of each, inside graphs replayed in turns.
 
     In an order drawn anew for each round, so that the clock is the same for all, whoever's power
