@@ -15,8 +15,9 @@ from paged_mla_optimized.launchers.hopper import (
     cache_fits,
     hopper_box,
     hopper_boxes,
+    hopper_constants,
 )
-from paged_mla_optimized.planning.families import FEW, PORTABLE, TILE
+from paged_mla_optimized.planning.families import FEW, PORTABLE, SHARED_MEMORY, TILE
 from paged_mla_shared.problem import Rope, RopePairing
 
 CONFIG = MlaConfig(
@@ -37,11 +38,26 @@ CONFIG = MlaConfig(
         ({"num_heads": 24, "block_size": 1}, FEW, 32, 1),
         ({"max_query_tokens": 32}, TILE, 64, 4),
         ({"num_heads": 128, "block_size": 256}, TILE, 64, 2),
+        ({"kv_lora_rank": 256}, FEW, 16, 1),
+        ({"kv_lora_rank": 256, "num_heads": 40}, FEW, 64, 1),
+        ({"kv_lora_rank": 256, "num_heads": 128}, FEW, 64, 2),
         ({"deterministic": True}, FEW, 16, 1),
         ({"num_heads": 128, "deterministic": True}, TILE, 64, 2),
         ({"num_heads": 96, "dtype": torch.float16, "cache_format": "fp16"}, TILE, 64, 2),
     ],
-    ids=["few", "few-32", "block-1", "chain", "two-lanes", "few-fixed", "tile-fixed", "half"],
+    ids=[
+        "few",
+        "few-32",
+        "block-1",
+        "chain",
+        "two-lanes",
+        "256",
+        "256-high",
+        "256-two-lanes",
+        "few-fixed",
+        "tile-fixed",
+        "half",
+    ],
 )
 def test_hopper_serves(changes, family, tile_m, lanes):
     """Up to 32 pairs a row go to one kernel, tiles of 64 to the other."""
@@ -55,11 +71,12 @@ def test_hopper_serves(changes, family, tile_m, lanes):
         ({}, "sm80"),
         ({}, "sm100"),
         ({"dtype": torch.float32, "cache_format": "fp32"}, "sm90"),
-        ({"kv_lora_rank": 256}, "sm90"),
+        ({"kv_lora_rank": 128}, "sm90"),
+        ({"kv_lora_rank": 256, "qk_rope_head_dim": 32}, "sm90"),
         ({"qk_rope_head_dim": 32}, "sm90"),
         ({"rope": Rope(RopePairing.NEOX)}, "sm90"),
     ],
-    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "rope"],
+    ids=["sm80", "sm100", "fp32", "rank", "both-dims", "rope-dim", "rope"],
 )
 def test_portable_serves_the_rest(changes, arch):
     """What the Gluon kernels cannot do is never sent to them."""
@@ -102,6 +119,25 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     config = replace(CONFIG, block_size=block_size)
     boxes = [keys or 64, 512], [keys or 64, 64]
     assert hopper_boxes(config, choose_variant(config, "sm90")) == boxes
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_heads", "stages"),
+    [(512, 16, 2), (512, 32, 2), (256, 16, 5), (256, 32, 5), (256, 64, 4)],
+)
+def test_the_ring_holds_as_many_key_tiles_as_fit(rank, num_heads, stages):
+    """Queries, weights and key tiles share what a program may have."""
+    config = replace(CONFIG, kv_lora_rank=rank, num_heads=num_heads)
+    constants = hopper_constants(config, choose_variant(config, "sm90"), 64, rank + 64)
+    assert constants["STAGES"] == stages
+    taken = (num_heads + 64 * stages) * (rank + 64) * 2 + 64 * num_heads * 2
+    assert taken < SHARED_MEMORY["sm90"] <= taken + 64 * (rank + 64) * 2 + 1024
+
+
+def test_boxes_are_as_wide_as_the_latents():
+    """S-10: one copy takes all latent columns of a key, and its k_pe behind them."""
+    config = replace(CONFIG, kv_lora_rank=256)
+    assert hopper_boxes(config, choose_variant(config, "sm90")) == ([64, 256], [64, 64])
 
 
 @pytest.mark.parametrize(

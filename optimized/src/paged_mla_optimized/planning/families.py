@@ -174,6 +174,16 @@ _HOPPER = (
 )
 
 
+# Half the latent columns leave registers for twice the pairs, so that one kernel serves all.
+_HOPPER_256 = (
+    *_HOPPER[:2],
+    AttendVariant(
+        tile_m=64, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
+    ),
+)
+_HOPPER_OF_DIMS = {(512, 64): _HOPPER, (256, 64): _HOPPER_256}
+
+
 def hopper_variant(
     arch: str,
     dtype: str,
@@ -189,10 +199,11 @@ def hopper_variant(
         As for :func:`attend_variant`.
     head_dims : (R, P)
     """
-    if arch != "sm90" or dtype == "float32" or head_dims != (512, 64):
+    tiles = _HOPPER_OF_DIMS.get(head_dims)
+    if arch != "sm90" or dtype == "float32" or tiles is None:
         return None
     height = num_heads * query_len
-    tile = next((tile for tile in _HOPPER if tile.tile_m >= height), _HOPPER[-1])
+    tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
     return replace(tile, lanes=next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4))
 
 
