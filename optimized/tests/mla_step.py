@@ -41,18 +41,22 @@ class Step:
     cache: torch.Tensor
     mask: torch.Tensor | None = None
 
-    def attend(self, mla: PagedMla | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Plan and attend on `mla`, or on a new one; return copies of out and lse."""
+    def attend(
+        self, mla: PagedMla | None = None, max_query_len: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Plan and attend on `mla`, or on a new one, over NaN; return out and lse."""
         mla = mla or PagedMla(self.config, "cpu")
         mla.plan(
             self.cu_seqlens_q,
             self.seq_lens,
             self.block_table,
             num_tokens=len(self.q_nope),
+            max_query_len=max_query_len,
             mask=self.mask,
         )
-        out, lse = mla.attend(self.q_nope, self.q_pe, self.cache)
-        return out.clone(), lse.clone()
+        out = torch.full_like(self.q_nope, torch.nan)
+        lse = torch.full(out.shape[:2], torch.nan)
+        return mla.attend(self.q_nope, self.q_pe, self.cache, out=out, lse=lse)
 
 
 def build(

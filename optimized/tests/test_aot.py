@@ -33,6 +33,7 @@ def run(*command):
         "combine-alone",
         "combine-overlapped",
         "token-m64n64-tree:packed",
+        "rotate-overlapped-p64-bf16-neox",
         "hopper-few-m16",
         "hopper-tile-m64",
     ],

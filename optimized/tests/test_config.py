@@ -56,17 +56,3 @@ def test_a_config_does_not_change():
     """S-17: buffers and kernels rely on it."""
     with pytest.raises(FrozenInstanceError):
         config().num_heads = 8
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"max_rows": 8, "max_query_tokens": 8}, 1),
-        ({"max_rows": 8, "max_query_tokens": 64}, 64),
-        ({"mask": "tree:qlen", "max_draft_tokens": 5}, 5),
-    ],
-    ids=["decode", "extend", "tree"],
-)
-def test_query_length_of_tiles_follows_from_the_capacities(changes, expected):
-    """It chooses the height of the query tiles."""
-    assert config(**changes).tile_query_len == expected

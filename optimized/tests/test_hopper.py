@@ -9,16 +9,18 @@ import torch
 
 from paged_mla_optimized import MlaConfig
 from paged_mla_optimized.launchers import hopper
-from paged_mla_optimized.launchers.attend import choose_variant
+from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.hopper import (
     HopperAttention,
     cache_fits,
     hopper_box,
     hopper_boxes,
     hopper_constants,
+    queries_fit,
 )
-from paged_mla_optimized.planning.families import FEW, PORTABLE, SHARED_MEMORY, TILE
-from paged_mla_shared.problem import Rope, RopePairing
+from paged_mla_optimized.launchers.portable import PortableAttention
+from paged_mla_optimized.planning.choice import demand_of
+from paged_mla_optimized.planning.families import SHARED_MEMORY, serving_variant
 
 CONFIG = MlaConfig(
     num_heads=16,
@@ -30,57 +32,9 @@ CONFIG = MlaConfig(
 )
 
 
-@pytest.mark.parametrize(
-    ("changes", "family", "tile_m", "lanes"),
-    [
-        ({}, FEW, 16, 1),
-        ({"num_heads": 32}, FEW, 32, 1),
-        ({"num_heads": 24, "block_size": 1}, FEW, 32, 1),
-        ({"max_query_tokens": 32}, TILE, 64, 4),
-        ({"num_heads": 128, "block_size": 256}, TILE, 64, 2),
-        ({"kv_lora_rank": 256}, FEW, 16, 1),
-        ({"kv_lora_rank": 256, "num_heads": 40}, FEW, 64, 1),
-        ({"kv_lora_rank": 256, "num_heads": 128}, FEW, 64, 2),
-        ({"deterministic": True}, FEW, 16, 1),
-        ({"num_heads": 128, "deterministic": True}, TILE, 64, 2),
-        ({"num_heads": 96, "dtype": torch.float16, "cache_format": "fp16"}, TILE, 64, 2),
-    ],
-    ids=[
-        "few",
-        "few-32",
-        "block-1",
-        "chain",
-        "two-lanes",
-        "256",
-        "256-high",
-        "256-two-lanes",
-        "few-fixed",
-        "tile-fixed",
-        "half",
-    ],
-)
-def test_hopper_serves(changes, family, tile_m, lanes):
-    """Up to 32 pairs a row go to one kernel, tiles of 64 to the other."""
-    variant = choose_variant(replace(CONFIG, **changes), "sm90")
-    assert (variant.family, variant.tile_m, variant.lanes) == (family, tile_m, lanes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "arch"),
-    [
-        ({}, "sm80"),
-        ({}, "sm100"),
-        ({"dtype": torch.float32, "cache_format": "fp32"}, "sm90"),
-        ({"kv_lora_rank": 128}, "sm90"),
-        ({"kv_lora_rank": 256, "qk_rope_head_dim": 32}, "sm90"),
-        ({"qk_rope_head_dim": 32}, "sm90"),
-        ({"rope": Rope(RopePairing.NEOX)}, "sm90"),
-    ],
-    ids=["sm80", "sm100", "fp32", "rank", "both-dims", "rope-dim", "rope"],
-)
-def test_portable_serves_the_rest(changes, arch):
-    """What the Gluon kernels cannot do is never sent to them."""
-    assert choose_variant(replace(CONFIG, **changes), arch).family == PORTABLE
+def served(config):
+    """Return what decode of `config` gets on Hopper."""
+    return serving_variant(demand_of(config, "sm90"), 1)
 
 
 def cache(token_stride: int, block_stride: int, offset: int = 0) -> torch.Tensor:
@@ -109,6 +63,45 @@ def test_cache_must_be_rows_of_one_stride(tensor, fits):
     assert cache_fits(tensor) is fits
 
 
+def queries(width: int, token_stride: int, head_stride: int, offset: int = 0) -> torch.Tensor:
+    """Return queries [4, 16, width] with these strides, `offset` elements into their storage."""
+    storage = torch.zeros(4 * token_stride + offset + width, dtype=torch.bfloat16)
+    return storage[offset:].as_strided((4, 16, width), (token_stride, head_stride, 1))
+
+
+Q_NOPE, Q_PE = queries(512, 16 * 512, 512), queries(64, 16 * 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("q_nope", "q_pe", "fits"),
+    [
+        (Q_NOPE, Q_PE, True),
+        (queries(512, 16 * 576, 576), queries(64, 16 * 576, 576, offset=512), True),
+        (queries(512, 16 * 512, 512, offset=8), Q_PE, True),
+        (queries(512, 16 * 512, 512, offset=1), Q_PE, False),
+        (Q_NOPE, queries(64, 16 * 64, 64, offset=4), False),
+        (queries(512, 16 * 520, 520), Q_PE, False),
+        (queries(512, 16 * 512 + 8, 512), Q_PE, False),
+        (Q_NOPE, queries(64, 16 * 72, 72), False),
+        (Q_NOPE, queries(64, 16 * 64 + 1, 64), False),
+    ],
+    ids=[
+        "dense", "one-tensor", "16-bytes", "address", "rope-address", "head", "token", "rope-head",
+        "rope-token",
+    ],
+)  # fmt: skip
+def test_queries_must_be_copied_16_bytes_at_a_time(monkeypatch, q_nope, q_pe, fits):
+    """Others are left to the portable kernel: the compiler knows multiples of 16 only."""
+    assert queries_fit(q_nope, q_pe) is fits
+    launched = []
+    for kind in (HopperAttention, PortableAttention):
+        monkeypatch.setattr(kind, "launch", lambda self, *_, **__: launched.append(type(self)))
+    memory = Workspace(CONFIG, [served(CONFIG)], 132, torch.device("cpu"), None)
+    attention = Attention(CONFIG, served(CONFIG), 132, memory)
+    attention.attend(None, q_nope, q_pe, DENSE, out=None, lse=None)
+    assert launched == [HopperAttention if fits else PortableAttention]
+
+
 @pytest.mark.parametrize(
     ("block_size", "keys"),
     [(8, 8), (32, 32), (64, 64), (256, 64), (1, 0), (4, 0), (48, 0), (96, 0)],
@@ -118,7 +111,7 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     assert hopper_box(block_size) == keys
     config = replace(CONFIG, block_size=block_size)
     boxes = [keys or 64, 512], [keys or 64, 64]
-    assert hopper_boxes(config, choose_variant(config, "sm90")) == boxes
+    assert hopper_boxes(config, served(config)) == boxes
 
 
 @pytest.mark.parametrize(
@@ -128,7 +121,7 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
 def test_the_ring_holds_as_many_key_tiles_as_fit(rank, num_heads, stages):
     """Queries, weights and key tiles share what a program may have."""
     config = replace(CONFIG, kv_lora_rank=rank, num_heads=num_heads)
-    constants = hopper_constants(config, choose_variant(config, "sm90"), 64, rank + 64)
+    constants = hopper_constants(config, served(config), 64, rank + 64)
     assert constants["STAGES"] == stages
     taken = (num_heads + 64 * stages) * (rank + 64) * 2 + 64 * num_heads * 2
     assert taken < SHARED_MEMORY["sm90"] <= taken + 64 * (rank + 64) * 2 + 1024
@@ -137,7 +130,7 @@ def test_the_ring_holds_as_many_key_tiles_as_fit(rank, num_heads, stages):
 def test_boxes_are_as_wide_as_the_latents():
     """S-10: one copy takes all latent columns of a key, and its k_pe behind them."""
     config = replace(CONFIG, kv_lora_rank=256)
-    assert hopper_boxes(config, choose_variant(config, "sm90")) == ([64, 256], [64, 64])
+    assert hopper_boxes(config, served(config)) == ([64, 256], [64, 64])
 
 
 @pytest.mark.parametrize(
@@ -150,14 +143,14 @@ def test_lanes_run_side_by_side(monkeypatch, num_heads, programs, cluster):
     asked = []
     monkeypatch.setattr(hopper, "Launcher", lambda *_, cluster, **__: asked.append(cluster))
     config = replace(CONFIG, num_heads=num_heads)
-    HopperAttention(config, choose_variant(config, "sm90"), programs).rows_of(DENSE)
+    HopperAttention(config, served(config), programs).rows_of(DENSE)
     assert asked == [cluster]
 
 
 @pytest.fixture
 def attention():
     """Return the launcher of the kernel that serves `CONFIG`."""
-    return HopperAttention(CONFIG, choose_variant(CONFIG, "sm90"), programs=132)
+    return HopperAttention(CONFIG, served(CONFIG), programs=132)
 
 
 def test_descriptors_cover_the_cache(attention):
@@ -198,11 +191,24 @@ def test_caches_are_not_kept_alive(attention):
     assert rows is not None
 
 
-def test_remembered_caches_are_bounded(attention, monkeypatch):
+def test_remembered_caches_are_bounded(monkeypatch):
     """An engine may make new caches without end."""
     monkeypatch.setattr(hopper, "MAX_CACHES", 2)
+    attention = HopperAttention(CONFIG, served(CONFIG), programs=132)
     views = [DENSE[:n] for n in (1, 2, 3)]
     first, second, third = map(attention.rows_of, views)
     assert attention.rows_of(views[2]) is third
     assert attention.rows_of(views[0]) is not first
     assert attention.rows_of(views[1]) is not second
+
+
+def test_remembered_kernels_are_bounded(monkeypatch):
+    """Each other stride of a cache is a kernel of its own."""
+    monkeypatch.setattr(hopper, "MAX_KERNELS", 2)
+    attention = HopperAttention(CONFIG, served(CONFIG), programs=132)
+    caches = [cache(width, 64 * width) for width in (576, 584, 592)]
+    first, second, third = [attention.rows_of(each).kernel for each in caches]
+    again = [attention.rows_of(each[:2]).kernel for each in reversed(caches)]
+    assert again[0] is third
+    assert again[1] is not second
+    assert again[2] is not first

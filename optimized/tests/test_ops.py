@@ -5,6 +5,7 @@ import torch
 from mla_step import P, R, build
 
 from paged_mla_optimized import PagedMla, RequestMap, ops
+from paged_mla_shared.problem import Rope, RopePairing
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +23,10 @@ def whole_step(mla, step, latents, cache):
     return torch.stack(outs)
 
 
-def test_a_compiled_step_is_the_eager_one():
+@pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX)], ids=["plain", "rope"])
+def test_a_compiled_step_is_the_eager_one(rope):
     """S-17: one graph without breaks; caches and answers bit for bit."""
-    step = build((40, 3), (17, 1), (0, 1), padded_tokens=1)
+    step = build((40, 3), (17, 1), (0, 1), padded_tokens=1, rope=rope)
     latents = torch.randn(2, 6, R + P, generator=torch.Generator().manual_seed(0))
     caches = [torch.stack([step.cache, step.cache]) for _ in range(2)]
     mla = PagedMla(step.config, "cpu")
@@ -64,7 +66,7 @@ def test_schemas_say_what_is_written(name):
     arguments = {
         "plan": (
             (state, step.cu_seqlens_q, step.seq_lens, step.block_table, None, None),
-            {"num_tokens": 3, "handle": handle},
+            {"num_tokens": 3, "max_query_len": None, "handle": handle},
         ),
         "append": (
             (state, torch.ones(3, R), torch.ones(3, P), step.cache, None),
@@ -72,7 +74,7 @@ def test_schemas_say_what_is_written(name):
         ),
         "attend": (
             (state, step.q_nope, step.q_pe, out, lse, step.cache, step.block_table),
-            {"num_rows": 2, "handle": handle},
+            {"num_rows": 2, "max_query_len": None, "handle": handle},
         ),
         "merge": ((torch.randn(2, 3, 4, R), torch.randn(2, 3, 4)), {}),
     }

@@ -1,13 +1,26 @@
+"""Which kernel and which tiles a step gets; that they are right is for other tests to show."""
+
 import pytest
 
 from paged_mla_optimized.planning.families import (
+    FEW,
     INTERPRETER,
+    PORTABLE,
     SHARED_MEMORY,
-    attend_variant,
+    TILE,
+    Demand,
+    passed_over,
+    portable_variant,
+    serving_variant,
     tile_variants,
+    variants_by_query_len,
 )
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def demand(num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64)):
+    return Demand(arch=arch, dtype=dtype, num_heads=num_heads, head_dims=head_dims)
 
 
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
@@ -21,11 +34,12 @@ def test_key_tiles_in_flight_fit_shared_memory(arch, dtype):
 
 @pytest.mark.parametrize("arch", [*SHARED_MEMORY, INTERPRETER])
 @pytest.mark.parametrize("dtype", ITEMSIZE)
-def test_every_problem_has_a_variant(arch, dtype):
+@pytest.mark.parametrize("choose", [serving_variant, portable_variant])
+def test_every_step_has_a_variant(arch, dtype, choose):
     """Tiles are powers of two from 16, and the grid is never empty."""
-    for num_heads in (1, 6, 16, 17, 64, 96, 128):
+    for num_heads in (1, 6, 16, 17, 64, 96, 128, 300):
         for query_len in (1, 4, 4096):
-            variant = attend_variant(arch, dtype, num_heads, query_len)
+            variant = choose(demand(num_heads, arch, dtype), query_len)
             for tile in (variant.tile_m, variant.tile_n):
                 assert tile >= 16
                 assert tile & (tile - 1) == 0
@@ -48,5 +62,72 @@ def test_every_problem_has_a_variant(arch, dtype):
 )
 def test_query_tiles_are_as_high_as_the_queries(num_heads, query_len, tile_m, lanes):
     """No higher than needed, and side by side when one token fills several."""
-    variant = attend_variant("sm90", "bfloat16", num_heads, query_len)
+    variant = portable_variant(demand(num_heads), query_len)
     assert (variant.tile_m, variant.lanes) == (tile_m, lanes)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "query_len", "family", "tile_m", "lanes"),
+    [
+        (6, 1, FEW, 16, 1),
+        (20, 1, FEW, 32, 1),
+        (40, 1, TILE, 64, 1),
+        (16, 1, FEW, 16, 1),
+        (16, 2, FEW, 32, 1),
+        (32, 1, FEW, 32, 1),
+        (24, 1, FEW, 32, 1),
+        (16, 3, TILE, 64, 1),
+        (16, 32, TILE, 64, 4),
+        (128, 1, TILE, 64, 2),
+        (128, 900, TILE, 64, 4),
+    ],
+)
+def test_hopper_serves_by_the_pairs_of_a_row(num_heads, query_len, family, tile_m, lanes):
+    """Up to 32 pairs of token and head go to one kernel, tiles of 64 to the other."""
+    variant = serving_variant(demand(num_heads), query_len)
+    assert (variant.family, variant.tile_m, variant.lanes) == (family, tile_m, lanes)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "query_len", "tile_m", "lanes"),
+    [(16, 1, 16, 1), (20, 1, 32, 1), (40, 1, 64, 1), (128, 1, 64, 2), (32, 900, 64, 4)],
+)
+def test_one_kernel_serves_latents_of_256(num_heads, query_len, tile_m, lanes):
+    """Tiles of 64 pairs fit it there, and longer rows take several."""
+    asked = demand(num_heads, head_dims=(256, 64))
+    variant = serving_variant(asked, query_len)
+    assert (variant.family, variant.tile_m, variant.lanes) == (FEW, tile_m, lanes)
+    assert passed_over(asked, query_len) == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (demand(16, arch="sm80"), "sm90, not sm80"),
+        (demand(16, arch="sm100"), "sm90, not sm100"),
+        (demand(16, dtype="float32"), "not float32"),
+        (demand(16, head_dims=(256, 32)), "not 256 and 32"),
+        (demand(16, head_dims=(512, 32)), "not 512 and 32"),
+    ],
+    ids=["sm80", "sm100", "fp32", "rank", "rope-dim"],
+)
+def test_portable_serves_the_rest(asked, reason):
+    """What the Gluon kernels cannot do is never sent to them, and has a reason."""
+    assert serving_variant(asked, 1).family == PORTABLE
+    for family in (FEW, TILE):
+        assert reason in passed_over(asked, 1)[family]
+
+
+def test_what_is_passed_over_has_a_reason():
+    """Where a faster kernel fits no step of this length, it says why."""
+    assert passed_over(demand(16), 2) == {}
+    assert passed_over(demand(16), 3) == {FEW: "holds 32 pairs of token and head, not 48"}
+
+
+@pytest.mark.parametrize("num_heads", [1, 5, 16, 128, 300])
+def test_longer_queries_get_what_the_longest_known_gets(num_heads):
+    """Past the last length that is looked up, no family takes other tiles."""
+    found = variants_by_query_len(demand(num_heads), 100_000)
+    for length in (*range(1, len(found) + 1), 2 * len(found), 8192):
+        expected = serving_variant(demand(num_heads), length)
+        assert found[min(length, len(found)) - 1] == expected

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paged_mla_optimized import MlaConfig, PagedMla, StepInputs, StepView
+from paged_mla_shared.problem import Rope, RopePairing
 
 R, P, LAYERS, BLOCKS = 512, 64, 4, 640
 CONFIG = MlaConfig(
@@ -23,6 +24,7 @@ CONFIGS = {
     "causal": CONFIG,
     "non_causal": replace(CONFIG, mask="non_causal"),
     "deterministic": replace(CONFIG, deterministic=True),
+    "rope": replace(CONFIG, rope=Rope(RopePairing.INTERLEAVED)),
     "tree:qlen": replace(CONFIG, mask="tree:qlen", **TREE),
     "tree:full": replace(CONFIG, mask="tree:full", **TREE),
     "tree:packed": replace(CONFIG, mask="tree:packed", **TREE),

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_step import CONFIG, Model, make_batch, random_lens, same
+from gpu_step import CONFIG, Model, R, make_batch, random_lens, same
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers.attend import choose_variant
-from paged_mla_optimized.planning.families import PORTABLE, attend_variant
+from paged_mla_optimized.planning.choice import demand_of, most_query_len
+from paged_mla_optimized.planning.families import PORTABLE, portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_shared.problem import Rope, RopePairing
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
 RAGGED = [(2000, 1), (0, 0), (63, 1), (0, 1), (700, 1), (64, 1), (3900, 1), (1, 1)]
@@ -25,6 +26,8 @@ STEPS = {
     "mixed": (replace(CONFIG, num_heads=128), random_lens(CONFIG, 13, 100, 3)),
     "blocks-of-16": (replace(DECODE, block_size=16), [(700, 1), (33, 1), (1600, 1)]),
     "blocks-of-1": (replace(DECODE, block_size=1), [(300, 1), (33, 1), (200, 1)]),
+    "rope": (replace(DECODE, rope=Rope(RopePairing.NEOX)), RAGGED),
+    "rope-128-heads": (replace(CONFIG, num_heads=128, rope=Rope(RopePairing.INTERLEAVED)), RAGGED),
     "gathered": (replace(CONFIG, num_heads=128, block_size=4), [(700, 2), (33, 1), (1600, 3)]),
 }
 
@@ -40,8 +43,9 @@ def _needs_hopper():
 def test_a_thousand_repeats(name):
     """S-9, S-17, S-20: the portable kernel's answer; and the same bits over NaN, every time."""
     config, lens = STEPS[name]
-    assert choose_variant(config, "sm90").family != PORTABLE
-    portable = attend_variant("sm90", "bfloat16", config.num_heads, config.tile_query_len)
+    demand = demand_of(config, "sm90")
+    assert serving_variant(demand, 1).family != PORTABLE
+    portable = portable_variant(demand, most_query_len(config))
     batch = make_batch(config, lens, 1)
     model = Model(PagedMla(config))
     out, lse, _ = model.eager(batch)
@@ -58,3 +62,33 @@ def test_a_thousand_repeats(name):
         wrong += (lse_again.view(torch.int32) != lse.view(torch.int32)).sum()
     assert wrong.item() == 0
     assert same(model.layers(batch)[0], out)
+
+
+def at_odd_address(tensor):
+    """Return room for as many elements, two bytes into its storage."""
+    return torch.zeros(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:].view(tensor.shape)
+
+
+def with_odd_strides(tensor):
+    """Return room for as many elements, whose heads are no multiple of 16 of them apart."""
+    *shape, width = tensor.shape
+    return torch.zeros(*shape, width + 8, dtype=tensor.dtype, device="cuda")[..., :width]
+
+
+@pytest.mark.parametrize("odd", [at_odd_address, with_odd_strides])
+@pytest.mark.parametrize("name", ["16-heads", "128-heads"])
+def test_odd_queries_and_answers(name, odd):
+    """S-5: queries that cannot be copied are the portable kernel's; answers may be odd."""
+    config, lens = STEPS[name]
+    batch = make_batch(config, lens, 1)
+    model = Model(PagedMla(config))
+    out, lse, _ = model.eager(batch)
+    q, cache = batch.tokens["q"][:, 0], model.caches[0]
+    q_nope, q_pe = q[..., :R], q[..., R:]
+    answer = odd(out[0])
+    model.mla.attend(q_nope, q_pe, cache, out=answer)
+    assert same(answer, out[0])
+    for queries in ((odd(q_nope).copy_(q_nope), q_pe), (q_nope, odd(q_pe).copy_(q_pe))):
+        found = model.mla.attend(*queries, cache)
+        torch.testing.assert_close(found[0].float(), out[0].float(), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(found[1], lse[0], rtol=2e-2, atol=2e-2)

@@ -21,8 +21,7 @@ from paged_mla_reference.simulator.trace import record, trace_of
 from paged_mla_reference.simulator.workloads import tokens
 from paged_mla_reference.validate import validate_batch
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.inputs import poison_rows
-from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Mask
 
 TINY = MlaDims(num_heads=2, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4)
@@ -56,10 +55,7 @@ def run(config: EngineConfig, requests: Sequence[Request]) -> tuple[Engine, list
 def check_answers(scenario: Scenario) -> int:
     """Compare every step of a trace with exact paged attention; return how many there were."""
     trace = trace_of(scenario, TINY, "float32")
-    layout = trace.problems[Mask.CAUSAL].layout
-    poison = np.ascontiguousarray(poison_rows("float32", 12)[:, 0]).view(np.uint8)
-    blocks = np.zeros((0, layout.block_stride), np.uint8)
-    images = [CacheImage(layout, np.zeros(0, np.int64), blocks, poison)] * trace.world
+    images = [poisoned_image(trace.problems[Mask.CAUSAL].layout)] * trace.world
     count = 0
     for step in record(scenario, TINY, "float32"):
         problem = trace.problems[step.mask]

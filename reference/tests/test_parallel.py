@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference_scenes import causal, loops, request, scene
 
 from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, encode, write_slots
+from paged_mla_reference.cache import append, write_slots
 from paged_mla_reference.merge import merge
 from paged_mla_reference.parallel import ContextParallel, attend_rank, rank_batch
 from paged_mla_reference.rounding import Rounding
@@ -108,10 +108,9 @@ def test_a_rank_of_its_own(interleave, world, seed):
         batch = rank_batch(local, made.batch, group, rank)
         mine = group.local_positions(7, rank)
         slots = made.batch.block_table[0, mine // (4 * world)] * 4 + np.arange(len(mine)) % 4
-        nothing = np.zeros((0, local.layout.block_stride), np.uint8)
-        image = CacheImage(local.layout, np.zeros(0, np.int64), nothing, np.zeros(4, np.uint8))
-        rows = encode(local.layout, one.ckv[mine], one.k_pe[mine])
-        image = append(local, batch, write_slots(image, slots.astype(np.int64), rows))
+        image = CacheImage.without_blocks(local.layout, np.zeros(4, np.uint8))
+        image = write_slots(image, slots.astype(np.int64), one.ckv[mine], one.k_pe[mine])
+        image = append(local, batch, image)
         validate_batch(local, batch)
         answer = attend(local, batch, image, Rounding.EXACT)
         share = attend_rank(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from paged_mla_shared.dims import DEEPSEEK_V3
-from paged_mla_shared.formats import FORMATS
+from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.dims import DEEPSEEK_V3, SMALL
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS, check_format, format_of, types_id
 from paged_mla_shared.layout import CacheLayout
 
 
@@ -58,3 +62,42 @@ def test_strides_include_padding():
     assert layout.token_stride == 1152 + 64
     assert layout.block_stride == 16 * layout.token_stride + 128
     assert layout.storage_bytes == 3 * layout.block_stride
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("bf16", ("bfloat16", 576)),
+        ("fp8_e4m3", ("float8_e4m3", 576)),
+        ("fp8_ds_mla", ("uint8", 656)),
+        ("fp8_block_group", ("float8_e4m3", 576)),
+    ],
+)
+def test_row_of_a_cache_tensor(name: str, row: tuple[str, int]):
+    """S-11: rows of one type have its elements, mixed ones are bytes."""
+    assert FORMATS[name].row(DEEPSEEK_V3) == row
+
+
+def test_ids_name_the_format_only_where_it_is_not_the_dtypes():
+    """S-11: ids of plain formats are those of their dtype."""
+    assert types_id("bfloat16", None) == "bf16"
+    assert types_id("float16", "fp8_ds_mla") == "fp16-fp8_ds_mla"
+    assert (format_of("float16", None), format_of("float16", "fp8_e4m3")) == ("fp16", "fp8_e4m3")
+
+
+def test_no_case_of_the_table_names_a_format():
+    """S-11: a run supplies formats, to every case alike."""
+    assert {case.cache_format for group in GROUPS.values() for case in group} == {None}
+    [case] = [case for case in GROUPS["decode"] if case.name == "h9"]
+    case = replace(case, cache_format="fp8_ds_mla", token_padding=8)
+    problem = case.problem(SMALL, "bfloat16")
+    assert (problem.dtype, problem.cache_format) == ("bfloat16", "fp8_ds_mla")
+    assert problem.token_padding == 8  # bytes of e4m3
+    assert case.dtype_id("bfloat16") == "decode-h9-bf16-fp8_ds_mla"
+
+
+def test_a_format_nobody_knows_is_refused():
+    """S-11: the argument is named."""
+    check_format(None)
+    with pytest.raises(InvalidArgument, match="cache_format: got 'int4'"):
+        check_format("int4")

@@ -182,18 +182,25 @@ def check_cache(
     if allowed.all():
         return checks
     block, byte = _first(~allowed)
-    token, offset = divmod(byte, layout.token_stride)
-    place = f"token {token}, byte {offset} of its row"
-    if token >= layout.block_size or offset >= layout.token_bytes:
-        place = f"padding byte {byte}"
     detail = (
-        f"{int((~allowed).sum())} bytes wrong, first in block {int(block_ids[block])}, {place}: "
+        f"{int((~allowed).sum())} bytes wrong, first in block {int(block_ids[block])}, "
+        f"{_place_of(layout, byte)}: "
         f"{actual[block, byte]:#04x}, expected {expected[block, byte]:#04x}"
     )
     if writer is not None:
         inside, slot = np.nonzero((~layout.rows(allowed.view(np.uint8)).view(bool)).any(axis=-1))
         detail += f"; {writer.describe(block_ids[inside] * layout.block_size + slot)}"
     raise Mismatch("S-10", "cache", detail)
+
+
+def _place_of(layout: CacheLayout, byte: int) -> str:
+    """Say what a byte of a raw block belongs to."""
+    if byte >= layout.block_stride:
+        return f"byte {byte - layout.block_stride} of its scales"
+    token, offset = divmod(byte, layout.token_stride)
+    if token >= layout.block_size or offset >= layout.token_bytes:
+        return f"padding byte {byte}"
+    return f"token {token}, byte {offset} of its row"
 
 
 @dataclass(frozen=True)

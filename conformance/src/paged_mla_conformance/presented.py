@@ -93,12 +93,12 @@ class PresentedRunner:
     def load_cache(self, image: CacheImage) -> None:
         """Load it, what is not read made stale, behind the reserved block."""
         layout = self._inner_problem.layout
-        zeros = np.zeros((self._blocks, layout.block_stride), np.uint8)
+        zeros = np.zeros((self._blocks, layout.block_bytes), np.uint8)
         reserved = np.arange(self._blocks)
         self._asked, self._shown = image, image
         if self._profile.unread == "stale":
-            blocks, poison = self._stale(image.blocks), self._stale(image.poison)
-            self._shown = replace(image, blocks=blocks, poison=poison)
+            blocks, dtype = _stale_blocks(image), image.layout.format.ckv_dtype
+            self._shown = replace(image, blocks=blocks, poison=_stale(image.poison, dtype))
         inner = CacheImage(
             layout=layout,
             block_ids=np.concatenate([reserved, image.block_ids + self._blocks]),
@@ -114,14 +114,11 @@ class PresentedRunner:
             return blocks
         blocks = blocks.copy()
         shown, asked = self._shown.read(block_ids), self._asked.read(block_ids)
-        rows = self._problem.layout.rows
-        kept = (rows(blocks) == rows(shown)).all(axis=-1)
-        rows(blocks)[kept] = rows(asked)[kept]
-        gaps = np.ones_like(blocks)
-        rows(gaps)[...] = 0
-        kept = (blocks == shown) & (gaps == 1)
-        blocks[kept] = asked[kept]
-        return blocks
+        layout = self._problem.layout
+        kept = (blocks == shown).view(np.uint8)
+        for whole in (layout.rows(kept), layout.scale_bytes(kept)):
+            whole[...] = whole.all(axis=-1, keepdims=True)
+        return np.where(kept, asked, blocks)
 
     def plan(self, batch: Batch) -> Metadata:
         """Plan, and give slots and positions of padding as the rules have them."""
@@ -234,13 +231,29 @@ class PresentedRunner:
         exact = attend(self._problem, batch, image, Rounding.EXACT)
         return exact.lse.astype(np.float32)
 
-    def _stale(self, storage: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Return bytes of the cache with plain numbers for poison."""
-        values = np.ascontiguousarray(storage).view(numpy_dtype(self._problem.dtype)).copy()
-        numbers = values.astype(np.float32)
-        values[np.isnan(numbers)] = STALE[0]
-        values[np.abs(numbers) > 1e4] = STALE[1]
-        return values.view(np.uint8)
+
+def _stale_blocks(image: CacheImage) -> NDArray[np.uint8]:
+    """Return an image's blocks with plain numbers for poison, in rows, scales and gaps."""
+    layout, blocks = image.layout, image.blocks
+    stale = _stale(blocks, layout.format.ckv_dtype)
+    layout.rows(stale)[...], layout.scales(stale)[...] = layout.rows(blocks), layout.scales(blocks)
+    parts = [layout.field(stale, field.name) for field in layout.format.fields(layout.dims)]
+    for part in (*parts, layout.scales(stale)):
+        _make_plain(part)
+    return stale
+
+
+def _stale(storage: NDArray[np.uint8], dtype: str) -> NDArray[np.uint8]:
+    """Return bytes with plain numbers for poison, taken as elements of one type."""
+    values = storage.view(numpy_dtype(dtype)).copy()
+    _make_plain(values)
+    return values.view(np.uint8)
+
+
+def _make_plain(values: NDArray[Any]) -> None:
+    numbers = values.astype(np.float32)
+    values[np.isnan(numbers)] = STALE[0]
+    values[np.abs(numbers) > 1e4] = STALE[1]
 
 
 def _padding(batch: Batch) -> NDArray[np.bool_]:

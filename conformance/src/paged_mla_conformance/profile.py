@@ -13,6 +13,7 @@ from paged_mla_conformance.convention import Profile
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import GROUPS
 from paged_mla_shared.dims import PRESETS, MlaDims
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,14 @@ class Run:
     def dtypes(self) -> tuple[str, ...]:
         """Those the user chose, else the core ones of the mode."""
         return self.chosen_dtypes or self.core.dtypes
+
+    @property
+    def types(self) -> list[tuple[str, str | None]]:
+        """Each dtype with each cache format it is asked in: its plain one, ``None``, and others.
+
+        What a backend declares is asked: every declared format that is of no dtype, with every
+        dtype.
+        """
+        declared = self.backend.capabilities.cache_formats
+        others = sorted(declared - set(PLAIN_FORMAT_OF_DTYPE.values()))
+        return [(dtype, cache_format) for dtype in self.dtypes for cache_format in (None, *others)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paged_mla_conformance.bending import bent_case, bent_scenario
 from paged_mla_conformance.convention import Profile
@@ -12,7 +12,7 @@ from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.dtypes import SHORT_NAMES
+from paged_mla_shared.formats import types_id
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class CaseParam:
-    """A case in one dtype: the parameter of a test; `note` says how it was bent."""
+    """A case in one dtype and format: the parameter of a test; `note` says how it was bent."""
 
     case: Case
     dtype: str
@@ -46,7 +46,7 @@ class CaseParam:
 
 @dataclass(frozen=True)
 class TraceParam:
-    """A scenario of the simulated engine in one dtype; `note` says how it was bent."""
+    """A scenario of the simulated engine in one dtype and format; `note` says how it was bent."""
 
     scenario: Scenario
     dtype: str
@@ -55,7 +55,7 @@ class TraceParam:
     @property
     def id(self) -> str:
         """What a person types after ``--only``."""
-        return f"trace-{self.scenario.name}-{SHORT_NAMES[self.dtype]}"
+        return f"trace-{self.scenario.name}-{types_id(self.dtype, self.scenario.cache_format)}"
 
     def trace(self, dims: MlaDims) -> Trace:
         """Return the frame of its trace."""
@@ -63,19 +63,24 @@ class TraceParam:
 
 
 def trace_params(run: Run) -> list[TraceParam]:
-    """Return every core scenario, each in one dtype of the run, in turn."""
-    dtypes = run.dtypes
+    """Return every core scenario, each in one dtype and cache format of the run, in turn."""
+    types = run.types
     bent = [bent_scenario(scenario, run.backend.capabilities) for scenario in CORE]
-    return [
-        TraceParam(scenario, dtypes[i % len(dtypes)], note)
-        for i, (scenario, note) in enumerate(bent)
-    ]
+    params = []
+    for i, (scenario, note) in enumerate(bent):
+        dtype, cache_format = types[i % len(types)]
+        params.append(TraceParam(replace(scenario, cache_format=cache_format), dtype, note))
+    return params
 
 
 def params_of_group(run: Run, group: str) -> list[CaseParam]:
-    """Return every case of `group` in every dtype of the run."""
+    """Return every case of `group` in every dtype and cache format of the run."""
     bent = [bent_case(case, run.backend.capabilities) for case in GROUPS[group]]
-    return [CaseParam(case, dtype, note) for case, note in bent for dtype in run.dtypes]
+    return [
+        CaseParam(replace(case, cache_format=cache_format), dtype, note)
+        for case, note in bent
+        for dtype, cache_format in run.types
+    ]
 
 
 def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
@@ -88,7 +93,7 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
         unmet.append(f"query_len {param.case.max_query_len} not declared")
     if unmet:
         return _skip(run, unmet)
-    needed = problem.layout.storage_bytes
+    needed = problem.num_blocks * problem.layout.block_bytes
     if needed > run.backend.memory_bytes:
         have = run.backend.memory_bytes
         return Skip(f"needs a cache of {needed / 2**30:.1f} GiB, {have / 2**30:.1f} free")

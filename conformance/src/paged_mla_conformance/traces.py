@@ -17,8 +17,7 @@ from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.trace import Trace, TraceStep, record, trace_of
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.inputs import poison_rows
-from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Mask, Output
 
 
@@ -51,14 +50,7 @@ class RankCache:
         self._runners: dict[Mask, Runner] = {
             mask: backend.prepare(problem) for mask, problem in trace.problems.items()
         }
-        problem = trace.problems[Mask.CAUSAL]
-        poison = poison_rows(problem.dtype, problem.dims.cached_dim)[:, 0]
-        self.expected = CacheImage(
-            layout=problem.layout,
-            block_ids=np.zeros(0, np.int64),
-            blocks=np.zeros((0, problem.layout.block_stride), np.uint8),
-            poison=np.ascontiguousarray(poison).view(np.uint8),
-        )
+        self.expected = poisoned_image(trace.problems[Mask.CAUSAL].layout)
         self._holder = Mask.CAUSAL
         self._runners[Mask.CAUSAL].load_cache(self.expected)
 

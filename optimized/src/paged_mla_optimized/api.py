@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+
 import torch
 
 from paged_mla_optimized import checks, ops
@@ -18,9 +21,10 @@ from paged_mla_shared.errors import InvalidArgument
 class PagedMla:
     """Paged multi-head latent attention. Every buffer is allocated here, none later.
 
-    ``plan``, ``append`` and ``attend`` launch kernels on the current stream, allocate nothing and
-    never wait for the device, so they can be captured in a CUDA graph. A replay reads lengths,
-    tables and masks from the same tensors again. Under ``torch.compile`` they are the ops of
+    ``plan``, ``append`` and ``attend`` launch kernels on the current stream and never wait for the
+    device, so they can be captured in a CUDA graph. They allocate nothing but the answers of an
+    ``attend`` that is given no tensors for them. A replay reads lengths, tables and masks from the
+    same tensors again. Under ``torch.compile`` they are the ops of
     :mod:`paged_mla_optimized.ops`.
 
     Parameters
@@ -29,7 +33,8 @@ class PagedMla:
     device : str or torch.device
         A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
     variant : AttendVariant or None
-        Tile sizes; ``None`` takes those of :mod:`paged_mla_optimized.planning.families`.
+        Tile sizes of every step; ``None`` lets each step choose from
+        :mod:`paged_mla_optimized.planning.families`.
     workspace : float32 [n] or None
         :attr:`workspace` of another instance that runs on the same stream, at least as large;
         ``None`` allocates one. Nothing in it outlives a call.
@@ -49,10 +54,11 @@ class PagedMla:
         workspace: torch.Tensor | None = None,
     ) -> None:
         self._core = core = Core(config, device, variant, workspace)
-        self.config, self.device, self.variant = config, core.device, core.variant
+        self.config, self.device = config, core.device
         self._handle = ops.register(core)
+        self._max_query_len: int | None = None  # of the planned step
         total = sum(buffer.nbytes for buffer in self.memory())
-        LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variant, f"{total:,}")
+        LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variants, f"{total:,}")
 
     @property
     def positions(self) -> torch.Tensor:
@@ -72,11 +78,15 @@ class PagedMla:
     @property
     def workspace(self) -> torch.Tensor:
         """Scratch memory, float32 [n], that another instance may share."""
-        return self._core.attention.workspace
+        return self._core.workspace.memory
 
     @property
     def cu_seqlens_k(self) -> torch.Tensor:
-        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1]."""
+        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1].
+
+        Sums past 2 ** 31 - 1, of rows that share their blocks, stay there: int32 is what engines
+        take, and :meth:`gather_context` writes no more lines.
+        """
         return self._core.plan.key_starts[: self._core.plan.num_rows + 1]
 
     def plan(
@@ -86,6 +96,7 @@ class PagedMla:
         block_table: torch.Tensor | RequestMap,
         *,
         num_tokens: int,
+        max_query_len: int | None = None,
         mask: torch.Tensor | None = None,
     ) -> None:
         """Describe a step. Two launches; lengths are read on the device only.
@@ -101,18 +112,33 @@ class PagedMla:
             block are never read (S-9). From a request map, :attr:`block_table` is built.
         num_tokens : int
             T, the tokens of the step's tensors, padded ones included.
+        max_query_len : int or None
+            The longest query of any row, >= 1, as far as the host knows: the step's kernel is
+            chosen for it. A longer row is right too, only slower. ``None`` takes a step with no
+            more tokens than rows for decode, and others for the longest rows of the capacities.
+            With ``deterministic`` it chooses one kernel for all steps, since a row has the same
+            bits only in steps of one kernel (S-20).
         mask : bool [..] or uint8 [T, W], or None
             The draft trees, spelled as the config says (S-14).
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or capacity is wrong. Values are not looked at:
-            :meth:`check` does that.
+            A tensor's shape, dtype, device or capacity is wrong, or `max_query_len`. Values of
+            tensors are not looked at: :meth:`check` does that.
         """
         core, plan = self._core, self._core.plan
+        self._max_query_len = max_query_len
         if not torch.compiler.is_compiling():
-            core.fill(plan, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
+            core.fill(
+                plan,
+                cu_seqlens_q,
+                seq_lens,
+                block_table,
+                num_tokens=num_tokens,
+                max_query_len=max_query_len,
+                mask=mask,
+            )
             return
         ids, table = None, block_table
         if isinstance(block_table, RequestMap):
@@ -125,6 +151,7 @@ class PagedMla:
             ids,
             mask,
             num_tokens=num_tokens,
+            max_query_len=max_query_len,
             handle=self._handle,
         )
         plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
@@ -181,7 +208,7 @@ class PagedMla:
             Any strides, the last one 1.
         out : dtype [T, H, R] or None
         lse : float32 [T, H] or None
-            Where to write; ``None`` takes a buffer that the next call overwrites.
+            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
 
         Returns
         -------
@@ -195,14 +222,11 @@ class PagedMla:
             A tensor's shape, dtype, device or last stride is wrong.
         """
         core, plan = self._core, self._core.plan
+        out = q_nope.new_empty(q_nope.shape) if out is None else out
+        lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
-            out = core.answer[0] if out is None else out
-            lse = core.answer[1] if lse is None else lse
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
-        out = torch.empty_like(q_nope) if out is None else out
-        if lse is None:
-            lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
         ops.attend(
             plan.state,
             q_nope,
@@ -212,6 +236,7 @@ class PagedMla:
             cache,
             plan.given_table,
             num_rows=plan.num_rows,
+            max_query_len=self._max_query_len,
             handle=self._handle,
         )
         return out, lse
@@ -228,7 +253,8 @@ class PagedMla:
             Any strides, the last one 1.
         ckv : dtype [K, R]
         k_pe : dtype [K, P]
-            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped.
+            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped;
+            and at most 2 ** 31 - 1.
 
         Raises
         ------
@@ -241,19 +267,30 @@ class PagedMla:
         """Return every tensor this instance holds on its device, largest first."""
         return self._core.memory()
 
-    def explain(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor) -> Explanation:
+    def explain(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        num_tokens: int | None = None,
+        max_query_len: int | None = None,
+    ) -> Explanation:
         """Return which kernel, tiles, grid and splits a batch gets, and why; synchronises.
 
-        Parameters are those of :meth:`plan`.
+        Parameters are those of :meth:`plan`; without `num_tokens` the step has no padding.
         """
-        query_lens = cu_seqlens_q.diff().tolist()
         core = self._core
+        starts = cu_seqlens_q.tolist()
+        tokens = starts[-1] if num_tokens is None else num_tokens
+        plan = copy.copy(core.plan)
+        core.choose(plan, seq_lens.shape[0], tokens, max_query_len)
         return explain(
             core.config,
-            core.variant,
-            programs=core.attention.programs,
-            arch=core.facts.arch,
-            query_lens=query_lens,
+            core.variants[plan.choice],
+            num_sms=core.facts.num_sms,
+            demand=core.demand,
+            query_len=plan.query_len,
+            query_lens=[end - start for start, end in itertools.pairwise(starts)],
             seq_lens=seq_lens.tolist(),
         )
 

@@ -117,17 +117,6 @@ class MlaConfig:
         return -(-self.max_draft_tokens // 32)
 
     @property
-    def tile_query_len(self) -> int:
-        """Query length that query tiles are made for; rows may be longer.
-
-        Steps with no more tokens than rows are taken for decode, though one row may have all of
-        their tokens: that row is right, but not as fast as tiles of its own would make it.
-        """
-        if self.is_tree:
-            return self.max_draft_tokens
-        return self.max_query_tokens if self.max_query_tokens > self.max_rows else 1
-
-    @property
     def table_width(self) -> int:
         """Entries of a row of the tables that ``plan`` builds; 0 if it builds none."""
         if self.table_multiple == 0:

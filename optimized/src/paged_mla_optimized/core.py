@@ -11,16 +11,26 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
-from paged_mla_optimized.launchers.attend import Attention, choose_variant
+from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import launch_gather
 from paged_mla_optimized.launchers.rotary import rope_tables
-from paged_mla_optimized.planning.families import INTERPRETER, AttendVariant
-from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.launchers.rotate import RotateQueries
+from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
+from paged_mla_optimized.planning.families import (
+    INTERPRETER,
+    AttendVariant,
+    variants_by_query_len,
+)
+from paged_mla_optimized.planning.plan import Plan, PlanKernels
+from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _LOG2_E = 1 / math.log(2)
+_MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
+MAX_LAYOUTS = 4096
+"""Layouts of arguments that are known to be right before all of them are forgotten."""
 
 
 class Core:
@@ -45,28 +55,39 @@ class Core:
                 f"dtype {config.dtype}: Triton's interpreter computes on its raw bits; "
                 "allowed there: float32, float16"
             )
-        self.variant = variant or choose_variant(config, self.facts.arch)
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:
             cos, sin = rope_tables(
                 config.rope, config.qk_rope_head_dim, config.max_model_len, config.dtype
             )
         self.tables = (cos.to(self.device), sin.to(self.device))
-        self.plan = Plan(config, self.variant, self.facts.num_sms, self.device)
-        self.attention = Attention(
-            config,
-            self.variant,
-            self.facts.num_sms,
-            self.tables,
-            self.device,
-            workspace=workspace,
+        self.demand = demand_of(config, self.facts.arch)
+        served = (
+            [variant] if variant else variants_by_query_len(self.demand, most_query_len(config))
         )
+        self.variants = list(dict.fromkeys(served))
+        self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
+        num_sms = self.facts.num_sms
+        self.plan = Plan(config, max(v.programs(num_sms) for v in self.variants), self.device)
+        self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
+        self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
+        self._attentions = [Attention(config, v, num_sms, self.workspace) for v in self.variants]
         self._append = Append(config, self.tables)
-        shape = (config.max_query_tokens, config.num_heads, config.kv_lora_rank)
-        self.out = torch.empty(shape, dtype=config.dtype, device=self.device)
-        self.lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
-        self.answer = self.out[:0], self.lse[:0]  # the lines of the planned step
-        self._checked: set[Hashable] = set()  # layouts that passed: looking again costs host time
+        self.rotate = None
+        if config.rope is not None:
+            self.rotate = RotateQueries(config, self.facts.arch, self.tables)
+        # Layouts that passed: looking again costs host time.
+        self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
+
+    @property
+    def attention(self) -> Attention:
+        """The attention launches of the planned step."""
+        return self._attentions[self.plan.choice]
+
+    def choose(self, plan: Plan, num_rows: int, num_tokens: int, max_query_len: int | None) -> None:
+        """Leave in `plan` which kernels its step gets."""
+        plan.query_len = step_query_len(self.config, num_rows, num_tokens, max_query_len)
+        plan.choice = self._choices[min(plan.query_len, len(self._choices)) - 1]
 
     def fill(
         self,
@@ -76,6 +97,7 @@ class Core:
         block_table: torch.Tensor | RequestMap,
         *,
         num_tokens: int,
+        max_query_len: int | None,
         mask: torch.Tensor | None,
     ) -> None:
         """Check a step and describe it in `plan`."""
@@ -88,8 +110,9 @@ class Core:
             device=self.device,
         )
         checks.check_mask(self.config, mask, num_tokens, self.device)
-        plan.fill(cu_seqlens_q, seq_lens, block_table, num_tokens, mask)
-        self.answer = self.out[:num_tokens], self.lse[:num_tokens]
+        self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
+        kernels = self._kernels[plan.choice]
+        plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
 
     def append(
         self,
@@ -108,7 +131,7 @@ class Core:
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
             checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
-            self._checked.add(layout)
+            self._checked[layout] = None
         if num_tokens > 0:
             self._append.launch(
                 ckv, k_pe, cache, slot_mapping=slot_mapping, positions=plan.positions
@@ -133,9 +156,11 @@ class Core:
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
             checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
             checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
-            self._checked.add(layout)
+            self._checked[layout] = None
         if num_tokens > 0:
-            self.attention.launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
+            if self.rotate is not None:
+                q_pe = self.rotate.launch(q_pe, plan.positions)
+            self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
             if config.lse_base == "2":
                 lse.mul_(_LOG2_E)
 
@@ -144,6 +169,8 @@ class Core:
     ) -> None:
         """Check and read the cached rows of the step in `plan`."""
         checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
+        if ckv.shape[0] > _MAX_KEYS:
+            raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)
         if ckv.shape[0] > 0 and plan.num_rows > 0:
             launch_gather(self.config, plan, cache, ckv, k_pe)
@@ -151,13 +178,12 @@ class Core:
     def memory(self) -> list[Buffer]:
         """Return every tensor held on the device, largest first."""
         tensors = self.plan.buffers | {
-            "partial_out": self.attention.partial_out,
-            "partial_lse": self.attention.partial_lse,
-            "out": self.out,
-            "lse": self.lse,
+            "workspace": self.workspace.memory,
             "cos": self.tables[0],
             "sin": self.tables[1],
         }
+        if self.rotate is not None:
+            tensors["q_pe"] = self.rotate.q_pe
         buffers = [
             Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
             for name, t in tensors.items()

@@ -35,7 +35,8 @@ def register(core: Core) -> int:
     "paged_mla::plan",
     mutates_args={"state"},
     schema="(Tensor(a!) state, Tensor cu_seqlens_q, Tensor seq_lens, Tensor block_table,"
-    " Tensor? request_ids, Tensor? mask, *, SymInt num_tokens, int handle) -> ()",
+    " Tensor? request_ids, Tensor? mask, *, SymInt num_tokens, SymInt? max_query_len, int handle)"
+    " -> ()",
 )
 def plan(  # noqa: PLR0917 - ops take tensors by position
     state: Tensor,
@@ -46,13 +47,22 @@ def plan(  # noqa: PLR0917 - ops take tensors by position
     mask: Tensor | None,
     *,
     num_tokens: int,
+    max_query_len: int | None,
     handle: int,
 ) -> None:
     """Fill `state`; with `request_ids`, `block_table` is a map of requests to tokens."""
     core = _INSTANCES[handle]
     table = block_table if request_ids is None else RequestMap(block_table, request_ids)
     plan = core.plan.on(state)
-    core.fill(plan, cu_seqlens_q, seq_lens, table, num_tokens=num_tokens, mask=mask)
+    core.fill(
+        plan,
+        cu_seqlens_q,
+        seq_lens,
+        table,
+        num_tokens=num_tokens,
+        max_query_len=max_query_len,
+        mask=mask,
+    )
 
 
 @torch.library.custom_op(
@@ -82,7 +92,8 @@ def append(
     "paged_mla::attend",
     mutates_args={"out", "lse"},
     schema="(Tensor state, Tensor q_nope, Tensor q_pe, Tensor(a!) out, Tensor(b!) lse,"
-    " Tensor cache, Tensor? block_table, *, SymInt num_rows, int handle) -> ()",
+    " Tensor cache, Tensor? block_table, *, SymInt num_rows, SymInt? max_query_len, int handle)"
+    " -> ()",
 )
 def attend(  # noqa: PLR0917 - ops take tensors by position
     state: Tensor,
@@ -94,12 +105,14 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     block_table: Tensor | None,
     *,
     num_rows: int,
+    max_query_len: int | None,
     handle: int,
 ) -> None:
     """Write every element of `out` and `lse`; without `block_table` the plan's own is read."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
     plan.num_rows, plan.num_tokens, plan.given_table = num_rows, q_nope.shape[0], block_table
+    core.choose(plan, num_rows, plan.num_tokens, max_query_len)
     core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import paged_mla_reference
+from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.validate import validate_batch, validate_problem
 from paged_mla_shared.backend import Capabilities, Runner
-from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.layout import CacheImage
@@ -22,7 +22,7 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 CAPABILITIES = Capabilities(
     ops=frozenset({"plan", "append", "attend", "merge", "gather_context"}),
     dtypes=frozenset(PLAIN_FORMAT_OF_DTYPE),
-    cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE.values()),
+    cache_formats=frozenset(ENCODINGS),
     block_sizes=frozenset(range(1, 257)),
     num_heads=frozenset(range(1, 129)),
     head_dims=frozenset((r, p) for r in (16, 32, 64, 128, 256, 512) for p in (8, 16, 32, 64)),
@@ -70,22 +70,16 @@ class ReferenceRunner:
     """One problem and its cache, as a sparse image. Every call checks its batch first."""
 
     def __init__(self, problem: Problem, oracle: Oracle = RIGHT) -> None:
-        layout = problem.layout
         self._problem = problem
         self._oracle = oracle
-        self._image = CacheImage(
-            layout=layout,
-            block_ids=np.zeros(0, np.int64),
-            blocks=np.zeros((0, layout.block_stride), np.uint8),
-            poison=np.zeros(numpy_dtype(problem.dtype).itemsize, np.uint8),
-        )
+        self._image = CacheImage.without_blocks(problem.layout, np.zeros(1, np.uint8))
 
     def load_cache(self, image: CacheImage) -> None:
         """Make the cache equal `image`, poison included."""
         self._image = image
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_stride] of those blocks as they are now."""
+        """Return raw bytes uint8 [n, block_bytes] of those blocks as they are now."""
         return self._image.read(block_ids)
 
     def plan(self, batch: Batch) -> Metadata:

@@ -1,7 +1,4 @@
-"""Rules S-10 and S-11: writing tokens into a paged cache, and reading them back.
-
-Implemented formats: the plain ones, ``bf16``, ``fp16`` and ``fp32``.
-"""
+"""Rule S-10: writing tokens into a paged cache, and reading them back."""
 
 from __future__ import annotations
 
@@ -11,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paged_mla_reference.encoding import ENCODINGS, Slots, Tokens
 from paged_mla_reference.paging import slots_of
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.layout import CacheImage, CacheLayout
+from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
 
 
@@ -35,8 +33,7 @@ def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
         positions = metadata(problem, batch).positions
         turned = rotate(widen(k_pe), positions[written], problem.rope)
         k_pe = round_to(turned, problem.dtype)
-    rows = encode(image.layout, batch.ckv[written], k_pe)
-    return write_slots(image, slots[written], rows)
+    return write_slots(image, slots[written], batch.ckv[written], k_pe)
 
 
 def slots_to_write(problem: Problem, batch: Batch) -> NDArray[np.int64]:
@@ -46,9 +43,7 @@ def slots_to_write(problem: Problem, batch: Batch) -> NDArray[np.int64]:
     return metadata(problem, batch).slot_mapping
 
 
-def gather_context(
-    problem: Problem, batch: Batch, image: CacheImage
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def gather_context(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
     """Return what the cache holds for every row, row after row.
 
     Returns
@@ -61,46 +56,55 @@ def gather_context(
     slots = [np.zeros(0, np.int64)]
     for row, seq_len in enumerate(batch.seq_lens.tolist()):
         slots.append(slots_of(batch.block_table[row], np.arange(seq_len), problem.block_size))
-    return read_slots(image, np.concatenate(slots))
+    ckv, k_pe = read_slots(image, np.concatenate(slots))
+    return _in_dtype(ckv, problem.dtype), _in_dtype(k_pe, problem.dtype)
 
 
-def read_slots(image: CacheImage, slots: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _in_dtype(x: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return values as `dtype`; those that are of it keep every bit."""
+    return x if x.dtype == numpy_dtype(dtype) else round_to(x, dtype)
+
+
+def read_slots(image: CacheImage, slots: NDArray[np.int64]) -> Tokens:
     """Return ``ckv`` [n, R] and ``k_pe`` [n, P] of those slots and of no other."""
-    block_size = image.layout.block_size
-    block_ids, index = np.unique(slots // block_size, return_inverse=True)
-    rows = image.layout.rows(image.read(block_ids))[index, slots % block_size]
-    return decode(image.layout, rows)
+    return ENCODINGS[image.layout.format.name].load(_read(image, slots))
 
 
-def write_slots(image: CacheImage, slots: NDArray[np.int64], rows: NDArray[np.uint8]) -> CacheImage:
-    """Return a new image whose named slots hold `rows`, uint8 [n, token_bytes].
+def write_slots(
+    image: CacheImage, slots: NDArray[np.int64], ckv: NDArray[Any], k_pe: NDArray[Any]
+) -> CacheImage:
+    """Return a new image whose named slots hold the tokens ``ckv`` [n, R] and ``k_pe`` [n, P].
 
     Blocks not listed in the image join it, with the poison they were filled with.
     """
+    opened, places = _opened(image, slots)
+    ENCODINGS[image.layout.format.name].store(places, ckv, k_pe)
+    return opened
+
+
+def copy_slots(
+    image: CacheImage, sources: NDArray[np.int64], targets: NDArray[np.int64]
+) -> CacheImage:
+    """Return a new image whose targets hold what the sources hold, rows and scales, as bytes."""
+    source, (opened, target) = _read(image, sources), _opened(image, targets)
+    target.rows[target.at] = source.rows[source.at]
+    if target.scales.size:
+        target.scales[target.scale_at] = source.scales[source.scale_at]
+    return opened
+
+
+def _read(image: CacheImage, slots: NDArray[np.int64]) -> Slots:
+    block_ids, block = np.unique(slots // image.layout.block_size, return_inverse=True)
+    return Slots(image.layout, image.read(block_ids), block, slots % image.layout.block_size)
+
+
+def _opened(image: CacheImage, slots: NDArray[np.int64]) -> tuple[CacheImage, Slots]:
+    """Return a copy of the image that lists the blocks of `slots`, and where in it they are."""
     block_size = image.layout.block_size
     added = np.setdiff1d(slots // block_size, image.block_ids)
     block_ids = np.concatenate([image.block_ids, added])
     blocks = np.concatenate([image.blocks, image.read(added)])
     order = np.argsort(block_ids)
-    index = order[np.searchsorted(block_ids, slots // block_size, sorter=order)]
-    image.layout.rows(blocks)[index, slots % block_size] = rows
-    return replace(image, block_ids=block_ids, blocks=blocks)
-
-
-def encode(layout: CacheLayout, ckv: NDArray[Any], k_pe: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return tokens as the bytes a format stores, uint8 [n, token_bytes] (S-11)."""
-    values = {"ckv": ckv, "k_pe": k_pe}
-    parts = []
-    for field in layout.format.fields(layout.dims):
-        stored = np.ascontiguousarray(values[field.name], numpy_dtype(field.dtype))
-        parts.append(stored.view(np.uint8))
-    return np.hstack(parts)
-
-
-def decode(layout: CacheLayout, rows: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``ckv`` [n, R] and ``k_pe`` [n, P] from stored bytes [n, token_bytes] (S-11)."""
-    found = {}
-    for field in layout.format.fields(layout.dims):
-        raw = np.ascontiguousarray(rows[:, field.offset : field.offset + field.nbytes])
-        found[field.name] = raw.view(numpy_dtype(field.dtype))
-    return found["ckv"], found["k_pe"]
+    block = order[np.searchsorted(block_ids, slots // block_size, sorter=order)]
+    opened = replace(image, block_ids=block_ids, blocks=blocks)
+    return opened, Slots(image.layout, blocks, block, slots % block_size)

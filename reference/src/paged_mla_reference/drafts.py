@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.cache import encode, read_slots, write_slots
+from paged_mla_reference.cache import copy_slots
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
 
@@ -80,10 +80,10 @@ def copy_tails(
     for b, prefix_len in enumerate(prefix_lens.tolist()):
         shared, filled = divmod(prefix_len, block_size)
         if filled:
-            source = int(prefix_table[b, shared]) * block_size + np.arange(filled)
-            rows = encode(image.layout, *read_slots(image, source))
+            index = np.arange(filled)
+            source = int(prefix_table[b, shared]) * block_size + index
             for first in branch_blocks[b, :, 0].tolist():
-                image = write_slots(image, first * block_size + np.arange(filled), rows)
+                image = copy_slots(image, source, first * block_size + index)
     return image
 
 

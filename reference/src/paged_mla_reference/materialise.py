@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.cache import encode, write_slots
+from paged_mla_reference.cache import write_slots
 from paged_mla_reference.masks import PADDED_LINE, decode_mask, spell_mask
 from paged_mla_reference.paging import context_lens, slots_of, used_blocks
 from paged_mla_shared.inputs import Step
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling
 
 
 def materialise(step: Step) -> tuple[Batch, CacheImage]:
     """Return the step's batch, its mask respelled, and the cache as it is before the step.
 
-    Context latents lie at their slots (S-1). Every other token row of a live block is poison,
-    NaN at even slots and huge at odd ones; gaps between rows and between blocks are NaN; all
-    other blocks repeat a NaN and a huge element (S-9). Only live blocks are stored, so the
-    number of blocks does not matter.
+    Context latents lie at their slots (S-1). Everything else is poison (S-9), as
+    :mod:`paged_mla_shared.poison` has it. Only live blocks are stored, so the number of blocks
+    does not matter.
     """
     return _respell(step), _cache_before(step)
 
@@ -55,21 +55,8 @@ def _respell(step: Step) -> Batch:
 
 def _cache_before(step: Step) -> CacheImage:
     layout, batch = step.problem.layout, step.batch
-    block_ids = live_blocks(step)
-    gap = step.poison[0, :1].view(np.uint8)  # one NaN element
-    blocks = np.tile(gap, (len(block_ids), layout.block_stride // len(gap)))
-    slots = block_ids[:, None] * layout.block_size + np.arange(layout.block_size)
-    rank = layout.dims.kv_lora_rank
-    poison = encode(layout, step.poison[:, :rank], step.poison[:, rank:])  # [2, token_bytes]
-    layout.rows(blocks)[...] = poison[slots % 2]
-    empty = CacheImage(
-        layout=layout,
-        block_ids=block_ids,
-        blocks=blocks,
-        poison=np.ascontiguousarray(step.poison[:, 0]).view(np.uint8),
-    )
     context = [np.zeros(0, np.int64)]
     for row, length in enumerate(context_lens(batch).tolist()):
         context.append(slots_of(batch.block_table[row], np.arange(length), layout.block_size))
-    tokens = encode(layout, step.context_ckv, step.context_k_pe)
-    return write_slots(empty, np.concatenate(context), tokens)
+    image = poisoned_image(layout, live_blocks(step))
+    return write_slots(image, np.concatenate(context), step.context_ckv, step.context_k_pe)

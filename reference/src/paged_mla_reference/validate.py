@@ -18,7 +18,7 @@ from paged_mla_reference.positions import metadata
 from paged_mla_reference.validate_mask import validate_mask
 from paged_mla_shared.dtypes import dtype_name, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, ScaleTensor
 from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope
 
 
@@ -32,6 +32,11 @@ def validate_problem(problem: Problem) -> None:
     if stored.is_plain and stored.ckv_dtype != problem.dtype:
         allowed = f"{PLAIN_FORMAT_OF_DTYPE[problem.dtype]} for dtype {problem.dtype}"
         raise InvalidArgument("cache_format", problem.cache_format, allowed)
+    scale = problem.cache_scale
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidArgument("cache_scale", scale, "a finite number > 0")
+    if scale != 1 and stored.scale_tensor is not ScaleTensor.SCALAR:
+        raise InvalidArgument("cache_scale", scale, f"1 for cache_format {problem.cache_format}")
     _validate_sizes(problem)
     itemsize = numpy_dtype(stored.ckv_dtype).itemsize
     for name in ("token_padding", "block_padding"):

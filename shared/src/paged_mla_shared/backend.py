@@ -90,7 +90,7 @@ class Runner(Protocol):
         """Make the cache equal `image`, poison included."""
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_stride] of those blocks as they are now."""
+        """Return raw bytes uint8 [n, block_bytes] of those blocks as they are now, scales last."""
 
     def plan(self, batch: Batch) -> Metadata:
         """Prepare `batch`; return the positions and slots derived for it (S-1, S-3)."""

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.dtypes import SHORT_NAMES, numpy_dtype
+from paged_mla_shared.errors import InvalidArgument
+
+SCALE_DTYPE = "float32"
 
 
 class ScaleTensor(StrEnum):
-    """Float32 scales kept outside the token rows."""
+    """Scales kept outside the token rows, in ``SCALE_DTYPE``."""
 
     NONE = "none"
     SCALAR = "scalar"  # one for the layer
@@ -76,19 +79,30 @@ class CacheFormat:
         """Return the bytes of one cached token inside the cache tensor."""
         return sum(field.nbytes for field in self.fields(dims))
 
+    def row(self, dims: MlaDims) -> tuple[str, int]:
+        """Return a row as a cache tensor has it: element type and count; mixed rows are bytes."""
+        if self.ckv_dtype == self.k_pe_dtype and not self.inline_scale_group:
+            return self.ckv_dtype, dims.cached_dim
+        return "uint8", self.token_bytes(dims)
+
     def block_bytes(self, dims: MlaDims, block_size: int) -> int:
         """Return the bytes one block needs in all: its tokens and its share of the scale tensor."""
-        return block_size * self.token_bytes(dims) + 4 * self._scales_per_block(block_size)
+        return block_size * self.token_bytes(dims) + self.scale_bytes(block_size)
+
+    def scale_bytes(self, block_size: int) -> int:
+        """Return the bytes of one block's share of the scale tensor."""
+        return self.scales_per_block(block_size) * numpy_dtype(SCALE_DTYPE).itemsize
 
     def scale_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...] | None:
-        """Return the shape of the float32 scale tensor, ``None`` when there is none."""
+        """Return the shape of the scale tensor, ``None`` when there is none."""
         if self.scale_tensor is ScaleTensor.NONE:
             return None
         if self.scale_tensor is ScaleTensor.SCALAR:
             return ()
-        return (num_blocks, 1, self._scales_per_block(block_size))
+        return (num_blocks, 1, self.scales_per_block(block_size))
 
-    def _scales_per_block(self, block_size: int) -> int:
+    def scales_per_block(self, block_size: int) -> int:
+        """Return G, the scales that belong to one block; 0 where none does."""
         if self.scale_tensor is ScaleTensor.PER_TOKEN:
             return block_size
         return 4 if self.scale_tensor is ScaleTensor.PER_GROUP else 0
@@ -119,3 +133,24 @@ FORMATS = {
 }
 
 PLAIN_FORMAT_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def check_format(cache_format: str | None) -> None:
+    """Refuse a name that is not in ``FORMATS``; ``None`` stands for some plain one.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    if cache_format is not None and cache_format not in FORMATS:
+        raise InvalidArgument("cache_format", repr(cache_format), f"one of {', '.join(FORMATS)}")
+
+
+def format_of(dtype: str, cache_format: str | None) -> str:
+    """Return `cache_format`, or the plain format of `dtype` where it is ``None``."""
+    return cache_format or PLAIN_FORMAT_OF_DTYPE[dtype]
+
+
+def types_id(dtype: str, cache_format: str | None) -> str:
+    """Return how ids spell an element type and a cache format: "bf16", "bf16-fp8_ds_mla"."""
+    return "-".join([SHORT_NAMES[dtype], *filter(None, [cache_format])])

@@ -1,8 +1,8 @@
 """Seeded, hostile inputs: whatever no rule lets an implementation read is poisoned.
 
-Blocks are shuffled, dead cache slots and padded tokens hold NaN or huge numbers, table
-tails hold addresses that fault or belong to others, and views have poisoned gaps. The
-same case, dims and dtype give the same bits on every machine.
+Blocks are shuffled, padded tokens hold NaN, table tails hold addresses that fault or belong
+to others, and views have poisoned gaps. The same case, dims and dtype give the same bits on
+every machine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.dtypes import bits, largest_below, numpy_dtype
+from paged_mla_shared.dtypes import bits, numpy_dtype
 from paged_mla_shared.problem import Batch, Mask, Problem
 
 INT32_MAX = 2**31 - 1
-HUGE = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,6 @@ class Step:
         Latents cached before the step, row after row, K = sum of context lengths.
     context_k_pe : dtype [K, P]
         Their keys, already rotated.
-    poison : dtype [2, cached_dim]
-        Contents of unread token slots, alternating: NaN, then huge.
     packed_padding : int
         As of the case.
     """
@@ -46,7 +43,6 @@ class Step:
     batch: Batch
     context_ckv: NDArray[Any]
     context_k_pe: NDArray[Any]
-    poison: NDArray[Any]
     packed_padding: int = 0
 
 
@@ -101,17 +97,8 @@ def _build_step(
         batch=batch,
         context_ckv=context_ckv,
         context_k_pe=context_k_pe,
-        poison=poison_rows(dtype, dims.cached_dim),
         packed_padding=case.packed_padding,
     )
-
-
-def poison_rows(dtype: str, width: int) -> NDArray[Any]:
-    """Return two token rows [2, width] nobody may read: all NaN, and all huge."""
-    rows = np.empty((2, width), numpy_dtype(dtype))
-    rows[0] = np.nan
-    rows[1] = largest_below(dtype, HUGE)
-    return rows
 
 
 def _normal(

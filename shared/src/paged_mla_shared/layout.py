@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.formats import CacheFormat
+from paged_mla_shared.formats import SCALE_DTYPE, CacheFormat
 
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Byte addresses of a paged cache; strides may exceed the rows they carry.
+    """Byte addresses of a paged cache, and what the bytes mean; strides may exceed the rows.
 
-    Token t of block b starts at ``b * block_stride + t * token_stride`` bytes.
+    Token t of block b starts at ``b * block_stride + t * token_stride`` bytes. A block by itself
+    is uint8 [block_bytes]: its ``block_stride`` bytes, then its share of the scale tensor.
+    `scale` is the layer's one scale, for formats that keep one.
     """
 
     format: CacheFormat
@@ -26,6 +28,7 @@ class CacheLayout:
     num_blocks: int
     token_padding: int = 0
     block_padding: int = 0
+    scale: float = 1.0
 
     @property
     def token_bytes(self) -> int:
@@ -44,20 +47,34 @@ class CacheLayout:
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes of the whole cache, padding included."""
+        """Bytes of the cache tensor, padding included."""
         return self.num_blocks * self.block_stride
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block by itself: tokens, padding and scales."""
+        return self.block_stride + self.format.scale_bytes(self.block_size)
+
     def rows(self, blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """View raw blocks [n, block_stride] as token rows [n, block_size, token_bytes], uint8."""
+        """View raw blocks [n, block_bytes] as token rows [n, block_size, token_bytes], uint8."""
         body = blocks[:, : self.block_size * self.token_stride]
         by_token = body.reshape(len(blocks), self.block_size, self.token_stride)
         return by_token[:, :, : self.token_bytes]
 
     def field(self, blocks: NDArray[np.uint8], name: str) -> NDArray[Any]:
-        """Copy one field of raw blocks out as [n, block_size, count] in its own dtype."""
+        """View one field of raw blocks as [n, block_size, count] in its own dtype."""
         field = next(f for f in self.format.fields(self.dims) if f.name == name)
         raw = self.rows(blocks)[:, :, field.offset : field.offset + field.nbytes]
-        return np.ascontiguousarray(raw).view(numpy_dtype(field.dtype))
+        return raw.view(numpy_dtype(field.dtype))
+
+    def scales(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """View the scales of raw blocks as float32 [n, G]; G is 0 where blocks have none."""
+        return blocks[:, self.block_stride :].view(numpy_dtype(SCALE_DTYPE))
+
+    def scale_bytes(self, blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """View the scales of raw blocks as uint8 [n, G, 4]."""
+        scales = self.scales(blocks)
+        return blocks[:, self.block_stride :].reshape(*scales.shape, scales.itemsize)
 
 
 @dataclass(frozen=True)
@@ -69,11 +86,12 @@ class CacheImage:
     layout : CacheLayout
     block_ids : int64 [n]
         Distinct ids of the blocks listed in `blocks`.
-    blocks : uint8 [n, block_stride]
-        Their raw bytes, padding included.
+    blocks : uint8 [n, block_bytes]
+        Their raw bytes, padding included, each with its scales behind it.
     poison : uint8 [k]
         Pattern that, repeated from byte 0, fills the storage of all other blocks;
-        ``block_stride`` is a multiple of k.
+        ``block_stride`` is a multiple of k. Their scales are filled with it too, from the first
+        byte of each block's.
     """
 
     layout: CacheLayout
@@ -81,10 +99,22 @@ class CacheImage:
     blocks: NDArray[np.uint8]
     poison: NDArray[np.uint8]
 
+    @classmethod
+    def without_blocks(cls, layout: CacheLayout, poison: NDArray[np.uint8]) -> CacheImage:
+        """Return a cache that is filled with `poison`."""
+        blocks = np.zeros((0, layout.block_bytes), np.uint8)
+        return cls(layout, np.zeros(0, np.int64), blocks, poison)
+
+    @property
+    def poisoned_block(self) -> NDArray[np.uint8]:
+        """Any block that is not listed, uint8 [block_bytes]."""
+        stride = self.layout.block_stride
+        sizes = stride, self.layout.block_bytes - stride
+        return np.concatenate([np.resize(self.poison, size) for size in sizes])
+
     def read(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [m, block_stride] of any blocks, poisoned ones included."""
-        repeats = self.layout.block_stride // len(self.poison)
-        out = np.tile(self.poison, (len(block_ids), repeats))
+        """Return raw bytes uint8 [m, block_bytes] of any blocks, poisoned ones included."""
+        out = np.tile(self.poisoned_block, (len(block_ids), 1))
         where = {int(b): i for i, b in enumerate(self.block_ids)}
         for i, block_id in enumerate(block_ids):
             if int(block_id) in where:

@@ -123,7 +123,7 @@ def _expected(
         shape = listed[name].shape if name in listed else ()
         return shape[number] if number < len(shape) else 0
 
-    dims, stride, dtype = problem.dims, problem.layout.block_stride, problem.dtype
+    dims, layout, dtype = problem.dims, problem.layout, problem.dtype
     heads, rank, rope = dims.num_heads, dims.kv_lora_rank, dims.qk_rope_head_dim
     tokens, rows, blocks = axis("q_nope"), axis("seq_lens"), axis("block_ids")
     expected: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -135,10 +135,10 @@ def _expected(
         "ckv": (dtype, (tokens, rank)),
         "k_pe": (dtype, (tokens, rope)),
         "slot_mapping": ("int64", (tokens,)),
-        "poison": ("uint8", (math.gcd(axis("poison"), stride),)),
+        "poison": ("uint8", (math.gcd(axis("poison"), layout.block_stride),)),
         "block_ids": ("int64", (blocks,)),
-        "blocks_before": ("uint8", (blocks, stride)),
-        "blocks_after": ("uint8", (blocks, stride)),
+        "blocks_before": ("uint8", (blocks, layout.block_bytes)),
+        "blocks_after": ("uint8", (blocks, layout.block_bytes)),
         "positions": ("int64", (tokens,)),
         "expected_slot_mapping": ("int64", (tokens,)),
         "out": ("float64", (tokens, heads, rank)),

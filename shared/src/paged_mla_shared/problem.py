@@ -80,6 +80,8 @@ class Problem:
         Element type of ``q_nope``, ``q_pe``, ``ckv``, ``k_pe`` and ``out``.
     cache_format : str
         Key of :data:`paged_mla_shared.formats.FORMATS`.
+    cache_scale : float
+        The layer's one scale, finite and > 0, for formats that keep one; else 1.
     block_size : int
         Tokens per cache block, >= 1.
     num_blocks : int
@@ -117,6 +119,7 @@ class Problem:
     rope: Rope | None = None
     token_padding: int = 0
     block_padding: int = 0
+    cache_scale: float = 1.0
 
     @property
     def layout(self) -> CacheLayout:
@@ -128,6 +131,7 @@ class Problem:
             num_blocks=self.num_blocks,
             token_padding=self.token_padding,
             block_padding=self.block_padding,
+            scale=self.cache_scale,
         )
 
 

@@ -14,7 +14,7 @@ from paged_mla_shared.cases.case import Case, Row
 from paged_mla_shared.dims import SMALL, MlaDims
 from paged_mla_shared.documents import read_object, take_version
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE, check_format
 from paged_mla_shared.typed import build
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -81,6 +81,10 @@ class _Document:
         if self.dtype not in PLAIN_FORMAT_OF_DTYPE:
             allowed = f"one of {', '.join(PLAIN_FORMAT_OF_DTYPE)}"
             raise InvalidArgument("dtype", repr(self.dtype), allowed)
+        try:
+            check_format(self.case.cache_format)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"case.{error.argument}", error.given, error.allowed) from None
         for name, (least, largest) in _LIMITS.items():
             value = getattr(self.case, name)
             if value is not None and not least <= value <= largest:

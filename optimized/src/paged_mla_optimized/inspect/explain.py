@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.planning.families import AttendVariant, fixed_splits, row_share
+from paged_mla_optimized.planning.families import (
+    AttendVariant,
+    Demand,
+    fixed_splits,
+    passed_over,
+    row_share,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +37,8 @@ class Explanation:
     ----------
     kernel, why : str
         Which kernel, and what decided for it.
+    passed_over : dict of str to str
+        Kernels that are faster where they fit, and why each does not.
     programs : int
         Of the attend launch; the same for every batch.
     tile_m, tile_n, lanes : int
@@ -48,6 +56,7 @@ class Explanation:
 
     kernel: str
     why: str
+    passed_over: dict[str, str]
     programs: int
     tile_m: int
     tile_n: int
@@ -64,6 +73,7 @@ class Explanation:
         work = f"{self.units} units (key tiles and starts) in {self.groups} groups"
         lines = (
             f"kernel  {self.kernel}: {self.why}",
+            *(f"not     {name}: {reason}" for name, reason in self.passed_over.items()),
             f"tiles   {tiles}",
             f"grid    {self.programs} programs, {self.idle_parts} parts idle",
             f"work    {work}, {self.part_units} for each part",
@@ -76,12 +86,14 @@ def explain(
     config: MlaConfig,
     variant: AttendVariant,
     *,
-    programs: int,
-    arch: str,
+    num_sms: int,
+    demand: Demand,
+    query_len: int,
     query_lens: list[int],
     seq_lens: list[int],
 ) -> Explanation:
-    """Follow the schedule of ``kernels/plan.py`` on the host."""
+    """Follow the schedule of ``kernels/common/plan.py`` on the host."""
+    programs = variant.programs(num_sms)
     rows = [
         (query_len * config.num_heads, -(-seq_len // variant.tile_n))
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
@@ -100,10 +112,11 @@ def explain(
     else:
         cut_groups = _cut_by_parts(shapes, part_units, overhead)
         cut = "equal shares of the grid"
-    queries = f"{config.num_heads} heads x {config.tile_query_len} queries"
+    queries = f"{config.num_heads} heads x {query_len} queries"
     return Explanation(
-        kernel=f"{variant.family} attend on {arch}",
+        kernel=f"{variant.family} attend on {demand.arch}",
         why=f"{queries}, {config.dtype}, mask {config.mask}",
+        passed_over=passed_over(demand, query_len),
         programs=programs,
         tile_m=variant.tile_m,
         tile_n=variant.tile_n,

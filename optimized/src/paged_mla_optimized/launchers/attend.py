@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from paged_mla_optimized.checks import check_tensor
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.kernels.portable.attend import attend_kernel
-from paged_mla_optimized.launchers.combine import Combine, cut_constants
-from paged_mla_optimized.launchers.hopper import HopperAttention
-from paged_mla_optimized.planning.families import (
-    PORTABLE,
-    AttendVariant,
-    attend_variant,
-    fixed_splits,
-    hopper_variant,
-)
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.launchers.combine import Combine
+from paged_mla_optimized.launchers.hopper import HopperAttention, queries_fit
+from paged_mla_optimized.launchers.portable import PortableAttention
+from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
-from paged_mla_optimized.runtime.launch import Launcher
 from paged_mla_shared.errors import InvalidArgument
 
 
+class Workspace:
+    """Where partial answers lie between two launches, whichever variants they are of.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    variants : sequence of AttendVariant
+    num_sms : int
+        Multiprocessors of the device.
+    device : torch.device
+    given : float32 [n] or None
+        Memory to use; ``None`` allocates.
+    """
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        variants: list[AttendVariant],
+        num_sms: int,
+        device: torch.device,
+        given: torch.Tensor | None,
+    ) -> None:
+        self._rank = config.kv_lora_rank
+        self._shapes = {v: partial_shape(config, v, num_sms) for v in variants}
+        size = max(map(math.prod, self._shapes.values())) * (self._rank + 1)
+        if given is None:
+            given = torch.empty(size, dtype=torch.float32, device=device)
+        check_tensor("workspace", given, (None,), torch.float32, device, unit_stride=True)
+        if len(given) < size:
+            raise InvalidArgument("workspace", f"{len(given)} floats", f"at least {size}")
+        self.memory = given
+
+    def partials(self, variant: AttendVariant) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``partial_out`` [tiles, tile_m, R] and ``partial_lse`` [tiles, tile_m]."""
+        shape = self._shapes[variant]
+        pairs = math.prod(shape)
+        outs = self.memory[: pairs * self._rank].view(*shape, self._rank)
+        return outs, self.memory[pairs * self._rank : pairs * (self._rank + 1)].view(shape)
+
+
 class Attention:
-    """Workspace of the attention launches of one :class:`PagedMla`.
+    """The attention launches of steps of one variant.
 
     Parameters
     ----------
@@ -33,11 +65,7 @@ class Attention:
     variant : AttendVariant
     num_sms : int
         Multiprocessors of the device; the grid has a fixed number of programs for each.
-    tables : (cos, sin)
-        Rotation tables [max_model_len, P / 2]; empty without rope.
-    device : torch.device
-    workspace : float32 [n] or None
-        Where partial answers lie between two launches; ``None`` allocates.
+    workspace : Workspace
     """
 
     def __init__(
@@ -45,36 +73,15 @@ class Attention:
         config: MlaConfig,
         variant: AttendVariant,
         num_sms: int,
-        tables: tuple[torch.Tensor, torch.Tensor],
-        device: torch.device,
-        *,
-        workspace: torch.Tensor | None = None,
+        workspace: Workspace,
     ) -> None:
-        self.config = config
-        self.variant = variant
-        self.tables = tables
-        self.programs = variant.programs(num_sms)
-        shape = (_tiles(config, variant, self.programs), variant.tile_m)
-        pairs = math.prod(shape)
-        size = pairs * (config.kv_lora_rank + 1)
-        if workspace is None:
-            workspace = torch.empty(size, dtype=torch.float32, device=device)
-        check_tensor("workspace", workspace, (None,), torch.float32, device, unit_stride=True)
-        if len(workspace) < size:
-            raise InvalidArgument("workspace", f"{len(workspace)} floats", f"at least {size}")
-        self.workspace = workspace
-        self.partial_out = workspace[: size - pairs].view(*shape, config.kv_lora_rank)
-        self.partial_lse = workspace[size - pairs : size].view(shape)
-        self._attend_kernel = Launcher(
-            attend_kernel,
-            attend_constants(config, variant),
-            num_warps=variant.num_warps,
-            num_stages=variant.num_stages,
-        )
-        self._combine = Combine(config, variant, self.programs)
+        programs = variant.programs(num_sms)
+        self.partial_out, self.partial_lse = workspace.partials(variant)
+        self._portable = PortableAttention(config, variant, programs)
         self._hopper = None
         if variant.family != PORTABLE:
-            self._hopper = HopperAttention(config, variant, self.programs)
+            self._hopper = HopperAttention(config, variant, programs)
+        self._combine = Combine(config, variant, programs)
 
     def launch(
         self,
@@ -101,7 +108,11 @@ class Attention:
         lse: torch.Tensor,
     ) -> None:
         """Write what no part of the grid cuts, and partials of what is cut."""
-        if self._hopper is not None and (rows := self._hopper.rows_of(cache)) is not None:
+        partial_out, partial_lse = self.partial_out, self.partial_lse
+        rows = None
+        if self._hopper is not None and queries_fit(q_nope, q_pe):
+            rows = self._hopper.rows_of(cache)
+        if self._hopper is not None and rows is not None:
             self._hopper.launch(
                 rows,
                 plan,
@@ -110,80 +121,26 @@ class Attention:
                 cache,
                 out=out,
                 lse=lse,
-                partial_out=self.partial_out,
-                partial_lse=self.partial_lse,
+                partial_out=partial_out,
+                partial_lse=partial_lse,
             )
         else:
-            self._attend_portable(plan, q_nope, q_pe, cache, out=out, lse=lse)
-
-    def _attend_portable(
-        self,
-        plan: Plan,
-        q_nope: torch.Tensor,
-        q_pe: torch.Tensor,
-        cache: torch.Tensor,
-        *,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-    ) -> None:
-        config, table = self.config, plan.block_table
-        strides = q_nope.stride(), q_pe.stride(), cache.stride(), table.stride(), out.stride()
-        of_q_nope, of_q_pe, of_cache, of_table, of_out = strides
-        self._attend_kernel(
-            (self.programs, 1, 1),
-            (of_q_nope, of_q_pe, of_cache, of_table[1], of_out),
-            (
+            self._portable.launch(
+                plan,
                 q_nope,
                 q_pe,
                 cache,
-                table,
-                *plan.work,
-                plan.positions,
-                plan.tree_words,
-                *self.tables,
-                out,
-                lse,
-                self.partial_out,
-                self.partial_lse,
-            ),
-            (
-                *of_q_nope[:2],
-                *of_q_pe[:2],
-                *of_cache[:2],
-                *of_table,
-                *of_out[:2],
-                *lse.stride(),
-                config.softmax_scale,
-                config.num_heads,
-                config.block_size,
-            ),
-        )
+                out=out,
+                lse=lse,
+                partial_out=partial_out,
+                partial_lse=partial_lse,
+            )
 
 
-def _tiles(config: MlaConfig, variant: AttendVariant, programs: int) -> int:
-    """Return how many partial answers of a query tile the workspace holds."""
+def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tuple[int, int]:
+    """Return how many partial answers of a query tile there may be, and the tile's pairs."""
     if config.deterministic:
-        return config.max_rows * fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-    return 2 * programs  # of the group that a part's range begins in, and of the one it ends in
-
-
-def choose_variant(config: MlaConfig, arch: str) -> AttendVariant:
-    """Return the fastest variant that serves every step of `config` on `arch`."""
-    problem = (arch, DTYPE_NAMES[config.dtype], config.num_heads, config.tile_query_len)
-    if config.rope is None:
-        dims = (config.kv_lora_rank, config.qk_rope_head_dim)
-        hopper = hopper_variant(*problem, dims)
-        if hopper is not None:
-            return hopper
-    return attend_variant(*problem)
-
-
-def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return what ``attend_kernel`` is specialised for."""
-    return cut_constants(config, variant) | {
-        "P": config.qk_rope_head_dim,
-        "MASK": "tree" if config.is_tree else config.mask,
-        "ROPE": config.rope_pairing,
-        "TREE_WORDS": config.tree_words,
-        "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
-    }
+        splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+        return config.max_rows * splits, variant.tile_m
+    # Of the group that a part's range begins in, and of the one it ends in.
+    return 2 * variant.programs(num_sms), variant.tile_m

@@ -11,7 +11,7 @@ from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan, split_constants
 from paged_mla_optimized.runtime.device import is_interpreting
-from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
 _FIXED_WORKERS = 8  # programs for each query tile of a row that is cut by its own length
 
@@ -32,11 +32,11 @@ class Combine:
         self.variant = variant
         lanes = _least_lanes(config, variant)
         self.parts = programs // lanes
-        # For each program of the attend kernel as many as read the partials of its tile at once.
+        # So many for each program of the attend kernel read all partials of its tile at once.
         workers = 8 if variant.tile_m <= 32 else 16
         self.workers = 2 if is_interpreting() else workers * lanes
         constants = combine_constants(config, variant)
-        self._kernel = Launcher(combine_kernel, constants, **combine_options(constants))
+        self._kernel = Launcher(combine_kernel, constants, **overlap_options(constants))
 
     def launch(
         self,
@@ -85,7 +85,7 @@ class Combine:
 
         As many as fixed splits can cut in rows of the length that tiles are made for.
         """
-        query_len = min(self.config.tile_query_len, plan.num_tokens)
+        query_len = min(plan.query_len, plan.num_tokens)
         tiles = -(-self.config.num_heads * query_len // self.variant.tile_m)
         splits = fixed_splits(self.variant, self.config.max_rows, self.config.kv_lora_rank)
         return max(1, min(tiles, splits // 2))
@@ -101,12 +101,7 @@ def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, An
     return cut_constants(config, variant) | {"OVERLAP": variant.family != PORTABLE}
 
 
-def combine_options(constants: dict[str, Any]) -> dict[str, int]:
-    """Return the launch options that go with ``combine_constants``."""
-    return {"launch_pdl": True} if constants["OVERLAP"] else {}
-
-
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
-    """Return lanes that every plan takes: those that one token fills."""
+    """Return the fewest lanes that a plan takes: as many as one token fills."""
     fills = (1 << step for step in reversed(range(variant.lane_steps + 1)))
     return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

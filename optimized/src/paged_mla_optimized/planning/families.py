@@ -1,11 +1,12 @@
-"""Which kernel variant serves a problem: a pure table, evaluated with no GPU and no torch.
+"""Which kernel family serves a step, and in which tiles: a pure table, with no GPU and no torch.
 
-The launcher and the ahead-of-time compiler both ask here, so every variant that can run has been
-compiled and held against its architecture's limits.
+:data:`FAMILIES` is that table. The launchers and the ahead-of-time compiler both ask here, so every
+variant that can run has been compiled and held against its architecture's limits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 SHARED_MEMORY = {
@@ -17,6 +18,9 @@ SHARED_MEMORY = {
     "sm120": 101_376,
 }
 """Bytes of shared memory one program may use."""
+
+OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
+"""Architectures on which a kernel can be launched while the one before still runs."""
 
 MAX_FIXED_SPLITS = 128
 """Of a row, all its query tiles together: about as many as a device has multiprocessors."""
@@ -53,8 +57,8 @@ class AttendVariant:
     overhead : int
         Key tiles that a program could work on in the time that beginning a group takes.
     family : str
-        :data:`PORTABLE`; :data:`FEW` or :data:`TILE` where a Gluon kernel does the work, and the
-        portable one only what a cache's strides keep from it.
+        Key of :data:`FAMILIES`. The portable kernel steps in, with the same tiles, for tensors
+        that a Gluon kernel cannot address.
     split_tiles : int
         Most key tiles of a split of fixed length, unless a row would have too many (S-20). Fewer
         cost time to keep and join partial answers; more leave programs with unequal work.
@@ -132,8 +136,9 @@ def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
     return tuple(_TABLE[arch].values())
 
 
-def attend_variant(arch: str, dtype: str, num_heads: int, query_len: int) -> AttendVariant:
-    """Return the variant for a problem with R up to 512 and P up to 64.
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What an instance asks of every kernel.
 
     Parameters
     ----------
@@ -141,70 +146,141 @@ def attend_variant(arch: str, dtype: str, num_heads: int, query_len: int) -> Att
         Key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
     dtype : str
         "float32", "float16" or "bfloat16".
-    num_heads, query_len : int
-        H, and the query length that tiles are made for: their product is the height of such a
-        row's queries. Longer rows take more tiles.
+    num_heads : int
+        H, of this rank.
+    head_dims : (R, P)
     """
-    tiles = tile_variants(arch, dtype)
-    height = num_heads * query_len
+
+    arch: str
+    dtype: str
+    num_heads: int
+    head_dims: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One kernel, and what it serves.
+
+    Parameters
+    ----------
+    misfit : callable
+        Says why steps whose rows have so many (token, head) pairs are not for this kernel; empty
+        where they are.
+    variant : callable
+        Returns the tiles for such steps. Longer rows take more tiles.
+    """
+
+    misfit: Callable[[Demand, int], str]
+    variant: Callable[[Demand, int], AttendVariant]
+
+
+def _portable_variant(demand: Demand, height: int) -> AttendVariant:
+    tiles = tile_variants(demand.arch, demand.dtype)
     tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
-    if num_heads <= tile.tile_m:
-        return tile
-    # Every token fills at least two tiles: let two programs read its keys together.
-    return replace(tile, lanes=2)
+    # Where every token fills at least two tiles, two programs read its keys together.
+    return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)
 
 
-_HOPPER = (
+_FEW_512 = (
     AttendVariant(
         tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=16
     ),
     AttendVariant(
         tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
     ),
-    AttendVariant(
-        tile_m=64,
-        tile_n=64,
-        num_warps=8,
-        num_stages=2,
-        min_units=4,
-        overhead=6,
-        family=TILE,
-        split_tiles=32,
-    ),
+)
+# Half the latent columns leave registers for twice the pairs.
+_FEW = {(512, 64): _FEW_512, (256, 64): (*_FEW_512, replace(_FEW_512[1], tile_m=64))}
+_TILE = AttendVariant(
+    tile_m=64,
+    tile_n=64,
+    num_warps=8,
+    num_stages=2,
+    min_units=4,
+    overhead=6,
+    family=TILE,
+    split_tiles=32,
 )
 
 
-# Half the latent columns leave registers for twice the pairs, so that one kernel serves all.
-_HOPPER_256 = (
-    *_HOPPER[:2],
-    AttendVariant(
-        tile_m=64, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
-    ),
-)
-_HOPPER_OF_DIMS = {(512, 64): _HOPPER, (256, 64): _HOPPER_256}
+def _hopper_misfit(demand: Demand) -> str:
+    if demand.arch != "sm90":
+        return f"made for sm90, not {demand.arch}"
+    if demand.dtype == "float32":
+        return "made for 16-bit tensor cores, not float32"
+    if demand.head_dims not in _FEW:
+        return "made for kv_lora_rank 512 or 256 and qk_rope_head_dim 64, not {} and {}".format(
+            *demand.head_dims
+        )
+    return ""
 
 
-def hopper_variant(
-    arch: str,
-    dtype: str,
-    num_heads: int,
-    query_len: int,
-    head_dims: tuple[int, int],
-) -> AttendVariant | None:
-    """Return the variant of a Gluon kernel for a problem, None where there is none.
+def _few_misfit(demand: Demand, height: int) -> str:
+    if misfit := _hopper_misfit(demand):
+        return misfit
+    most = _FEW[demand.head_dims][-1].tile_m
+    if height <= most or _tile_misfit(demand):  # no other kernel has better tiles
+        return ""
+    return f"holds {most} pairs of token and head, not {height}"
 
-    Parameters
-    ----------
-    arch, dtype, num_heads, query_len
-        As for :func:`attend_variant`.
-    head_dims : (R, P)
-    """
-    tiles = _HOPPER_OF_DIMS.get(head_dims)
-    if arch != "sm90" or dtype == "float32" or tiles is None:
-        return None
-    height = num_heads * query_len
-    tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
+
+def _few_variant(demand: Demand, height: int) -> AttendVariant:
+    tiles = _FEW[demand.head_dims]
+    return _with_lanes(next((t for t in tiles if t.tile_m >= height), tiles[-1]), height)
+
+
+def _tile_misfit(demand: Demand) -> str:
+    rank = demand.head_dims[0]
+    return _hopper_misfit(demand) or (
+        "" if rank == 512 else f"made for kv_lora_rank 512, not {rank}"
+    )
+
+
+def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
     return replace(tile, lanes=next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4))
+
+
+FAMILIES = {
+    FEW: Family(misfit=_few_misfit, variant=_few_variant),
+    TILE: Family(
+        misfit=lambda demand, _height: _tile_misfit(demand),
+        variant=lambda _demand, height: _with_lanes(_TILE, height),
+    ),
+    PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
+}
+"""Every family by its name, the fastest first: the first that fits serves."""
+
+MOST_PAIRS = 256
+"""Pairs of a row past which no family takes other tiles."""
+
+
+def serving_variant(demand: Demand, query_len: int) -> AttendVariant:
+    """Return the variant for steps whose rows have up to `query_len` tokens."""
+    height = min(demand.num_heads * query_len, max(MOST_PAIRS, demand.num_heads))
+    family = next(f for f in FAMILIES.values() if not f.misfit(demand, height))
+    return family.variant(demand, height)
+
+
+def portable_variant(demand: Demand, query_len: int) -> AttendVariant:
+    """Return the portable kernel's variant, which serves everything."""
+    return FAMILIES[PORTABLE].variant(demand, demand.num_heads * query_len)
+
+
+def passed_over(demand: Demand, query_len: int) -> dict[str, str]:
+    """Return why each family that is faster than the one that serves does not."""
+    reasons: dict[str, str] = {}
+    for name, family in FAMILIES.items():
+        reason = family.misfit(demand, demand.num_heads * query_len)
+        if not reason:
+            break
+        reasons[name] = reason
+    return reasons
+
+
+def variants_by_query_len(demand: Demand, most_query_len: int) -> list[AttendVariant]:
+    """Return the variant for each query length from 1; the last one serves all longer ones."""
+    last = min(most_query_len, -(-MOST_PAIRS // demand.num_heads))
+    return [serving_variant(demand, length) for length in range(1, last + 1)]
 
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:

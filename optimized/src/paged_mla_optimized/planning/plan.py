@@ -19,16 +19,33 @@ _TOKENS_PER_PROGRAM = 64
 _ENTRIES_PER_PROGRAM = 512
 
 
+class PlanKernels:
+    """The launches that describe a step of one variant, whose tiles the schedule counts in.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    variant : AttendVariant
+    num_sms : int
+        Multiprocessors of the device.
+    """
+
+    def __init__(self, config: MlaConfig, variant: AttendVariant, num_sms: int) -> None:
+        self.variant = variant
+        self.programs = variant.programs(num_sms)
+        constants = schedule_constants(config, variant, num_sms)
+        self.schedule = Launcher(schedule_kernel, constants)
+        self.tokens = Launcher(token_kernel, token_constants(config, variant))
+
+
 class Plan:
     """Device buffers that describe a step; allocated once, rewritten by :meth:`fill`.
 
     Parameters
     ----------
     config : MlaConfig
-    variant : AttendVariant
-        Tile sizes the schedule counts in.
-    num_sms : int
-        Multiprocessors of the device.
+    programs : int
+        Most programs of any attend kernel that a step may get.
     device : torch.device
 
     Attributes
@@ -40,16 +57,16 @@ class Plan:
     row_lens : int32 [max_rows + 1]
         ``seq_lens``, then 0 for the padded tokens.
     key_starts : int32 [max_rows + 2]
-        Prefix sums of ``row_lens``, from 0.
+        Prefix sums of ``row_lens``, from 0; sums past 2 ** 31 - 1 stay there.
     unit_starts : int64 [max_rows + 2]
-        Prefix sums of the rows' work, see ``kernels/schedule.py``.
+        Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
     cut : int64 [4]
         Units of one part of the grid, lanes, all units, and overhead, likewise.
     shares : int64 [programs, 4]
         Of each program of the attend kernel: the unit of its first key tile, the first unit past
         its own, the row of the first, and its first partial query tile.
     joins : int32 [programs, 8]
-        What each part joins, see ``kernels/combine.py``.
+        What each part joins, see ``kernels/common/combine.py``.
     mask_starts : int64 [max_rows + 1]
         First element of a row's tree matrix.
     positions, slot_mapping : int64 [max_query_tokens]
@@ -64,8 +81,10 @@ class Plan:
         Where an attend kernel finds its share, in the order of its parameters.
     given_table : int32 [B, M] or None
         The caller's block table, by reference; None if rows of `table` were built instead.
-    num_rows, num_tokens : int
-        B and T of the planned step.
+    num_rows, num_tokens, query_len : int
+        B and T of the planned step, and the query length that its tiles are made for.
+    choice : int
+        Number of the step's variant among those of its instance.
     """
 
     token_starts: torch.Tensor
@@ -81,20 +100,16 @@ class Plan:
     tree_words: torch.Tensor
     table: torch.Tensor
 
-    def __init__(
-        self, config: MlaConfig, variant: AttendVariant, num_sms: int, device: torch.device
-    ) -> None:
+    def __init__(self, config: MlaConfig, programs: int, device: torch.device) -> None:
         self.config = config
-        self._programs = variant.programs(num_sms)
-        self._buffers = _buffers(config, self._programs)
-        constants = schedule_constants(config, variant, num_sms)
-        self._schedule_kernel = Launcher(schedule_kernel, constants)
-        self._token_kernel = Launcher(token_kernel, token_constants(config, variant))
+        self._buffers = _buffers(config, programs)
         words = sum(_words(shape, dtype) for shape, dtype in self._buffers.values())
         self._bind(torch.zeros(words, dtype=torch.int64, device=device))
         self.given_table: torch.Tensor | None = None
         self.num_rows = 0
         self.num_tokens = 0
+        self.query_len = 1
+        self.choice = 0
 
     @property
     def block_table(self) -> torch.Tensor:
@@ -133,9 +148,11 @@ class Plan:
 
     def fill(
         self,
+        kernels: PlanKernels,
         cu_seqlens_q: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor | RequestMap,
+        *,
         num_tokens: int,
         mask: torch.Tensor | None,
     ) -> None:
@@ -143,12 +160,13 @@ class Plan:
         self.num_rows = seq_lens.shape[0]
         self.num_tokens = num_tokens
         self.slots = self.slot_mapping[:num_tokens]
-        self._schedule(cu_seqlens_q, seq_lens, block_table)
+        self._schedule(kernels, cu_seqlens_q, seq_lens, block_table)
         if num_tokens > 0:
-            self._describe_tokens(mask)
+            self._describe_tokens(kernels, mask)
 
     def _schedule(
         self,
+        kernels: PlanKernels,
         cu_seqlens_q: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor | RequestMap,
@@ -162,7 +180,7 @@ class Plan:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
             self.given_table = block_table
             builders = 0
-        self._schedule_kernel(
+        kernels.schedule(
             (1 + builders, 1, 1),
             (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype),
             (
@@ -192,12 +210,12 @@ class Plan:
             ),
         )
 
-    def _describe_tokens(self, mask: torch.Tensor | None) -> None:
+    def _describe_tokens(self, kernels: PlanKernels, mask: torch.Tensor | None) -> None:
         block_table = self.block_table
         # Without a tree no mask is read; any tensor stands in for it.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
-        self._token_kernel(
-            (triton.cdiv(max(self.num_tokens, self._programs + 1), _TOKENS_PER_PROGRAM), 1, 1),
+        kernels.tokens(
+            (triton.cdiv(max(self.num_tokens, kernels.programs + 1), _TOKENS_PER_PROGRAM), 1, 1),
             (block_table.stride(1), words.stride()),
             (
                 self.unit_starts,
@@ -219,7 +237,7 @@ class Plan:
                 words.stride(-1),
                 self.num_rows,
                 self.num_tokens,
-                self._programs,
+                kernels.programs,
                 self.config.num_heads,
                 self.config.block_size,
             ),

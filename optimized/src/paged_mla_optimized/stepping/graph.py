@@ -17,7 +17,7 @@ _WARM_UPS = 2
 
 
 class StaleGraph(RuntimeError):
-    """A captured step reads a tensor that is no longer where it was: capture again."""
+    """There is no captured step, or a tensor it reads is no longer where it was: capture again."""
 
 
 class GraphedStep:
@@ -25,7 +25,7 @@ class GraphedStep:
 
     Buckets are captured largest first, so that the smaller ones live in the memory of the
     largest. All of them share the inputs and the workspace of `mlas`: replays on one stream may
-    follow each other in any order.
+    follow each other in any order. Where capturing raises, the inputs are idle afterwards.
 
     Parameters
     ----------
@@ -57,50 +57,79 @@ class GraphedStep:
         self._pool = torch.cuda.graph_pool_handle()
         self.graph_bytes: dict[Bucket, int] = {}
         """Device memory that capturing each bucket took."""
+        self._ascending: list[Bucket] = []
+        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.recapture(buckets)
 
     def recapture(
         self, buckets: Sequence[Bucket] | None = None, caches: Sequence[torch.Tensor] | None = None
     ) -> None:
-        """Capture again: for other buckets, or after the caches moved."""
-        buckets = list(self._graphs) if buckets is None else buckets
+        """Capture again: for other buckets, or after the caches moved.
+
+        The graphs that were there make room first. Where `model_fn` raises, there are none until
+        capturing succeeds: replays raise ``StaleGraph``.
+
+        Raises
+        ------
+        InvalidArgument
+            No bucket, or one that the inputs have no room for; the graphs are as they were.
+        """
+        buckets = self._ascending if buckets is None else sorted(set(buckets), key=_size)
         if not buckets:
             raise InvalidArgument("buckets", "none", "at least one")
+        views = [self.inputs.view(bucket) for bucket in reversed(buckets)]
+        self._ascending = buckets
         self._caches = self._caches if caches is None else tuple(caches)
         self._addresses = [cache.data_ptr() for cache in self._caches]
-        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._forget()
+        with torch.cuda.device(self.inputs.seq_lens.get_device()):
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
+            try:
+                for view in views:
+                    self._graphs[view.bucket] = self._capture(view)
+            except BaseException:
+                self._forget()
+                raise
+            finally:
+                self.inputs.clear()
+                torch.cuda.synchronize()  # the next step may be loaded on any stream
+
+    def _forget(self) -> None:
+        self._graphs.clear()
         self.graph_bytes.clear()
-        for bucket in sorted(set(buckets), reverse=True):
-            self._graphs[bucket] = self._capture(self.inputs.view(bucket))
-        self._ascending = sorted(self._graphs)
 
-    def bucket(self, rows: int, tokens: int) -> Bucket:
-        """Return the smallest bucket that a step of `rows` and `tokens` fits."""
+    def bucket(self, rows: int, tokens: int, max_query_len: int | None = None) -> Bucket:
+        """Return the smallest bucket that a step fits; parameters are those of :meth:`replay`."""
+        needed = Bucket(tokens, rows, max_query_len)
         for bucket in self._ascending:
-            if bucket.rows >= rows and bucket.tokens >= tokens:
+            if all(room >= need for room, need in zip(bucket.size, needed.size, strict=True)):
                 return bucket
-        given = f"{rows} rows, {tokens} tokens"
-        allowed = ", ".join(f"{b.rows} rows with {b.tokens} tokens" for b in self._ascending)
-        raise InvalidArgument("step", given, f"{allowed}; recapture(buckets=...) for a larger one")
+        allowed = ", ".join(map(str, self._ascending))
+        raise InvalidArgument("step", needed, f"{allowed}; recapture(buckets=...) for a larger one")
 
-    def replay(self, rows: int, tokens: int) -> Any:
+    def replay(self, rows: int, tokens: int, max_query_len: int | None = None) -> Any:
         """Run the step that lies in :attr:`inputs`; return what `model_fn` returned at capture.
 
         Parameters
         ----------
         rows, tokens : int
             Upper bounds that choose the bucket. Lengths are read on the device.
+        max_query_len : int or None
+            Longest query of any row; ``None`` where the host does not know, and takes only
+            buckets without such a bound.
 
         Raises
         ------
         InvalidArgument
             No bucket is large enough.
         StaleGraph
-            A cache moved since the capture.
+            A cache moved since the capture, or capturing failed.
         """
+        if not self._graphs:
+            raise StaleGraph("no graph since capturing failed: call recapture()")
         if [cache.data_ptr() for cache in self._caches] != self._addresses:
             raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
-        graph, outputs = self._graphs[self.bucket(rows, tokens)]
+        graph, outputs = self._graphs[self.bucket(rows, tokens, max_query_len)]
         graph.replay()
         return outputs
 
@@ -112,6 +141,7 @@ class GraphedStep:
                 view.seq_lens,
                 view.block_table,
                 num_tokens=view.bucket.tokens,
+                max_query_len=view.bucket.max_query_len,
                 mask=view.mask,
             )
         return self._model_fn(view)
@@ -119,23 +149,25 @@ class GraphedStep:
     def _capture(self, view: StepView) -> tuple[torch.cuda.CUDAGraph, Any]:
         began = time.perf_counter()
         self.inputs.clear()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):  # left even where the end of a broken capture raises
             for _ in range(_WARM_UPS):  # compiles kernels and fills library workspaces
                 self.run_eagerly(view)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.inputs.poison()  # nothing that is recorded may depend on what is there now
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what the warm-up left would count as memory given back
-        free = torch.cuda.mem_get_info()[0]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = self.run_eagerly(view)
-        self.inputs.clear()
+            self.inputs.poison()  # nothing that is recorded may depend on what is there now
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # what the warm-up left would count as memory given back
+            free = torch.cuda.mem_get_info()[0]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                outputs = self.run_eagerly(view)
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info()[0]
         self.graph_bytes[view.bucket] = taken
         seconds = time.perf_counter() - began
         LOGGER.info("captured %s: %s bytes, %.2f s", view.bucket, f"{taken:,}", seconds)
         return graph, outputs
+
+
+def _size(bucket: Bucket) -> tuple[int, int, float]:
+    return bucket.size

@@ -1,11 +1,12 @@
 """Which kernel variants exist for an architecture, as the compiler wants them described.
 
-Options that shape the code differently (mask, rope, block size, dims, dtype) vary one at a time
-around a causal decode, for each tile shape the table holds.
+Options that shape the code differently (mask, block size, dims, dtype) vary one at a time around a
+causal decode, for each tile shape the table holds. Ropes are taken in every dtype.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,16 +15,16 @@ import torch
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.config import MASKS, MlaConfig
 from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.kernels.common.merge import merge_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.append import append_constants
-from paged_mla_optimized.launchers.attend import attend_constants, choose_variant
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
@@ -35,7 +36,15 @@ from paged_mla_optimized.launchers.hopper import (
     hopper_options,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
-from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, attend_variant
+from paged_mla_optimized.launchers.portable import attend_constants
+from paged_mla_optimized.launchers.rotate import rotate_constants
+from paged_mla_optimized.planning.choice import demand_of, most_query_len
+from paged_mla_optimized.planning.families import (
+    PORTABLE,
+    AttendVariant,
+    portable_variant,
+    variants_by_query_len,
+)
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
 from paged_mla_shared.problem import Rope, RopePairing
@@ -135,18 +144,17 @@ def jobs_of_arch(arch: str) -> list[Job]:
     """Return every distinct variant of every kernel."""
     jobs: dict[str, Job] = {}
     for config in _configs():
-        variant = attend_variant(
-            arch,
-            DTYPE_NAMES[config.dtype],
-            config.num_heads,
-            config.tile_query_len,
-        )
-        for job in _jobs_of_config(config, variant):
+        demand = demand_of(config, arch)
+        portable = portable_variant(demand, most_query_len(config))
+        found = [_jobs_of_config(config, portable)]
+        for variant in variants_by_query_len(demand, most_query_len(config)):
+            found.append(_jobs_of_config(config, variant))
+            if variant.family != PORTABLE:
+                found.append(_hopper_jobs(config, variant))
+        if config.rope is not None:
+            found.append(iter([_rotate_job(config, arch)]))
+        for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
-        chosen = choose_variant(config, arch)
-        if chosen.family != PORTABLE:
-            for job in (*_hopper_jobs(config, chosen), *_jobs_of_config(config, chosen)):
-                jobs.setdefault(job.name, job)
     return list(jobs.values())
 
 
@@ -156,7 +164,7 @@ def _configs() -> Iterator[MlaConfig]:
         softmax_scale=1.0,
         block_size=64,
         max_rows=256,
-        max_query_tokens=256,
+        max_query_tokens=1,
         max_model_len=1,
     )
     for num_heads in (16, 32, 64, 128):
@@ -170,7 +178,10 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(config, deterministic=True)
         yield replace(config, deterministic=True, block_size=1)
         for pairing in RopePairing:
-            yield replace(config, rope=Rope(pairing))
+            rotated = replace(config, rope=Rope(pairing))
+            yield rotated
+            yield replace(rotated, dtype=torch.float16, cache_format="fp16")
+            yield replace(rotated, dtype=torch.float32, cache_format="fp32")
         # One token per row keeps the tile shape that this head count has in decode.
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
@@ -182,6 +193,7 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(config, mask="non_causal")
         yield replace(config, deterministic=True)
         yield replace(config, mask=MASKS[2], max_draft_tokens=1)
+    yield replace(base, max_query_tokens=256)  # chunks
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
 
@@ -196,7 +208,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     width = config.kv_lora_rank + config.qk_rope_head_dim
     cut = "fixed" if config.deterministic else "parts"
     yield Job(
-        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{rope}-{cut}",
+        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{cut}",
         attend_kernel,
         dtype,
         _dense(attend_kernel, attend_constants(config, variant)),
@@ -230,6 +242,17 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         yield Job(
             name, kernel, "fp32" if kernel is merge_kernel else dtype, _dense(kernel, constants)
         )
+
+
+def _rotate_job(config: MlaConfig, arch: str) -> Job:
+    constants = rotate_constants(config, arch)
+    overlap = "overlapped" if constants["OVERLAP"] else "alone"
+    return Job(
+        f"rotate-{overlap}-p{config.qk_rope_head_dim}-{_SHORT[config.dtype]}-{config.rope_pairing}",
+        rotate_kernel,
+        _SHORT[config.dtype],
+        constants,
+    )
 
 
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:

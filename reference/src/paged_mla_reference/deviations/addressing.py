@@ -31,7 +31,7 @@ def _wrapped(problem: Problem, block_ids: NDArray[Any], bits: int, *, of_bytes: 
     """Return where blocks seem to lie when their offset keeps only its low bits."""
     stride = problem.layout.block_stride
     if not of_bytes:
-        stride //= numpy_dtype(problem.dtype).itemsize
+        stride //= numpy_dtype(problem.layout.format.ckv_dtype).itemsize
     ids = block_ids.astype(np.int64)
     return np.where(ids >= 0, ids * stride % 2**bits // stride, ids)
 
@@ -159,8 +159,11 @@ def gather_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     )
 
 
-def _storage(image: CacheImage) -> NDArray[np.uint8]:
-    return image.read(np.arange(image.layout.num_blocks, dtype=np.int64)).ravel()
+def _every_block(image: CacheImage) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the whole storage, uint8 [storage_bytes], and every block's scales as bytes."""
+    blocks = image.read(np.arange(image.layout.num_blocks, dtype=np.int64))
+    stride = image.layout.block_stride
+    return blocks[:, :stride].ravel(), blocks[:, stride:]
 
 
 def _seen_with(image: CacheImage, token_padding: int, block_padding: int) -> CacheImage:
@@ -168,9 +171,10 @@ def _seen_with(image: CacheImage, token_padding: int, block_padding: int) -> Cac
     layout = replace(image.layout, token_padding=token_padding, block_padding=block_padding)
     if layout == image.layout:
         return image
-    blocks = _storage(image)[: layout.storage_bytes].reshape(layout.num_blocks, -1)
+    storage, scales = _every_block(image)
+    blocks = storage[: layout.storage_bytes].reshape(layout.num_blocks, -1)
     ids = np.arange(layout.num_blocks, dtype=np.int64)
-    return CacheImage(layout, ids, blocks.copy(), image.poison)
+    return CacheImage(layout, ids, np.hstack([blocks, scales]), image.poison)
 
 
 def _dense_tokens(image: CacheImage) -> CacheImage:
@@ -199,9 +203,9 @@ def write_strides_are_computed(oracle: Oracle) -> Oracle:
         dense = oracle.append(problem, batch, _seen_with(image, 0, 0))
         if dense.layout == image.layout:
             return dense
-        storage, written = _storage(image), _storage(dense)
+        (storage, _), (written, scales) = _every_block(image), _every_block(dense)
         storage[: len(written)] = written
-        blocks = storage.reshape(image.layout.num_blocks, -1)
+        blocks = np.hstack([storage.reshape(image.layout.num_blocks, -1), scales])
         return replace(image, block_ids=np.arange(len(blocks), dtype=np.int64), blocks=blocks)
 
     return replace(oracle, append=append)

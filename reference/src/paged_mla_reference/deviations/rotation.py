@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.cache import encode, read_slots, write_slots
+from paged_mla_reference.cache import read_slots, write_slots
 from paged_mla_reference.deviations.change import appending, imagined, of_rows, posed, reading
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import RIGHT, Oracle
@@ -226,7 +226,7 @@ def keys_of_a_chunk_are_read_unrotated(oracle: Oracle) -> Oracle:
         if problem.rope is None or not own.any():
             return image
         ckv, _ = read_slots(image, slots[own])
-        return write_slots(image, slots[own], encode(image.layout, ckv, batch.k_pe[own]))
+        return write_slots(image, slots[own], ckv, batch.k_pe[own])
 
     return imagined(oracle, change)
 

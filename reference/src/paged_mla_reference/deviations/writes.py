@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.cache import decode, encode, read_slots, write_slots
+from paged_mla_reference.cache import read_slots, write_slots
 from paged_mla_reference.deviations.change import appending, of_rows, slots_to_write, writing
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
@@ -173,7 +173,7 @@ def k_pe_is_not_written(oracle: Oracle) -> Oracle:
         _, kept = read_slots(image, slots)
         written = oracle.append(problem, batch, image)
         ckv, _ = read_slots(written, slots)
-        return write_slots(written, slots, encode(image.layout, ckv, kept))
+        return write_slots(written, slots, ckv, kept)
 
     return replace(oracle, append=append)
 
@@ -186,7 +186,8 @@ def _clearing(oracle: Oracle, cleared: Callable[[Problem, Slots], Slots]) -> Ora
         slots = slots_to_write(oracle, problem, batch)
         slots = slots[slots >= 0]
         rest = np.setdiff1d(cleared(problem, slots), slots)
-        return write_slots(written, rest, np.zeros((len(rest), image.layout.token_bytes), np.uint8))
+        ckv, k_pe = (np.zeros((len(rest), x.shape[1]), x.dtype) for x in (batch.ckv, batch.k_pe))
+        return write_slots(written, rest, ckv, k_pe)
 
     return replace(oracle, append=append)
 
@@ -263,11 +264,9 @@ def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
         slots = slots_to_write(oracle, problem, batch)
         slots = slots[slots >= 0]
         written = oracle.append(problem, batch, image)
-        index = slots % problem.block_size
-        blocks, where = np.unique(slots // problem.block_size, return_inverse=True)
-        rows = image.layout.rows(written.read(blocks))[where, index]
-        low = [widen(round_to(x, "bfloat16")).astype(x.dtype) for x in decode(image.layout, rows)]
-        return write_slots(written, slots, encode(image.layout, low[0], low[1]))
+        stored = read_slots(written, slots)
+        ckv, k_pe = (widen(round_to(x, "bfloat16")).astype(x.dtype) for x in stored)
+        return write_slots(written, slots, ckv, k_pe)
 
     return replace(oracle, append=append)
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer, attend_one, nothing_visible
+from paged_mla_reference.encoding import as_cached
 from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import Rounding, round_to, widen
@@ -29,13 +30,14 @@ class Dense:
     Parameters
     ----------
     problem : Problem
-        Read for dims, dtype, scale and rope.
+        Read for dims, dtype, cache format, scale and rope.
     model : ModelStandIn
     histories : Histories
     """
 
     def __init__(self, problem: Problem, model: ModelStandIn, histories: Histories) -> None:
         self._problem = problem
+        self._layout = problem.layout
         self._model = model
         self._histories = histories
         self._keys: dict[str, list[Array]] = {}
@@ -101,7 +103,7 @@ class Dense:
         ckv, k_pe = self._model.latent(state)
         if self._problem.rope is not None:
             k_pe = round_to(self._turned(k_pe, position), self._problem.dtype)
-        return np.concatenate([widen(ckv), widen(k_pe)])
+        return np.hstack([widen(x)[0] for x in as_cached(self._layout, ckv[None], k_pe[None])])
 
     def _query(self, state: State, position: int, rounding: Rounding) -> Array:
         q_nope, q_pe = self._model.query(state)

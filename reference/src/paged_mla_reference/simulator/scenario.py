@@ -14,7 +14,7 @@ from paged_mla_reference.simulator.step import Step
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.documents import read_object, take_version
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.formats import check_format, format_of
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem, Rope, RopePairing
 from paged_mla_shared.typed import build
 
@@ -39,6 +39,8 @@ class Scenario:
         Of verified trees.
     num_heads : int, optional
         Of the model's heads, as many as this; all of them by default.
+    cache_format : str, optional
+        The plain format of the run's dtype by default.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Scenario:
     rope: RopePairing | None = None
     mask_spelling: MaskSpelling = MaskSpelling.QLEN
     num_heads: int | None = None
+    cache_format: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse requests that the engine cannot tell apart or hold.
@@ -58,6 +61,7 @@ class Scenario:
         """
         if self.num_heads is not None and not 1 <= self.num_heads <= 128:
             raise InvalidArgument("num_heads", self.num_heads, "1 to 128")
+        check_format(self.cache_format)
         seen: set[str] = set()
         for number, request in enumerate(self.requests):
             if request.id in seen:
@@ -87,7 +91,7 @@ class Scenario:
         return Problem(
             dims=dims,
             dtype=dtype,
-            cache_format=PLAIN_FORMAT_OF_DTYPE[dtype],
+            cache_format=format_of(dtype, self.cache_format),
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             max_rows=tokens if divided else config.max_step_rows,

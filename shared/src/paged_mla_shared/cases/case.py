@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.dtypes import SHORT_NAMES, numpy_dtype
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.formats import FORMATS, format_of, types_id
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem, Rope
 
 
@@ -68,6 +68,8 @@ class Case:
         Further steps on the same runner, each with fresh blocks and contents.
     num_heads : int or None
         ``None`` takes the run's model dims as they are.
+    cache_format : str or None
+        ``None`` takes the plain format of the run's dtype.
     padded_tokens : int
         Tokens past ``cu_seqlens_q[-1]``.
     query_scale : float
@@ -78,7 +80,7 @@ class Case:
     table_width : int
         Extra columns past the longest row.
     token_padding, block_padding : int
-        Elements, not bytes, between tokens and between blocks of the cache.
+        Elements of the latents, not bytes, between tokens and between blocks of the cache.
     explicit_slots : bool
         The step names its slots, in `slot_order`.
     packed_padding : int
@@ -107,6 +109,7 @@ class Case:
     rows: tuple[Row, ...]
     then: tuple[tuple[Row, ...], ...] = ()
     num_heads: int | None = None
+    cache_format: str | None = None
     block_size: int = 64
     mask: Mask = Mask.CAUSAL
     mask_spelling: MaskSpelling = MaskSpelling.QLEN
@@ -171,15 +174,17 @@ class Case:
         """Return the static problem of this case for a model and an element type."""
         if self.num_heads is not None:
             dims = dims.with_heads(self.num_heads)
-        itemsize = numpy_dtype(dtype).itemsize
-        block_elements = self.block_size * dims.cached_dim
+        cache_format = format_of(dtype, self.cache_format)
+        stored = FORMATS[cache_format]
+        itemsize = numpy_dtype(stored.ckv_dtype).itemsize
+        block_elements = self.block_size * stored.row(dims)[1]
         needed = max(sum(self._blocks(row) for row in step) for step in self.steps)
         longest = max((row.seq_len for step in self.steps for row in step), default=0)
         tree = self.mask is Mask.TREE
         return Problem(
             dims=dims,
             dtype=dtype,
-            cache_format=PLAIN_FORMAT_OF_DTYPE[dtype],
+            cache_format=cache_format,
             block_size=self.block_size,
             num_blocks=max(
                 2 * needed + 3, -(-self.cache_elements // block_elements), self.cache_blocks
@@ -199,8 +204,8 @@ class Case:
         )
 
     def dtype_id(self, dtype: str) -> str:
-        """Return the case id for one element type, as test ids show it."""
-        return f"{self.id}-{SHORT_NAMES[dtype]}"
+        """Return the case id for one element type and the cache format, as test ids show it."""
+        return f"{self.id}-{types_id(dtype, self.cache_format)}"
 
     def _blocks(self, row: Row) -> int:
         return -(-row.seq_len // self.block_size)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.rope import load_rotated
+from paged_mla_optimized.kernels.common.rope import copy_rotated
 
 
 @triton.jit(do_not_specialize=["num_tokens", "reserved_slot"])
@@ -41,5 +41,10 @@ def append_kernel(
     ckv = tl.load(source, mask=live[:, None])
     tl.store(row[:, None] + column[None, :], ckv, mask=live[:, None])
 
-    k_pe = load_rotated(k_pe_ptr + token * stride_k_pe, position, live, cos_ptr, sin_ptr, P, ROPE)
-    tl.store(row[:, None] + R + tl.arange(0, P)[None, :], k_pe, mask=live[:, None])
+    source = k_pe_ptr + token * stride_k_pe
+    if ROPE == "none":
+        column = tl.arange(0, P)
+        k_pe = tl.load(source[:, None] + column[None, :], mask=live[:, None])
+        tl.store(row[:, None] + R + column[None, :], k_pe, mask=live[:, None])
+    else:
+        copy_rotated(source, row + R, position, live, cos_ptr, sin_ptr, P, ROPE)

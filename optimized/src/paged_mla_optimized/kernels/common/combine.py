@@ -41,7 +41,7 @@ def _blank(
 
 @triton.jit
 def _join(
-    partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, column, R: tl.constexpr,
+    partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, live, column, R: tl.constexpr,
     FIXED_SPLITS: tl.constexpr, PAIRS: tl.constexpr, SOURCES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Return out [PAIRS, COLUMNS] and lse [PAIRS], from SOURCES partials at a time."""
@@ -51,10 +51,10 @@ def _join(
     for begin in range(0, count, SOURCES):
         source = begin + tl.arange(0, SOURCES)
         slot = first + source
-        if FIXED_SPLITS == 0:  # the first part stored its tail, in its second slot; others a head
+        if FIXED_SPLITS == 0:  # two for each part, see ``partial_of_program``; the first is a head
             slot = slot * 2 + tl.where(source == 0, 1, 0)
         at = (slot.to(tl.int64) * group_m)[None, :] + pair[:, None]  # [PAIRS, SOURCES]
-        inside = (source < count)[None, :]
+        inside = (source < count)[None, :] & live[:, None]
         lse = tl.load(partial_lse_ptr + at, mask=inside, other=float("-inf"))
         out_at = partial_out_ptr + at[:, :, None] * R + column[None, None, :]
         out = tl.load(out_at, mask=inside[:, :, None], other=0.0)
@@ -85,13 +85,13 @@ def _join_share(
     for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
         pair = piece // pieces * PAIRS + tl.arange(0, PAIRS)
         column = piece % pieces * COLUMNS + tl.arange(0, COLUMNS)
+        live = pair < alive
         out, lse = _join(
-            partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, column,
+            partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, live, column,
             R, FIXED_SPLITS, PAIRS, SOURCES, COLUMNS,
         )  # fmt: skip
         token = (start + (first_pair + pair) // num_heads).to(tl.int64)
         head = ((first_pair + pair) % num_heads).to(tl.int64)
-        live = pair < alive
         at = token * stride_out_token + head * stride_out_head
         out = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + at[:, None] + column[None, :], out, mask=live[:, None])

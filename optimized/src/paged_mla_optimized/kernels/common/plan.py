@@ -60,9 +60,9 @@ def _choose_length(
 ):  # fmt: skip
     """Return the units of a part, and the overhead that is counted for each group.
 
-    An equal share; or, where all rows are as long, a little more, so that cuts fall between rows
-    or at equal places in each. Fewer partial answers, and fewer starts with nothing in flight,
-    outweigh the lost balance, and every part has as many starts.
+    The length is an equal share of all units. Where all rows are as long it may be a little more,
+    so that cuts fall between rows or at equal places in each: parts are then less even, but leave
+    fewer partial answers and begin fewer groups. All of them begin as many, so none are counted.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
     parts = PROGRAMS // lanes
@@ -85,7 +85,7 @@ def schedule_kernel(
     request_ids_ptr,  # [B], likewise
     token_starts_ptr,  # out int32 [B + 2]
     row_lens_ptr,  # out int32 [B + 1]
-    key_starts_ptr,  # out int32 [B + 2]; entry 0 holds 0 already
+    key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
     cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
@@ -139,7 +139,8 @@ def schedule_kernel(
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
-    tl.store(key_starts_ptr + row + 1, tl.cumsum(seq_lens), mask=is_row)
+    key_ends = tl.minimum(tl.cumsum(seq_lens.to(tl.int64)), 2**31 - 1).to(tl.int32)
+    tl.store(key_starts_ptr + row + 1, key_ends, mask=is_row)
     tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 
     if MASK == "tree:qlen" or MASK == "tree:full":

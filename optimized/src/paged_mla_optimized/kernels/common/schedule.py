@@ -1,9 +1,12 @@
 """Index arithmetic that the plan, attend and combine kernels must agree on.
 
-Work is counted in *units*: one unit is one key tile of one *group* of query tiles, or the time of
-one that beginning a group costs. A row has ``groups * (overhead + key_tiles)`` units, the groups of
-a row follow each other, and so do the rows. Rows without keys, and padding, have no units, so that
-they change nothing for the others (S-17).
+``docs/schedule.md`` works one step by hand.
+
+Work is counted in *units*. One unit is one key tile of one *group* of query tiles; beginning a
+group takes time too, which counts as `overhead` units in front of its key tiles. A row has
+``groups * (overhead + key_tiles)`` units, the groups of a row follow each other, and so do the
+rows. Rows without keys, and padding, have no units, so that they change nothing for the others
+(S-17).
 
 The units of a step are cut into equal ranges, one for each *part* of the grid, whose programs are
 its *lanes*: each takes one query tile of the part's groups. The plan chooses for each step, and
@@ -55,7 +58,11 @@ def share_of_program(shares_ptr):
 
 @triton.jit
 def partial_of_program(cut_ptr, shares_ptr, is_head):
-    """Return which partial query tile this program writes: of its part's last group, or first."""
+    """Return which partial query tile this program writes.
+
+    Each program may leave two: of the group that its part begins (`is_head`) and does not end, and
+    of one that began in an earlier part.
+    """
     tile = tl.load(shares_ptr + tl.program_id(0) * 4 + 3)
     return tile + tl.where(is_head, lanes_of_group(cut_ptr), 0)
 

@@ -27,7 +27,7 @@ _LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are res
 
 @gluon.jit
 def partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
-    """Return where this program keeps partial answers of its part's last group, or its first."""
+    """Return where the pairs of this program's partial lie, see ``partial_of_program``."""
     tile = partial_of_program(cut_ptr, shares_ptr, is_head)
     return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
 

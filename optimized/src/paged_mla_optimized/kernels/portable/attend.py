@@ -9,7 +9,6 @@ for ``combine.py``. With FIXED_SPLITS every split of a group that has several le
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.rope import load_rotated
 from paged_mla_optimized.kernels.common.schedule import (
     fixed_partial,
     fixed_split,
@@ -97,10 +96,7 @@ def attend_kernel(
     shares_ptr,
     token_starts_ptr,
     row_lens_ptr,
-    positions_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
-    cos_ptr,
-    sin_ptr,
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, TILE_M, R]
@@ -123,7 +119,6 @@ def attend_kernel(
     R: tl.constexpr,
     P: tl.constexpr,
     MASK: tl.constexpr,
-    ROPE: tl.constexpr,
     TREE_WORDS: tl.constexpr,
     TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
     TILE_M: tl.constexpr,
@@ -164,10 +159,8 @@ def attend_kernel(
         q_nope_at = q_nope_ptr + at[:, None] + column[None, :]
         q_nope = tl.load(q_nope_at, mask=live[:, None], other=0.0)
         q_pe_at = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
-        position = token * 0
-        if ROPE != "none":
-            position = tl.load(positions_ptr + token, mask=live, other=0)
-        q_pe = load_rotated(q_pe_at, position, live, cos_ptr, sin_ptr, P, ROPE)
+        q_pe_at = q_pe_at[:, None] + tl.arange(0, P)[None, :]
+        q_pe = tl.load(q_pe_at, mask=live[:, None], other=0.0)
 
         acc = tl.zeros([TILE_M, R], tl.float32)
         peak = tl.full([TILE_M], float("-inf"), tl.float32)

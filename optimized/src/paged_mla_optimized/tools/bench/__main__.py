@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.core import Core
-from paged_mla_optimized.planning.families import attend_variant
+from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import GROUPS, Case
@@ -53,15 +52,15 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
 
     Without the plan, with it, the main kernel alone, and the portable kernel with its join.
     """
-    config = tensors.config
     inputs = (tensors.q_nope, tensors.q_pe, tensors.cache)
-    problem = (config.num_heads, config.tile_query_len)
-    core = Core(config, "cuda", None, None)
-    variant = attend_variant(core.facts.arch, DTYPE_NAMES[config.dtype], *problem)
-    portable = Core(config, "cuda", variant, None)
+    core = Core(tensors.config, "cuda", None, None)
+    portable = portable_variant(core.demand, tensors.case.query_len)
+    without_gluon = Core(tensors.config, "cuda", portable, None)
+
+    out = tensors.q_nope.new_empty(tensors.q_nope.shape)
+    lse = out.new_empty(out.shape[:2], dtype=torch.float32)
 
     def attend(core: Core) -> None:
-        out, lse = core.answer
         core.attend(core.plan, *inputs, out=out, lse=lse)
 
     def step() -> None:
@@ -69,22 +68,27 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
         attend(core)
 
     errors = []
-    for each in (core, portable):
+    for each in (core, without_gluon):
         _plan(each, tensors)
         attend(each)
-        errors.append(error(tensors, each.answer[0].view(*tensors.q.shape[:3], -1)))
-    out, lse = core.answer
+        errors.append(error(tensors, out.view(*tensors.q.shape[:3], -1)))
     return {
         "us": lambda: attend(core),
         "plan_us": step,
         "main_us": lambda: core.attention.attend(core.plan, *inputs, out=out, lse=lse),
-        "portable_us": lambda: attend(portable),
+        "portable_us": lambda: attend(without_gluon),
     }, errors[0]
 
 
 def _plan(core: Core, tensors: Tensors) -> None:
     lengths = (tensors.cu_seqlens_q, tensors.seq_lens, tensors.block_table)
-    core.fill(core.plan, *lengths, num_tokens=len(tensors.q_nope), mask=tensors.mask)
+    core.fill(
+        core.plan,
+        *lengths,
+        num_tokens=len(tensors.q_nope),
+        max_query_len=tensors.case.query_len,
+        mask=tensors.mask,
+    )
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

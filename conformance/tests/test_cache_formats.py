@@ -1,0 +1,199 @@
+"""A made-up format with scales beside the cache goes through the suite like any other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paged_mla_conformance.compare import Mismatch
+from paged_mla_conformance.convention import STRICT, load_profile
+from paged_mla_conformance.fuzz.corpus import load_case, save_case
+from paged_mla_conformance.guarded import GuardedBackend
+from paged_mla_conformance.mutants.backends import MutantBackend
+from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.presented import presented
+from paged_mla_conformance.profile import Run
+from paged_mla_conformance.selection import CaseParam, params_of_group, trace_params, why_skip
+from paged_mla_conformance.traces import TraceTrial
+from paged_mla_conformance.trial import Trial
+from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
+from paged_mla_reference.encoding import ENCODINGS, Encoding, Slots, Tokens
+from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.cases import GROUPS, Case
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS, CacheFormat, ScaleTensor
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Problem
+
+QUARTERS = CacheFormat("quarters", "float32", "float32", scale_tensor=ScaleTensor.PER_GROUP)
+BACKEND = ReferenceBackend(
+    capabilities=replace(CAPABILITIES, cache_formats=CAPABILITIES.cache_formats | {"quarters"})
+)
+
+
+def _store(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
+    """Store a quarter of each number, and 4 as the scale of each quarter of a block."""
+    slots.field("ckv")[slots.at] = ckv * np.float32(0.25)
+    slots.field("k_pe")[slots.at] = k_pe * np.float32(0.25)
+    slots.scales[slots.scale_at] = 4
+
+
+def _load(slots: Slots) -> Tokens:
+    scale = slots.scales[slots.scale_at][:, None]
+    return slots.field("ckv")[slots.at] * scale, slots.field("k_pe")[slots.at] * scale
+
+
+@pytest.fixture(autouse=True)
+def _format(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(FORMATS, "quarters", QUARTERS)
+    monkeypatch.setitem(ENCODINGS, "quarters", Encoding(_store, _load))
+
+
+def run_of(backend: Backend = BACKEND) -> Run:
+    """Return a run in two dtypes."""
+    return Run(backend, "made:up", "small", load_profile(STRICT), ("float32", "float16"))
+
+
+def case_of(group: str, name: str) -> Case:
+    """Return a case of the table, in the made-up format."""
+    [case] = [case for case in GROUPS[group] if case.name == name]
+    return replace(case, cache_format="quarters")
+
+
+class LosesScales(Passing):
+    """Every scale of the cache arrives as 1."""
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Load with other scales."""
+        blocks = image.blocks.copy()
+        image.layout.scales(blocks)[...] = 1
+        self.inner.load_cache(replace(image, blocks=blocks))
+
+
+class ForgetsAScale(Passing):
+    """The scale of the first token written stays what it was."""
+
+    def append(self, batch: Batch) -> None:
+        """Append, and put the old scale back."""
+        layout, every = self.problem.layout, np.arange(self.problem.num_blocks)
+        before = self.inner.read_cache(every)
+        self.inner.append(batch)
+        blocks = self.inner.read_cache(every)
+        changed = layout.scale_bytes(blocks) != layout.scale_bytes(before)
+        block, scale, _ = np.argwhere(changed)[0]
+        layout.scales(blocks)[block, scale] = layout.scales(before)[block, scale]
+        image = CacheImage.without_blocks(layout, np.zeros(1, np.uint8))
+        self.inner.load_cache(replace(image, block_ids=every, blocks=blocks))
+
+
+def wrong(wrap: Callable[[Problem, Runner], Runner]) -> MutantBackend:
+    """Return a backend that knows the format and is wrong."""
+    return MutantBackend(capabilities=BACKEND.capabilities, wrap=wrap)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "check"),
+    [
+        ("decode", "h9", Trial.check_replay),
+        ("append", "padded-rows", Trial.check_append),
+        ("mixed", "bs16", Trial.check_step),
+        ("gather", GROUPS["gather"][0].name, Trial.check_gather),
+        ("large_offsets", GROUPS["large_offsets"][0].name, Trial.check_step),
+        ("layouts", GROUPS["layouts"][0].name, Trial.check_attention),
+    ],
+)
+def test_the_suite_asks_it(group: str, name: str, check: Callable[[Trial], object]):
+    """S-10, S-11: image, poison, append, attention, gathering and comparison."""
+    trial = Trial(GuardedBackend(BACKEND, Counter()), case_of(group, name), SMALL, "float32")
+    check(trial)
+    assert trial.checks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_answers_are_those_of_the_plain_format(dtype: str):
+    """S-5, S-11: a quarter, times 4, is the number; only its bytes are others."""
+    case = case_of("decode", "h9")
+    [stage] = Trial(BACKEND, case, SMALL, dtype).stages()
+    [plain] = Trial(BACKEND, replace(case, cache_format=None), SMALL, dtype).stages()
+    assert stage.after.blocks.shape[1] > plain.after.blocks.shape[1]
+    np.testing.assert_array_equal(stage.answers()[0].out, plain.answers()[0].out)
+
+
+def test_lost_scales_are_found():
+    """S-9, S-5: what attention reads is not what the image holds."""
+    trial = Trial(wrong(LosesScales), case_of("decode", "h9"), SMALL, "float32")
+    with pytest.raises(Mismatch, match=r"\[S-5\] out"):
+        trial.check_attention()
+    with pytest.raises(Mismatch, match=r"\[S-10\] cache: .* of its scales: "):
+        trial.check_append()
+
+
+def test_a_scale_that_is_not_written_is_found():
+    """S-10: and the place is named."""
+    trial = Trial(wrong(ForgetsAScale), case_of("append", "padded-rows"), SMALL, "float32")
+    with pytest.raises(Mismatch, match=r"\[S-10\] cache: \d bytes wrong, .* of its scales: "):
+        trial.check_append()
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_profiles_show_it_with_plain_numbers(reserved: bool):  # noqa: FBT001 - a case
+    """S-9: no scale that may not be read is poison any more, and what was written is read back."""
+    shown: list[CacheImage] = []
+
+    class Looks(Passing):
+        def load_cache(self, image: CacheImage) -> None:
+            shown.append(image)
+            self.inner.load_cache(image)
+
+    profile = replace(load_profile(STRICT), unread="stale", reserved_block=reserved)
+    trial = Trial(presented(wrong(Looks), profile), case_of("mixed", "bs16"), SMALL, "float32")
+    trial.check_step()
+    for image in shown:
+        values = image.read(np.arange(image.layout.num_blocks)).view(np.float32)
+        assert (np.abs(values) < 1e4).all()
+
+
+def test_a_trace_in_it():
+    """S-19: a schedule on one cache, byte for byte."""
+    [param] = [p for p in trace_params(run_of()) if p.scenario.name == "preemption"]
+    scenario = replace(param.scenario, cache_format="quarters")
+    assert TraceTrial(BACKEND, scenario, SMALL, "float32").check() > 0
+
+
+def test_what_is_declared_is_asked():
+    """S-11: every case in each dtype, plain and in the format; schedules take turns."""
+    ids = [param.id for param in params_of_group(run_of(), "decode") if param.case.name == "h9"]
+    kinds = ["fp32", "fp32-quarters", "fp16", "fp16-quarters"]
+    assert ids == [f"decode-h9-{kind}" for kind in kinds]
+    traces = [param.id for param in trace_params(run_of())]
+    assert all(name.endswith(kinds[i % 4]) for i, name in enumerate(traces))
+
+
+def test_scales_count_towards_the_memory_a_case_needs():
+    """S-11: a cache that only fits without its scales is not asked."""
+    case = case_of("decode", "h9")
+    layout = case.problem(SMALL, "float32").layout
+    backend = replace(BACKEND, memory_bytes=layout.num_blocks * layout.block_bytes - 1)
+    param = CaseParam(case, "float32")
+    assert why_skip(run_of(), param, ()) is None
+    skip = why_skip(run_of(backend), param, ())
+    assert skip is not None
+    assert "needs a cache of" in skip.reason
+
+
+def test_a_replay_file_names_it(tmp_path: Path):
+    """S-11: a case comes back in its format; a format that nobody knows is refused."""
+    path, case = tmp_path / "case.json", case_of("decode", "h9")
+    save_case(case, "float16", path)
+    assert load_case(path) == (case, "float16")
+    save_case(replace(case, cache_format="int4"), "float16", path)
+    with pytest.raises(InvalidArgument, match=r"case.cache_format: got 'int4'"):
+        load_case(path)

@@ -1,0 +1,40 @@
+"""What a cache holds where no rule lets anyone read it (S-9), in any format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_shared.dtypes import largest_below, numpy_dtype
+from paged_mla_shared.layout import CacheImage, CacheLayout
+
+HUGE = 1e30
+
+
+def poisoned_image(layout: CacheLayout, block_ids: NDArray[np.int64] | None = None) -> CacheImage:
+    """Return a cache that nobody wrote to yet, with the given blocks live.
+
+    A token row of a live block is NaN at even slots and huge at odd ones, in every field; the gaps
+    between rows and the scales repeat a NaN of the latents' type. All other blocks, their scales
+    too, repeat a NaN and a huge element of that type.
+    """
+    image = CacheImage.without_blocks(layout, _elements(layout.format.ckv_dtype, 1).view(np.uint8))
+    if block_ids is None:
+        return image
+    gap = image.poison[: len(image.poison) // 2]
+    blocks = np.tile(gap, (len(block_ids), layout.block_bytes // len(gap)))
+    fields = [_elements(f.dtype, f.count) for f in layout.format.fields(layout.dims)]
+    rows = np.hstack([elements.view(np.uint8).reshape(2, -1) for elements in fields])
+    slots = block_ids[:, None] * layout.block_size + np.arange(layout.block_size)
+    layout.rows(blocks)[...] = rows[slots % 2]
+    return CacheImage(layout, block_ids, blocks, image.poison)
+
+
+def _elements(dtype: str, count: int) -> NDArray[Any]:
+    """Return `count` NaN and then as many huge numbers."""
+    both = np.empty(2 * count, numpy_dtype(dtype))
+    both[:count] = np.nan
+    both[count:] = largest_below(dtype, HUGE)
+    return both
