@@ -199,7 +199,7 @@ _TILE = AttendVariant(
     min_units=4,
     overhead=6,
     family=TILE,
-    split_tiles=32,
+    split_tiles=64,
 )
 
 
@@ -284,11 +284,19 @@ def variants_by_query_len(demand: Demand, most_query_len: int) -> list[AttendVar
 
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
-    """Return how many splits a row may have when its bits must not depend on the others (S-20)."""
+    """Return how many splits a row may have when its bits must not depend on the others (S-20).
+
+    A power of two, as :func:`row_share` is: kernels are compiled for each of them.
+    """
     split_bytes = max_rows * variant.tile_m * kv_lora_rank * 4
-    return max(1, min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
+    return _power_of_two(min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
 
 
 def row_share(max_rows: int) -> int:
     """Return how many programs a row is cut for, of those that `max_rows` rows share."""
-    return max(1, MAX_FIXED_SPLITS // max_rows)
+    return _power_of_two(MAX_FIXED_SPLITS // max_rows)
+
+
+def _power_of_two(most: int) -> int:
+    """Return the largest power of two up to `most`, or 1."""
+    return 1 << max(most.bit_length() - 1, 0)
