@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import triton
 
+from paged_mla_optimized.cache import Cache, tensors_of
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _ENTRIES_PER_PROGRAM = 512
 _TOKENS_PER_PROGRAM = 8
@@ -127,22 +128,31 @@ class DraftSteps:
 
     def copy_tails(
         self,
-        cache: torch.Tensor,
+        cache: Cache,
         prefix_lens: torch.Tensor,
         prefix_table: torch.Tensor,
         branch_blocks: torch.Tensor,
     ) -> None:
-        """Give each branch its copy of the prefix's partly filled block; once for each cache."""
+        """Give each branch its copy of the prefix's partly filled block; once for each cache.
+
+        Raises
+        ------
+        Unsupported
+            Blocks of the cache have scales of their own.
+        """
+        latents, *scales = tensors_of(cache)
+        if any(scale.dim() for scale in scales):
+            raise Unsupported("cache.scales: copies of blocks that have scales of their own")
         requests, branches, own_width = self._shape
         self._check(prefix_lens, prefix_table, branch_blocks)
-        width = cache.shape[2]
+        width = latents.shape[2]
         chunks = triton.cdiv(self.block_size, _TOKENS_PER_PROGRAM)
         copy_tails_kernel[(requests * branches, chunks)](
-            cache,
+            latents,
             prefix_lens,
             prefix_table,
             branch_blocks,
-            *cache.stride()[:2],
+            *latents.stride()[:2],
             *prefix_table.stride(),
             branches,
             own_width,
