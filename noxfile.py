@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).parent))  # `nox`, unlike `python -m nox`, leaves it out
+
+from ci.packages import PACKAGES
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
@@ -15,13 +20,6 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
 
-PACKAGES = ("shared", "reference", "optimized", "conformance")
-NEEDS = {
-    "shared": (),
-    "reference": ("shared",),
-    "optimized": ("shared",),
-    "conformance": ("shared", "reference"),
-}
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -42,28 +40,31 @@ def install(session: nox.Session, *packages: str) -> None:
     session.install("-c", "constraints.txt", *packages)
 
 
-def install_folders(session: nox.Session, *folders: str, extra: tuple[str, ...] = ()) -> None:
+def install_packages(session: nox.Session, *names: str, extra: tuple[str, ...] = ()) -> None:
     """Install distributions of this repository, editable, with what they need."""
-    editable = [part for folder in folders for part in ("-e", f"./{folder}")]
+    wanted = [need for name in names for need in (*PACKAGES[name].needs, name)]
+    editable = [
+        part for name in dict.fromkeys(wanted) for part in ("-e", f"./{PACKAGES[name].folder}")
+    ]
     install(session, *editable, *extra)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Format, lint, import direction, equal versions, rules that nothing asks or holds."""
-    install_folders(session, *NEEDS["conformance"], extra=("ruff",))
+    install_packages(session, "reference", extra=("ruff",))
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
-    session.run("python", "ci/check_versions.py")
-    session.run("python", "ci/check_rules.py")
-    session.run("python", "ci/check_links.py")
+    session.run("python", "-m", "ci.check_versions")
+    session.run("python", "-m", "ci.check_rules")
+    session.run("python", "-m", "ci.check_links")
 
 
 @nox.session(name="type")
 def type_(session: nox.Session) -> None:
     """Check types strictly, all but Triton kernel bodies."""
-    install_folders(session, *PACKAGES, extra=("mypy", "nox", "hypothesis"))
-    sources = [f"{package}/src" for package in PACKAGES]
+    install_packages(session, *PACKAGES, extra=("mypy", "nox", "hypothesis"))
+    sources = [package.source for package in PACKAGES.values()]
     session.run("mypy", *sources, "noxfile.py", "ci")
 
 
@@ -72,15 +73,15 @@ def type_(session: nox.Session) -> None:
 def isolation(session: nox.Session, package: str) -> None:
     """Install one distribution with only what it may need, and import every module of it."""
     extra = ("hypothesis",) if package == "conformance" else ()  # its extra "fuzz"
-    install_folders(session, *NEEDS[package], package, extra=extra)
-    session.run("python", "ci/check_isolation.py", package)
+    install_packages(session, package, extra=extra)
+    session.run("python", "-m", "ci.check_isolation", package)
 
 
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build each distribution, and look for what a stranger needs of it."""
     session.install("pip")
-    session.run("python", "ci/check_wheels.py")
+    session.run("python", "-m", "ci.check_wheels")
 
 
 @nox.session
@@ -88,9 +89,9 @@ def wheels(session: nox.Session) -> None:
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of one distribution."""
     extra = ("pytest", "pytest-xdist", "hypothesis", "jsonschema")
-    install_folders(session, *NEEDS[package], package, extra=extra)
+    install_packages(session, package, extra=extra)
     workers = ("--numprocesses=auto",) if package == "optimized" else ()
-    session.run("pytest", f"{package}/tests", *workers, *session.posargs)
+    session.run("pytest", f"{PACKAGES[package].folder}/tests", *workers, *session.posargs)
 
 
 @nox.session
@@ -117,7 +118,7 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
     parser = argparse.ArgumentParser(prog="nox -s compile --")
     parser.add_argument("--triton", help="another Triton than the pinned one")
     options, rest = parser.parse_known_args(session.posargs)
-    install_folders(session, *NEEDS["optimized"], "optimized")
+    install_packages(session, "optimized")
     if options.triton:
         session.install(f"triton=={options.triton}")
     Path("out").mkdir(exist_ok=True)
@@ -133,11 +134,11 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
 def modes(session: nox.Session) -> None:
     """Ask every mode of the Triton backend: the suite on a GPU, else a few cases of each."""
     on_gpu = _on_gpu(session, "auto")
-    install_folders(session, *PACKAGES)
+    install_packages(session, *PACKAGES)
     Path("out").mkdir(exist_ok=True)
     chosen = () if on_gpu or session.posargs else ("-k", " or ".join(OF_EVERY_MODE))
     session.run(
-        *("python", "ci/run_here.py", "--modes", "out/mode", *chosen, *session.posargs),
+        *("python", "-m", "ci.run_here", "--modes", "out/mode", *chosen, *session.posargs),
         env={} if on_gpu else INTERPRETER,
     )
 
@@ -147,7 +148,7 @@ def fuzz(session: nox.Session) -> None:
     """Search for schedules that break a backend. Options: --device, --backend, the search's own."""
     options, rest = _device_options(session)
     on_gpu = _on_gpu(session, options.device)
-    install_folders(session, *PACKAGES, extra=("hypothesis",))
+    install_packages(session, *PACKAGES, extra=("hypothesis",))
     Path("out").mkdir(exist_ok=True)
     session.run(
         *("python", "-m", "paged_mla_conformance.fuzz", "--backend", options.backend),
@@ -159,7 +160,7 @@ def fuzz(session: nox.Session) -> None:
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Put every known way of being wrong to the suite; one that survives is an error."""
-    install_folders(session, *NEEDS["conformance"], "conformance")
+    install_packages(session, "conformance")
     page = () if session.posargs else ("--page", "conformance/docs/mutants.md")
     session.run("python", "-m", "paged_mla_conformance.mutants", *page, *session.posargs)
 
@@ -167,7 +168,7 @@ def mutants(session: nox.Session) -> None:
 @nox.session(default=False)
 def source_mutation(session: nox.Session) -> None:
     """Change the sources one token at a time; what no test notices needs a reason in a file."""
-    install_folders(session, *PACKAGES, extra=("cosmic-ray", "hypothesis"))
+    install_packages(session, *PACKAGES, extra=("cosmic-ray", "hypothesis"))
     session.run("python", "-m", "ci.source_mutation", *session.posargs)
 
 
@@ -180,7 +181,7 @@ def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]
 
 def _run_suite(session: nox.Session, device: str, backend: str, rest: list[str]) -> None:
     on_gpu = _on_gpu(session, device)
-    install_folders(session, *PACKAGES)
+    install_packages(session, *PACKAGES)
     Path("out").mkdir(exist_ok=True)
     session.run(
         *("python", "-m", "paged_mla_conformance", "--backend", backend),

@@ -1,6 +1,6 @@
 """Import every module of one installed distribution; forbidden packages must be absent.
 
-Usage: ``python ci/check_isolation.py shared|reference|optimized|conformance``
+Usage: ``python -m ci.check_isolation NAME``, as in ``ci/packages.py``
 """
 
 from __future__ import annotations
@@ -11,29 +11,24 @@ import os
 import pkgutil
 import sys
 
-FORBIDDEN = {
-    "shared": ("torch", "triton", "pytest", "paged_mla_reference", "paged_mla_optimized"),
-    "reference": ("torch", "triton", "pytest", "paged_mla_optimized", "paged_mla_conformance"),
-    "optimized": ("pytest", "paged_mla_reference", "paged_mla_conformance"),
-    "conformance": ("torch", "triton", "paged_mla_optimized"),
-}
+from ci.packages import PACKAGES, Package
 
 
-def main(package: str) -> int:
+def main(package: Package) -> int:
     """Return 0 when every module imports and nothing forbidden is there."""
-    present = [name for name in FORBIDDEN[package] if importlib.util.find_spec(name)]
+    present = [name for name in package.forbidden if importlib.util.find_spec(name)]
     if present:
-        print(f"{package}: {present} should not be installed beside it")
+        print(f"{package.name}: {present} should not be installed beside it")
         return 1
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    root = importlib.import_module(f"paged_mla_{package}")
+    root = importlib.import_module(package.module)
     names = [m.name for m in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")]
     for name in names:
         if not name.endswith("__main__"):
             importlib.import_module(name)
-    print(f"{package}: {len(names)} modules import alone")
+    print(f"{package.name}: {len(names)} modules import alone")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(PACKAGES[sys.argv[1]]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from ci.packages import ROOT
+
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 

@@ -14,12 +14,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
+from ci.packages import ROOT
 from paged_mla_reference.rules import RULES
 from paged_mla_shared.cases import GROUPS
 
-ROOT = Path(__file__).parent.parent
 SUITE = ROOT / "conformance/src/paged_mla_conformance/suite"
 TESTS = ROOT / "reference/tests"
 RULE = re.compile(r"\bS-\d+\b")

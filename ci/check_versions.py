@@ -1,27 +1,26 @@
-"""The four distributions carry one version, and pin each other to it."""
+"""The distributions carry one version, and pin each other to it."""
 
 from __future__ import annotations
 
 import re
 import sys
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("shared", "reference", "optimized", "conformance")
+from ci.packages import PACKAGES, ROOT
 
 
 def main() -> int:
     """Return 0 when all versions agree."""
     found: dict[str, str] = {}
-    for package in PACKAGES:
-        project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
-        found[f"{package}/pyproject.toml"] = project["version"]
+    for package in PACKAGES.values():
+        file = f"{package.folder}/pyproject.toml"
+        project = tomllib.loads((ROOT / file).read_text())["project"]
+        found[file] = project["version"]
         for requirement in project["dependencies"]:
             if requirement.startswith("paged-mla-"):
                 name, _, version = requirement.partition("==")
-                found[f"{package} on {name}"] = version
-        init = ROOT / package / "src" / f"paged_mla_{package}" / "__init__.py"
+                found[f"{package.name} on {name}"] = version
+        init = ROOT / package.source / package.module / "__init__.py"
         match = re.search(r'^__version__ = "(.+)"$', init.read_text(), re.MULTILINE)
         found[str(init.relative_to(ROOT))] = match[1] if match else "missing"
     if len(set(found.values())) == 1:

@@ -15,22 +15,22 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("shared", "reference", "optimized", "conformance")
+from ci.packages import PACKAGES, ROOT, Package
+
 REQUIRED = ("License-Expression", "License-File", "Keywords", "Classifier", "Requires-Python")
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
 def main() -> int:
     """Return 0 when nothing is missing from any wheel."""
-    faults = [fault for package in PACKAGES for fault in faults_of(package)]
+    faults = [fault for package in PACKAGES.values() for fault in faults_of(package)]
     print("\n".join(faults) or f"{len(PACKAGES)} wheels, nothing missing")
     return 1 if faults else 0
 
 
-def faults_of(package: str) -> list[str]:
+def faults_of(package: Package) -> list[str]:
     """Return what is wrong with one distribution, one phrase each."""
-    folder, name = ROOT / package, f"paged_mla_{package}"
+    folder, name = ROOT / package.folder, package.module
     with tempfile.TemporaryDirectory() as built:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", built]
         subprocess.run([*command, str(folder)], check=True)
@@ -38,7 +38,7 @@ def faults_of(package: str) -> list[str]:
         with zipfile.ZipFile(wheel) as archive:
             found = {member: archive.read(member) for member in archive.namelist()}
     [info] = {member.partition("/")[0] for member in found if ".dist-info/" in member}
-    source = folder / "src"
+    source = ROOT / package.source
     files = [path for path in (source / name).rglob("*") if path.is_file()]
     wanted = {str(p.relative_to(source)) for p in files if "__pycache__" not in p.parts}
     faults = [f"not in the wheel: {file}" for file in sorted(wanted - found.keys())]
@@ -50,7 +50,7 @@ def faults_of(package: str) -> list[str]:
     for target in LINK.findall((folder / "README.md").read_text()):
         if not (folder / target).resolve().is_relative_to(folder):
             faults.append(f"README.md links {target}, outside of the distribution")
-    return [f"{package}: {fault}" for fault in faults]
+    return [f"{package.name}: {fault}" for fault in faults]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from ci.run_here import PACKAGES, ROOT
+from ci.packages import PACKAGES, ROOT
 
 PRELOADED = ("numpy", "ml_dtypes", "pytest", "hypothesis", "torch", "triton.language")
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "_hypothesis_pytestplugin")
@@ -32,8 +32,8 @@ def settle(folder: str) -> None:
             (Path(copy) / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, Path(copy) / name)
     os.chdir(copy)
-    for package in PACKAGES:
-        sys.path.insert(0, f"{copy}/{package}/src")
+    for package in PACKAGES.values():
+        sys.path.insert(0, f"{copy}/{package.source}")
     sys.dont_write_bytecode = True
     os.environ |= {
         "TRITON_INTERPRET": "1",

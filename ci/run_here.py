@@ -2,10 +2,10 @@
 
 For machines that already have torch, Triton, NumPy, ml_dtypes and pytest:
 
-    python ci/run_here.py --report conformance/reports/h200.json
-    python ci/run_here.py --tests          # the optimized package's own tests first
-    python ci/run_here.py --gpu-tests      # its tests that need a GPU, and nothing else
-    python ci/run_here.py --modes conformance/reports/h200    # writes h200-graphed.json and so on
+    python -m ci.run_here --report conformance/reports/h200.json
+    python -m ci.run_here --tests          # the optimized package's own tests first
+    python -m ci.run_here --gpu-tests      # its tests that need a GPU, and nothing else
+    python -m ci.run_here --modes conformance/reports/h200    # writes h200-graphed.json and so on
 
 Arguments it does not know go to ``python -m paged_mla_conformance``.
 """
@@ -16,10 +16,9 @@ import argparse
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("shared", "reference", "optimized", "conformance")
+from ci.packages import PACKAGES, ROOT
+
 MODES = {
     "deterministic": "strict",
     "graphed": "strict",
@@ -45,7 +44,7 @@ def main() -> int:
         help="ask every mode of the Triton backend, with reports in PREFIX-<mode>.json",
     )
     options, rest = parser.parse_known_args()
-    paths = [str(ROOT / package / "src") for package in PACKAGES]
+    paths = [str(ROOT / package.source) for package in PACKAGES.values()]
     paths += filter(None, [os.environ.get("PYTHONPATH")])  # what the caller adds stays
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     suite = ["-m", "paged_mla_conformance", "--backend", options.backend, *rest]

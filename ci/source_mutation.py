@@ -26,7 +26,7 @@ from typing import Any
 
 from ci.fork_tests import fails_a_test, settle
 from ci.mutate import Change, changes_of
-from ci.run_here import ROOT
+from ci.packages import ROOT
 
 PLAN = ROOT / "ci" / "source_mutation.toml"
 PAGE = ROOT / "conformance" / "docs" / "source-mutation.md"

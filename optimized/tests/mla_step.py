@@ -44,7 +44,7 @@ class Step:
     def attend(
         self, mla: PagedMla | None = None, max_query_len: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Plan and attend on `mla`, or on a new one; return copies of out and lse."""
+        """Plan and attend on `mla`, or on a new one, over NaN; return out and lse."""
         mla = mla or PagedMla(self.config, "cpu")
         mla.plan(
             self.cu_seqlens_q,
@@ -54,8 +54,9 @@ class Step:
             max_query_len=max_query_len,
             mask=self.mask,
         )
-        out, lse = mla.attend(self.q_nope, self.q_pe, self.cache)
-        return out.clone(), lse.clone()
+        out = torch.full_like(self.q_nope, torch.nan)
+        lse = torch.full(out.shape[:2], torch.nan)
+        return mla.attend(self.q_nope, self.q_pe, self.cache, out=out, lse=lse)
 
 
 def build(

@@ -107,6 +107,19 @@ def test_given_outputs_are_written():
     assert torch.equal(lse, expected_lse)
 
 
+def test_answers_are_new_tensors():
+    """S-9: where none are given, the next call does not overwrite them; they are dense."""
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    expected = [tensor.clone() for tensor in step.attend(mla)]
+    strided = torch.cat([step.q_nope, step.q_pe], dim=-1)[..., :R]
+    answer = mla.attend(strided, step.q_pe, step.cache)
+    mla.attend(-step.q_nope, step.q_pe, step.cache)
+    for mine, theirs in zip(answer, expected, strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.is_contiguous()
+
+
 def test_float16():
     """S-5: half precision in and out, float32 lse."""
     step = build((40, 3), dtype=torch.float16, cache_format="fp16")

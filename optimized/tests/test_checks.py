@@ -156,8 +156,45 @@ def test_a_device_without_kernels(monkeypatch):
         PagedMla(config(), "cpu")
 
 
+@pytest.mark.parametrize(
+    ("triton", "numpy", "works"),
+    [
+        ("3.6.0", "2.4.0", False),
+        ("3.6.0", "2.10.1", False),
+        ("3.6.0", "2.3.5", True),
+        ("3.7.0", "2.4.0", True),
+        ("3.10.0+git", "2.4.0rc1", True),
+    ],
+)
+def test_an_interpreter_that_numpy_breaks(monkeypatch, triton, numpy, works):
+    """Refused when built, by its versions; on a GPU it is not asked."""
+    monkeypatch.setattr(device.triton, "__version__", triton)
+    monkeypatch.setattr(device.np, "__version__", numpy)
+    if works:
+        PagedMla(config(), "cpu")
+        return
+    with pytest.raises(Unsupported, match=rf"Triton {triton}.*NumPy {numpy}"):
+        PagedMla(config(), "cpu")
+
+
 def test_bfloat16_in_the_interpreter(monkeypatch):
     """S-11: it computes on raw bits there, so it is refused before anything is allocated."""
     monkeypatch.setattr(core, "Plan", None)
     with pytest.raises(Unsupported, match=r"bfloat16.*interpreter.*float32, float16"):
         PagedMla(config(dtype=torch.bfloat16, cache_format="bf16"), "cpu")
+
+
+def test_remembered_layouts_are_bounded(monkeypatch):
+    """S-17: forgotten ones are looked at again, and refused again where they are wrong."""
+    monkeypatch.setattr(core, "MAX_LAYOUTS", 2)
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    out, lse = step.attend(mla)
+    expected = out.clone()
+    for heads in range(4, 8):
+        wide = torch.zeros(4, heads, R)[:, :4]
+        mla.attend(step.q_nope, step.q_pe, step.cache, out=wide, lse=lse)
+        assert torch.equal(wide, expected)
+        assert len(mla._core._checked) <= 2
+    with pytest.raises(InvalidArgument, match="out"):
+        mla.attend(step.q_nope, step.q_pe, step.cache, out=out.half(), lse=lse)

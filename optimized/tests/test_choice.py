@@ -109,15 +109,21 @@ def test_a_variant_given_serves_every_step():
     assert mla._core.variants == [tiles]
 
 
-def test_a_compiled_step_chooses_as_it_would():
-    """S-17: the ops carry what the step was told."""
+@pytest.mark.parametrize("inside", [True, False], ids=["plan-compiled", "plan-eager"])
+def test_a_compiled_step_chooses_as_it_would(inside):
+    """S-17: the ops carry what the step was told, wherever it was planned."""
     step = build((90, 2), (40, 2), num_heads=12)
     mla = PagedMla(step.config, "cpu")
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
 
     def run(q_nope, q_pe, cache):
-        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4, max_query_len=2)
+        if inside:
+            mla.plan(*lengths, num_tokens=4, max_query_len=2)
         return mla.attend(q_nope, q_pe, cache)
 
+    if not inside:
+        mla.plan(*lengths, num_tokens=4, max_query_len=2)
+    mla.workspace.fill_(torch.nan)
     found = torch.compile(run, backend="aot_eager", fullgraph=True)(
         step.q_nope, step.q_pe, step.cache
     )

@@ -5,7 +5,12 @@ import torch
 from mla_step import assert_close, build, dense
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.planning.families import MAX_FIXED_SPLITS, AttendVariant, fixed_splits
+from paged_mla_optimized.planning.families import (
+    MAX_FIXED_SPLITS,
+    AttendVariant,
+    fixed_splits,
+    row_share,
+)
 
 TILES = AttendVariant(
     tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=7, min_units=1, split_tiles=2
@@ -29,10 +34,7 @@ def test_rows_of_several_queries_where_tokens_are_as_few_as_rows(num_heads, dete
     step = build(
         (200, 3), (60, 1), num_heads=num_heads, deterministic=deterministic, **capacities
     )  # fmt: skip
-    mla = PagedMla(step.config, "cpu")
-    mla._core.out.fill_(torch.nan)
-    mla._core.lse.fill_(torch.nan)
-    assert_close(step.attend(mla), dense(step))
+    assert_close(step.attend(), dense(step))
 
 
 def test_bits_do_not_depend_on_batch_mates():
@@ -102,6 +104,49 @@ def test_padding_changes_no_bit(deterministic):
 def test_number_of_splits_is_bounded_by_memory():
     """Few rows may have many splits, many rows of many heads few."""
     assert fixed_splits(TILES, max_rows=1, kv_lora_rank=512) == MAX_FIXED_SPLITS
-    tall = replace(TILES, tile_m=64, lanes=2)
-    assert fixed_splits(tall, max_rows=256, kv_lora_rank=512) == 4
+    tall = replace(TILES, tile_m=64)
+    assert fixed_splits(tall, max_rows=256, kv_lora_rank=512) == 8
     assert fixed_splits(tall, max_rows=1 << 20, kv_lora_rank=512) == 1
+
+
+@pytest.mark.parametrize(("max_rows", "share"), [(1, 128), (8, 16), (128, 1), (1000, 1)])
+def test_rows_share_a_device(max_rows, share):
+    """A row is cut for as many programs as a full batch leaves to each."""
+    assert row_share(max_rows) == share
+
+
+@pytest.mark.parametrize(("parts", "overhead"), [(1, 0), (3, 2), (7, 0), (40, 2)])
+def test_shares_begin_and_end_with_splits(parts, overhead):
+    """S-20: every split of a row lies in one share, whole, and shares follow each other."""
+    step = build((250, 1), (40, 40), (0, 1), (17, 1), deterministic=True)
+    variant = replace(TILES, programs_per_sm=parts, overhead=overhead, split_tiles=3)
+    mla = PagedMla(step.config, "cpu", variant=variant)
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    plan = mla._core.plan
+    overhead = plan.cut[3].item()
+    starts, first = [], 0
+    for key_tiles, groups, splits in ((16, 1, 16), (3, 10, 1), (2, 1, 2)):
+        for _ in range(groups):
+            length = -(-key_tiles // splits)
+            starts += range(first + overhead, first + overhead + key_tiles, length)
+            first += overhead + key_tiles
+    shares = sorted((begin, end) for begin, end, *_ in plan.shares.tolist() if begin < end)
+    assert shares[0][0] == starts[0]
+    assert all(begin in starts for begin, _ in shares)
+    assert [end for _, end in shares[:-1]] == [begin for begin, _ in shares[1:]]
+    assert shares[-1][1] == plan.cut[2].item()
+
+
+def test_lanes_change_no_bit():
+    """S-20: rows beside make the plan choose other lanes, and no other bits."""
+    variant = replace(TILES, lanes=4)
+    alone = build((230, 4), seed=2, num_heads=16, deterministic=True)
+    mates = build(*[(200, 1)] * 5, seed=1, num_heads=16, deterministic=True)
+    together = join(alone, mates)
+    mla = PagedMla(alone.config, "cpu", variant=variant)
+    expected = alone.attend(mla)
+    lanes = mla._core.plan.cut[1].item()
+    out, lse = together.attend(mla)
+    assert mla._core.plan.cut[1].item() != lanes
+    assert torch.equal(out[:4], expected[0])
+    assert torch.equal(lse[:4], expected[1])

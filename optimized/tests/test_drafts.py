@@ -85,3 +85,57 @@ def test_extend_window():
     window.fill(torch.tensor([5, 0, 1, 70], dtype=I32))
     assert window.seq_lens.tolist() == [8, 0, 4, 73]
     assert window.cu_seqlens_q.tolist() == [0, 3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        torch.zeros(32, 8, 6),
+        torch.zeros(32, 4, 6, 2)[..., 0],
+        torch.zeros(32, 24),
+        torch.zeros(32, 4, 6, device="meta"),
+    ],
+    ids=["block-size", "last-stride", "2d", "device"],
+)
+def test_tails_of_another_cache_are_not_copied(cache):
+    """S-15: a cache of other blocks, or one whose rows are not dense, is refused as it is."""
+    with pytest.raises(InvalidArgument, match="cache"):
+        draft_steps().copy_tails(cache, PREFIX_LENS, PREFIX_TABLE, BRANCH_BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("argument", "spoil"),
+    [
+        ("prefix_lens", lambda t: t.repeat_interleave(2)[::2]),
+        ("branch_blocks", lambda t: t.transpose(0, 1).contiguous().transpose(0, 1)),
+    ],
+)
+def test_strided_lengths_and_blocks_are_named(argument, spoil):
+    """S-15: kernels read both dense."""
+    given = {
+        "prefix_lens": PREFIX_LENS, "prefix_table": PREFIX_TABLE, "branch_blocks": BRANCH_BLOCKS,
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument) as error:
+        draft_steps().fill(**(given | {argument: spoil(given[argument])}))
+    assert error.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    "committed",
+    [
+        torch.tensor([5, 0, 1], dtype=I32),
+        torch.tensor(5, dtype=I32),
+        torch.zeros(5, dtype=I32),
+        torch.zeros(4),
+        torch.zeros(4, dtype=I32, device="meta"),
+    ],
+    ids=["short", "one", "long", "float", "device"],
+)
+def test_an_extend_window_stays_where_it_is(committed):
+    """S-17: graphs read its lengths at one address; other lengths than its rows are refused."""
+    window = ExtendWindow(4, 3, "cpu")
+    lens, address = window.seq_lens, window.seq_lens.data_ptr()
+    with pytest.raises(InvalidArgument, match="committed"):
+        window.fill(committed)
+    assert window.seq_lens is lens
+    assert (lens.data_ptr(), lens.shape) == (address, (4,))

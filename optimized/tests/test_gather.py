@@ -1,7 +1,9 @@
+import pytest
 import torch
 from mla_step import P, R, build
 
 from paged_mla_optimized import PagedMla
+from paged_mla_shared.errors import InvalidArgument
 
 
 def planned(step):
@@ -51,3 +53,23 @@ def test_fewer_keys_than_a_program_reads():
     planned(step).gather_context(step.cache, ckv, k_pe)
     assert torch.equal(torch.cat([ckv, k_pe], dim=1)[:3], torch.cat(step.keys))
     assert (ckv[3:] == 7).all()
+
+
+def test_more_keys_than_int32_counts():
+    """S-1: the sums stay at the largest int32; what there is room for is as in any other step."""
+    step = build((33, 0), (70, 0), (40, 0))
+    step.seq_lens[1:] = 2**30
+    mla = planned(step)
+    assert mla.cu_seqlens_k.tolist() == [0, 33, 33 + 2**30, 2**31 - 1]
+    ckv, k_pe = torch.full((100, R), 7.0), torch.full((100, P), 7.0)
+    mla.gather_context(step.cache, ckv, k_pe)
+    keys = torch.cat(step.keys[:2])[:100]
+    assert torch.equal(torch.cat([ckv, k_pe], dim=1), keys)
+
+
+def test_no_room_for_more_lines_than_are_counted():
+    """S-1: refused, since lines past the largest int32 would have no row."""
+    lines = torch.zeros(1, R).expand(2**31, R), torch.zeros(1, P).expand(2**31, P)
+    step = build((33, 1))
+    with pytest.raises(InvalidArgument, match="ckv"):
+        planned(step).gather_context(step.cache, *lines)

@@ -9,12 +9,15 @@ import torch
 
 from paged_mla_optimized import MlaConfig
 from paged_mla_optimized.launchers import hopper
+from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.hopper import (
     HopperAttention,
     cache_fits,
     hopper_box,
     hopper_boxes,
+    queries_fit,
 )
+from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import serving_variant
 
@@ -57,6 +60,45 @@ TWO_BLOCKS = DENSE[:2]
 def test_cache_must_be_rows_of_one_stride(tensor, fits):
     """Other strides are left to the portable kernel, whatever the config says."""
     assert cache_fits(tensor) is fits
+
+
+def queries(width: int, token_stride: int, head_stride: int, offset: int = 0) -> torch.Tensor:
+    """Return queries [4, 16, width] with these strides, `offset` elements into their storage."""
+    storage = torch.zeros(4 * token_stride + offset + width, dtype=torch.bfloat16)
+    return storage[offset:].as_strided((4, 16, width), (token_stride, head_stride, 1))
+
+
+Q_NOPE, Q_PE = queries(512, 16 * 512, 512), queries(64, 16 * 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("q_nope", "q_pe", "fits"),
+    [
+        (Q_NOPE, Q_PE, True),
+        (queries(512, 16 * 576, 576), queries(64, 16 * 576, 576, offset=512), True),
+        (queries(512, 16 * 512, 512, offset=8), Q_PE, True),
+        (queries(512, 16 * 512, 512, offset=1), Q_PE, False),
+        (Q_NOPE, queries(64, 16 * 64, 64, offset=4), False),
+        (queries(512, 16 * 520, 520), Q_PE, False),
+        (queries(512, 16 * 512 + 8, 512), Q_PE, False),
+        (Q_NOPE, queries(64, 16 * 72, 72), False),
+        (Q_NOPE, queries(64, 16 * 64 + 1, 64), False),
+    ],
+    ids=[
+        "dense", "one-tensor", "16-bytes", "address", "rope-address", "head", "token", "rope-head",
+        "rope-token",
+    ],
+)  # fmt: skip
+def test_queries_must_be_copied_16_bytes_at_a_time(monkeypatch, q_nope, q_pe, fits):
+    """Others are left to the portable kernel: the compiler knows multiples of 16 only."""
+    assert queries_fit(q_nope, q_pe) is fits
+    launched = []
+    for kind in (HopperAttention, PortableAttention):
+        monkeypatch.setattr(kind, "launch", lambda self, *_, **__: launched.append(type(self)))
+    memory = Workspace(CONFIG, [served(CONFIG)], 132, torch.device("cpu"), None)
+    attention = Attention(CONFIG, served(CONFIG), 132, memory)
+    attention.attend(None, q_nope, q_pe, DENSE, out=None, lse=None)
+    assert launched == [HopperAttention if fits else PortableAttention]
 
 
 @pytest.mark.parametrize(
@@ -129,11 +171,24 @@ def test_caches_are_not_kept_alive(attention):
     assert rows is not None
 
 
-def test_remembered_caches_are_bounded(attention, monkeypatch):
+def test_remembered_caches_are_bounded(monkeypatch):
     """An engine may make new caches without end."""
     monkeypatch.setattr(hopper, "MAX_CACHES", 2)
+    attention = HopperAttention(CONFIG, served(CONFIG), programs=132)
     views = [DENSE[:n] for n in (1, 2, 3)]
     first, second, third = map(attention.rows_of, views)
     assert attention.rows_of(views[2]) is third
     assert attention.rows_of(views[0]) is not first
     assert attention.rows_of(views[1]) is not second
+
+
+def test_remembered_kernels_are_bounded(monkeypatch):
+    """Each other stride of a cache is a kernel of its own."""
+    monkeypatch.setattr(hopper, "MAX_KERNELS", 2)
+    attention = HopperAttention(CONFIG, served(CONFIG), programs=132)
+    caches = [cache(width, 64 * width) for width in (576, 584, 592)]
+    first, second, third = [attention.rows_of(each).kernel for each in caches]
+    again = [attention.rows_of(each[:2]).kernel for each in reversed(caches)]
+    assert again[0] is third
+    assert again[1] is not second
+    assert again[2] is not first

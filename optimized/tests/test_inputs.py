@@ -1,6 +1,7 @@
 import pytest
 import torch
 from mla_step import P, R, build, config
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_mla_optimized import Bucket, PagedMla, StepInputs
 from paged_mla_shared.errors import InvalidArgument
@@ -92,3 +93,104 @@ def test_what_does_not_fit_is_an_error():
         inputs.view(Bucket(65, 8))
     with pytest.raises(InvalidArgument, match="hidden"):
         StepInputs(config(), "cpu", {"hidden": ((63, 2), torch.float32)})
+
+
+STEP = {
+    "cu_seqlens_q": torch.tensor([0, 3, 4]).int(),
+    "seq_lens": torch.tensor([20, 1]).int(),
+    "block_table": torch.zeros(2, 4).int(),
+    "q_nope": torch.ones(4, 4, R),
+}
+NINE_ROWS = {
+    "cu_seqlens_q": torch.arange(10).int(),
+    "seq_lens": torch.ones(9).int(),
+    "block_table": torch.zeros(9, 4).int(),
+}
+
+
+@pytest.mark.parametrize(
+    ("argument", "changes"),
+    [
+        ("cu_seqlens_q", {"seq_lens": torch.ones(1).int()}),
+        ("seq_lens", {"seq_lens": torch.tensor([20.0, 1.0])}),
+        ("seq_lens", NINE_ROWS),
+        ("cu_seqlens_q", {"cu_seqlens_q": torch.tensor([0]).int()}),
+        ("cu_seqlens_q", {"cu_seqlens_q": torch.tensor([0, 3, 4])}),
+        ("block_table", {"block_table": torch.zeros(1, 4).int()}),
+        ("block_table", {"block_table": torch.zeros(2, 17).int()}),
+        ("block_table", {"block_table": torch.zeros(2).int()}),
+        ("q_nope", {"q_nope": torch.ones(65, 4, R)}),
+        ("q_nope", {"q_nope": torch.ones(4, 1, R)}),
+        ("q_nope", {"q_nope": torch.ones(4, 4, R).double()}),
+        ("hidden", {"hidden": torch.ones(4, 4)}),
+        ("mask", {"mask": torch.ones(9, dtype=torch.bool)}),
+    ],
+    ids=[
+        "one-for-all", "floats", "rows", "one-start", "int64", "one-table", "width", "1d", "tokens",
+        "heads", "double", "unknown", "no-tree",
+    ],
+)  # fmt: skip
+def test_a_step_that_does_not_fit_is_refused(argument, changes):
+    """S-17: shapes, dtypes and capacities are looked at before a byte is copied."""
+    inputs = StepInputs(config(), "cpu", QUERIES)
+    inputs.poison()
+    before = [tensor.clone() for tensor in inputs.tensors]
+    with pytest.raises(InvalidArgument) as error:
+        inputs.load(**(STEP | changes))
+    assert error.value.argument == argument
+    for tensor, old in zip(inputs.tensors, before, strict=True):
+        torch.testing.assert_close(tensor, old, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "mask"),
+    [
+        ("tree:qlen", torch.ones(64 * 9 + 1, dtype=torch.bool)),
+        ("tree:qlen", torch.ones(4, 9, dtype=torch.bool)),
+        ("tree:qlen", torch.ones(9)),
+        ("tree:packed", torch.ones(65, 2, dtype=torch.uint8)),
+        ("tree:packed", torch.ones(4, 1, dtype=torch.uint8)),
+    ],
+    ids=["elements", "2d", "floats", "lines", "narrow"],
+)
+def test_a_mask_that_does_not_fit_is_refused(spelling, mask):
+    """S-14: more masks than the largest step has, or lines too narrow for a draft."""
+    inputs = StepInputs(config(mask=spelling, max_draft_tokens=9), "cpu", QUERIES)
+    with pytest.raises(InvalidArgument, match="mask"):
+        inputs.load(**STEP, mask=mask)
+
+
+class HostCopies(TorchDispatchMode):
+    """Takes notes of copies from the host: whether they wait, as they do for strided tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.waits = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.ops.aten.copy_.default:
+            self.note(args[1], at_once=args[2] if len(args) > 2 else False)
+        elif function is torch.ops.aten._to_copy.default:
+            self.note(args[0], at_once=kwargs.get("non_blocking", False))
+        return function(*args, **kwargs)
+
+    def note(self, source, *, at_once):
+        if source.device.type == "cpu":
+            self.waits.append(not (at_once and source.is_contiguous()))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "mask"),
+    [
+        ("tree:qlen", torch.ones(10, dtype=torch.bool)),
+        ("tree:packed", torch.ones(4, 8, dtype=torch.uint8)),
+    ],
+)
+def test_loading_never_waits(spelling, mask):
+    """S-17: dense tensors cross from the host as they are and asynchronously, padding never."""
+    tree = config(mask=spelling, max_draft_tokens=3)
+    inputs = StepInputs(tree, "meta", {"q_nope": QUERIES["q_nope"]})
+    with HostCopies() as copies:
+        inputs.load(**STEP, mask=mask)
+    assert copies.waits == [False] * 5

@@ -3,15 +3,18 @@
 Triton's own launcher is built here, with a C launcher that takes notes.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from mla_step import P, R, build
 from triton.backends.nvidia import driver as nvidia
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.driver import driver
 
+from paged_mla_optimized import DraftSteps, PagedMla, merge_partials
 from paged_mla_optimized.runtime import launch
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
@@ -29,14 +32,24 @@ CACHE = torch.zeros(32, 576, dtype=torch.bfloat16)
 
 
 class Notes:
-    """Stands in for the C launcher and its encoder of tensor maps."""
+    """Stands in for the C launcher, its encoder of tensor maps, and the current device."""
 
     def __init__(self):
         self.launches = []
         self.encoded = []
+        self.device = -1  # a CPU's
+        self.devices = []  # of each launch
+        self.exchanges = 0
 
     def __call__(self, *arguments):
         self.launches.append(plain(arguments))
+        self.devices.append(self.device)
+
+    def exchange(self, device):
+        self.exchanges += 1
+        before = self.device
+        self.device = before if device < 0 else device
+        return before
 
     def encode(self, *arguments):
         self.encoded.append(arguments)
@@ -60,8 +73,14 @@ def notes(monkeypatch):
         fill_tma_descriptor=notes.encode,
         fill_tma_descriptor_tiled=notes.encode,
     )
-    active = SimpleNamespace(utils=utils, get_current_stream=lambda _device: STREAM)
+    active = SimpleNamespace(
+        utils=utils,
+        get_current_device=lambda: notes.device,
+        get_current_stream=lambda device: STREAM + device + 1,
+    )
     monkeypatch.setattr(driver, "_active", active)
+    monkeypatch.setattr(torch.cuda, "_exchange_device", notes.exchange)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", notes.exchange)
     monkeypatch.setattr(nvidia, "library_dirs", list)
     monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: utils)
     monkeypatch.setattr(nvidia, "PyKernelArg", lambda **kinds: kinds, raising=False)
@@ -96,7 +115,8 @@ class Kernel:
         def launch_as_triton_does(*arguments, TILE, num_warps):
             assert num_warps == 4
             self.searches += 1
-            given = (STREAM, FUNCTION, METADATA, None, None, None, *arguments, TILE)
+            stream = driver.active.get_current_stream(driver.active.get_current_device())
+            given = (stream, FUNCTION, METADATA, None, None, None, *arguments, TILE)
             self.binary.run(*grid, *given)
             return self.binary
 
@@ -109,10 +129,17 @@ def descriptors():
     return Descriptors(*(TensorDescriptor.from_tensor(CACHE, box, LAYOUT) for box in boxes))
 
 
-def launch_twice(kernel, *described, grid=(5, 2, 1), cluster=1):
+class OnSecond(torch.Tensor):
+    """A tensor that says it is on the second of two GPUs."""
+
+    def get_device(self):
+        return 1
+
+
+def launch_twice(kernel, *described, grid=(5, 2, 1), cluster=1, kind=torch.Tensor):
     """Launch with Triton's eyes, then with what was remembered."""
     launcher = Launcher(kernel, {"TILE": 64}, cluster=cluster, num_warps=4)
-    q, out = torch.zeros(8, 64, dtype=torch.bfloat16), torch.zeros(8, 64, dtype=torch.bfloat16)
+    q, out = torch.zeros(2, 8, 64, dtype=torch.bfloat16).as_subclass(kind)
     for _ in range(2):
         launcher(grid, ("strides", 64), (q, out), (64, 0.5), *described)
 
@@ -157,14 +184,14 @@ def test_descriptors_follow_the_binary(notes):
     assert both.arguments(None) == both.descriptors
 
 
-def test_an_unknown_triton_launches_itself(notes, monkeypatch):
-    """Where the order of the C launcher's arguments is not known, Triton's own is kept."""
-    monkeypatch.setattr(launch, "_TRITON", "3.8")
+@pytest.mark.parametrize("version", ["3.5", "3.8"])
+def test_an_unknown_triton_launches_itself(notes, monkeypatch, version):
+    """Where the order of a launcher's arguments is not known, every launch is Triton's own."""
+    monkeypatch.setattr(launch, "_TRITON", version)
     kernel = Kernel(with_descriptors=True)
     launch_twice(kernel, descriptors(), grid=(6, 2, 1), cluster=2)
-    assert kernel.searches == 1
+    assert kernel.searches == 2
     assert notes.launches[0] == notes.launches[1]
-    assert len(notes.encoded) == 4  # at each launch
 
 
 def test_scratch_memory_is_left_to_triton(notes, monkeypatch):
@@ -215,3 +242,67 @@ def test_profilers_see_every_launch(notes, monkeypatch):
         launch_twice(kernel)
     assert kernel.searches == 2
     assert len(notes.launches) == 2
+
+
+@pytest.mark.parametrize("current", [0, 1, 2])
+def test_launches_are_on_the_device_of_their_tensors(notes, current):
+    """Whatever device is the current one, which it stays."""
+    notes.device = current
+    kernel = Kernel()
+    launch_twice(kernel, kind=OnSecond)
+    assert kernel.searches == 1
+    assert notes.devices == [1, 1]
+    assert [arguments[3] for arguments in notes.launches] == [STREAM + 2] * 2
+    assert notes.device == current
+
+
+def test_the_current_device_is_left_alone_where_it_is_the_right_one(notes):
+    """Changing it costs host time: a remembered launch only looks."""
+    notes.device = 1
+    launch_twice(Kernel(), kind=OnSecond)
+    by_triton = 2
+    assert notes.exchanges == by_triton
+
+
+def test_remembered_binaries_are_bounded(notes, monkeypatch):
+    """An engine may slice its buffers in ever new ways."""
+    monkeypatch.setattr(launch, "MAX_BINARIES", 2)
+    kernel = Kernel()
+    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    q = torch.zeros(128, dtype=torch.bfloat16)
+    for stride in (1, 2, 3, 3, 1):
+        launcher((1, 1, 1), stride, (q, q), (stride, 0.5))
+    assert kernel.searches == 4
+    assert len(notes.launches) == 5
+
+
+def unremembered():
+    """Return the calls whose kernels Triton launches itself, ready to be made."""
+    step = build((5, 1))
+    mla = PagedMla(step.config, "cpu")
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=1)
+    shape = {"max_requests": 1, "branches": 1, "steps": 1, "prefix_width": 2, "own_width": 1}
+    drafts = DraftSteps(**shape, block_size=4, device="cpu")
+    rows = (torch.ones(1).int(), torch.zeros(1, 2).int(), torch.ones(1, 1, 1).int())
+    return {
+        "merge": partial(merge_partials, torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 1)),
+        "gather": partial(mla.gather_context, step.cache, torch.zeros(5, R), torch.zeros(5, P)),
+        "drafts": partial(drafts.fill, *rows),
+        "tails": partial(drafts.copy_tails, torch.zeros(2, 4, 6), *rows),
+    }
+
+
+@pytest.mark.parametrize("name", ["merge", "gather", "drafts", "tails"])
+def test_other_launches_ask_for_the_device_of_their_tensors(monkeypatch, name):
+    """Triton itself starts a kernel on the current device."""
+    call, asked = unremembered()[name], []
+
+    class Device(torch.cuda.device):
+        def __init__(self, device):
+            asked.append(device)
+            super().__init__(-1)
+
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda _tensor: 1)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    call()
+    assert asked == [1]

@@ -95,7 +95,7 @@ class Recorded(GraphedStep):
     def __init__(self, mlas, model_fn, inputs, buckets, *, caches=()):
         self._mlas, self._model_fn, self._caches = tuple(mlas), model_fn, tuple(caches)
         self.inputs = inputs
-        self._ascending = sorted(set(buckets))
+        self._ascending = sorted(set(buckets), key=lambda bucket: bucket.size)
         self.replays = []
         for bucket in reversed(self._ascending):
             inputs.clear()

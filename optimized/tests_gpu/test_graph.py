@@ -105,6 +105,30 @@ def test_capacity_changes_are_errors_until_recaptured():
     kept.replay(1, 1)
 
 
+def test_a_failed_capture_leaves_idle_inputs():
+    """S-17: a model that raises while it is recorded; afterwards the same step is captured."""
+    model, step = graphed(CONFIG, BUCKETS[:2])
+    batch = make_batch(CONFIG, [(100, 2)] * 3, 1)
+    out = model.eager(batch)[0]
+
+    def broken(view):
+        model.layers(view)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("while recording")
+
+    step._model_fn = broken
+    with pytest.raises(RuntimeError, match="while recording"):
+        step.recapture()
+    assert not step.inputs.cu_seqlens_q.any()
+    with pytest.raises(StaleGraph, match="recapture"):
+        step.replay(1, 1)
+    step._model_fn = model.layers
+    step.recapture()
+    model.restore(batch)
+    batch.load(step.inputs)
+    assert same(step.replay(batch.rows, batch.num_tokens)[0][:, : batch.num_tokens], out)
+
+
 def test_poisoned_and_shared_workspace():
     """S-9: NaN in all scratch memory, and another instance's graphs in between, change nothing."""
     model, step = graphed(CONFIG)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_step import CONFIG, Model, make_batch, random_lens, same
+from gpu_step import CONFIG, Model, R, make_batch, random_lens, same
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
@@ -62,3 +62,33 @@ def test_a_thousand_repeats(name):
         wrong += (lse_again.view(torch.int32) != lse.view(torch.int32)).sum()
     assert wrong.item() == 0
     assert same(model.layers(batch)[0], out)
+
+
+def at_odd_address(tensor):
+    """Return room for as many elements, two bytes into its storage."""
+    return torch.zeros(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:].view(tensor.shape)
+
+
+def with_odd_strides(tensor):
+    """Return room for as many elements, whose heads are no multiple of 16 of them apart."""
+    *shape, width = tensor.shape
+    return torch.zeros(*shape, width + 8, dtype=tensor.dtype, device="cuda")[..., :width]
+
+
+@pytest.mark.parametrize("odd", [at_odd_address, with_odd_strides])
+@pytest.mark.parametrize("name", ["16-heads", "128-heads"])
+def test_odd_queries_and_answers(name, odd):
+    """S-5: queries that cannot be copied are the portable kernel's; answers may be odd."""
+    config, lens = STEPS[name]
+    batch = make_batch(config, lens, 1)
+    model = Model(PagedMla(config))
+    out, lse, _ = model.eager(batch)
+    q, cache = batch.tokens["q"][:, 0], model.caches[0]
+    q_nope, q_pe = q[..., :R], q[..., R:]
+    answer = odd(out[0])
+    model.mla.attend(q_nope, q_pe, cache, out=answer)
+    assert same(answer, out[0])
+    for queries in ((odd(q_nope).copy_(q_nope), q_pe), (q_nope, odd(q_pe).copy_(q_pe))):
+        found = model.mla.attend(*queries, cache)
+        torch.testing.assert_close(found[0].float(), out[0].float(), rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(found[1], lse[0], rtol=2e-2, atol=2e-2)

@@ -22,9 +22,10 @@ from paged_mla_shared.errors import InvalidArgument
 class PagedMla:
     """Paged multi-head latent attention. Every buffer is allocated here, none later.
 
-    ``plan``, ``append`` and ``attend`` launch kernels on the current stream, allocate nothing and
-    never wait for the device, so they can be captured in a CUDA graph. A replay reads lengths,
-    tables and masks from the same tensors again. Under ``torch.compile`` they are the ops of
+    ``plan``, ``append`` and ``attend`` launch kernels on the current stream and never wait for the
+    device, so they can be captured in a CUDA graph. They allocate nothing but the answers of an
+    ``attend`` that is given no tensors for them. A replay reads lengths, tables and masks from the
+    same tensors again. Under ``torch.compile`` they are the ops of
     :mod:`paged_mla_optimized.ops`.
 
     Parameters
@@ -56,7 +57,7 @@ class PagedMla:
         self._core = core = Core(config, device, variant, workspace)
         self.config, self.device = config, core.device
         self._handle = ops.register(core)
-        self._max_query_len: int | None = None  # of the step that a compiled function planned
+        self._max_query_len: int | None = None  # of the planned step
         total = sum(buffer.nbytes for buffer in self.memory())
         LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variants, f"{total:,}")
 
@@ -82,7 +83,11 @@ class PagedMla:
 
     @property
     def cu_seqlens_k(self) -> torch.Tensor:
-        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1]."""
+        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1].
+
+        Sums past 2 ** 31 - 1, of rows that share their blocks, stay there: int32 is what engines
+        take, and :meth:`gather_context` writes no more lines.
+        """
         return self._core.plan.key_starts[: self._core.plan.num_rows + 1]
 
     def plan(
@@ -111,9 +116,9 @@ class PagedMla:
         max_query_len : int or None
             The longest query of any row, >= 1, as far as the host knows: the step's kernel is
             chosen for it. A longer row is right too, only slower. ``None`` takes a step with no
-            more tokens than rows for decode, and others for the longest rows of the capacities;
-            with ``deterministic`` every step, because the bits of a row are the same in all steps
-            of one kernel (S-20).
+            more tokens than rows for decode, and others for the longest rows of the capacities.
+            With ``deterministic`` it chooses one kernel for all steps, since a row has the same
+            bits only in steps of one kernel (S-20).
         mask : bool [..] or uint8 [T, W], or None
             The draft trees, spelled as the config says (S-14).
 
@@ -124,6 +129,7 @@ class PagedMla:
             tensors are not looked at: :meth:`check` does that.
         """
         core, plan = self._core, self._core.plan
+        self._max_query_len = max_query_len
         if not torch.compiler.is_compiling():
             core.fill(
                 plan,
@@ -150,7 +156,6 @@ class PagedMla:
             handle=self._handle,
         )
         plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
-        self._max_query_len = max_query_len
         plan.given_table = None if isinstance(block_table, RequestMap) else block_table
 
     def append(
@@ -213,7 +218,7 @@ class PagedMla:
             Any strides, the last one 1.
         out : dtype [T, H, R] or None
         lse : float32 [T, H] or None
-            Where to write; ``None`` takes a buffer that the next call overwrites.
+            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
 
         Returns
         -------
@@ -227,15 +232,12 @@ class PagedMla:
             A tensor's shape, dtype, device or last stride is wrong.
         """
         core, plan = self._core, self._core.plan
+        out = q_nope.new_empty(q_nope.shape) if out is None else out
+        lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
-            out = core.answer[0] if out is None else out
-            lse = core.answer[1] if lse is None else lse
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
         cache = as_cache(core.config.cache_format, cache)
-        out = torch.empty_like(q_nope) if out is None else out
-        if lse is None:
-            lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
         ops.attend(
             plan.state,
             q_nope,
@@ -263,7 +265,8 @@ class PagedMla:
             Any strides, the last one 1.
         ckv : dtype [K, R]
         k_pe : dtype [K, P]
-            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped.
+            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped;
+            and at most 2 ** 31 - 1.
 
         Raises
         ------

@@ -23,11 +23,15 @@ from paged_mla_optimized.planning.families import (
     variants_by_query_len,
 )
 from paged_mla_optimized.planning.plan import Plan, PlanKernels
+from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _LOG2_E = 1 / math.log(2)
+_MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
+MAX_LAYOUTS = 4096
+"""Layouts of arguments that are known to be right before all of them are forgotten."""
 
 
 class Core:
@@ -73,11 +77,8 @@ class Core:
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)
-        shape = (config.max_query_tokens, config.num_heads, config.kv_lora_rank)
-        self.out = torch.empty(shape, dtype=config.dtype, device=self.device)
-        self.lse = torch.empty(shape[:2], dtype=torch.float32, device=self.device)
-        self.answer = self.out[:0], self.lse[:0]  # the lines of the planned step
-        self._checked: set[Hashable] = set()  # layouts that passed: looking again costs host time
+        # Layouts that passed: looking again costs host time.
+        self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
 
     @property
     def attention(self) -> Attention:
@@ -113,7 +114,6 @@ class Core:
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
-        self.answer = self.out[:num_tokens], self.lse[:num_tokens]
 
     def append(
         self,
@@ -133,7 +133,7 @@ class Core:
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
             checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
-            self._checked.add(layout)
+            self._checked[layout] = None
         if num_tokens > 0:
             self._append.launch(
                 ckv, k_pe, cache, slot_mapping=slot_mapping, positions=plan.positions
@@ -159,7 +159,7 @@ class Core:
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
             checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
             checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
-            self._checked.add(layout)
+            self._checked[layout] = None
         if num_tokens > 0:
             if self.rotate is not None:
                 q_pe = self.rotate.launch(q_pe, plan.positions)
@@ -171,6 +171,8 @@ class Core:
         """Check and read the cached rows of the step in `plan`."""
         cache = as_cache(self.config.cache_format, cache)
         checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
+        if ckv.shape[0] > _MAX_KEYS:
+            raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)
         if ckv.shape[0] > 0 and plan.num_rows > 0:
             launch_gather(self.config, plan, cache, ckv, k_pe)
@@ -179,8 +181,6 @@ class Core:
         """Return every tensor held on the device, largest first."""
         tensors = self.plan.buffers | {
             "workspace": self.workspace.memory,
-            "out": self.out,
-            "lse": self.lse,
             "cos": self.tables[0],
             "sin": self.tables[1],
         }

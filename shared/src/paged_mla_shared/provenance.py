@@ -18,13 +18,20 @@ def commit_of(source: str) -> str:
     Returns
     -------
     str
-        Outside a checkout what ``PAGED_MLA_COMMIT`` says, or "unknown".
+        What ``PAGED_MLA_COMMIT`` says, where it is set; "unknown" for a file that no commit
+        tracks, as in an install inside the checkout of something else.
     """
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    if said := os.environ.get("PAGED_MLA_COMMIT"):
+        return said
+    path = Path(source)
     try:
-        done = subprocess.run(
-            command, cwd=Path(source).parent, capture_output=True, text=True, check=True
-        )
+        _git(path.parent, "ls-files", "--error-unmatch", path.name)
+        return _git(path.parent, "describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("PAGED_MLA_COMMIT", "unknown")
+        return "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()

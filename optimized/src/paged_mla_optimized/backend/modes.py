@@ -50,7 +50,7 @@ def reserved_slot() -> TritonBackend:
 
 
 def base_2() -> TritonBackend:
-    """Return the backend with its lse in base 2; what it merges has it in base e, so not merge."""
+    """Return the backend with its lse in base 2, without merge, which takes natural ones."""
     return _mode("base_2", settings={"lse_base": "2"}, left_out=frozenset({"merge"}))
 
 

@@ -12,6 +12,7 @@ from paged_mla_optimized.planning.families import (
     Demand,
     fixed_splits,
     passed_over,
+    row_share,
 )
 
 
@@ -98,20 +99,16 @@ def explain(
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
         if seq_len > 0
     ]
-    lanes = variant.lanes if config.deterministic else _choose_lanes(rows, variant)
+    lanes = _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
     parts = programs // lanes
-    overhead = 0 if config.deterministic else variant.overhead
-    part_units, overhead = _choose_length(shapes, parts, variant.min_units, overhead)
+    part_units, overhead = _choose_length(shapes, parts, variant.min_units, variant.overhead)
     units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
     if config.deterministic:
-        most = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-        cut_groups = sum(
-            groups
-            for groups, tiles in shapes
-            if 0 < groups <= most // 2 and tiles > variant.split_tiles
-        )
-        cut = f"at most {most} a row, of {variant.split_tiles} key tiles or more (deterministic)"
+        splits = [_fixed_splits(config, variant, pairs, tiles) for pairs, tiles in rows]
+        groups = [groups for groups, _ in shapes]
+        cut_groups = sum(n for n, count in zip(groups, splits, strict=True) if count > 1)
+        cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (deterministic)"
     else:
         cut_groups = _cut_by_parts(shapes, part_units, overhead)
         cut = "equal shares of the grid"
@@ -131,6 +128,16 @@ def explain(
         cut_groups=cut_groups,
         cut=cut,
     )
+
+
+def _fixed_splits(config: MlaConfig, variant: AttendVariant, pairs: int, key_tiles: int) -> int:
+    """Return the splits of each query tile of a row, see ``kernels/common/schedule.py``."""
+    query_tiles = max(-(-pairs // variant.tile_m), 1)
+    length = -(-key_tiles // max(row_share(config.max_rows) // query_tiles, 1))
+    length = min(max(length, variant.min_units), variant.split_tiles)
+    most = fixed_splits(variant, config.max_rows, config.kv_lora_rank) // query_tiles
+    length = -(-key_tiles // min(-(-key_tiles // length), max(most, 1)))
+    return -(-key_tiles // length)
 
 
 def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:

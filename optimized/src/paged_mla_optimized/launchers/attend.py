@@ -10,7 +10,7 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.combine import Combine
-from paged_mla_optimized.launchers.hopper import HopperAttention
+from paged_mla_optimized.launchers.hopper import HopperAttention, queries_fit
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
@@ -110,7 +110,9 @@ class Attention:
     ) -> None:
         """Write what no part of the grid cuts, and partials of what is cut."""
         partial_out, partial_lse = self.partial_out, self.partial_lse
-        rows = None if self._hopper is None else self._hopper.rows_of(cache.latents)
+        rows = None
+        if self._hopper is not None and queries_fit(q_nope, q_pe):
+            rows = self._hopper.rows_of(cache.latents)
         if self._hopper is not None and rows is not None:
             self._hopper.launch(
                 rows,
@@ -140,6 +142,6 @@ def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tu
     """Return how many partial answers of a query tile there may be, and the tile's pairs."""
     if config.deterministic:
         splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-        return config.max_rows * splits * variant.lanes, variant.tile_m
+        return config.max_rows * splits, variant.tile_m
     # Of the group that a part's range begins in, and of the one it ends in.
     return 2 * variant.programs(num_sms), variant.tile_m

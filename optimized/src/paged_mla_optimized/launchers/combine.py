@@ -9,11 +9,11 @@ import torch
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
-from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.planning.plan import Plan, split_constants
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
-_FIXED_SHARES = 4  # programs along axis 2 where rows are cut by their own lengths
+_FIXED_SHARES = 4  # programs along axis 2, at least, where rows are cut by their own lengths
 
 
 class Combine:
@@ -32,7 +32,7 @@ class Combine:
         self.variant = variant
         lanes = _least_lanes(config, variant)
         self.parts = programs // lanes
-        # For each program of the attend kernel as many as read the partials of its tile at once.
+        # So many for each program of the attend kernel read all partials of its tile at once.
         workers = 8 if variant.tile_m <= 32 else 16
         self.workers = 2 if is_interpreting() else workers * lanes
         constants = combine_constants(config, variant)
@@ -48,10 +48,11 @@ class Combine:
         lse: torch.Tensor,
     ) -> None:
         """Write what the groups that were cut come to, and blank padding; T > 0."""
-        joins, groups, shares = self.parts, 1, 1
+        joins, tiles, shares = self.parts, 1, 1
         if self.config.deterministic:
-            groups = self._groups(plan)
-            joins, shares = plan.num_rows * groups, _FIXED_SHARES
+            tiles = self._tiles(plan)
+            joins = plan.num_rows * tiles
+            shares = max(self.parts // joins, _FIXED_SHARES)
         strides = out.stride()
         self._kernel(
             (joins + -(-plan.num_tokens // self.workers), self.workers, shares),
@@ -71,33 +72,26 @@ class Combine:
                 *strides[:2],
                 *lse.stride(),
                 joins,
-                groups,
+                tiles,
                 plan.num_tokens,
                 self.config.num_heads,
             ),
         )
 
-    def _groups(self, plan: Plan) -> int:
-        """Return how many programs share the groups of a row, each of which may join several.
+    def _tiles(self, plan: Plan) -> int:
+        """Return how many programs share the query tiles of a row, each of which may join several.
 
         As many as fixed splits can cut in rows of the length that tiles are made for.
         """
         query_len = min(plan.query_len, plan.num_tokens)
-        groups = -(-self.config.num_heads * query_len // self.variant.group_m)
+        tiles = -(-self.config.num_heads * query_len // self.variant.tile_m)
         splits = fixed_splits(self.variant, self.config.max_rows, self.config.kv_lora_rank)
-        return max(1, min(groups, splits // 2))
+        return max(1, min(tiles, splits // 2))
 
 
 def cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what the attend and combine kernels must agree on."""
-    splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-    return {
-        "R": config.kv_lora_rank,
-        "TILE_M": variant.tile_m,
-        "TILE_N": variant.tile_n,
-        "SPLIT_TILES": variant.split_tiles,
-        "FIXED_SPLITS": splits if config.deterministic else 0,
-    }
+    return {"R": config.kv_lora_rank} | split_constants(config, variant)
 
 
 def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
@@ -106,6 +100,6 @@ def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, An
 
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:
-    """Return lanes that every plan takes: those that one token fills."""
+    """Return the fewest lanes that a plan takes: as many as one token fills."""
     fills = (1 << step for step in reversed(range(variant.lane_steps + 1)))
     return next(n for n in fills if n == 1 or config.num_heads % (n * variant.tile_m) == 0)

@@ -22,21 +22,22 @@ def launch_gather(
 ) -> None:
     """Write the first ``cu_seqlens_k[B]`` rows of `ckv` and `k_pe`; B and K > 0."""
     capacity, latents, constants = ckv.shape[0], cache.latents, gather_constants(config)
-    gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
-        latents,
-        plan.block_table,
-        plan.key_starts,
-        ckv,
-        k_pe,
-        *latents.stride()[:2],
-        *plan.block_table.stride(),
-        ckv.stride(0),
-        k_pe.stride(0),
-        plan.num_rows,
-        capacity,
-        config.block_size,
-        **constants,
-    )
+    with torch.cuda.device(latents.get_device()):
+        gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
+            latents,
+            plan.block_table,
+            plan.key_starts,
+            ckv,
+            k_pe,
+            *latents.stride()[:2],
+            *plan.block_table.stride(),
+            ckv.stride(0),
+            k_pe.stride(0),
+            plan.num_rows,
+            capacity,
+            config.block_size,
+            **constants,
+        )
 
 
 def gather_constants(config: MlaConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Launches the Gluon kernels for Hopper, where the problem and its tensors suit them.
 
-They copy keys by TMA, or by themselves where blocks fit no box of it. Either way the cache has to
-be rows of one stride: blocks a whole number of rows apart, and rows on 16 bytes.
+They copy keys by TMA, or thread by thread where a block fits no TMA box. Either way the cache has
+to be rows of one stride: blocks a whole number of rows apart, and each row on 16 bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
 from paged_mla_optimized.planning.families import FEW, AttendVariant
-from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.planning.plan import Plan, split_constants
+from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
 _TILE_N = 64
@@ -27,6 +28,8 @@ _STAGES = 2  # of the ring for few queries; the other one has three
 _FEW_REGISTERS = 152  # on average: 248 for those that compute, 56 for those that copy
 MAX_CACHES = 4096
 """Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
+MAX_KERNELS = 64
+"""Strides of caches whose kernels are kept, likewise."""
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
@@ -41,6 +44,17 @@ def cache_fits(cache: torch.Tensor) -> bool:
         and stride_block % stride_token == 0
         and cache.shape[0] * (stride_block // stride_token) < 2**31
     )
+
+
+def queries_fit(q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
+    """Return whether queries can be copied to shared memory, 16 bytes at a time.
+
+    Of addresses in bytes and of strides in elements, the compiler knows multiples of 16 only.
+    """
+    nope_token, nope_head, _ = q_nope.stride()
+    pe_token, pe_head, _ = q_pe.stride()
+    strides = nope_token | nope_head | pe_token | pe_head
+    return (strides | q_nope.data_ptr() | q_pe.data_ptr()) % 16 == 0
 
 
 @dataclass(frozen=True)
@@ -77,16 +91,14 @@ class HopperAttention:
         self.config = config
         self.variant = variant
         self.programs = programs
-        self._kernels: dict[tuple[int, int], Launcher] = {}
-        self._caches: dict[Hashable, Rows] = {}
+        self._kernels: Bounded[tuple[int, int], Launcher] = Bounded(MAX_KERNELS)
+        self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def rows_of(self, latents: torch.Tensor) -> Rows | None:
         """Return a cache's latents as rows, None where TMA cannot address them."""
         key = (latents.data_ptr(), latents.shape, latents.stride())
         rows = self._caches.get(key)
         if rows is None and cache_fits(latents):
-            if len(self._caches) >= MAX_CACHES:
-                self._caches.clear()
             rows = self._caches[key] = self._as_rows(latents)
         return rows
 
@@ -141,8 +153,9 @@ class HopperAttention:
         stride_block, stride_token, _ = cache.stride()
         block_rows = stride_block // stride_token
         geometry = (block_rows, stride_token)
-        if geometry not in self._kernels:
-            self._kernels[geometry] = Launcher(
+        kernel = self._kernels.get(geometry)
+        if kernel is None:
+            kernel = self._kernels[geometry] = Launcher(
                 hopper_kernel(self.variant),
                 hopper_constants(self.config, self.variant, *geometry),
                 cluster=_cluster(self.variant, self.programs),
@@ -154,7 +167,7 @@ class HopperAttention:
             TensorDescriptor(start, shape, [stride_token, 1], box, LAYOUT)
             for box in hopper_boxes(self.config, self.variant)
         )
-        return Rows(self._kernels[geometry], Descriptors(*descriptors))
+        return Rows(kernel, Descriptors(*descriptors))
 
 
 def hopper_kernel(variant: AttendVariant) -> Any:
@@ -201,7 +214,7 @@ def hopper_constants(
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": hopper_box(config.block_size),
-    }
-    if variant.family == FEW:
-        constants |= {"TILE_M": variant.tile_m, "TILE_N": _TILE_N, "STAGES": _STAGES}
-    return constants
+        "STAGES": _STAGES,
+    } | split_constants(config, variant)
+    names = hopper_kernel(variant).arg_names
+    return {name: constants[name] for name in names if name in constants}

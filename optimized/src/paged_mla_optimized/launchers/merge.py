@@ -48,16 +48,17 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=outs.device)
     pairs = tokens * heads
     if pairs > 0:
-        merge_kernel[(triton.cdiv(pairs, _ROWS_PER_PROGRAM),)](
-            outs.contiguous(),
-            lses.contiguous(),
-            out,
-            lse,
-            num_partials,
-            pairs,
-            width,
-            **merge_constants(width),
-        )
+        with torch.cuda.device(outs.get_device()):
+            merge_kernel[(triton.cdiv(pairs, _ROWS_PER_PROGRAM),)](
+                outs.contiguous(),
+                lses.contiguous(),
+                out,
+                lse,
+                num_partials,
+                pairs,
+                width,
+                **merge_constants(width),
+            )
     return out, lse
 
 

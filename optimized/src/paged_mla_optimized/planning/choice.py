@@ -27,11 +27,14 @@ def step_query_len(
 ) -> int:
     """Return the query length that a step's tiles are made for; rows may be longer.
 
-    Told `max_query_len`, that. Else a step with no more tokens than rows is taken for decode,
-    though one row may have all of them: that row is right, but not as fast as in tiles of its own.
-    Others get what the capacities allow, so that padding changes no bit of a step (S-17). With
-    ``deterministic`` all steps do that are not told, since bits differ from kernel to kernel, and a
-    row shall not see whether it stands among rows of one token (S-20).
+    That is `max_query_len` where it is told. Else a step with no more tokens than rows is taken for
+    decode, and gets 1. One of its rows may have several tokens all the same: its answer is right,
+    but slower than in tiles made for it. Other steps get the longest query that the capacities
+    allow, whatever their own lengths, so that padding changes no bit of a step (S-17).
+
+    With ``deterministic`` every step that is told nothing gets what a step of full capacities
+    would: bits differ from kernel to kernel, and a row's may not depend on the rows beside it
+    (S-20).
     """
     if max_query_len is not None:
         if max_query_len < 1:

@@ -22,7 +22,8 @@ SHARED_MEMORY = {
 OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
 """Architectures on which a kernel can be launched while the one before still runs."""
 
-MAX_FIXED_SPLITS = 64
+MAX_FIXED_SPLITS = 128
+"""Of a row, all its query tiles together: about as many as a device has multiprocessors."""
 FIXED_SPLIT_BYTES = 256 << 20
 """What the partials of deterministic splits may take; fewer splits where they would take more."""
 
@@ -52,14 +53,15 @@ class AttendVariant:
         Query tiles that walk the same keys side by side, so that later reads of a key hit L2; the
         plan takes fewer where a step's rows have fewer. A power of two.
     min_units : int
-        Key tiles below which a share of the work is not cut further.
+        Key tiles below which a share of the work, or a split, is not cut further.
     overhead : int
         Key tiles that a program could work on in the time that beginning a group takes.
     family : str
         Key of :data:`FAMILIES`. The portable kernel steps in, with the same tiles, for tensors
         that a Gluon kernel cannot address.
     split_tiles : int
-        Key tiles of a split of fixed length, unless a row would have too many (S-20).
+        Most key tiles of a split of fixed length, unless a row would have too many (S-20). Fewer
+        cost time to keep and join partial answers; more leave programs with unequal work.
     """
 
     tile_m: int
@@ -180,11 +182,22 @@ def _portable_variant(demand: Demand, height: int) -> AttendVariant:
 
 
 _FEW = (
-    AttendVariant(tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
-    AttendVariant(tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW),
+    AttendVariant(
+        tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=16
+    ),
+    AttendVariant(
+        tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
+    ),
 )
 _TILE = AttendVariant(
-    tile_m=64, tile_n=64, num_warps=8, num_stages=2, min_units=4, overhead=6, family=TILE
+    tile_m=64,
+    tile_n=64,
+    num_warps=8,
+    num_stages=2,
+    min_units=4,
+    overhead=6,
+    family=TILE,
+    split_tiles=32,
 )
 
 
@@ -258,5 +271,10 @@ def variants_by_query_len(demand: Demand, most_query_len: int) -> list[AttendVar
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
     """Return how many splits a row may have when its bits must not depend on the others (S-20)."""
-    split_bytes = max_rows * variant.group_m * kv_lora_rank * 4
+    split_bytes = max_rows * variant.tile_m * kv_lora_rank * 4
     return max(1, min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
+
+
+def row_share(max_rows: int) -> int:
+    """Return how many programs a row is cut for, of those that `max_rows` rows share."""
+    return max(1, MAX_FIXED_SPLITS // max_rows)

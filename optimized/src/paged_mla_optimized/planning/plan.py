@@ -11,7 +11,7 @@ import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
-from paged_mla_optimized.planning.families import AttendVariant
+from paged_mla_optimized.planning.families import AttendVariant, fixed_splits, row_share
 from paged_mla_optimized.runtime.launch import Launcher
 from paged_mla_optimized.tables import RequestMap
 
@@ -57,16 +57,16 @@ class Plan:
     row_lens : int32 [max_rows + 1]
         ``seq_lens``, then 0 for the padded tokens.
     key_starts : int32 [max_rows + 2]
-        Prefix sums of ``row_lens``, from 0.
+        Prefix sums of ``row_lens``, from 0; sums past 2 ** 31 - 1 stay there.
     unit_starts : int64 [max_rows + 2]
-        Prefix sums of the rows' work, see ``kernels/schedule.py``.
+        Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
     cut : int64 [4]
         Units of one part of the grid, lanes, all units, and overhead, likewise.
     shares : int64 [programs, 4]
         Of each program of the attend kernel: the unit of its first key tile, the first unit past
         its own, the row of the first, and its first partial query tile.
     joins : int32 [programs, 8]
-        What each part joins, see ``kernels/combine.py``.
+        What each part joins, see ``kernels/common/combine.py``.
     mask_starts : int64 [max_rows + 1]
         First element of a row's tree matrix.
     positions, slot_mapping : int64 [max_query_tokens]
@@ -276,10 +276,9 @@ def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) 
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
         "LANE_STEPS": variant.lane_steps,
-        "FIXED_LANES": config.deterministic,
         "PROGRAMS": variant.programs(num_sms),
         "MIN_UNITS": variant.min_units,
-        "OVERHEAD": 0 if config.deterministic else variant.overhead,
+        "OVERHEAD": variant.overhead,
         "ROWS": triton.next_power_of_2(config.max_rows + 2),
         "ENTRIES": _ENTRIES_PER_PROGRAM,
     }
@@ -290,9 +289,20 @@ def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]
     return {
         "MASK": config.mask,
         "TREE_WORDS": config.tree_words,
-        "TILE_M": variant.tile_m,
-        "TILE_N": variant.tile_n,
         "LANE_STEPS": variant.lane_steps,
         "SEARCH_STEPS": config.search_steps,
         "TOKENS": _TOKENS_PER_PROGRAM,
+    } | split_constants(config, variant)
+
+
+def split_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return tile sizes, and how a row is cut if its bits must not depend on the others (S-20)."""
+    splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+    return {
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "MIN_UNITS": variant.min_units,
+        "SPLIT_TILES": variant.split_tiles,
+        "ROW_SHARE": row_share(config.max_rows),
+        "FIXED_SPLITS": splits if config.deterministic else 0,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 
@@ -41,6 +42,7 @@ def is_interpreting() -> bool:
 def device_facts(device: torch.device) -> DeviceFacts:
     """Return the facts of `device`; raises ``Unsupported`` where no kernel can run."""
     if is_interpreting():
+        _check_interpreter()
         return DeviceFacts(INTERPRETER, 1)
     if device.type != "cuda":
         raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
@@ -49,6 +51,20 @@ def device_facts(device: torch.device) -> DeviceFacts:
         raise Unsupported(f"compute capability {capability}: known are {sorted(_ARCHS)}")
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     return DeviceFacts(_ARCHS[capability], num_sms)
+
+
+def _check_interpreter() -> None:
+    """Refuse a pair of versions in which a loop's bound cannot be read: triton#9171."""
+    if _release(triton.__version__) < (3, 7) and _release(np.__version__) >= (2, 4):
+        raise Unsupported(
+            f"the interpreter of Triton {triton.__version__} with NumPy {np.__version__}: "
+            "allowed: NumPy < 2.4, or Triton >= 3.7"
+        )
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)
 
 
 def device_record() -> dict[str, str]:

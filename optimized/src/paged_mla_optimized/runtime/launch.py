@@ -18,12 +18,18 @@ import triton
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.driver import driver
 
+from paged_mla_optimized.runtime.bounded import Bounded
+
 _HOOKS = triton.knobs.runtime
 _TRITON = ".".join(triton.__version__.split(".")[:2])
 _KNOWN = {"3.6", "3.7"}
+MAX_BINARIES = 1024
+"""Keys of one kernel whose binaries are kept before all of them are forgotten."""
 
 Grid = tuple[int, int, int]
 Start = Callable[[Grid, int, tuple[Any, ...]], None]  # grid, stream, arguments
+Device = Callable[[], int]
+Stream = Callable[[int], int]  # of a device
 Forms = tuple[Any, ...] | None  # Triton's ``tensordesc_meta``; None wants descriptors as they are
 
 
@@ -78,7 +84,8 @@ class Launcher:
         self._cluster = cluster
         self._named = constants | options
         self._constants = tuple(constants[n] for n in kernel.arg_names if n in constants)
-        self._binaries: dict[Hashable, tuple[Start, Forms, Callable[[int], int], int]] = {}
+        self._binaries: Bounded[Hashable, tuple[Start, Forms, Device, Stream, int]]
+        self._binaries = Bounded(MAX_BINARIES)
 
     def __call__(
         self,
@@ -88,26 +95,33 @@ class Launcher:
         numbers: tuple[int | float, ...],
         descriptors: Descriptors = _NO_DESCRIPTORS,
     ) -> None:
-        """Launch `grid` programs.
+        """Launch `grid` programs on the device of the first pointer.
 
         `key` holds every number that Triton specialises on: strides of tensors that come from
         outside. Triton looks for itself if a pointer is no multiple of 16 bytes, as all of a
-        known binary's are.
+        known binary's are; and always in versions whose C launcher is not known.
         """
         addresses = [*map(torch.Tensor.data_ptr, pointers)]
         aligned = gcd(16, *addresses) == 16
         known = self._binaries.get(key) if aligned else None
         if known is None or _HOOKS.launch_enter_hook.calls:
+            device = pointers[0].get_device()
             taken = (*pointers, *descriptors.descriptors, *numbers)
-            binary = self._kernel[grid](*taken, **self._named)
-            if aligned and known is None and binary is not None:  # the interpreter has none
-                stream_of = driver.active.get_current_stream
-                started = start_of(binary, self._cluster)
-                self._binaries[key] = (*started, stream_of, pointers[0].device.index)
+            with torch.cuda.device(device):
+                binary = self._kernel[grid](*taken, **self._named)
+            is_new = known is None and binary is not None  # the interpreter has none
+            if aligned and is_new and _TRITON in _KNOWN:
+                active = driver.active
+                of_device = (active.get_current_device, active.get_current_stream, device)
+                self._binaries[key] = (*start_of(binary, self._cluster), *of_device)
             return
-        start, forms, stream_of, device = known
+        start, forms, current_device, stream_of, device = known
         taken = (*addresses, *descriptors.arguments(forms), *numbers, *self._constants)
-        start(grid, stream_of(device), taken)
+        if current_device() == device:
+            start(grid, stream_of(device), taken)
+        else:
+            with torch.cuda.device(device):
+                start(grid, stream_of(device), taken)
 
 
 def overlap_options(constants: dict[str, Any]) -> dict[str, int]:
@@ -121,12 +135,12 @@ def overlap_options(constants: dict[str, Any]) -> dict[str, int]:
 def start_of(binary: Any, cluster: int) -> tuple[Start, Forms]:
     """Return what starts a compiled kernel, and the forms it wants descriptors in.
 
-    That is Triton's C launcher, where the order of its arguments is known and no scratch memory
-    has to be allocated; else Triton's launcher around it.
+    That is Triton's C launcher; or Triton's launcher around it, which allocates scratch memory
+    where a kernel needs some. Both take their arguments in the order of the `_KNOWN` versions.
     """
     run, function = binary.run, binary.function
     hooks = (None, None, None)  # what they would be told, and they
-    if _TRITON not in _KNOWN or run.global_scratch_size or run.profile_scratch_size:
+    if run.global_scratch_size or run.profile_scratch_size:
         return _start_flat(run, 1, (function, binary.packed_metadata, *hooks)), None
     launch, forms = _c_launcher(run)
     num_warps, _, shared = binary.packed_metadata

@@ -41,7 +41,14 @@ class ExtendWindow:
         """Extend rows from their committed lengths, int32 [max_rows]; 0 marks a padded row.
 
         What an earlier window wrote past the accepted tokens is overwritten by this one.
+
+        Raises
+        ------
+        InvalidArgument
+            Lengths of another shape, dtype or device.
         """
+        lens = self.seq_lens
+        check_tensor("committed", committed, tuple(lens.shape), lens.dtype, lens.device)
         torch.clamp(committed, max=1, out=self.seq_lens)
         self.seq_lens.mul_(self.window).add_(committed)
 
@@ -100,31 +107,37 @@ class DraftSteps:
 
         Parameters
         ----------
-        prefix_lens : int32 [B]
+        prefix_lens : int32 [B], contiguous
             Committed tokens; 0 marks a padded request, whose branches are padded rows.
         prefix_table : int32 [B, prefix_width]
             Entries past a prefix's blocks are never read.
         branch_blocks : int32 [B, k, own_width], contiguous
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or strides are wrong.
         """
         _, branches, own_width = self._shape
         steps, rows = self.seq_lens.shape
         width = self.block_table.shape[1]
         self._check(prefix_lens, prefix_table, branch_blocks)
-        draft_rows_kernel[(rows, triton.cdiv(width, _ENTRIES_PER_PROGRAM))](
-            prefix_lens,
-            prefix_table,
-            branch_blocks,
-            self.block_table,
-            self.seq_lens,
-            *prefix_table.stride(),
-            branches,
-            width - own_width,
-            own_width,
-            steps,
-            rows,
-            self.block_size,
-            **draft_rows_constants(),
-        )
+        with torch.cuda.device(self.block_table.get_device()):
+            draft_rows_kernel[(rows, triton.cdiv(width, _ENTRIES_PER_PROGRAM))](
+                prefix_lens,
+                prefix_table,
+                branch_blocks,
+                self.block_table,
+                self.seq_lens,
+                *prefix_table.stride(),
+                branches,
+                width - own_width,
+                own_width,
+                steps,
+                rows,
+                self.block_size,
+                **draft_rows_constants(),
+            )
 
     def copy_tails(
         self,
@@ -135,8 +148,17 @@ class DraftSteps:
     ) -> None:
         """Give each branch its copy of the prefix's partly filled block; once for each cache.
 
+        Parameters
+        ----------
+        cache : [num_blocks, block_size, width], or LatentCache
+            Any dtype, width and strides, the last one 1.
+        prefix_lens, prefix_table, branch_blocks : Tensor
+            Those of :meth:`fill`.
+
         Raises
         ------
+        InvalidArgument
+            A tensor's shape, dtype, device or strides are wrong.
         Unsupported
             Blocks of the cache have scales of their own.
         """
@@ -144,22 +166,26 @@ class DraftSteps:
         if any(scale.dim() for scale in scales):
             raise Unsupported("cache.scales: copies of blocks that have scales of their own")
         requests, branches, own_width = self._shape
+        shape = (None, self.block_size, None)
+        device = self.block_table.device
+        check_tensor("cache", latents, shape, latents.dtype, device, unit_stride=True)
         self._check(prefix_lens, prefix_table, branch_blocks)
         width = latents.shape[2]
         chunks = triton.cdiv(self.block_size, _TOKENS_PER_PROGRAM)
-        copy_tails_kernel[(requests * branches, chunks)](
-            latents,
-            prefix_lens,
-            prefix_table,
-            branch_blocks,
-            *latents.stride()[:2],
-            *prefix_table.stride(),
-            branches,
-            own_width,
-            self.block_size,
-            width,
-            **copy_tails_constants(width),
-        )
+        with torch.cuda.device(latents.get_device()):
+            copy_tails_kernel[(requests * branches, chunks)](
+                latents,
+                prefix_lens,
+                prefix_table,
+                branch_blocks,
+                *latents.stride()[:2],
+                *prefix_table.stride(),
+                branches,
+                own_width,
+                self.block_size,
+                width,
+                **copy_tails_constants(width),
+            )
 
     def _check(
         self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
@@ -170,8 +196,9 @@ class DraftSteps:
         check_tensor("prefix_lens", prefix_lens, (requests,), torch.int32, device)
         check_tensor("prefix_table", prefix_table, (requests, prefix_width), torch.int32, device)
         check_tensor("branch_blocks", branch_blocks, self._shape, torch.int32, device)
-        if not (branch_blocks.is_contiguous() and prefix_lens.is_contiguous()):
-            raise InvalidArgument("branch_blocks", "strided lengths or blocks", "contiguous ones")
+        for name, tensor in (("prefix_lens", prefix_lens), ("branch_blocks", branch_blocks)):
+            if not tensor.is_contiguous():
+                raise InvalidArgument(name, f"strides {tensor.stride()}", "a contiguous tensor")
 
 
 def draft_rows_constants() -> dict[str, Any]:

@@ -18,7 +18,7 @@ _WARM_UPS = 2
 
 
 class StaleGraph(RuntimeError):
-    """A captured step reads a tensor that is no longer where it was: capture again."""
+    """There is no captured step, or a tensor it reads is no longer where it was: capture again."""
 
 
 class GraphedStep:
@@ -26,7 +26,7 @@ class GraphedStep:
 
     Buckets are captured largest first, so that the smaller ones live in the memory of the
     largest. All of them share the inputs and the workspace of `mlas`: replays on one stream may
-    follow each other in any order.
+    follow each other in any order. Where capturing raises, the inputs are idle afterwards.
 
     Parameters
     ----------
@@ -58,22 +58,46 @@ class GraphedStep:
         self._pool = torch.cuda.graph_pool_handle()
         self.graph_bytes: dict[Bucket, int] = {}
         """Device memory that capturing each bucket took."""
+        self._ascending: list[Bucket] = []
+        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self.recapture(buckets)
 
     def recapture(
         self, buckets: Sequence[Bucket] | None = None, caches: Sequence[Cache] | None = None
     ) -> None:
-        """Capture again: for other buckets, or after the caches moved."""
-        buckets = list(self._graphs) if buckets is None else buckets
+        """Capture again: for other buckets, or after the caches moved.
+
+        The graphs that were there make room first. Where `model_fn` raises, there are none until
+        capturing succeeds: replays raise ``StaleGraph``.
+
+        Raises
+        ------
+        InvalidArgument
+            No bucket, or one that the inputs have no room for; the graphs are as they were.
+        """
+        buckets = self._ascending if buckets is None else sorted(set(buckets), key=_size)
         if not buckets:
             raise InvalidArgument("buckets", "none", "at least one")
+        views = [self.inputs.view(bucket) for bucket in reversed(buckets)]
+        self._ascending = buckets
         self._caches = self._caches if caches is None else tuple(caches)
         self._addresses = self._addresses_now()
-        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._forget()
+        with torch.cuda.device(self.inputs.seq_lens.get_device()):
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
+            try:
+                for view in views:
+                    self._graphs[view.bucket] = self._capture(view)
+            except BaseException:
+                self._forget()
+                raise
+            finally:
+                self.inputs.clear()
+                torch.cuda.synchronize()  # the next step may be loaded on any stream
+
+    def _forget(self) -> None:
+        self._graphs.clear()
         self.graph_bytes.clear()
-        for bucket in sorted(set(buckets), key=_size, reverse=True):
-            self._graphs[bucket] = self._capture(self.inputs.view(bucket))
-        self._ascending = sorted(self._graphs, key=_size)
 
     def bucket(self, rows: int, tokens: int, max_query_len: int | None = None) -> Bucket:
         """Return the smallest bucket that a step fits; parameters are those of :meth:`replay`."""
@@ -100,8 +124,10 @@ class GraphedStep:
         InvalidArgument
             No bucket is large enough.
         StaleGraph
-            A cache moved since the capture.
+            A cache moved since the capture, or capturing failed.
         """
+        if not self._graphs:
+            raise StaleGraph("no graph since capturing failed: call recapture()")
         if self._addresses_now() != self._addresses:
             raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
         graph, outputs = self._graphs[self.bucket(rows, tokens, max_query_len)]
@@ -127,20 +153,18 @@ class GraphedStep:
     def _capture(self, view: StepView) -> tuple[torch.cuda.CUDAGraph, Any]:
         began = time.perf_counter()
         self.inputs.clear()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):  # left even where the end of a broken capture raises
             for _ in range(_WARM_UPS):  # compiles kernels and fills library workspaces
                 self.run_eagerly(view)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.inputs.poison()  # nothing that is recorded may depend on what is there now
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what the warm-up left would count as memory given back
-        free = torch.cuda.mem_get_info()[0]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = self.run_eagerly(view)
-        self.inputs.clear()
+            self.inputs.poison()  # nothing that is recorded may depend on what is there now
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # what the warm-up left would count as memory given back
+            free = torch.cuda.mem_get_info()[0]
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                outputs = self.run_eagerly(view)
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info()[0]
         self.graph_bytes[view.bucket] = taken

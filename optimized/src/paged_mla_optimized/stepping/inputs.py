@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_shared.errors import InvalidArgument
 
@@ -156,22 +157,63 @@ class StepInputs:
         """Copy a step in and pad the rest, in any bucket that it fits. Does not wait.
 
         Parameters are those of :meth:`PagedMla.plan`, then the tensors named at construction;
-        tensors of the device or of pinned host memory.
+        each on the device, or in pinned host memory and contiguous: from elsewhere a copy waits.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape or dtype is wrong, or it is larger than the room for it. Nothing has
+            been copied then.
         """
+        self._check(cu_seqlens_q, seq_lens, block_table, mask, tokens)
         rows, width = block_table.shape
         self.cu_seqlens_q[: rows + 1].copy_(cu_seqlens_q, non_blocking=True)
-        self.cu_seqlens_q[rows + 1 :].copy_(cu_seqlens_q[-1:].expand(len(self.seq_lens) - rows))
+        self.cu_seqlens_q[rows + 1 :].copy_(self.cu_seqlens_q[rows])
         self.seq_lens[:rows].copy_(seq_lens, non_blocking=True)
         self.seq_lens[rows:].fill_(self.pad_seq_len)
         self.block_table[:rows, :width].copy_(block_table, non_blocking=True)
         self.block_table[rows:, :1].fill_(self.pad_block)
         if mask is not None and self.mask is not None:
+            place = self.mask[: len(mask)]
             if mask.ndim == 2:  # bits past the longest draft are nobody's
-                mask = mask[:, : self.mask.shape[1]]
-            place = self.mask[tuple(slice(size) for size in mask.shape)]
+                mask = mask.to(place.device, non_blocking=True)[:, : place.shape[1]]
             place.copy_(mask, non_blocking=True)
         for name, tensor in tokens.items():
             self.tokens[name][: len(tensor)].copy_(tensor, non_blocking=True)
+
+    def _check(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        mask: torch.Tensor | None,
+        tokens: dict[str, torch.Tensor],
+    ) -> None:
+        """Hold what :meth:`load` was given against the room for it."""
+        _check_fits("seq_lens", seq_lens, (None,), self.seq_lens)
+        rows = len(seq_lens)
+        _check_fits("cu_seqlens_q", cu_seqlens_q, (rows + 1,), self.cu_seqlens_q)
+        _check_fits("block_table", block_table, (rows, None), self.block_table)
+        if mask is not None and self.mask is None:
+            raise InvalidArgument("mask", "a mask", f"None when the mask is {self.config.mask}")
+        if mask is not None and self.mask is not None:
+            is_packed = mask.ndim == self.mask.ndim == 2
+            lines = mask[:, : self.mask.shape[1]] if is_packed else mask
+            _check_fits("mask", lines, (None, *self.mask.shape[1:]), self.mask)
+        for name, tensor in tokens.items():
+            if name not in self.tokens:
+                raise InvalidArgument(name, "a tensor", f"the named ones: {[*self.tokens]}")
+            room = self.tokens[name]
+            _check_fits(name, tensor, (None, *room.shape[1:]), room)
+
+
+def _check_fits(
+    name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], room: torch.Tensor
+) -> None:
+    """Hold a tensor of any device against a shape, and the dtype and size of the room for it."""
+    check_tensor(name, tensor, shape, room.dtype, tensor.device)
+    if any(size > most for size, most in zip(tensor.shape, room.shape, strict=True)):
+        raise InvalidArgument(name, f"shape {list(tensor.shape)}", f"at most {list(room.shape)}")
 
 
 def _mask_buffer(config: MlaConfig, device: torch.device | str) -> torch.Tensor | None:

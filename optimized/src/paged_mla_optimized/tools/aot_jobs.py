@@ -176,6 +176,7 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(config, block_size=16)
         yield replace(config, mask="non_causal")
         yield replace(config, deterministic=True)
+        yield replace(config, deterministic=True, block_size=1)
         for pairing in RopePairing:
             rotated = replace(config, rope=Rope(pairing))
             yield rotated
@@ -222,7 +223,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
             schedule_constants(config, variant, _NUM_SMS),
         ),
         (
-            f"token-{tile}-{config.mask}",
+            f"token-{tile}-{config.mask}-{cut}",
             token_kernel,
             token_constants(config, variant),
         ),
@@ -251,11 +252,12 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     kernel = hopper_kernel(variant)
     boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
     mask = "tree" if config.is_tree else config.mask
+    cut = "fixed" if config.deterministic else "parts"
     options = hopper_options(variant)
     width = config.kv_lora_rank + config.qk_rope_head_dim
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-{dtype}-{mask}"
-        f"-box{hopper_box(config.block_size)}",
+        f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,
         _dense(kernel, hopper_constants(config, variant, config.block_size, width)),

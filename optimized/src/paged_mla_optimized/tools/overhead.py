@@ -47,6 +47,8 @@ class _Step:
     ckv: torch.Tensor
     k_pe: torch.Tensor
     cache: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
     mask: torch.Tensor | None = None
 
     def plan(self) -> None:
@@ -57,7 +59,7 @@ class _Step:
         self.mla.append(self.ckv, self.k_pe, self.cache)
 
     def attend(self) -> None:
-        self.mla.attend(self.q_nope, self.q_pe, self.cache)
+        self.mla.attend(self.q_nope, self.q_pe, self.cache, out=self.out, lse=self.lse)
 
     def layer(self) -> None:
         self.plan()
@@ -88,6 +90,8 @@ def _step(config: MlaConfig, rows: int, seq_len: int, query_len: int) -> _Step:
         kv[:, :rank],
         kv[:, rank:],
         normal(rows * width, config.block_size, dim),
+        normal(tokens, config.num_heads, rank),
+        torch.empty(tokens, config.num_heads, device="cuda"),
         mask,
     )
 

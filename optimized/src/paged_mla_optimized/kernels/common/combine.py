@@ -2,9 +2,9 @@
 
 Axis 0 of the grid numbers the parts of the attend kernel. All parts that worked on a group but its
 last share its joining: a group cut into many parts is joined by many programs. Axis 1 shares it
-out further. With FIXED_SPLITS axis 0 has `groups` programs for every row, each of which takes every
-`groups`-th group of it, and axis 2 numbers the shares. The last programs along axis 0 give padding
-``(0, -inf)``.
+out further. With FIXED_SPLITS axis 0 has `tiles` programs for every row, each of which takes every
+`tiles`-th query tile of it, and axis 2 numbers the shares. The last programs along axis 0 give
+padding ``(0, -inf)``.
 
 The plan describes what a part joins, so that little is left to find out once the partials are
 there: first part and number of the partials, or 0 of them; first token of the row; index of the
@@ -16,7 +16,11 @@ How the partials of a pair are added depends on their number alone (S-17, S-20).
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.schedule import fixed_split, lanes_of_group
+from paged_mla_optimized.kernels.common.schedule import (
+    fixed_partial,
+    fixed_split,
+    lanes_of_group,
+)
 
 
 @triton.jit
@@ -48,7 +52,7 @@ def _join(
     for begin in range(0, count, SOURCES):
         source = begin + tl.arange(0, SOURCES)
         slot = first + source
-        if FIXED_SPLITS == 0:  # the first part stored its tail, in its second slot; others a head
+        if FIXED_SPLITS == 0:  # two for each part, see ``partial_of_program``; the first is a head
             slot = slot * 2 + tl.where(source == 0, 1, 0)
         at = (slot.to(tl.int64) * group_m)[None, :] + pair[:, None]  # [PAIRS, SOURCES]
         inside = (source < count)[None, :] & live[:, None]
@@ -75,8 +79,8 @@ def _join_share(
     num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr, SOURCES: tl.constexpr,
 ):  # fmt: skip
     """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
-    # As many loads with any SOURCES and R.
-    PAIRS: tl.constexpr = max(4096 // (SOURCES * R), 1)
+    # As many loads with any SOURCES and R, of pairs of one query tile.
+    PAIRS: tl.constexpr = min(max(4096 // (SOURCES * R), 1), 16)
     COLUMNS: tl.constexpr = min(4096 // (PAIRS * SOURCES), R)
     pieces = R // COLUMNS
     for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
@@ -112,7 +116,7 @@ def _join_group(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["joins", "groups", "num_tokens", "stride_lse_token",
+@triton.jit(do_not_specialize=["joins", "tiles", "num_tokens", "stride_lse_token",
                                "stride_lse_head"])  # fmt: skip
 def combine_kernel(
     cut_ptr,
@@ -120,8 +124,8 @@ def combine_kernel(
     token_starts_ptr,
     row_lens_ptr,
     slot_mapping_ptr,  # int64 [T]
-    partial_out_ptr,  # float32 [slots, lanes, TILE_M, R]
-    partial_lse_ptr,  # float32 [slots, lanes, TILE_M]
+    partial_out_ptr,  # float32 [tiles, TILE_M, R]
+    partial_lse_ptr,  # float32 [tiles, TILE_M]
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
     stride_out_token,
@@ -129,13 +133,15 @@ def combine_kernel(
     stride_lse_token,
     stride_lse_head,
     joins,  # programs along axis 0 that join
-    groups,  # programs that share the groups of a row, with FIXED_SPLITS
+    tiles,  # programs that share the query tiles of a row, with FIXED_SPLITS
     num_tokens,
     num_heads,
     R: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
+    MIN_UNITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
+    ROW_SHARE: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
     OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
 ):
@@ -153,15 +159,14 @@ def combine_kernel(
             )  # fmt: skip
         return
 
-    group_m = lanes_of_group(cut_ptr) * TILE_M
     if FIXED_SPLITS > 0:
-        row = program // groups
-        group = program % groups
-        row_groups, splits, _ = fixed_split(
-            token_starts_ptr, row_lens_ptr, row, num_heads, group_m,
-            TILE_N, SPLIT_TILES, FIXED_SPLITS,
+        row = program // tiles
+        tile = program % tiles
+        row_tiles, splits, _ = fixed_split(
+            token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS, SPLIT_TILES,
+            ROW_SHARE, FIXED_SPLITS,
         )  # fmt: skip
-        count = tl.where((group < row_groups) & (splits > 1), splits, 0)
+        count = tl.where((tile < row_tiles) & (splits > 1), splits, 0)
         start = tl.load(token_starts_ptr + row)
         pairs = (tl.load(token_starts_ptr + row + 1) - start) * num_heads
         share = tl.program_id(2)
@@ -186,18 +191,19 @@ def combine_kernel(
     if count == 0:
         return
     if FIXED_SPLITS > 0:
-        while group < row_groups:
-            first_pair = group * group_m
+        while tile < row_tiles:
+            first_pair = tile * TILE_M
             _join_group(
                 partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
                 stride_out_head, stride_lse_token, stride_lse_head, start, first_pair,
-                tl.minimum(pairs - first_pair, group_m), row * FIXED_SPLITS + group * splits,
-                splits, share, shares, num_heads, group_m, R, FIXED_SPLITS,
+                tl.minimum(pairs - first_pair, TILE_M),
+                fixed_partial(row, tile, splits, 0, FIXED_SPLITS), splits, share, shares,
+                num_heads, TILE_M, R, FIXED_SPLITS,
             )  # fmt: skip
-            group += groups
+            tile += tiles
     else:
         _join_group(
             partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
             stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
-            shares, num_heads, group_m, R, FIXED_SPLITS,
+            shares, num_heads, lanes_of_group(cut_ptr) * TILE_M, R, FIXED_SPLITS,
         )  # fmt: skip

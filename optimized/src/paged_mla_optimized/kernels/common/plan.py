@@ -11,9 +11,11 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import (
     count_at_most,
+    fixed_split,
     group_of_unit,
     lanes_of_group,
     place_of_part,
+    unit_after,
 )
 
 
@@ -58,9 +60,9 @@ def _choose_length(
 ):  # fmt: skip
     """Return the units of a part, and the overhead that is counted for each group.
 
-    An equal share; or, where all rows are as long, a little more, so that cuts fall between rows
-    or at equal places in each. Fewer partial answers, and fewer starts with nothing in flight,
-    outweigh the lost balance, and every part has as many starts.
+    The length is an equal share of all units. Where all rows are as long it may be a little more,
+    so that cuts fall between rows or at equal places in each: parts are then less even, but leave
+    fewer partial answers and begin fewer groups. All of them begin as many, so none are counted.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
     parts = PROGRAMS // lanes
@@ -83,7 +85,7 @@ def schedule_kernel(
     request_ids_ptr,  # [B], likewise
     token_starts_ptr,  # out int32 [B + 2]
     row_lens_ptr,  # out int32 [B + 1]
-    key_starts_ptr,  # out int32 [B + 2]; entry 0 holds 0 already
+    key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
     cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
@@ -103,7 +105,6 @@ def schedule_kernel(
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     LANE_STEPS: tl.constexpr,  # doublings of one lane, at most
-    FIXED_LANES: tl.constexpr,  # as many always
     PROGRAMS: tl.constexpr,  # of the attend kernel
     MIN_UNITS: tl.constexpr,
     OVERHEAD: tl.constexpr,  # key tiles that beginning a group is worth
@@ -126,10 +127,7 @@ def schedule_kernel(
 
     pairs = query_lens * num_heads
     key_tiles = tl.cdiv(seq_lens, TILE_N)
-    if FIXED_LANES:
-        lanes = tl.full([], 1 << LANE_STEPS, tl.int64)
-    else:
-        lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
+    lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
     groups = tl.cdiv(pairs, (lanes * TILE_M).to(tl.int32))
     length, overhead = _choose_length(groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD)
     units = tl.where(key_tiles > 0, groups * (key_tiles + overhead), 0)
@@ -141,7 +139,8 @@ def schedule_kernel(
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
-    tl.store(key_starts_ptr + row + 1, tl.cumsum(seq_lens), mask=is_row)
+    key_ends = tl.minimum(tl.cumsum(seq_lens.to(tl.int64)), 2**31 - 1).to(tl.int32)
+    tl.store(key_starts_ptr + row + 1, key_ends, mask=is_row)
     tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 
     if MASK == "tree:qlen" or MASK == "tree:full":
@@ -175,10 +174,31 @@ def _tree_bits(
 
 
 @triton.jit
+def _first_split(
+    unit, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr, MIN_UNITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr, ROW_SHARE: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Return the first unit at or past `unit` that begins a split, or the end of all units."""
+    total = tl.load(cut_ptr + 2)
+    unit = tl.minimum(unit, total)
+    row = count_at_most(unit_starts_ptr + 1, num_rows, unit, SEARCH_STEPS)
+    _, begin, end = group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N)
+    _, _, length = fixed_split(
+        token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS, SPLIT_TILES,
+        ROW_SHARE, FIXED_SPLITS,
+    )  # fmt: skip
+    split = tl.cdiv(tl.maximum(unit - begin, 0), length)
+    first = tl.minimum(begin + split * length, end)
+    return tl.minimum(unit_after(cut_ptr, first, end), total)
+
+
+@triton.jit
 def _describe_parts(
     part, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr, joins_ptr,
     num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr, MIN_UNITS: tl.constexpr, SPLIT_TILES: tl.constexpr,
+    ROW_SHARE: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Find where parts begin, which programs work on them, and what their beginnings cut."""
     length = tl.load(cut_ptr)
@@ -190,12 +210,25 @@ def _describe_parts(
     lanes = lanes_of_group(cut_ptr)
     used = tl.cdiv(total, length).to(tl.int32)
     place = place_of_part(part, programs // lanes, used)
+    if FIXED_SPLITS > 0:
+        share_begin = _first_split(
+            unit, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads,
+            TILE_M, TILE_N, SEARCH_STEPS, MIN_UNITS, SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
+        )  # fmt: skip
+        share_end = _first_split(
+            unit + length, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows,
+            num_heads, TILE_M, TILE_N, SEARCH_STEPS, MIN_UNITS, SPLIT_TILES, ROW_SHARE,
+            FIXED_SPLITS,
+        )  # fmt: skip
+    else:
+        share_begin = tl.where(exists, tl.maximum(unit, begin), total)
+        share_end = tl.minimum(unit + length, total)
     for lane in tl.static_range(1 << LANE_STEPS):
         program = place * lanes + lane
         share_ptr = shares_ptr + program * 4
         inside = (lane < lanes) & (program < programs)
-        tl.store(share_ptr, tl.where(exists, tl.maximum(unit, begin), total), mask=inside)
-        tl.store(share_ptr + 1, tl.minimum(unit + length, total), mask=inside)
+        tl.store(share_ptr, share_begin, mask=inside)
+        tl.store(share_ptr + 1, share_end, mask=inside)
         tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
         tl.store(share_ptr + 3, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
     first = begin // length
@@ -242,13 +275,18 @@ def token_kernel(
     LANE_STEPS: tl.constexpr,
     TREE_WORDS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
+    MIN_UNITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    ROW_SHARE: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     if tl.program_id(0) * TOKENS <= programs:
         _describe_parts(
             token, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr,
-            joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS, SEARCH_STEPS,
+            joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS, SEARCH_STEPS, MIN_UNITS,
+            SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
         )  # fmt: skip
     row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
     start = tl.load(token_starts_ptr + row)

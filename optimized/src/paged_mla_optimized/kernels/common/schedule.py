@@ -1,16 +1,19 @@
 """Index arithmetic that the plan, attend and combine kernels must agree on.
 
-Work is counted in *units*: one unit is one key tile of one *group* of query tiles, or the time of
-one that beginning a group costs. A row has ``groups * (overhead + key_tiles)`` units, the groups of
-a row follow each other, and so do the rows. Rows without keys, and padding, have no units, so that
-they change nothing for the others (S-17).
+``docs/schedule.md`` works one step by hand.
+
+Work is counted in *units*. One unit is one key tile of one *group* of query tiles; beginning a
+group takes time too, which counts as `overhead` units in front of its key tiles. A row has
+``groups * (overhead + key_tiles)`` units, the groups of a row follow each other, and so do the
+rows. Rows without keys, and padding, have no units, so that they change nothing for the others
+(S-17).
 
 The units of a step are cut into equal ranges, one for each *part* of the grid, whose programs are
 its *lanes*: each takes one query tile of the part's groups. The plan chooses for each step, and
 leaves in ``cut``: units of a part, lanes, all units, overhead. What that means for a program it
-leaves in ``shares``. With FIXED_SPLITS the cuts follow the rows instead: a group is made of
-*splits*, whose length depends on its own row's lengths alone, and a part owns the splits that begin
-in its range (S-20).
+leaves in ``shares``. With FIXED_SPLITS every query tile of a row is made of *splits*, whose length
+depends on that row's lengths alone, and a part owns the splits that begin in its range: cuts move
+to where splits begin, and each split is a sum of its own (S-20).
 """
 
 import triton
@@ -55,7 +58,11 @@ def share_of_program(shares_ptr):
 
 @triton.jit
 def partial_of_program(cut_ptr, shares_ptr, is_head):
-    """Return which partial query tile this program writes: of its part's last group, or first."""
+    """Return which partial query tile this program writes.
+
+    Each program may leave two: of the group that its part begins (`is_head`) and does not end, and
+    of one that began in an earlier part.
+    """
     tile = tl.load(shares_ptr + tl.program_id(0) * 4 + 3)
     return tile + tl.where(is_head, lanes_of_group(cut_ptr), 0)
 
@@ -127,25 +134,29 @@ def seen_tiles(
 
 @triton.jit
 def fixed_split(
-    token_starts_ptr,
-    row_lens_ptr,
-    row,
-    num_heads,
-    group_m,
-    TILE_N: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
+    token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    MIN_UNITS: tl.constexpr, SPLIT_TILES: tl.constexpr, ROW_SHARE: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
-):
-    """Return groups of a row, splits of each group, and key tiles of each split but the last.
+):  # fmt: skip
+    """Return query tiles of a row, splits of each, and key tiles of each split but the last.
 
-    A row has at most FIXED_SPLITS splits in all, unless it has more groups than that.
+    A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles. All its
+    query tiles together have at most FIXED_SPLITS of them, or one each.
     """
     query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
-    groups = tl.maximum(tl.cdiv(query_len * num_heads, group_m), 1)
+    query_tiles = tl.maximum(tl.cdiv(query_len * num_heads, TILE_M), 1)
     key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
-    most = tl.maximum(FIXED_SPLITS // groups, 1)
-    length = tl.cdiv(key_tiles, tl.minimum(tl.cdiv(key_tiles, SPLIT_TILES), most))
-    return groups, tl.cdiv(key_tiles, length), length
+    length = tl.cdiv(key_tiles, tl.maximum(ROW_SHARE // query_tiles, 1))
+    length = tl.minimum(tl.maximum(length, MIN_UNITS), SPLIT_TILES)
+    most = tl.maximum(FIXED_SPLITS // query_tiles, 1)
+    length = tl.cdiv(key_tiles, tl.minimum(tl.cdiv(key_tiles, length), most))
+    return query_tiles, tl.cdiv(key_tiles, length), length
+
+
+@triton.jit
+def fixed_partial(row, tile_m, splits, split, FIXED_SPLITS: tl.constexpr):
+    """Return which partial query tile a split of a row's query tile is kept in, int64."""
+    return (row * FIXED_SPLITS + tile_m * splits + split).to(tl.int64)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
 from paged_mla_optimized.kernels.common.schedule import (
+    fixed_partial,
     group_of_unit,
     lanes_of_group,
     partial_of_program,
@@ -26,8 +27,18 @@ _LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are res
 
 @gluon.jit
 def partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
-    """Return where this program keeps partial answers of its part's last group, or its first."""
+    """Return where the pairs of this program's partial lie, see ``partial_of_program``."""
     tile = partial_of_program(cut_ptr, shares_ptr, is_head)
+    return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
+
+
+@gluon.jit
+def split_pairs(
+    row, tile_m, splits, split, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Return where partial answers of a split of fixed length are kept."""
+    tile = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS)
     return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
 
 
@@ -45,6 +56,7 @@ def find_segment(
     row, tile_m, seq_len, context_len : whose queries, which query tile of the row
     tile_begin, tile_end : its key tiles that some query sees
     tile_edge : first key tile that some query does not see in full
+    tile_stop : end of its key tiles, seen or not
     """
     row = row_of_unit(unit_starts_ptr, row, unit)
     group, group_begin, group_end = group_of_unit(
@@ -62,7 +74,7 @@ def find_segment(
     following = unit_after(cut_ptr, stop, group_end)
     return (
         following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-        tile_edge,
+        tile_edge, (stop - group_begin).to(gl.int32),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.common.schedule import fixed_split, share_of_program
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -31,6 +31,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
+    split_pairs,
 )
 
 
@@ -46,7 +47,7 @@ def _copy_tiles(
     stage = 0
     phase = 0
     while unit < end:
-        following, _, _, row, _, seq_len, _, tile_begin, tile_end, _ = find_segment(
+        following, _, _, row, _, seq_len, _, tile_begin, tile_end, _, _ = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, TILE_M, TILE_N,
         )  # fmt: skip
@@ -68,16 +69,94 @@ def _copy_tiles(
 
 
 @gluon.jit
+def _attend_tiles(
+    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end, tile_edge, stage,
+    phase, seq_len, context_len, key_in_tile, index, token, live, tree_words_ptr, scale,
+    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    BOX: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Attend the staged queries to key tiles; return the answers [512, TILE_M] and their lse."""
+    dtype: gl.constexpr = q_nope.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
+    pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    acc = gl.zeros([512, TILE_M], gl.float32, s_layout)
+    peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
+    sums = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
+    for tile in range(tile_begin, tile_end):
+        mbarrier.wait(ready.index(stage), phase)
+        if BOX == 0:  # not copied by the engine that reads it next
+            fence_async_shared()
+        elif tile * TILE_N + TILE_N > seq_len:
+            valid = seq_len - tile * TILE_N
+            clear_tail(ckv.index(stage), valid, TILE_N, 512, 4)
+            fence_async_shared()
+        scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
+        scores = warpgroup_mma(
+            ckv.index(stage), q_nope.permute((1, 0)), scores, use_acc=False, is_async=True
+        )
+        scores = warpgroup_mma(k_pe.index(stage), q_pe.permute((1, 0)), scores, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=[scores])
+        if tile >= tile_edge:
+            key = tile * TILE_N + key_in_tile
+            visible = sees(
+                key[:, None], seq_len, context_len, index[None, :], token[None, :],
+                live[None, :], tree_words_ptr, MASK, TREE_WORDS,
+            )  # fmt: skip
+            scores = gl.where(visible, scores, float("-inf"))
+        new_peak = raised(peak, gl.max(scores, 0) * scale)
+        weights = gl.exp2(scores * scale - new_peak[None, :])
+        weights_smem.store(weights.to(dtype))
+        fence_async_shared()
+        keep = gl.exp2(peak - new_peak)
+        peak = new_peak
+        if gl.min(keep, 0) < 1.0:
+            acc = acc * keep[None, :]
+            sums = sums * keep[None, :]
+        sums += weights
+        acc = warpgroup_mma(ckv.index(stage).permute((1, 0)), weights_smem, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(stage))
+        stage += 1
+        phase = gl.where(stage == STAGES, phase ^ 1, phase)
+        stage = gl.where(stage == STAGES, 0, stage)
+
+    total = gl.sum(sums, 0)
+    is_empty = total == 0.0
+    out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
+    lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+    return out, lse, stage, phase
+
+
+@gluon.jit
+def _store_whole(
+    out, lse, column, token, head, live, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head,
+):  # fmt: skip
+    """Store the answers [512, TILE_M] of a query tile."""
+    at = token * stride_out_token + head * stride_out_head
+    out_at = out_ptr + at[None, :] + column[:, None]
+    gl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[None, :])
+    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+
+
+@gluon.jit
+def _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr):
+    """Store the partial answers [512, TILE_M] of a query tile `at` their places."""
+    gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
+    gl.store(partial_lse_ptr + at, lse)
+
+
+@gluon.jit
 def _attend(
     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, ckv,
     k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
     stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
     softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, MIN_UNITS: gl.constexpr,
+    SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
-    dtype: gl.constexpr = q_nope.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
     key_in_tile = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, s_layout))
@@ -90,7 +169,7 @@ def _attend(
     while unit < end:
         (
             following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge,
+            tile_edge, tile_stop,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, TILE_M, TILE_N,
@@ -110,60 +189,42 @@ def _attend(
             token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
         )
 
-        acc = gl.zeros([512, TILE_M], gl.float32, s_layout)
-        peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
-        sums = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
-        for tile in range(tile_begin, tile_end):
-            mbarrier.wait(ready.index(stage), phase)
-            if BOX == 0:  # not copied by the engine that reads it next
-                fence_async_shared()
-            elif tile * TILE_N + TILE_N > seq_len:
-                valid = seq_len - tile * TILE_N
-                clear_tail(ckv.index(stage), valid, TILE_N, 512, 4)
-                fence_async_shared()
-            scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
-            scores = warpgroup_mma(
-                ckv.index(stage), q_nope.permute((1, 0)), scores, use_acc=False, is_async=True
-            )
-            scores = warpgroup_mma(k_pe.index(stage), q_pe.permute((1, 0)), scores, is_async=True)
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            if tile >= tile_edge:
-                key = tile * TILE_N + key_in_tile
-                visible = sees(
-                    key[:, None], seq_len, context_len, index[None, :], token[None, :],
-                    live[None, :], tree_words_ptr, MASK, TREE_WORDS,
+        if FIXED_SPLITS > 0:
+            _, splits, length = fixed_split(
+                token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS,
+                SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
+            )  # fmt: skip
+            for begin in range(tile_begin, tile_stop, length):
+                out, lse, stage, phase = _attend_tiles(
+                    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, begin,
+                    gl.minimum(begin + length, tile_end), tile_edge, stage, phase, seq_len,
+                    context_len, key_in_tile, index, token, live, tree_words_ptr, scale, MASK,
+                    TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
                 )  # fmt: skip
-                scores = gl.where(visible, scores, float("-inf"))
-            new_peak = raised(peak, gl.max(scores, 0) * scale)
-            weights = gl.exp2(scores * scale - new_peak[None, :])
-            weights_smem.store(weights.to(dtype))
-            fence_async_shared()
-            keep = gl.exp2(peak - new_peak)
-            peak = new_peak
-            if gl.min(keep, 0) < 1.0:
-                acc = acc * keep[None, :]
-                sums = sums * keep[None, :]
-            sums += weights
-            acc = warpgroup_mma(ckv.index(stage).permute((1, 0)), weights_smem, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(empty.index(stage))
-            stage += 1
-            phase = gl.where(stage == STAGES, phase ^ 1, phase)
-            stage = gl.where(stage == STAGES, 0, stage)
-
-        total = gl.sum(sums, 0)
-        is_empty = total == 0.0
-        out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
-        lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
-        if is_whole:
-            at = token * stride_out_token + head * stride_out_head
-            out_at = out_ptr + at[None, :] + column[:, None]
-            gl.store(out_at, out.to(dtype), mask=live[None, :])
-            gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+                if splits == 1:
+                    _store_whole(
+                        out, lse, column, token, head, live, out_ptr, lse_ptr, stride_out_token,
+                        stride_out_head, stride_lse_token, stride_lse_head,
+                    )  # fmt: skip
+                else:
+                    at = split_pairs(
+                        row, tile_m, splits, begin // length, FIXED_SPLITS, TILE_M, pair_layout
+                    )
+                    _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr)
         else:
-            at = partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M, pair_layout)
-            gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
-            gl.store(partial_lse_ptr + at, lse)
+            out, lse, stage, phase = _attend_tiles(
+                q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end,
+                tile_edge, stage, phase, seq_len, context_len, key_in_tile, index, token, live,
+                tree_words_ptr, scale, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
+            )  # fmt: skip
+            if is_whole:
+                _store_whole(
+                    out, lse, column, token, head, live, out_ptr, lse_ptr, stride_out_token,
+                    stride_out_head, stride_lse_token, stride_lse_head,
+                )  # fmt: skip
+            else:
+                at = partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M, pair_layout)
+                _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr)
         unit = following
 
 
@@ -182,8 +243,8 @@ def decode_few_kernel(
     cache_ptr,  # read where no box fits: rows of 512 + 64
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [parts, 2, lanes, TILE_M, 512]
-    partial_lse_ptr,  # float32 [parts, 2, lanes, TILE_M]
+    partial_out_ptr,  # float32 [tiles, TILE_M, 512]
+    partial_lse_ptr,  # float32 [tiles, TILE_M]
     ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 512]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -207,6 +268,10 @@ def decode_few_kernel(
     TILE_N: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
+    MIN_UNITS: gl.constexpr,
+    SPLIT_TILES: gl.constexpr,
+    ROW_SHARE: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -234,7 +299,8 @@ def decode_few_kernel(
                     shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
                     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
                     stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
+                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, MIN_UNITS, SPLIT_TILES,
+                    ROW_SHARE, FIXED_SPLITS,
                 ),
             ),
             (

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.common.schedule import fixed_split, share_of_program
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -39,6 +39,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
+    split_pairs,
 )
 
 # Offsets of the barriers in their array, three slots each but for the last.
@@ -47,6 +48,80 @@ _WEIGHED = gl.constexpr(3)
 _GO = gl.constexpr(6)
 _LEFT = gl.constexpr(9)
 _SUMMED = gl.constexpr(12)
+_READ = gl.constexpr(13)
+
+
+@gluon.jit
+def _weigh_tiles(
+    q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end, tile_edge, slot,
+    phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr, scale, num_heads,
+    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Store the weights of key tiles; return peak and total [64] of their scores."""
+    dtype: gl.constexpr = ckv.dtype
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    peak = gl.full([64], FLOOR, gl.float32, pair_layout)
+    total = gl.zeros([64], gl.float32, pair_layout)
+    for tile in range(tile_begin, tile_end):
+        mbarrier.wait(bars.index(_FULL + slot), phase)
+        if BOX == 0:  # not copied by the engine that reads it next
+            fence_async_shared()
+        keys = ckv.index(slot)
+        s = gl.zeros([64, 64], gl.float32, layout)
+        s = warpgroup_mma(
+            q0, keys.slice(0, 256, dim=1).permute((1, 0)), s, use_acc=False, is_async=True
+        )
+        s = warpgroup_mma(q1, keys.slice(256, 128, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q2, keys.slice(384, 64, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q3, keys.slice(448, 32, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q4, keys.slice(480, 16, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q_last, keys.slice(496, 16, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q_pe, k_pe.index(slot).permute((1, 0)), s, is_async=True)
+        peak = warpgroup_mma_wait(6, deps=[peak])  # returns once the last product is queued
+        mbarrier.arrive(bars.index(_GO + slot))
+        s = warpgroup_mma_wait(0, deps=[s])
+        if tile >= tile_edge:
+            key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
+            token, _head, index, live = query_pairs(
+                token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
+            )
+            visible = sees(
+                key[None, :], seq_len, context_len, index[:, None], token[:, None],
+                live[:, None], tree_words_ptr, MASK, TREE_WORDS,
+            )  # fmt: skip
+            s = gl.where(visible, s, float("-inf"))
+        new_peak = raised(peak, gl.max(s, 1) * scale)
+        keep = gl.exp2(peak - new_peak)
+        weights = gl.exp2(s * scale - new_peak[:, None])
+        total = total * keep + gl.sum(weights, 1)
+        peak = new_peak
+        k_pe.index(slot).store(weights.to(dtype))
+        keeps.index(slot).store(keep.to(gl.bfloat16))
+        fence_async_shared()
+        mbarrier.arrive(bars.index(_WEIGHED + slot))
+        slot += 1
+        phase = gl.where(slot == 3, phase ^ 1, phase)
+        slot = gl.where(slot == 3, 0, slot)
+    return peak, total, slot, phase
+
+
+@gluon.jit
+def _hand_over(peak, total, sums, bars):
+    """Hand the sums of weights [64] to both halves; return the lse."""
+    is_empty = total == 0.0
+    sums.store(gl.where(is_empty, 0.0, 1.0 / total))
+    mbarrier.arrive(bars.index(_SUMMED))
+    return gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+
+
+@gluon.jit
+def _store_lse(
+    lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Store the lse [64] of a query tile."""
+    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
+    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
 
 
 @gluon.jit
@@ -55,10 +130,10 @@ def _weigh(
     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
     stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr,
+    BOX: gl.constexpr, MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
-    dtype: gl.constexpr = ckv.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
@@ -66,11 +141,12 @@ def _weigh(
     unit, end, row = share_of_program(shares_ptr)
     slot = 0
     phase = 0
+    odd = 0
     mbarrier.arrive(bars.index(_GO))
     while unit < end:
         (
             following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge,
+            tile_edge, tile_stop,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64,
@@ -104,64 +180,113 @@ def _weigh(
         phase = gl.where(slot == 3, phase ^ 1, phase)
         slot = gl.where(slot == 3, 0, slot)
 
-        peak = gl.full([64], FLOOR, gl.float32, pair_layout)
-        total = gl.zeros([64], gl.float32, pair_layout)
-        for tile in range(tile_begin, tile_end):
-            mbarrier.wait(bars.index(_FULL + slot), phase)
-            if BOX == 0:  # not copied by the engine that reads it next
-                fence_async_shared()
-            keys = ckv.index(slot)
-            s = gl.zeros([64, 64], gl.float32, layout)
-            s = warpgroup_mma(
-                q0, keys.slice(0, 256, dim=1).permute((1, 0)), s, use_acc=False, is_async=True
-            )
-            s = warpgroup_mma(q1, keys.slice(256, 128, dim=1).permute((1, 0)), s, is_async=True)
-            s = warpgroup_mma(q2, keys.slice(384, 64, dim=1).permute((1, 0)), s, is_async=True)
-            s = warpgroup_mma(q3, keys.slice(448, 32, dim=1).permute((1, 0)), s, is_async=True)
-            s = warpgroup_mma(q4, keys.slice(480, 16, dim=1).permute((1, 0)), s, is_async=True)
-            s = warpgroup_mma(q_last, keys.slice(496, 16, dim=1).permute((1, 0)), s, is_async=True)
-            s = warpgroup_mma(q_pe, k_pe.index(slot).permute((1, 0)), s, is_async=True)
-            peak = warpgroup_mma_wait(6, deps=[peak])  # returns once the last product is queued
-            mbarrier.arrive(bars.index(_GO + slot))
-            s = warpgroup_mma_wait(0, deps=[s])
-            if tile >= tile_edge:
-                key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-                token, head, index, live = query_pairs(
-                    token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
-                )
-                visible = sees(
-                    key[None, :], seq_len, context_len, index[:, None], token[:, None],
-                    live[:, None], tree_words_ptr, MASK, TREE_WORDS,
+        if FIXED_SPLITS > 0:
+            _tiles, splits, length = fixed_split(
+                token_starts_ptr, row_lens_ptr, row, num_heads, 64, 64, MIN_UNITS, SPLIT_TILES,
+                ROW_SHARE, FIXED_SPLITS,
+            )  # fmt: skip
+            last = gl.maximum(tile_end - 1, tile_begin)
+            for begin in range(tile_begin, tile_stop, length):
+                peak, total, slot, phase = _weigh_tiles(
+                    q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, begin,
+                    gl.minimum(begin + length, tile_end), tile_edge, slot, phase, row, tile_m,
+                    seq_len, context_len, token_starts_ptr, tree_words_ptr, scale, num_heads, MASK,
+                    TREE_WORDS, BOX, layout,
                 )  # fmt: skip
-                s = gl.where(visible, s, float("-inf"))
-            new_peak = raised(peak, gl.max(s, 1) * scale)
-            keep = gl.exp2(peak - new_peak)
-            weights = gl.exp2(s * scale - new_peak[:, None])
-            total = total * keep + gl.sum(weights, 1)
-            peak = new_peak
-            k_pe.index(slot).store(weights.to(dtype))
-            keeps.index(slot).store(keep.to(gl.bfloat16))
-            fence_async_shared()
-            mbarrier.arrive(bars.index(_WEIGHED + slot))
-            slot += 1
-            phase = gl.where(slot == 3, phase ^ 1, phase)
-            slot = gl.where(slot == 3, 0, slot)
-
-        mbarrier.arrive(bars.index(_GO + slot))
-        mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
-        is_empty = total == 0.0
-        sums.store(gl.where(is_empty, 0.0, 1.0 / total))
-        mbarrier.arrive(bars.index(_SUMMED))
-        lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
-        if is_whole:
-            token, head, index, live = query_pairs(
-                token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
-            )
-            gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+                if (begin <= last) & (last < begin + length):
+                    mbarrier.arrive(bars.index(_GO + slot))
+                mbarrier.wait(bars.index(_READ), odd ^ 1)  # the sums before these
+                odd ^= 1
+                lse = _hand_over(peak, total, sums, bars)
+                if splits == 1:
+                    _store_lse(
+                        lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
+                        stride_lse_head, pair_layout,
+                    )  # fmt: skip
+                else:
+                    at = split_pairs(
+                        row, tile_m, splits, begin // length, FIXED_SPLITS, 64, pair_layout
+                    )
+                    gl.store(partial_lse_ptr + at, lse)
         else:
-            at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
-            gl.store(partial_lse_ptr + at, lse)
+            peak, total, slot, phase = _weigh_tiles(
+                q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end,
+                tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
+                tree_words_ptr, scale, num_heads, MASK, TREE_WORDS, BOX, layout,
+            )  # fmt: skip
+            mbarrier.arrive(bars.index(_GO + slot))
+            mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
+            lse = _hand_over(peak, total, sums, bars)
+            if is_whole:
+                _store_lse(
+                    lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
+                    stride_lse_head, pair_layout,
+                )  # fmt: skip
+            else:
+                at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
+                gl.store(partial_lse_ptr + at, lse)
         unit = following
+
+
+@gluon.jit
+def _sum_tiles(
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, begin, stop, tile_end,
+    slot, phase, seq_len, stride_table_col, block_size, block_rows, stride_cache_row,
+    BOX: gl.constexpr, HALF: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Return the weighted sums [64, 256] of key tiles, and refill the ring up to `tile_end`."""
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
+    loads: gl.constexpr = arrivals(BOX)  # of one half
+    FIRST: gl.constexpr = 256 * HALF
+    acc = gl.zeros([64, 256], gl.float32, layout)
+    for tile in range(begin, stop):
+        at = first_row(
+            table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, 64, BOX
+        )
+        mbarrier.wait(bars.index(_WEIGHED + slot), phase)
+        if gl.min(keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
+            keep = keeps.index(slot).load(pair_layout).to(gl.float32)
+            acc = acc * keep[:, None]
+        values = ckv.index(slot).slice(FIRST, 256, dim=1)
+        if BOX == 0:
+            fence_async_shared()
+        elif tile * 64 + 64 > seq_len:
+            clear_tail(values, seq_len - tile * 64, 64, 256, 4)
+            fence_async_shared()
+        next_slot = gl.where(slot == 2, 0, slot + 1)
+        next_phase = gl.where(slot == 2, phase ^ 1, phase)
+        mbarrier.wait(bars.index(_GO + next_slot), next_phase)
+        acc = warpgroup_mma(k_pe.index(slot), values, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        if HALF == 0:
+            mbarrier.arrive(bars.index(_LEFT + slot))
+        else:
+            mbarrier.wait(bars.index(_LEFT + slot), phase)
+        if tile + 3 < tile_end:
+            copy_tile(
+                cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot),
+                bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, tile + 3,
+                seq_len, block_size, block_rows, stride_cache_row, 64, BOX, FIRST, 256,
+                HALF == 1,
+            )  # fmt: skip
+        if tile + 3 == tile_end:
+            mbarrier.arrive(bars.index(_FULL + slot), count=loads)
+        slot = next_slot
+        phase = next_phase
+    return acc, slot, phase
+
+
+@gluon.jit
+def _store_whole(
+    acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads, stride_out_token,
+    stride_out_head, layout: gl.constexpr,
+):  # fmt: skip
+    """Store some columns of the answers of a query tile."""
+    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
+    pairs = token * stride_out_token + head * stride_out_head
+    out_at = out_ptr + pairs[:, None] + column[None, :]
+    gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
 
 
 @gluon.jit
@@ -170,11 +295,12 @@ def _answer(
     block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
     stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
     block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
+    MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
     loads: gl.constexpr = arrivals(BOX)  # of one half
     FIRST: gl.constexpr = 256 * HALF
     unit, end, row = share_of_program(shares_ptr)
@@ -185,6 +311,7 @@ def _answer(
     while unit < end:
         (
             following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _,
+            tile_stop,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64,
@@ -215,56 +342,54 @@ def _answer(
                 mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
             target = gl.where(target == 2, 0, target + 1)
 
-        acc = gl.zeros([64, 256], gl.float32, layout)
-        for tile in range(tile_begin, tile_end):
-            at = first_row(
-                table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, 64, BOX
-            )
-            mbarrier.wait(bars.index(_WEIGHED + slot), phase)
-            if gl.min(keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
-                keep = keeps.index(slot).load(pair_layout).to(gl.float32)
-                acc = acc * keep[:, None]
-            values = ckv.index(slot).slice(FIRST, 256, dim=1)
-            if BOX == 0:
-                fence_async_shared()
-            elif tile * 64 + 64 > seq_len:
-                clear_tail(values, seq_len - tile * 64, 64, 256, 4)
-                fence_async_shared()
-            next_slot = gl.where(slot == 2, 0, slot + 1)
-            next_phase = gl.where(slot == 2, phase ^ 1, phase)
-            mbarrier.wait(bars.index(_GO + next_slot), next_phase)
-            acc = warpgroup_mma(k_pe.index(slot), values, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            if HALF == 0:
-                mbarrier.arrive(bars.index(_LEFT + slot))
-            else:
-                mbarrier.wait(bars.index(_LEFT + slot), phase)
-            if tile + 3 < tile_end:
-                copy_tile(
-                    cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot),
-                    bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, tile + 3,
-                    seq_len, block_size, block_rows, stride_cache_row, 64, BOX, FIRST, 256,
-                    HALF == 1,
+        if FIXED_SPLITS > 0:
+            _tiles, splits, length = fixed_split(
+                token_starts_ptr, row_lens_ptr, row, num_heads, 64, 64, MIN_UNITS, SPLIT_TILES,
+                ROW_SHARE, FIXED_SPLITS,
+            )  # fmt: skip
+            for begin in range(tile_begin, tile_stop, length):
+                acc, slot, phase = _sum_tiles(
+                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, begin,
+                    gl.minimum(begin + length, tile_end), tile_end, slot, phase, seq_len,
+                    stride_table_col, block_size, block_rows, stride_cache_row, BOX, HALF, layout,
                 )  # fmt: skip
-            if tile + 3 == tile_end:
-                mbarrier.arrive(bars.index(_FULL + slot), count=loads)
-            slot = next_slot
-            phase = next_phase
-
-        mbarrier.wait(bars.index(_SUMMED), odd)
-        odd ^= 1
-        acc = acc * sums.load(pair_layout)[:, None]
-        column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-        if is_whole:
-            token, head, _index, live = query_pairs(
-                token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
-            )
-            pairs = token * stride_out_token + head * stride_out_head
-            out_at = out_ptr + pairs[:, None] + column[None, :]
-            gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
+                mbarrier.wait(bars.index(_SUMMED), odd)
+                odd ^= 1
+                acc = acc * sums.load(pair_layout)[:, None]
+                mbarrier.arrive(bars.index(_READ))
+                column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+                if splits == 1:
+                    _store_whole(
+                        acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads,
+                        stride_out_token, stride_out_head, pair_layout,
+                    )  # fmt: skip
+                else:
+                    at = split_pairs(
+                        row, tile_m, splits, begin // length, FIXED_SPLITS, 64, pair_layout
+                    )
+                    _token, _head, _index, live = query_pairs(
+                        token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
+                    )
+                    out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
+                    gl.store(out_at, acc, mask=live[:, None])
         else:
-            at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
-            gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
+            acc, slot, phase = _sum_tiles(
+                cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
+                tile_end, tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows,
+                stride_cache_row, BOX, HALF, layout,
+            )  # fmt: skip
+            mbarrier.wait(bars.index(_SUMMED), odd)
+            odd ^= 1
+            acc = acc * sums.load(pair_layout)[:, None]
+            column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+            if is_whole:
+                _store_whole(
+                    acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads,
+                    stride_out_token, stride_out_head, pair_layout,
+                )  # fmt: skip
+            else:
+                at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
+                gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
         unit = following
 
 
@@ -283,8 +408,8 @@ def decode_tile_kernel(
     cache_ptr,  # read where no box fits: rows of 512 + 64
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [parts, 2, lanes, 64, 512]
-    partial_lse_ptr,  # float32 [parts, 2, lanes, 64]
+    partial_out_ptr,  # float32 [tiles, 64, 512]
+    partial_lse_ptr,  # float32 [tiles, 64]
     ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -305,6 +430,10 @@ def decode_tile_kernel(
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
+    MIN_UNITS: gl.constexpr,
+    SPLIT_TILES: gl.constexpr,
+    ROW_SHARE: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -315,10 +444,14 @@ def decode_tile_kernel(
     sums = gl.allocate_shared_memory(gl.float32, [64], flat)
     q_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
     q_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
-    bars = gl.allocate_shared_memory(gl.int64, [13, 1], mbarrier.MBarrierLayout())
+    bar_count: gl.constexpr = 14 if FIXED_SPLITS > 0 else 13
+    bars = gl.allocate_shared_memory(gl.int64, [bar_count, 1], mbarrier.MBarrierLayout())
     loads: gl.constexpr = arrivals(BOX)
-    for bar in gl.static_range(13):
-        mbarrier.init(bars.index(bar), count=2 * loads if bar < _WEIGHED else 1)
+    for bar in gl.static_range(bar_count):
+        if bar < _WEIGHED:
+            mbarrier.init(bars.index(bar), count=2 * loads)
+        else:
+            mbarrier.init(bars.index(bar), count=2 if bar == _READ else 1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
@@ -331,7 +464,8 @@ def decode_tile_kernel(
                     sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
                     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
-                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX,
+                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX, MIN_UNITS, SPLIT_TILES,
+                    ROW_SHARE, FIXED_SPLITS,
                 ),
             ),
             (
@@ -341,7 +475,8 @@ def decode_tile_kernel(
                     sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
                     token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
                     stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 0,
+                    stride_cache_row, MASK, BOX, 0, MIN_UNITS, SPLIT_TILES,
+                    ROW_SHARE, FIXED_SPLITS,
                 ),
             ),
             (
@@ -351,7 +486,8 @@ def decode_tile_kernel(
                     sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
                     token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
                     stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 1,
+                    stride_cache_row, MASK, BOX, 1, MIN_UNITS, SPLIT_TILES,
+                    ROW_SHARE, FIXED_SPLITS,
                 ),
             ),
         ],

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import (
+    fixed_partial,
     fixed_split,
     group_of_unit,
     lanes_of_group,
@@ -83,24 +84,6 @@ def _visible(
     return visible
 
 
-@triton.jit
-def _first_split(
-    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, row, num_heads, unit, end, group_m,
-    TILE_N: tl.constexpr, SPLIT_TILES: tl.constexpr, FIXED_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Return the first unit at or past `unit`, which `row` owns, that begins a split."""
-    if unit < end:
-        _, group_begin, group_end = group_of_unit(
-            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
-        )
-        _, _, length = fixed_split(
-            token_starts_ptr, row_lens_ptr, row, num_heads,
-            group_m, TILE_N, SPLIT_TILES, FIXED_SPLITS,
-        )  # fmt: skip
-        unit = tl.minimum(group_begin + tl.cdiv(unit - group_begin, length) * length, group_end)
-    return unit
-
-
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @triton.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
 def attend_kernel(
@@ -116,8 +99,8 @@ def attend_kernel(
     tree_words_ptr,  # int32 [T, TREE_WORDS]
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [slots, lanes, TILE_M, R]
-    partial_lse_ptr,  # float32 [slots, lanes, TILE_M]
+    partial_out_ptr,  # float32 [tiles, TILE_M, R]
+    partial_lse_ptr,  # float32 [tiles, TILE_M]
     stride_q_nope_token,
     stride_q_nope_head,
     stride_q_pe_token,
@@ -140,7 +123,9 @@ def attend_kernel(
     TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
+    MIN_UNITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
+    ROW_SHARE: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
 ):
     lanes = lanes_of_group(cut_ptr)
@@ -148,28 +133,23 @@ def attend_kernel(
     unit, end, row = share_of_program(shares_ptr)
     column = tl.arange(0, R)
     scale_log2 = softmax_scale * LOG2_E
-    if FIXED_SPLITS > 0:
-        unit = _first_split(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, row, num_heads, unit, end,
-            lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
-        )  # fmt: skip
     while unit < end:
         row = row_of_unit(unit_starts_ptr, row, unit)
         group, group_begin, group_end = group_of_unit(
             unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
         )
+        tile_m = group * lanes + lane
         if FIXED_SPLITS > 0:
-            _groups, splits, length = fixed_split(
-                token_starts_ptr, row_lens_ptr, row, num_heads,
-                lanes * TILE_M, TILE_N, SPLIT_TILES, FIXED_SPLITS,
+            _, splits, length = fixed_split(
+                token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS,
+                SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
             )  # fmt: skip
             stop = tl.minimum(unit + length, group_end)
             split = ((unit - group_begin) // length).to(tl.int32)
-            partial = (row * FIXED_SPLITS + group * splits + split).to(tl.int64) * lanes + lane
+            partial = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS)
         else:
             stop = tl.minimum(end, group_end)
             partial = partial_of_program(cut_ptr, shares_ptr, unit == group_begin)
-        tile_m = group * lanes + lane
         token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
         seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
             token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,

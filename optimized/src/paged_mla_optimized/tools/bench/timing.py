@@ -20,8 +20,8 @@ Launch = Callable[[], Any]
 def alone(launch: Launch) -> float:
     """Return the median time of one call in microseconds, inside a graph replayed by itself.
 
-    At its power limit the device runs each kernel at the clock that this kernel's power leaves it,
-    and for a quarter of every second at less.
+    At its power limit the device sets the clock by the power that this kernel takes, and lowers it
+    further for a quarter of every second.
     """
     return in_turns({"": launch}, _ROUNDS_ALONE)[""]
 
@@ -29,8 +29,8 @@ def alone(launch: Launch) -> float:
 def in_turns(launches: Mapping[str, Launch], rounds: int = _ROUNDS) -> dict[str, float]:
     """Return the median time of one call of each, inside graphs replayed in turns.
 
-    In an order drawn anew for each round, so that the clock is the same for all, whoever's power
-    it was that set it.
+    The order is drawn anew for each round. All then run at one clock, whichever of them takes the
+    power that lowers it.
     """
     graphs = {name: _capture(launch) for name, launch in launches.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import torch
 
-from adapters.decode import Call, DecodeBackend, capabilities, version_of
-from paged_mla_shared.errors import Unsupported
+from paged_mla_adapters.declared import capabilities, need_gpu, version_of
+from paged_mla_adapters.kernel import Call, KernelBackend
 
 BINARY = "vllm/_flashmla_C.abi3.so"
 
-Launch = Callable[[Call], tuple[torch.Tensor, torch.Tensor]]  # lse [N, H, q]
+Launch = Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Takes queries [N, q, H, R + P]; returns out [N, q, H, R] and lse [N, H, q]."""
 
 
-def create() -> DecodeBackend:
+def create() -> KernelBackend:
     """Return the kernel as a backend.
 
     Raises
@@ -32,14 +33,13 @@ def create() -> DecodeBackend:
         There is no Hopper GPU.
     """
     launch, version = _from_package() or _from_vllm()
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        raise Unsupported("FlashMLA's dense decode needs a Hopper GPU")
+    need_gpu("FlashMLA's dense decode", 9)
 
     def attend(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = launch(call)
-        return out, lse.transpose(1, 2)
+        out, lse = launch(call, call.q.view(len(call.seq_lens), -1, *call.q.shape[1:]))
+        return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
-    return DecodeBackend(
+    return KernelBackend(
         name="flashmla",
         version=version,
         kernel=attend,
@@ -59,10 +59,10 @@ def _from_package() -> tuple[Launch, str] | None:
     except ModuleNotFoundError:
         return None
 
-    def launch(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
-        schedule, splits = package.get_mla_metadata(call.seq_lens, call.q[0, :, :, 0].numel(), 1)
+    def launch(call: Call, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        schedule, splits = package.get_mla_metadata(call.seq_lens, q[0, :, :, 0].numel(), 1)
         out, lse = package.flash_mla_with_kvcache(
-            call.q,
+            q,
             call.cache.unsqueeze(2),
             call.block_table,
             call.seq_lens,
@@ -83,9 +83,9 @@ def _from_vllm() -> tuple[Launch, str]:
         raise ModuleNotFoundError(f"neither flash_mla nor {BINARY} is installed", name="flash_mla")
     torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]  # torch has no types
 
-    def launch(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    def launch(call: Call, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, *_ = torch.ops._flashmla_C.dense_decode_fwd(
-            call.q,
+            q,
             call.cache.unsqueeze(2),
             call.problem.dims.kv_lora_rank,
             call.seq_lens,

@@ -14,16 +14,17 @@ from typing import Any
 
 import torch
 
-from adapters.decode import Call, DecodeBackend, capabilities, triton_dtypes, version_of
+from paged_mla_adapters.declared import capabilities, triton_dtypes, version_of
+from paged_mla_adapters.kernel import Call, KernelBackend
 
 MODULE = "vllm.v1.attention.ops.triton_decode_attention"
 SPLITS = 4  # the engine's own choice is 1 below 1024 tokens, which would leave its join untried
 
 
-def create() -> DecodeBackend:
+def create() -> KernelBackend:
     """Return the kernel as a backend."""
     module, dtypes = importlib.import_module(MODULE), triton_dtypes()
-    return DecodeBackend(
+    return KernelBackend(
         name="vllm-triton",
         version=version_of("vllm", Path(str(module.__file__))),
         kernel=partial(attend, module.decode_attention_fwd),
@@ -33,14 +34,14 @@ def create() -> DecodeBackend:
 
 def attend(launch: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch it on buffers of NaN."""
-    rows, _, heads, _ = call.q.shape
+    rows, heads, _ = call.q.shape
     rank, device = call.problem.dims.kv_lora_rank, call.q.device
     logits = torch.full((rows, heads, SPLITS, rank + 1), torch.nan, device=device)
     out = torch.full((rows, heads, rank), torch.nan, dtype=call.q.dtype, device=device)
     lse = torch.full((rows, heads), torch.nan, device=device)
     keys = call.cache.unsqueeze(2)
     launch(
-        call.q[:, 0],
+        call.q,
         keys,
         keys[..., :rank],
         out,
@@ -53,4 +54,4 @@ def attend(launch: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.
         call.problem.block_size,
         is_mla=True,
     )
-    return out.unsqueeze(1), lse.unsqueeze(1)
+    return out, lse

@@ -16,7 +16,8 @@ from types import ModuleType
 
 import torch
 
-from adapters.decode import FEATURES, Call, DecodeBackend, capabilities, triton_dtypes, version_of
+from paged_mla_adapters.declared import FEATURES, capabilities, triton_dtypes, version_of
+from paged_mla_adapters.kernel import Call, KernelBackend
 
 SPLITS = 4
 MODULES = (
@@ -25,11 +26,11 @@ MODULES = (
 )
 
 
-def create() -> DecodeBackend:
+def create() -> KernelBackend:
     """Return the kernel as a backend."""
     module, dtypes = _module(), triton_dtypes()
     kernel = SglangDecode(module)
-    return DecodeBackend(
+    return KernelBackend(
         name="sglang-triton",
         version=version_of("sglang", Path(str(module.__file__))),
         kernel=kernel,
@@ -71,7 +72,7 @@ class SglangDecode:
 
     def __call__(self, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch it on buffers of NaN."""
-        rows, _, heads, _ = call.q.shape
+        rows, heads, _ = call.q.shape
         rank, device = call.problem.dims.kv_lora_rank, call.q.device
         indptr, slots = _slots(call)
         keys, page_size = call.cache.unsqueeze(2), call.problem.block_size
@@ -83,7 +84,7 @@ class SglangDecode:
         splits = torch.full((rows,), SPLITS, dtype=torch.int32, device=device)
         options = {"k_scale": 1.0, "v_scale": 1.0, "has_mla": True, "page_size": page_size}
         self._launch(
-            call.q[:, 0],
+            call.q,
             keys,
             keys[..., :rank],
             out,
@@ -96,7 +97,7 @@ class SglangDecode:
             call.problem.softmax_scale,
             **{name: options[name] for name in options if name in self._parameters},
         )
-        return out.unsqueeze(1), torch.logsumexp(lse, -1).unsqueeze(1)
+        return out, torch.logsumexp(lse, -1)
 
 
 def _slots(call: Call) -> tuple[torch.Tensor, torch.Tensor]:

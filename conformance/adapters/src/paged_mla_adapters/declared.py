@@ -1,0 +1,82 @@
+"""What an adapter says of its kernel: where it runs, what it serves, which release it is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+
+FEATURES = frozenset({"padding", "replay", "strided_cache", "large_offsets", "explicit_slots"})
+
+
+def mode() -> str:
+    """Return "interpreter" where ``TRITON_INTERPRET=1`` asks for it, else "gpu".
+
+    Raises
+    ------
+    Unsupported
+        Neither a GPU nor ``TRITON_INTERPRET=1`` is there.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "interpreter"
+    if torch.cuda.is_available():
+        return "gpu"
+    raise Unsupported("no CUDA device")
+
+
+def triton_dtypes() -> frozenset[str]:
+    """Return what Triton kernels compute as the rules say: no bfloat16 in the interpreter."""
+    names = {"bfloat16", "float16"} if mode() == "gpu" else {"float32"}
+    return frozenset(names)
+
+
+def need_gpu(what: str, *majors: int) -> None:
+    """Refuse to go on where there is no GPU of these compute capabilities.
+
+    Raises
+    ------
+    Unsupported
+        There is none.
+    """
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in majors:
+        allowed = " or ".join(f"{major}.x" for major in majors)
+        raise Unsupported(f"{what} needs a GPU of compute capability {allowed}")
+
+
+def capabilities(
+    dtypes: frozenset[str],
+    *,
+    block_sizes: Iterable[int] = range(1, 257),
+    head_dims: Iterable[tuple[int, int]],
+    masks: Iterable[str] = ("causal",),
+    features: frozenset[str] = FEATURES,
+    max_query_len: int = 1,
+) -> Capabilities:
+    """Return what a kernel of these types serves; it reads a cache of its own type."""
+    return Capabilities(
+        ops=frozenset({"plan", "append", "attend"}),
+        dtypes=dtypes,
+        cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes),
+        block_sizes=frozenset(block_sizes),
+        num_heads=frozenset(range(1, 129)),
+        head_dims=frozenset(head_dims),
+        masks=frozenset(masks),
+        features=features,
+        max_query_len=max_query_len,
+    )
+
+
+def version_of(distribution: str, file: Path) -> str:
+    """Return the installed version, or of a bare file what identifies it."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"

@@ -1,0 +1,75 @@
+"""The adapters on a machine that need not have what they adapt."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paged_mla_conformance.expected import load_expected_failures
+
+FOLDER = Path(__file__).parents[1]
+NEEDS = {
+    "vllm_triton:create": "vllm",
+    "sglang_triton:create": "sglang",
+    "flashmla:create": "flash_mla",
+    "flashinfer:fa2": "flashinfer",
+    "flashinfer:fa3": "flashinfer",
+}
+REPORTS = sorted((FOLDER / "reports").glob("*.json"))
+COMMAND = re.compile(r"--backend paged_mla_adapters\.(\S+)")
+
+
+def ask(backend: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Put a backend to the suite; those beside this file can be imported."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-m", "paged_mla_conformance", "--backend", backend, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"},
+    )
+
+
+@pytest.mark.parametrize("adapter", NEEDS)
+def test_an_adapter_without_its_package_is_skipped(adapter: str):
+    """Who has not installed an engine sees why nothing was asked of it."""
+    if importlib.util.find_spec(NEEDS[adapter]):
+        pytest.skip(f"{NEEDS[adapter]} is installed")
+    done = ask(f"paged_mla_adapters.{adapter}")
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert f"SKIPPED: paged_mla_adapters.{adapter} cannot run here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_page_names_every_adapter():
+    """Its commands are of adapters that exist, and none is left out."""
+    assert set(COMMAND.findall((FOLDER / "README.md").read_text())) == set(NEEDS)
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.stem)
+def test_what_is_expected_to_fail_is_what_failed(report: Path):
+    """The adapter's file names every failure of its report, and nothing else."""
+    found = json.loads(report.read_text())
+    failed = {r["test"] for r in found["results"] if r["outcome"] in {"failed", "expected-failure"}}
+    path = FOLDER / report.with_suffix(".toml").name.removeprefix("h200-")
+    expected = set(load_expected_failures(path)) if path.exists() else set()
+    assert failed == expected
+    assert found["profile"].endswith(",kernel")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "profile"), [("flashinfer", "base-2,kernel"), ("uniform", "kernel")]
+)
+def test_a_right_kernel_passes_the_whole_suite(kernel: str, profile: str):
+    """What adapters do around a kernel costs no test, neither for ragged nor for uniform rows."""
+    done = ask(f"by_hand:{kernel}", "--profile", profile)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.splitlines()[-1].startswith("CONFORMANT in what was asked:")

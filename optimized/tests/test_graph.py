@@ -1,0 +1,147 @@
+"""What is left when capturing fails. There is nothing to record on a CPU: stand-ins take notes."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mla_step import P, R, build, config
+
+from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
+from paged_mla_shared.errors import InvalidArgument
+
+SMALL, LARGE = Bucket(4, 2), Bucket(16, 8)
+CALLS_OF_A_CAPTURE = 3  # two to warm up, one recorded
+TOKENS = {"q_nope": ((64, 4, R), torch.float32), "q_pe": ((64, 4, P), torch.float32)}
+
+
+class Graph:
+    """Stands in for a graph; counts its replays."""
+
+    def __init__(self):
+        self.replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch):
+    """Take the place of streams and captures; yield the streams that are entered and not left."""
+    entered = ["default"]
+
+    @contextmanager
+    def stream(new):
+        before = entered.copy()
+        entered.append(new)
+        try:
+            yield
+        finally:
+            entered[:] = before
+
+    class Capture:
+        """Does not leave its stream if what it recorded raised, as torch's does at times."""
+
+        def __init__(self, _graph, *, pool, stream):
+            assert pool == "pool"
+            self.stream = stream
+
+        def __enter__(self):
+            entered.append(self.stream)
+
+        def __exit__(self, kind, *_):
+            if kind is None:
+                entered.pop()
+
+    made = SimpleNamespace(wait_stream=lambda _other: None)
+    stand_ins = {
+        "graph_pool_handle": lambda: "pool",
+        "Stream": lambda: made,
+        "stream": stream,
+        "current_stream": lambda: made,
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda: (0, 0),
+        "CUDAGraph": Graph,
+        "graph": Capture,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return entered
+
+
+class Model:
+    """Attends; raises at one of its calls."""
+
+    def __init__(self, fails_at=None):
+        self.mla = PagedMla(config(), "cpu")
+        self.inputs = StepInputs(config(), "cpu", TOKENS)
+        self.cache = torch.zeros(3, 16, R + P)
+        self.calls, self.fails_at = 0, fails_at
+
+    def __call__(self, view):
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise RuntimeError("out of memory")
+        return self.mla.attend(view.tokens["q_nope"], view.tokens["q_pe"], self.cache)
+
+    def graphed(self, *buckets):
+        return GraphedStep([self.mla], self, self.inputs, buckets, caches=[self.cache])
+
+
+def assert_idle(inputs):
+    for tensor in (inputs.cu_seqlens_q, inputs.seq_lens, inputs.block_table):
+        assert not tensor.any()
+
+
+@pytest.mark.parametrize("call", [1, 3, 4, 6], ids=["warm-up", "capture", "second", "last"])
+def test_inputs_are_idle_after_a_failed_capture(call, streams):
+    """S-17: another step may use the inputs, and other work the stream, whatever call failed."""
+    model = Model(fails_at=call)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.graphed(SMALL, LARGE)
+    assert_idle(model.inputs)
+    assert streams == ["default"]
+    model.graphed(SMALL, LARGE).replay(2, 4)
+
+
+@pytest.mark.parametrize("call", [1, 3, 4, 6], ids=["warm-up", "capture", "second", "last"])
+def test_a_failed_recapture_leaves_no_graph(call):
+    """S-17: there are all graphs or none; without one a replay says how to get them."""
+    model = Model()
+    step = model.graphed(SMALL)
+    model.fails_at = CALLS_OF_A_CAPTURE + call
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step.recapture([SMALL, LARGE])
+    assert_idle(model.inputs)
+    assert not step.graph_bytes
+    with pytest.raises(StaleGraph, match="recapture"):
+        step.replay(1, 1)
+    step.recapture()
+    step.replay(8, 16)
+    assert set(step.graph_bytes) == {SMALL, LARGE}
+
+
+@pytest.mark.parametrize("buckets", [[], [SMALL, Bucket(65, 8)]], ids=["none", "too-large"])
+def test_buckets_that_cannot_be_captured_change_nothing(buckets):
+    """S-17: looked at before the graphs that are there are given up."""
+    model = Model()
+    step = model.graphed(SMALL)
+    with pytest.raises(InvalidArgument):
+        step.recapture(buckets)
+    assert model.calls == CALLS_OF_A_CAPTURE
+    graph, _ = step._graphs[SMALL]
+    step.replay(2, 4)
+    assert graph.replays == 1
+
+
+def test_a_replay_returns_what_was_recorded():
+    """S-17: of the smallest bucket that the step fits."""
+    model = Model()
+    step = model.graphed(SMALL, LARGE)
+    assert [len(step.replay(*lens)[0]) for lens in ((1, 1), (2, 4), (3, 4), (8, 16))] == [
+        4, 4, 16, 16,
+    ]  # fmt: skip
+    model.cache.set_(build((20, 1)).cache)
+    with pytest.raises(StaleGraph, match="moved"):
+        step.replay(1, 1)
