@@ -13,7 +13,7 @@ from paged_mla_optimized.planning.plan import Plan, split_constants
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
-_FIXED_SHARES = 4  # programs along axis 2, at least, where rows are cut by their own lengths
+_FIXED_WORKERS = 8  # programs for each query tile of a row that is cut by its own length
 
 
 class Combine:
@@ -48,14 +48,16 @@ class Combine:
         lse: torch.Tensor,
     ) -> None:
         """Write what the groups that were cut come to, and blank padding; T > 0."""
-        joins, tiles, shares = self.parts, 1, 1
+        joins, tiles, workers = self.parts, 1, self.workers
         if self.config.deterministic:
-            tiles = self._tiles(plan)
-            joins = plan.num_rows * tiles
-            shares = max(self.parts // joins, _FIXED_SHARES)
+            # As many programs as else; at least one, which waits for the attend kernel.
+            rows, programs = max(plan.num_rows, 1), joins * workers
+            tiles = min(self._tiles(plan), max(programs // (rows * _FIXED_WORKERS), 1))
+            joins = rows * tiles
+            workers = max(programs // joins, 1)
         strides = out.stride()
         self._kernel(
-            (joins + -(-plan.num_tokens // self.workers), self.workers, shares),
+            (joins + -(-plan.num_tokens // workers), workers, 1),
             strides,
             (
                 plan.cut,

@@ -3,8 +3,7 @@
 Axis 0 of the grid numbers the parts of the attend kernel. All parts that worked on a group but its
 last share its joining: a group cut into many parts is joined by many programs. Axis 1 shares it
 out further. With FIXED_SPLITS axis 0 has `tiles` programs for every row, each of which takes every
-`tiles`-th query tile of it, and axis 2 numbers the shares. The last programs along axis 0 give
-padding ``(0, -inf)``.
+`tiles`-th query tile of it. The last programs along axis 0 give padding ``(0, -inf)``.
 
 The plan describes what a part joins, so that little is left to find out once the partials are
 there: first part and number of the partials, or 0 of them; first token of the row; index of the
@@ -151,12 +150,11 @@ def combine_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     if program >= joins:
-        if tl.program_id(2) == 0:
-            _blank(
-                (program - joins) * workers + worker, slot_mapping_ptr, out_ptr, lse_ptr,
-                stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, num_tokens,
-                num_heads, R,
-            )  # fmt: skip
+        _blank(
+            (program - joins) * workers + worker, slot_mapping_ptr, out_ptr, lse_ptr,
+            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, num_tokens,
+            num_heads, R,
+        )  # fmt: skip
         return
 
     if FIXED_SPLITS > 0:
@@ -169,8 +167,8 @@ def combine_kernel(
         count = tl.where((tile < row_tiles) & (splits > 1), splits, 0)
         start = tl.load(token_starts_ptr + row)
         pairs = (tl.load(token_starts_ptr + row + 1) - start) * num_heads
-        share = tl.program_id(2)
-        shares = tl.num_programs(2)
+        share = 0
+        shares = 1
     else:
         join_ptr = joins_ptr + program * 8
         first = tl.load(join_ptr)
