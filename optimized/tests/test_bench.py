@@ -109,20 +109,25 @@ class FlashInferByHand:
     def __init__(self, _workspace):
         pass
 
-    def plan(self, *described, causal, sm_scale, q_data_type, kv_data_type):
+    def plan(self, *, metadata, causal, sm_scale, q_data_type, kv_data_type, **sizes):
         assert causal
         assert q_data_type == kv_data_type == torch.bfloat16
-        self.described, self.scale = described, sm_scale
+        self.metadata, self.scale, self.sizes = metadata, sm_scale, sizes
 
-    def run(self, q_nope, q_pe, ckv, k_pe):
-        q_starts, starts, blocks, lens, heads, rank, rope, size = self.described
-        assert (heads, rank, rope, size) == (q_nope.shape[1], 512, 64, ckv.shape[1])
-        out = torch.empty_like(q_nope, dtype=torch.float32)
+    def run(self, *, query, kv_cache):
+        assert self.sizes == {
+            "num_heads": query.shape[1],
+            "head_dim_ckv": 512,
+            "head_dim_kpe": 64,
+            "page_size": kv_cache.shape[1],
+        }
+        q_starts, starts, blocks, lens = self.metadata
+        out = query.new_empty((*query.shape[:2], 512), dtype=torch.float32)
         for row, length in enumerate(lens):
             mine = blocks[starts[row] : starts[row + 1]].long()
-            keys = torch.cat([ckv[mine], k_pe[mine]], -1).flatten(0, 1)[:length].float()
+            keys = kv_cache[mine].flatten(0, 1)[:length].float()
             tokens = slice(q_starts[row], q_starts[row + 1])
-            q = torch.cat([q_nope[tokens], q_pe[tokens]], -1).float()
+            q = query[tokens].float()
             scores = self.scale * torch.einsum("qhd,sd->qhs", q, keys)
             after = torch.ones(len(q), length).triu(length - len(q) + 1).bool()
             weights = scores.masked_fill(after[:, None], -torch.inf).softmax(-1)
@@ -132,7 +137,10 @@ class FlashInferByHand:
 
 def test_flashinfer_is_told_the_whole_step(monkeypatch):
     """S-5: every row's own blocks and length, for rows that share no length."""
-    module = SimpleNamespace(BatchMLAPagedAttentionWrapper=FlashInferByHand)
+    module = SimpleNamespace(
+        BatchMLAPagedAttentionWrapper=FlashInferByHand,
+        MLAPlanMetadata=SimpleNamespace(csr=lambda *tensors: tensors),
+    )
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(mla=module))
     monkeypatch.setitem(sys.modules, "flashinfer.mla", module)
     tensors = build(Case("ragged", 4, 2, seq_lens=(70, 16, 5), block_size=16), "cpu")

@@ -16,11 +16,12 @@ from paged_mla_optimized.launchers.hopper import (
     cache_fits,
     hopper_box,
     hopper_boxes,
+    hopper_constants,
     queries_fit,
 )
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.planning.choice import demand_of
-from paged_mla_optimized.planning.families import serving_variant
+from paged_mla_optimized.planning.families import SHARED_MEMORY, serving_variant
 
 CONFIG = MlaConfig(
     num_heads=16,
@@ -112,6 +113,25 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     config = replace(CONFIG, block_size=block_size)
     boxes = [keys or 64, 512], [keys or 64, 64]
     assert hopper_boxes(config, served(config)) == boxes
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_heads", "stages"),
+    [(512, 16, 2), (512, 32, 2), (256, 16, 5), (256, 32, 5), (256, 64, 4)],
+)
+def test_the_ring_holds_as_many_key_tiles_as_fit(rank, num_heads, stages):
+    """Queries, weights and key tiles share what a program may have."""
+    config = replace(CONFIG, kv_lora_rank=rank, num_heads=num_heads)
+    constants = hopper_constants(config, served(config), 64, rank + 64)
+    assert constants["STAGES"] == stages
+    taken = (num_heads + 64 * stages) * (rank + 64) * 2 + 64 * num_heads * 2
+    assert taken < SHARED_MEMORY["sm90"] <= taken + 64 * (rank + 64) * 2 + 1024
+
+
+def test_boxes_are_as_wide_as_the_latents():
+    """S-10: one copy takes all latent columns of a key, and its k_pe behind them."""
+    config = replace(CONFIG, kv_lora_rank=256)
+    assert hopper_boxes(config, served(config)) == ([64, 256], [64, 64])
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,14 @@ def _mask(
 
 
 class Model:
-    """Four layers that append and attend, with a cache and answers of their own."""
+    """Four layers that append and attend, with a cache and answers of their own.
 
-    def __init__(self, mla: PagedMla) -> None:
+    Its steps are told `max_query_len`.
+    """
+
+    def __init__(self, mla: PagedMla, max_query_len: int | None = None) -> None:
         config = mla.config
-        self.mla = mla
+        self.mla, self.max_query_len = mla, max_query_len
         size = (LAYERS, BLOCKS, config.block_size, R + P)
         self.caches = torch.zeros(size, dtype=config.dtype, device="cuda")
         generator = torch.Generator("cuda").manual_seed(0)  # every model caches the same
@@ -162,7 +165,9 @@ class Model:
     def plan(self, view: StepView | Batch, num_tokens: int) -> None:
         """Describe the step."""
         lengths = (view.cu_seqlens_q, view.seq_lens, view.block_table)
-        self.mla.plan(*lengths, num_tokens=num_tokens, mask=view.mask)
+        self.mla.plan(
+            *lengths, num_tokens=num_tokens, max_query_len=self.max_query_len, mask=view.mask
+        )
 
     def layers(self, view: StepView | Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Append and attend in every layer; return out [L, T, H, R] and lse [L, T, H]."""

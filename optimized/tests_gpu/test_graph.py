@@ -5,12 +5,14 @@ from gpu_step import CONFIG, CONFIGS, Model, make_batch, random_lens, same, toke
 from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
 from paged_mla_shared.errors import InvalidArgument
 
-BUCKETS = (Bucket(1, 1), Bucket(8, 4), Bucket(32, 8), Bucket(128, 16))
+LONGEST = 64  # steps that are told the same get the same kernel, in whichever bucket
+BUCKETS = tuple(Bucket(n, rows, LONGEST) for n, rows in ((1, 1), (8, 4), (32, 8), (128, 16)))
+DECODE_BUCKETS = tuple(Bucket(n, n) for n in (1, 4, 8, 16))
 PAIRS = 100
 
 
 def graphed(config, buckets=BUCKETS):
-    model = Model(PagedMla(config))
+    model = Model(PagedMla(config), buckets[0].max_query_len)
     inputs = StepInputs(config, "cuda", token_tensors(config))
     caches = list(model.caches)
     return model, GraphedStep([model.mla], model.layers, inputs, buckets, caches=caches)
@@ -38,7 +40,7 @@ def test_replay_equals_eager(name):
             model.restore(batch)
             step.inputs.poison()
             batch.load(step.inputs)
-            outs, lses = step.replay(bucket.rows, bucket.tokens)
+            outs, lses = step.replay(bucket.rows, bucket.tokens, LONGEST)
             n = batch.num_tokens
             assert same(outs[:, :n], out)
             assert same(lses[:, :n], lse)
@@ -46,6 +48,23 @@ def test_replay_equals_eager(name):
             assert (lses[:, n:] == -torch.inf).all()
             assert torch.equal(model.caches.view(torch.int16), cache)
             pairs += 1
+
+
+def test_decode_replays_equal_eager_decode():
+    """S-17: what is taken for decode alone is taken for decode in every bucket of as many rows."""
+    model, step = graphed(CONFIG, DECODE_BUCKETS)
+    for rows in (1, 2, 7, 8, 16):
+        batch = make_batch(CONFIG, [(37 * row * row % 2000, 1) for row in range(rows)], rows)
+        out, lse, _ = model.eager(batch)
+        for bucket in DECODE_BUCKETS:
+            if bucket.rows < rows:
+                continue
+            model.restore(batch)
+            step.inputs.poison()
+            batch.load(step.inputs)
+            outs, lses = step.replay(bucket.rows, bucket.tokens)
+            assert same(outs[:, :rows], out)
+            assert same(lses[:, :rows], lse)
 
 
 def test_a_thousand_replays():
@@ -62,7 +81,7 @@ def test_a_thousand_replays():
         batch, (out, lse) = batches[which], expected[which]
         model.restore(batch)
         batch.load(step.inputs)
-        outs, lses = step.replay(batch.rows, batch.num_tokens)
+        outs, lses = step.replay(batch.rows, batch.num_tokens, LONGEST)
         n = batch.num_tokens
         wrong += (outs[:, :n] != out).any()
         wrong += (lses[:, :n] != lse).any()
@@ -77,7 +96,7 @@ def test_warm_up_and_idle_replays_write_no_cache():
     step = GraphedStep([model.mla], model.layers, inputs, BUCKETS)
     inputs.poison()
     inputs.clear()
-    outs, lses = step.replay(16, 128)
+    outs, lses = step.replay(16, 128, LONGEST)
     assert (model.caches == 7.0).all()
     assert not outs.any()
     assert (lses == -torch.inf).all()
@@ -89,20 +108,20 @@ def test_capacity_changes_are_errors_until_recaptured():
     model, step = graphed(CONFIG, small)
     batch = make_batch(CONFIG, [(100, 8)] * 5, 1)
     with pytest.raises(InvalidArgument, match="recapture"):
-        step.replay(batch.rows, batch.num_tokens)
-    step.recapture([*small, Bucket(64, 8)])
+        step.replay(batch.rows, batch.num_tokens, LONGEST)
+    step.recapture([*small, Bucket(64, 8, LONGEST)])
     out = model.eager(batch)[0]
     model.restore(batch)
     batch.load(step.inputs)
-    assert same(step.replay(batch.rows, batch.num_tokens)[0][:, : batch.num_tokens], out)
+    assert same(step.replay(batch.rows, batch.num_tokens, LONGEST)[0][:, : batch.num_tokens], out)
 
     layer = model.caches[0].clone()
     kept = GraphedStep([model.mla], model.layers, step.inputs, small, caches=[layer])
     layer.set_(layer.clone())
     with pytest.raises(StaleGraph, match="recapture"):
-        kept.replay(1, 1)
+        kept.replay(1, 1, LONGEST)
     kept.recapture(caches=[layer])
-    kept.replay(1, 1)
+    kept.replay(1, 1, LONGEST)
 
 
 def test_a_failed_capture_leaves_idle_inputs():
@@ -121,19 +140,19 @@ def test_a_failed_capture_leaves_idle_inputs():
         step.recapture()
     assert not step.inputs.cu_seqlens_q.any()
     with pytest.raises(StaleGraph, match="recapture"):
-        step.replay(1, 1)
+        step.replay(1, 1, LONGEST)
     step._model_fn = model.layers
     step.recapture()
     model.restore(batch)
     batch.load(step.inputs)
-    assert same(step.replay(batch.rows, batch.num_tokens)[0][:, : batch.num_tokens], out)
+    assert same(step.replay(batch.rows, batch.num_tokens, LONGEST)[0][:, : batch.num_tokens], out)
 
 
 def test_poisoned_and_shared_workspace():
     """S-9: NaN in all scratch memory, and another instance's graphs in between, change nothing."""
     model, step = graphed(CONFIG)
     other_config = CONFIGS["tree:qlen"]
-    other = Model(PagedMla(other_config, workspace=model.mla.workspace))
+    other = Model(PagedMla(other_config, workspace=model.mla.workspace), LONGEST)
     other_inputs = StepInputs(other_config, "cuda", token_tensors(other_config))
     other_step = GraphedStep([other.mla], other.layers, other_inputs, BUCKETS)
     pairs = []
@@ -145,6 +164,6 @@ def test_poisoned_and_shared_workspace():
             model.mla.workspace.fill_(torch.nan)
             owner.restore(batch)
             batch.load(graph.inputs)
-            outs, lses = graph.replay(batch.rows, batch.num_tokens)
+            outs, lses = graph.replay(batch.rows, batch.num_tokens, LONGEST)
             assert same(outs[:, : batch.num_tokens], expected[0])
             assert same(lses[:, : batch.num_tokens], expected[1])

@@ -18,13 +18,13 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
-from paged_mla_optimized.planning.families import FEW, AttendVariant
+from paged_mla_optimized.planning.families import FEW, SHARED_MEMORY, AttendVariant
 from paged_mla_optimized.planning.plan import Plan, split_constants
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
 _TILE_N = 64
-_STAGES = 2  # of the ring for few queries; the other one has three
+_BARRIERS = 1024  # bytes of shared memory, with what alignment takes
 _FEW_REGISTERS = 152  # on average: 248 for those that compute, 56 for those that copy
 MAX_CACHES = 4096
 """Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
@@ -196,7 +196,15 @@ def hopper_box(block_size: int) -> int:
 def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], list[int]]:
     """Return what one copy takes of the latent columns, whole or halved, and of the others."""
     keys = hopper_box(config.block_size) or _TILE_N
-    return [keys, 512 if variant.family == FEW else 256], [keys, 64]
+    columns = config.kv_lora_rank
+    return [keys, columns if variant.family == FEW else columns // 2], [keys, 64]
+
+
+def _stages(config: MlaConfig, variant: AttendVariant) -> int:
+    """Return how many key tiles the ring for few queries holds: as many as fit."""
+    line = (config.kv_lora_rank + config.qk_rope_head_dim) * 2
+    queries, weights = variant.tile_m * line, _TILE_N * variant.tile_m * 2
+    return (SHARED_MEMORY["sm90"] - _BARRIERS - queries - weights) // (_TILE_N * line)
 
 
 def hopper_constants(
@@ -214,7 +222,8 @@ def hopper_constants(
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": hopper_box(config.block_size),
-        "STAGES": _STAGES,
+        "STAGES": _stages(config, variant),
+        "R": config.kv_lora_rank,
     } | split_constants(config, variant)
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

@@ -181,7 +181,7 @@ def _portable_variant(demand: Demand, height: int) -> AttendVariant:
     return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)
 
 
-_FEW = (
+_FEW_512 = (
     AttendVariant(
         tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=16
     ),
@@ -189,6 +189,8 @@ _FEW = (
         tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
     ),
 )
+# Half the latent columns leave registers for twice the pairs.
+_FEW = {(512, 64): _FEW_512, (256, 64): (*_FEW_512, replace(_FEW_512[1], tile_m=64))}
 _TILE = AttendVariant(
     tile_m=64,
     tile_n=64,
@@ -197,7 +199,7 @@ _TILE = AttendVariant(
     min_units=4,
     overhead=6,
     family=TILE,
-    split_tiles=32,
+    split_tiles=64,
 )
 
 
@@ -206,32 +208,44 @@ def _hopper_misfit(demand: Demand) -> str:
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
-    if demand.head_dims != (512, 64):
-        return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
+    if demand.head_dims not in _FEW:
+        return "made for kv_lora_rank 512 or 256 and qk_rope_head_dim 64, not {} and {}".format(
             *demand.head_dims
         )
     return ""
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
-    most = _FEW[-1].tile_m
+    if misfit := _hopper_misfit(demand):
+        return misfit
+    most = _FEW[demand.head_dims][-1].tile_m
+    if height <= most or _tile_misfit(demand):  # no other kernel has better tiles
+        return ""
+    return f"holds {most} pairs of token and head, not {height}"
+
+
+def _few_variant(demand: Demand, height: int) -> AttendVariant:
+    tiles = _FEW[demand.head_dims]
+    return _with_lanes(next((t for t in tiles if t.tile_m >= height), tiles[-1]), height)
+
+
+def _tile_misfit(demand: Demand) -> str:
+    rank = demand.head_dims[0]
     return _hopper_misfit(demand) or (
-        f"holds {most} pairs of token and head, not {height}" if height > most else ""
+        "" if rank == 512 else f"made for kv_lora_rank 512, not {rank}"
     )
 
 
-def _few_variant(_demand: Demand, height: int) -> AttendVariant:
-    return next(tile for tile in _FEW if tile.tile_m >= height)
-
-
-def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
-    lanes = next(n for n in (1, 2, 4) if n * _TILE.tile_m >= height or n == 4)
-    return replace(_TILE, lanes=lanes)
+def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
+    return replace(tile, lanes=next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4))
 
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
-    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand), variant=_tile_variant),
+    TILE: Family(
+        misfit=lambda demand, _height: _tile_misfit(demand),
+        variant=lambda _demand, height: _with_lanes(_TILE, height),
+    ),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""
@@ -270,11 +284,19 @@ def variants_by_query_len(demand: Demand, most_query_len: int) -> list[AttendVar
 
 
 def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> int:
-    """Return how many splits a row may have when its bits must not depend on the others (S-20)."""
+    """Return how many splits a row may have when its bits must not depend on the others (S-20).
+
+    A power of two, as :func:`row_share` is: kernels are compiled for each of them.
+    """
     split_bytes = max_rows * variant.tile_m * kv_lora_rank * 4
-    return max(1, min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
+    return _power_of_two(min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
 
 
 def row_share(max_rows: int) -> int:
     """Return how many programs a row is cut for, of those that `max_rows` rows share."""
-    return max(1, MAX_FIXED_SPLITS // max_rows)
+    return _power_of_two(MAX_FIXED_SPLITS // max_rows)
+
+
+def _power_of_two(most: int) -> int:
+    """Return the largest power of two up to `most`, or 1."""
+    return 1 << max(most.bit_length() - 1, 0)

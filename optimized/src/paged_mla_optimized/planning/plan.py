@@ -297,12 +297,15 @@ def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]
 
 def split_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return tile sizes, and how a row is cut if its bits must not depend on the others (S-20)."""
-    splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+    splits, share = 0, 0  # or kernels would be compiled anew for every capacity
+    if config.deterministic:
+        splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+        share = row_share(config.max_rows)
     return {
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
         "MIN_UNITS": variant.min_units,
         "SPLIT_TILES": variant.split_tiles,
-        "ROW_SHARE": row_share(config.max_rows),
-        "FIXED_SPLITS": splits if config.deterministic else 0,
+        "ROW_SHARE": share,
+        "FIXED_SPLITS": splits,
     }

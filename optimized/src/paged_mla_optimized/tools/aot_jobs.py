@@ -185,6 +185,14 @@ def _configs() -> Iterator[MlaConfig]:
         # One token per row keeps the tile shape that this head count has in decode.
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
+    for num_heads in (16, 32, 64, 128):
+        config = replace(base, num_heads=num_heads, kv_lora_rank=256)
+        yield config
+        yield replace(config, dtype=torch.float16, cache_format="fp16")
+        yield replace(config, block_size=1)
+        yield replace(config, mask="non_causal")
+        yield replace(config, deterministic=True)
+        yield replace(config, mask=MASKS[2], max_draft_tokens=1)
     yield replace(base, max_query_tokens=256)  # chunks
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
@@ -256,7 +264,7 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     options = hopper_options(variant)
     width = config.kv_lora_rank + config.qk_rope_head_dim
     yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}-{dtype}-{mask}"
+        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{dtype}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,

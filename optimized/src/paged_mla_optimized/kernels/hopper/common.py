@@ -207,8 +207,8 @@ def arrivals(box):
 @gluon.jit
 def copy_tile(
     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, at, table_row_ptr, stride_table_col, tile,
-    seq_len, block_size, block_rows, stride_cache_row, TILE_N: gl.constexpr, BOX: gl.constexpr,
-    FIRST: gl.constexpr, WIDTH: gl.constexpr, WITH_K_PE: gl.constexpr,
+    seq_len, block_size, block_rows, stride_cache_row, R: gl.constexpr, TILE_N: gl.constexpr,
+    BOX: gl.constexpr, FIRST: gl.constexpr, WIDTH: gl.constexpr, WITH_K_PE: gl.constexpr,
 ):  # fmt: skip
     """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe.
 
@@ -217,7 +217,7 @@ def copy_tile(
     if BOX == 0:
         _copy_keys(cache_ptr, stride_cache_row, at, ckv, FIRST, WIDTH)
         if WITH_K_PE:
-            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, 512, 64)
+            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, R, 64)
         async_copy.mbarrier_arrive(ready, increment_count=False)
     else:
         mbarrier.expect(ready, TILE_N * (WIDTH + 64 * WITH_K_PE) * 2)
@@ -229,4 +229,4 @@ def copy_tile(
                 )  # fmt: skip
             tma.async_copy_global_to_shared(ckv_desc, [at, FIRST], ready, ckv.slice(key, BOX))
             if WITH_K_PE:
-                tma.async_copy_global_to_shared(k_pe_desc, [at, 512], ready, k_pe.slice(key, BOX))
+                tma.async_copy_global_to_shared(k_pe_desc, [at, R], ready, k_pe.slice(key, BOX))

@@ -1,8 +1,9 @@
-"""Split attention for up to 32 query pairs a tile on Hopper, operands swapped (rules S-4 to S-7).
+"""Split attention for few query pairs a tile on Hopper, operands swapped (rules S-4 to S-7).
 
 Scores and answers are computed transposed, ``S^T = K Q^T`` and ``O^T = V^T P^T``: the tensor cores'
 64 rows are then keys and latent columns, and no row is wasted however few the queries. One warp
 copies key tiles into a ring of shared memory; four others compute. Bound by memory bandwidth.
+A tile has 16 or 32 pairs, or 64 where R is 256 and half of the registers suffice for the answers.
 """
 
 from triton.experimental import gluon
@@ -39,8 +40,8 @@ from paged_mla_optimized.kernels.hopper.common import (
 def _copy_tiles(
     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
     cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-    num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    num_heads, block_size, block_rows, stride_cache_row, R: gl.constexpr, MASK: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the key tiles of every segment of this part."""
     unit, end, row = share_of_program(shares_ptr)
@@ -60,7 +61,7 @@ def _copy_tiles(
             copy_tile(
                 cache_ptr, ckv_desc, k_pe_desc, ckv.index(stage), k_pe.index(stage),
                 ready.index(stage), at, table_row_ptr, stride_table_col, tile, seq_len, block_size,
-                block_rows, stride_cache_row, TILE_N, BOX, 0, 512, True,
+                block_rows, stride_cache_row, R, TILE_N, BOX, 0, R, True,
             )  # fmt: skip
             stage += 1
             phase = gl.where(stage == STAGES, phase ^ 1, phase)
@@ -72,14 +73,14 @@ def _copy_tiles(
 def _attend_tiles(
     q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end, tile_edge, stage,
     phase, seq_len, context_len, key_in_tile, index, token, live, tree_words_ptr, scale,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-    BOX: gl.constexpr, STAGES: gl.constexpr,
+    R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Attend the staged queries to key tiles; return the answers [512, TILE_M] and their lse."""
+    """Attend the staged queries to key tiles; return the answers [R, TILE_M] and their lse."""
     dtype: gl.constexpr = q_nope.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    acc = gl.zeros([512, TILE_M], gl.float32, s_layout)
+    acc = gl.zeros([R, TILE_M], gl.float32, s_layout)
     peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
     sums = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
     for tile in range(tile_begin, tile_end):
@@ -88,7 +89,7 @@ def _attend_tiles(
             fence_async_shared()
         elif tile * TILE_N + TILE_N > seq_len:
             valid = seq_len - tile * TILE_N
-            clear_tail(ckv.index(stage), valid, TILE_N, 512, 4)
+            clear_tail(ckv.index(stage), valid, TILE_N, R, 4)
             fence_async_shared()
         scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
         scores = warpgroup_mma(
@@ -132,7 +133,7 @@ def _store_whole(
     out, lse, column, token, head, live, out_ptr, lse_ptr, stride_out_token, stride_out_head,
     stride_lse_token, stride_lse_head,
 ):  # fmt: skip
-    """Store the answers [512, TILE_M] of a query tile."""
+    """Store the answers [R, TILE_M] of a query tile."""
     at = token * stride_out_token + head * stride_out_head
     out_at = out_ptr + at[None, :] + column[:, None]
     gl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[None, :])
@@ -140,9 +141,9 @@ def _store_whole(
 
 
 @gluon.jit
-def _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr):
-    """Store the partial answers [512, TILE_M] of a query tile `at` their places."""
-    gl.store(partial_out_ptr + at[None, :] * 512 + column[:, None], out)
+def _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R: gl.constexpr):
+    """Store the partial answers [R, TILE_M] of a query tile `at` their places."""
+    gl.store(partial_out_ptr + at[None, :] * R + column[:, None], out)
     gl.store(partial_lse_ptr + at, lse)
 
 
@@ -152,15 +153,16 @@ def _attend(
     k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
     stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-    softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, MIN_UNITS: gl.constexpr,
-    SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    softmax_scale, num_heads, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
     key_in_tile = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, s_layout))
-    column = gl.arange(0, 512, layout=gl.SliceLayout(1, s_layout))
+    column = gl.arange(0, R, layout=gl.SliceLayout(1, s_layout))
     scale = softmax_scale * LOG2_E
 
     unit, end, row = share_of_program(shares_ptr)
@@ -176,7 +178,7 @@ def _attend(
         )  # fmt: skip
         copy_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-            num_heads, q_nope, TILE_M, 0, 512,
+            num_heads, q_nope, TILE_M, 0, R,
         )  # fmt: skip
         copy_queries(
             q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
@@ -198,7 +200,7 @@ def _attend(
                 out, lse, stage, phase = _attend_tiles(
                     q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, begin,
                     gl.minimum(begin + length, tile_end), tile_edge, stage, phase, seq_len,
-                    context_len, key_in_tile, index, token, live, tree_words_ptr, scale, MASK,
+                    context_len, key_in_tile, index, token, live, tree_words_ptr, scale, R, MASK,
                     TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
                 )  # fmt: skip
                 if splits == 1:
@@ -210,12 +212,12 @@ def _attend(
                     at = split_pairs(
                         row, tile_m, splits, begin // length, FIXED_SPLITS, TILE_M, pair_layout
                     )
-                    _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr)
+                    _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
         else:
             out, lse, stage, phase = _attend_tiles(
                 q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end,
                 tile_edge, stage, phase, seq_len, context_len, key_in_tile, index, token, live,
-                tree_words_ptr, scale, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
+                tree_words_ptr, scale, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
             )  # fmt: skip
             if is_whole:
                 _store_whole(
@@ -224,14 +226,14 @@ def _attend(
                 )  # fmt: skip
             else:
                 at = partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M, pair_layout)
-                _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr)
+                _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
         unit = following
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
 def decode_few_kernel(
-    q_nope_ptr,  # [T, H, 512]
+    q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, 64]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
@@ -240,12 +242,12 @@ def decode_few_kernel(
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
-    cache_ptr,  # read where no box fits: rows of 512 + 64
-    out_ptr,  # [T, H, 512]
+    cache_ptr,  # read where no box fits: rows of R + 64
+    out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [tiles, TILE_M, 512]
+    partial_out_ptr,  # float32 [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
-    ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 512]
+    ckv_desc,  # [cache rows, R + 64], boxes [BOX, R]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
     stride_q_nope_head,
@@ -262,6 +264,7 @@ def decode_few_kernel(
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
     stride_cache_row: gl.constexpr,
+    R: gl.constexpr,
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     TILE_M: gl.constexpr,
@@ -276,9 +279,9 @@ def decode_few_kernel(
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
     narrow: gl.constexpr = gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
-    q_nope = gl.allocate_shared_memory(dtype, [TILE_M, 512], rows_layout)
+    q_nope = gl.allocate_shared_memory(dtype, [TILE_M, R], rows_layout)
     q_pe = gl.allocate_shared_memory(dtype, [TILE_M, 64], rows_layout)
-    ckv = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 512], rows_layout)
+    ckv = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, R], rows_layout)
     k_pe = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 64], rows_layout)
     weights = gl.allocate_shared_memory(dtype, [TILE_N, TILE_M], narrow)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -299,7 +302,7 @@ def decode_few_kernel(
                     shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
                     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
                     stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, MIN_UNITS, SPLIT_TILES,
+                    R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, MIN_UNITS, SPLIT_TILES,
                     ROW_SHARE, FIXED_SPLITS,
                 ),
             ),
@@ -309,7 +312,7 @@ def decode_few_kernel(
                     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, TILE_M, TILE_N, BOX, STAGES,
+                    stride_cache_row, R, MASK, TILE_M, TILE_N, BOX, STAGES,
                 ),
             ),
         ],

@@ -267,7 +267,7 @@ def _sum_tiles(
             copy_tile(
                 cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot),
                 bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, tile + 3,
-                seq_len, block_size, block_rows, stride_cache_row, 64, BOX, FIRST, 256,
+                seq_len, block_size, block_rows, stride_cache_row, 512, 64, BOX, FIRST, 256,
                 HALF == 1,
             )  # fmt: skip
         if tile + 3 == tile_end:
@@ -336,7 +336,7 @@ def _answer(
                     cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(FIRST, 256, dim=1),
                     k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr,
                     stride_table_col, tile_begin + ahead, seq_len, block_size, block_rows,
-                    stride_cache_row, 64, BOX, FIRST, 256, HALF == 1,
+                    stride_cache_row, 512, 64, BOX, FIRST, 256, HALF == 1,
                 )  # fmt: skip
             if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
                 mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries

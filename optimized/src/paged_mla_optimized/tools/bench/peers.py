@@ -1,8 +1,8 @@
 """Kernels that an engine would use instead, as far as this machine has them.
 
-FlashMLA and FlashAttention 3 as vLLM ships them, FlashInfer, and the Triton decode kernels of vLLM
-and SGLang, are taken from the folder that ``--peers`` names (laid out like site-packages), or as
-installed.
+FlashMLA and FlashAttention 3 as vLLM ships them, FlashInfer since 0.7, and the Triton decode
+kernels of vLLM and SGLang, are taken from the folder that ``--peers`` names (laid out like
+site-packages), or as installed.
 """
 
 from __future__ import annotations
@@ -96,13 +96,12 @@ def _flashinfer(tensors: Tensors) -> Launch | None:
     workspace = torch.empty(128 << 20, dtype=torch.int8, device=cache.device)
     attention = module.BatchMLAPagedAttentionWrapper(workspace)
     attention.plan(
-        tensors.cu_seqlens_q, starts, blocks, tensors.seq_lens, case.num_heads, R, P,
-        case.block_size, causal=True, sm_scale=SCALE, q_data_type=cache.dtype,
-        kv_data_type=cache.dtype,
+        metadata=module.MLAPlanMetadata.csr(tensors.cu_seqlens_q, starts, blocks, tensors.seq_lens),
+        num_heads=case.num_heads, head_dim_ckv=R, head_dim_kpe=P, page_size=case.block_size,
+        causal=True, sm_scale=SCALE, q_data_type=cache.dtype, kv_data_type=cache.dtype,
     )  # fmt: skip
-    arguments = (tensors.q_nope, tensors.q_pe, cache[..., :R], cache[..., R:])
-    shape = (*tensors.q.shape[:3], R)
-    return lambda: attention.run(*arguments).view(shape)
+    shape, q = (*tensors.q.shape[:3], R), tensors.q.flatten(0, 1)
+    return lambda: attention.run(query=q, kv_cache=cache).view(shape)
 
 
 def _vllm_triton(tensors: Tensors) -> Launch | None:

@@ -1,0 +1,48 @@
+"""What kernels are compiled for: dims, tiles and masks, never how much an instance can hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from paged_mla_optimized import MlaConfig
+from paged_mla_optimized.launchers.combine import combine_constants
+from paged_mla_optimized.launchers.hopper import hopper_constants
+from paged_mla_optimized.launchers.portable import attend_constants
+from paged_mla_optimized.planning.choice import demand_of
+from paged_mla_optimized.planning.families import serving_variant
+
+SMALL = MlaConfig(
+    num_heads=16,
+    softmax_scale=0.1,
+    block_size=64,
+    max_rows=3,
+    max_query_tokens=8,
+    max_model_len=1000,
+)
+CAPACITIES = ({"max_rows": 300}, {"max_query_tokens": 4096}, {"max_model_len": 131072})
+
+
+@pytest.mark.parametrize("change", CAPACITIES, ids=str)
+@pytest.mark.parametrize("query_len", [1, 2, 8])
+def test_capacities_compile_nothing_anew(change, query_len):
+    """S-20: instances of one model share their kernels, however large each is."""
+
+    def constants(config):
+        variant = serving_variant(demand_of(config, "sm90"), query_len)
+        return (
+            attend_constants(config, variant),
+            combine_constants(config, variant),
+            hopper_constants(config, variant, 64, 576),
+        )
+
+    assert constants(replace(SMALL, **change)) == constants(SMALL)
+
+
+def test_fixed_splits_come_in_few_kinds():
+    """S-20: rows of fixed splits are cut for capacities, in powers of two."""
+    variant = serving_variant(demand_of(SMALL, "sm90"), 1)
+    kinds = {
+        tuple(combine_constants(replace(SMALL, deterministic=True, max_rows=n), variant).items())
+        for n in range(1, 1025)
+    }
+    assert len(kinds) <= 12
