@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from running import MUTANTS, REFERENCE, last_line, report_of, result_of, run_suite
+from running import FEW, MUTANTS, REFERENCE, last_line, report_of, result_of, run_suite
 
 from paged_mla_conformance import html
 from paged_mla_conformance.profile import SUITE_GROUPS
@@ -127,3 +128,24 @@ def test_an_expected_failure_must_be_a_test(tmp_path: Path):
     )
     assert done.returncode != 0
     assert "expected failures that are no test" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "threads"),
+    [
+        ("2", None, str(max(1, (os.cpu_count() or 1) // 2))),
+        ("2", "7", "7"),
+        ("1", None, str(os.cpu_count() or 1)),
+    ],
+    ids=["shared", "as-told", "alone"],
+)
+def test_processes_share_the_processors(tmp_path, monkeypatch, workers, given, threads):
+    """Threads of every process on every processor would keep each other from working."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    environment = {} if given is None else {"OMP_NUM_THREADS": given}
+    report = report_of(
+        tmp_path,
+        *("--backend", "counting_threads:create", "--workers", workers, *FEW),
+        **environment,
+    )
+    assert report["backend"]["version"] == threads

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paged_mla_optimized import MlaConfig
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.launchers import hopper
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.hopper import (
@@ -98,7 +99,7 @@ def test_queries_must_be_copied_16_bytes_at_a_time(monkeypatch, q_nope, q_pe, fi
         monkeypatch.setattr(kind, "launch", lambda self, *_, **__: launched.append(type(self)))
     memory = Workspace(CONFIG, [served(CONFIG)], 132, torch.device("cpu"), None)
     attention = Attention(CONFIG, served(CONFIG), 132, memory)
-    attention.attend(None, q_nope, q_pe, DENSE, out=None, lse=None)
+    attention.attend(None, q_nope, q_pe, LatentCache("bf16", DENSE), out=None, lse=None)
     assert launched == [HopperAttention if fits else PortableAttention]
 
 

@@ -113,7 +113,7 @@ def test_a_graphed_runner_replays(monkeypatch):
     backend = replace(create(), runner=graphed.GraphedRunner)
     small = problem(max_rows=1, max_query_tokens=2)
     runner = backend.prepare(small)
-    address = runner._cache.data_ptr()
+    address = runner._cache.latents.data_ptr()
     decode = replace(
         batch(3),
         cu_seqlens_q=np.array([0, 1], np.int32),
@@ -128,7 +128,7 @@ def test_a_graphed_runner_replays(monkeypatch):
         for mine, theirs in zip(found, expected, strict=True):
             assert mine.tobytes() == theirs.tobytes()
         recorded.append(dict(runner._steps))
-    assert runner._cache.data_ptr() == address
+    assert runner._cache.latents.data_ptr() == address
     assert all(recorded[-1][call] is step for call, step in recorded[0].items())
     replays = {call: step.replays for call, step in recorded[-1].items()}
     assert replays == {

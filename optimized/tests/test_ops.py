@@ -69,11 +69,11 @@ def test_schemas_say_what_is_written(name):
             {"num_tokens": 3, "max_query_len": None, "handle": handle},
         ),
         "append": (
-            (state, torch.ones(3, R), torch.ones(3, P), step.cache, None),
+            (state, torch.ones(3, R), torch.ones(3, P), step.cache, None, None),
             {"handle": handle},
         ),
         "attend": (
-            (state, step.q_nope, step.q_pe, out, lse, step.cache, step.block_table),
+            (state, step.q_nope, step.q_pe, out, lse, step.cache, None, step.block_table),
             {"num_rows": 2, "max_query_len": None, "handle": handle},
         ),
         "merge": ((torch.randn(2, 3, 4, R), torch.randn(2, 3, 4)), {}),

@@ -101,7 +101,9 @@ class Conductor:
                 worker.stop()
 
     def _start(self) -> None:
-        self._workers.append(Worker(self._arguments, on_screen=self._on_screen))
+        threads = max(1, (os.cpu_count() or 1) // self._wanted)
+        worker = Worker(self._arguments, on_screen=self._on_screen, threads=threads)
+        self._workers.append(worker)
 
     def _listen(self) -> None:
         """Take what the processes say."""
@@ -149,7 +151,7 @@ class Conductor:
             report.warn(warnings, "while it was loaded")
             self._queue.extend(range(len(known)))
             self._wanted = min(self._wanted, len(known))
-            self._progress.begin(f"{report.subject.title}: {len(known)} tests", *self._advice())
+            self._progress.begin(f"{report.subject.title}: {len(known)} tests")
             for _ in range(self._wanted - 1):
                 self._start()
         elif known != self._tests:
@@ -234,13 +236,6 @@ class Conductor:
     def _give_up(self, reason: str) -> None:
         self._report.errors.append(reason)
         self._queue.clear()
-
-    def _advice(self) -> list[str]:
-        """Return what would make the run faster."""
-        on_cpu = self._report.subject.mode in {"cpu", "interpreter"}
-        if not on_cpu or self._wanted == 1 or os.environ.get("OMP_NUM_THREADS"):
-            return []
-        return ["advice: OMP_NUM_THREADS=1; else the threads of every process share the processors"]
 
 
 def _refusal(said: str) -> str:

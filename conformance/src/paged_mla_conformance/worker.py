@@ -32,6 +32,9 @@ class Worker:
         Pytest's.
     on_screen : bool
         Whether pytest has the terminal; else what the process says is kept for messages.
+    threads : int
+        Of NumPy's and PyTorch's, unless ``OMP_NUM_THREADS`` is set: processes that all take one
+        for each processor keep each other from working.
 
     Attributes
     ----------
@@ -43,12 +46,13 @@ class Worker:
         Whether it has said what there is to ask; whether it was told that nothing is left.
     """
 
-    def __init__(self, arguments: Sequence[str], *, on_screen: bool) -> None:
+    def __init__(self, arguments: Sequence[str], *, on_screen: bool, threads: int) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._mark = 0
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
         command = [sys.executable, "-m", "paged_mla_conformance.child", str(theirs.fileno())]
         self._process = subprocess.Popen(
             [*command, *arguments],

@@ -1,6 +1,7 @@
 """Paged MLA attention in Triton for serving engines."""
 
 from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
@@ -16,6 +17,7 @@ __all__ = [
     "DraftSteps",
     "ExtendWindow",
     "GraphedStep",
+    "LatentCache",
     "LayerEvents",
     "MlaConfig",
     "PagedMla",

@@ -8,6 +8,7 @@ import itertools
 import torch
 
 from paged_mla_optimized import checks, ops
+from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
@@ -161,7 +162,7 @@ class PagedMla:
         self,
         ckv: torch.Tensor,
         k_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: Cache,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
         """Write the planned step's latents and keys to the cache (S-10, S-12).
@@ -171,7 +172,7 @@ class PagedMla:
         ckv : dtype [T, R]
         k_pe : dtype [T, P]
             Unrotated if the config has a rope, else as it will be cached.
-        cache : dtype [num_blocks, block_size, R + P]
+        cache : dtype [num_blocks, block_size, R + P], or LatentCache
             Any strides, the last one 1.
         slot_mapping : int64 [T] or None
             Where to write; ``None`` takes the plan's slots. Negative slots write nothing.
@@ -183,7 +184,16 @@ class PagedMla:
         """
         core = self._core
         if torch.compiler.is_compiling():
-            ops.append(core.plan.state, ckv, k_pe, cache, slot_mapping, handle=self._handle)
+            cache = as_cache(core.config.cache_format, cache)
+            ops.append(
+                core.plan.state,
+                ckv,
+                k_pe,
+                cache.latents,
+                cache.scales,
+                slot_mapping,
+                handle=self._handle,
+            )
         else:
             core.append(core.plan, ckv, k_pe, cache, slot_mapping)
 
@@ -191,7 +201,7 @@ class PagedMla:
         self,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: Cache,
         *,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
@@ -204,7 +214,7 @@ class PagedMla:
             Absorbed queries.
         q_pe : dtype [T, H, P]
             Unrotated if the config has a rope.
-        cache : dtype [num_blocks, block_size, R + P]
+        cache : dtype [num_blocks, block_size, R + P], or LatentCache
             Any strides, the last one 1.
         out : dtype [T, H, R] or None
         lse : float32 [T, H] or None
@@ -227,13 +237,15 @@ class PagedMla:
         if not torch.compiler.is_compiling():
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
+        cache = as_cache(core.config.cache_format, cache)
         ops.attend(
             plan.state,
             q_nope,
             q_pe,
             out,
             lse,
-            cache,
+            cache.latents,
+            cache.scales,
             plan.given_table,
             num_rows=plan.num_rows,
             max_query_len=self._max_query_len,
@@ -241,7 +253,7 @@ class PagedMla:
         )
         return out, lse
 
-    def gather_context(self, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
+    def gather_context(self, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Read every planned row's cached tokens, row after row (S-1, S-9). One launch.
 
         Row b fills lines ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1]``; lines past the last are
@@ -249,7 +261,7 @@ class PagedMla:
 
         Parameters
         ----------
-        cache : dtype [num_blocks, block_size, R + P]
+        cache : dtype [num_blocks, block_size, R + P], or LatentCache
             Any strides, the last one 1.
         ckv : dtype [K, R]
         k_pe : dtype [K, P]

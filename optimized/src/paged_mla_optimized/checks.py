@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS, SCALE_DTYPE
 
 _MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one key tile are 32-bit
 
@@ -122,9 +124,20 @@ def check_queries(
     check_tensor("q_pe", q_pe, shape, config.dtype, device, unit_stride=True)
 
 
-def check_cache(config: MlaConfig, cache: torch.Tensor, device: torch.device) -> None:
-    """Check the cache, viewed as [num_blocks, block_size, R + P]."""
-    shape = (None, config.block_size, config.kv_lora_rank + config.qk_rope_head_dim)
-    check_tensor("cache", cache, shape, config.dtype, device, unit_stride=True)
-    if cache.stride(1) >= _MAX_TOKEN_STRIDE:
-        raise InvalidArgument("cache", f"token stride {cache.stride(1)}", f"< {_MAX_TOKEN_STRIDE}")
+def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> None:
+    """Check a cache of the config's format: rows [num_blocks, block_size, width], and scales."""
+    stored, latents = FORMATS[config.cache_format], cache.latents
+    dtype, width = stored.row(config)
+    shape = (None, config.block_size, width)
+    check_tensor("cache", latents, shape, TORCH_DTYPES[dtype], device, unit_stride=True)
+    if latents.stride(1) >= _MAX_TOKEN_STRIDE:
+        given = f"token stride {latents.stride(1)}"
+        raise InvalidArgument("cache", given, f"< {_MAX_TOKEN_STRIDE}")
+    expected = stored.scale_shape(latents.shape[0], config.block_size)
+    if cache.scales is None and expected is not None:
+        allowed = f"a LatentCache with {SCALE_DTYPE} {list(expected)}"
+        raise InvalidArgument("cache.scales", None, allowed)
+    if cache.scales is not None:
+        if expected is None:
+            raise InvalidArgument("cache.scales", "a tensor", f"None in {config.cache_format}")
+        check_tensor("cache.scales", cache.scales, expected, TORCH_DTYPES[SCALE_DTYPE], device)

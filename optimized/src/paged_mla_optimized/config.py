@@ -16,6 +16,7 @@ DTYPE_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 MASKS = ("causal", "non_causal", *(f"tree:{spelling}" for spelling in MaskSpelling))
 
 

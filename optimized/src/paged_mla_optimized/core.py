@@ -8,6 +8,7 @@ from collections.abc import Hashable
 import torch
 
 from paged_mla_optimized import checks
+from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
@@ -119,14 +120,15 @@ class Core:
         plan: Plan,
         ckv: torch.Tensor,
         k_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: Cache,
         slot_mapping: torch.Tensor | None,
     ) -> None:
         """Check and write the latents of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
+        cache = as_cache(config.cache_format, cache)
         if slot_mapping is None:
             slot_mapping = plan.slots
-        layout = (num_tokens, _layout(ckv, k_pe, cache, slot_mapping))
+        layout = (num_tokens, _layout(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
         if layout not in self._checked:
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
@@ -142,14 +144,15 @@ class Core:
         plan: Plan,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: Cache,
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
         """Check and attend the queries of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        layout = (num_tokens, _layout(q_nope, q_pe, cache, out, lse))
+        cache = as_cache(config.cache_format, cache)
+        layout = (num_tokens, _layout(q_nope, q_pe, cache.latents, cache.scales, out, lse))
         if layout not in self._checked:
             checks.check_queries(config, q_nope, q_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
@@ -164,10 +167,9 @@ class Core:
             if config.lse_base == "2":
                 lse.mul_(_LOG2_E)
 
-    def gather(
-        self, plan: Plan, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor
-    ) -> None:
+    def gather(self, plan: Plan, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Check and read the cached rows of the step in `plan`."""
+        cache = as_cache(self.config.cache_format, cache)
         checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
@@ -191,6 +193,6 @@ class Core:
         return sorted(buffers, key=lambda buffer: -buffer.nbytes)
 
 
-def _layout(*tensors: torch.Tensor) -> Hashable:
+def _layout(*tensors: torch.Tensor | None) -> Hashable:
     """Return all that checks look at."""
-    return tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+    return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.tables import RequestMap
 
@@ -67,24 +68,26 @@ def plan(  # noqa: PLR0917 - ops take tensors by position
 
 @torch.library.custom_op(
     "paged_mla::append",
-    mutates_args={"cache"},
-    schema="(Tensor state, Tensor ckv, Tensor k_pe, Tensor(a!) cache, Tensor? slot_mapping,"
-    " *, int handle) -> ()",
+    mutates_args={"latents", "scales"},
+    schema="(Tensor state, Tensor ckv, Tensor k_pe, Tensor(a!) latents, Tensor(b!)? scales,"
+    " Tensor? slot_mapping, *, int handle) -> ()",
 )
-def append(
+def append(  # noqa: PLR0917 - ops take tensors by position
     state: Tensor,
     ckv: Tensor,
     k_pe: Tensor,
-    cache: Tensor,
+    latents: Tensor,
+    scales: Tensor | None,
     slot_mapping: Tensor | None,
     *,
     handle: int,
 ) -> None:
-    """Write this step's latents to `cache`."""
+    """Write this step's latents to the cache that `latents` and `scales` are."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
     plan.num_tokens = ckv.shape[0]
     plan.slots = plan.slot_mapping[: plan.num_tokens]
+    cache = LatentCache(core.config.cache_format, latents, scales)
     core.append(plan, ckv, k_pe, cache, slot_mapping)
 
 
@@ -92,8 +95,8 @@ def append(
     "paged_mla::attend",
     mutates_args={"out", "lse"},
     schema="(Tensor state, Tensor q_nope, Tensor q_pe, Tensor(a!) out, Tensor(b!) lse,"
-    " Tensor cache, Tensor? block_table, *, SymInt num_rows, SymInt? max_query_len, int handle)"
-    " -> ()",
+    " Tensor latents, Tensor? scales, Tensor? block_table,"
+    " *, SymInt num_rows, SymInt? max_query_len, int handle) -> ()",
 )
 def attend(  # noqa: PLR0917 - ops take tensors by position
     state: Tensor,
@@ -101,7 +104,8 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     q_pe: Tensor,
     out: Tensor,
     lse: Tensor,
-    cache: Tensor,
+    latents: Tensor,
+    scales: Tensor | None,
     block_table: Tensor | None,
     *,
     num_rows: int,
@@ -113,6 +117,7 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     plan = core.plan.on(state)
     plan.num_rows, plan.num_tokens, plan.given_table = num_rows, q_nope.shape[0], block_table
     core.choose(plan, num_rows, plan.num_tokens, max_query_len)
+    cache = LatentCache(core.config.cache_format, latents, scales)
     core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
 
 

@@ -92,7 +92,7 @@ ENCODINGS = {name: Encoding(store_plain, load_plain) for name in PLAIN_FORMAT_OF
 
 def as_cached(layout: CacheLayout, ckv: NDArray[Any], k_pe: NDArray[Any]) -> Tokens:
     """Return what the cache gives back for tokens [n, R] and [n, P] that lie in a block each."""
-    alone = replace(layout, block_size=1, block_padding=0)
+    alone = replace(layout, block_size=1)
     blocks = np.zeros((len(ckv), alone.block_bytes), np.uint8)
     every = np.arange(len(ckv))
     slots = Slots(alone, blocks, every, np.zeros_like(every))

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
-from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import SHORT_NAMES, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
 
 SCALE_DTYPE = "float32"
+
+
+class Widths(Protocol):
+    """Whatever names the two widths of a cached token as model dims do."""
+
+    @property
+    def kv_lora_rank(self) -> int:
+        """R."""
+
+    @property
+    def qk_rope_head_dim(self) -> int:
+        """P."""
 
 
 class ScaleTensor(StrEnum):
@@ -62,12 +74,12 @@ class CacheFormat:
     inline_scale_group: int = 0
     scale_tensor: ScaleTensor = ScaleTensor.NONE
 
-    def fields(self, dims: MlaDims) -> tuple[Field, ...]:
+    def fields(self, widths: Widths) -> tuple[Field, ...]:
         """Return the runs of a row in storage order: ``ckv``, ``ckv_scale`` if inline, ``k_pe``."""
-        parts = [("ckv", self.ckv_dtype, dims.kv_lora_rank)]
+        parts = [("ckv", self.ckv_dtype, widths.kv_lora_rank)]
         if self.inline_scale_group:
-            parts.append(("ckv_scale", "float32", dims.kv_lora_rank // self.inline_scale_group))
-        parts.append(("k_pe", self.k_pe_dtype, dims.qk_rope_head_dim))
+            parts.append(("ckv_scale", "float32", widths.kv_lora_rank // self.inline_scale_group))
+        parts.append(("k_pe", self.k_pe_dtype, widths.qk_rope_head_dim))
         fields: list[Field] = []
         offset = 0
         for name, dtype, count in parts:
@@ -75,19 +87,20 @@ class CacheFormat:
             offset += fields[-1].nbytes
         return tuple(fields)
 
-    def token_bytes(self, dims: MlaDims) -> int:
+    def token_bytes(self, widths: Widths) -> int:
         """Return the bytes of one cached token inside the cache tensor."""
-        return sum(field.nbytes for field in self.fields(dims))
+        return sum(field.nbytes for field in self.fields(widths))
 
-    def row(self, dims: MlaDims) -> tuple[str, int]:
+    def row(self, widths: Widths) -> tuple[str, int]:
         """Return a row as a cache tensor has it: element type and count; mixed rows are bytes."""
-        if self.ckv_dtype == self.k_pe_dtype and not self.inline_scale_group:
-            return self.ckv_dtype, dims.cached_dim
-        return "uint8", self.token_bytes(dims)
+        fields = self.fields(widths)
+        if len({field.dtype for field in fields}) > 1:
+            return "uint8", self.token_bytes(widths)
+        return self.ckv_dtype, sum(field.count for field in fields)
 
-    def block_bytes(self, dims: MlaDims, block_size: int) -> int:
+    def block_bytes(self, widths: Widths, block_size: int) -> int:
         """Return the bytes one block needs in all: its tokens and its share of the scale tensor."""
-        return block_size * self.token_bytes(dims) + self.scale_bytes(block_size)
+        return block_size * self.token_bytes(widths) + self.scale_bytes(block_size)
 
     def scale_bytes(self, block_size: int) -> int:
         """Return the bytes of one block's share of the scale tensor."""

@@ -10,15 +10,14 @@ import torch
 
 import paged_mla_optimized
 from paged_mla_optimized.backend.eager import EagerRunner
-from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_shared.backend import Capabilities, mask_name
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Problem
 
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _OPS = frozenset({"plan", "append", "attend", "merge", "gather_context"})
 _FEATURES = frozenset(
     {
@@ -84,7 +83,7 @@ class TritonBackend:
         return Capabilities(
             ops=_OPS - self.left_out,
             dtypes=frozenset(dtypes),
-            cache_formats=frozenset(_FORMATS[name] for name in dtypes),
+            cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes),
             block_sizes=frozenset(range(1, 257)),
             num_heads=frozenset(range(1, 129)),
             head_dims=frozenset({(512, 64), (256, 32), (32, 16)}),
@@ -103,8 +102,8 @@ class TritonBackend:
 
 
 def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
-    if problem.dtype not in _DTYPES:
-        raise InvalidArgument("dtype", problem.dtype, ", ".join(_DTYPES))
+    if problem.dtype not in TORCH_DTYPES:
+        raise InvalidArgument("dtype", problem.dtype, ", ".join(TORCH_DTYPES))
     if problem.num_blocks < 1:
         raise InvalidArgument("num_blocks", problem.num_blocks, ">= 1")
     config = MlaConfig(
@@ -116,14 +115,14 @@ def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
         max_model_len=problem.max_model_len,
         kv_lora_rank=problem.dims.kv_lora_rank,
         qk_rope_head_dim=problem.dims.qk_rope_head_dim,
-        dtype=_DTYPES[problem.dtype],
+        dtype=TORCH_DTYPES[problem.dtype],
         cache_format=problem.cache_format,
         mask=mask_name(problem),
         max_draft_tokens=problem.max_draft_tokens,
         rope=problem.rope,
         **settings,
     )
-    itemsize = numpy_dtype(problem.dtype).itemsize
+    itemsize = numpy_dtype(FORMATS[problem.cache_format].ckv_dtype).itemsize
     for name in ("token_padding", "block_padding"):
         padding = getattr(problem, name)
         if padding < 0 or padding % itemsize:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paged_mla_optimized import checks
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.backend.arrays import to_numpy, to_torch
+from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.tables import RequestMap
@@ -26,26 +27,18 @@ class EagerRunner:
     def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
         self._problem = problem
         self._mla = PagedMla(config, device)
-        size = problem.layout.storage_bytes
-        self._storage = torch.zeros(size, dtype=torch.uint8, device=self._mla.device)
-        self._cache = _view(problem, self._storage.view(config.dtype))
+        self._memory = Memory(problem, self._mla.device)
+        self._cache = self._memory.cache
         self._planned: Batch | None = None
         self._tensors: dict[str, torch.Tensor] = {}
 
     def load_cache(self, image: CacheImage) -> None:
-        """Make the cache equal `image`, where it lies; only live blocks cross from the host."""
-        layout = self._problem.layout
-        if image.layout != layout:
-            raise InvalidArgument("image", "another layout", "the problem's")
-        storage, device = self._storage, self._mla.device
-        storage.view(-1, len(image.poison)).copy_(to_torch("poison", image.poison, device))
-        ids = to_torch("block_ids", image.block_ids, device)
-        storage.view(layout.num_blocks, -1)[ids] = to_torch("blocks", image.blocks, device)
+        """Make the cache equal `image`, where it lies."""
+        self._memory.load(image)
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return raw bytes uint8 [n, block_stride]."""
-        ids = to_torch("block_ids", block_ids, self._mla.device)
-        return to_numpy(self._storage.view(self._problem.num_blocks, -1)[ids])
+        """Return raw bytes uint8 [n, block_bytes]."""
+        return self._memory.read(block_ids)
 
     def plan(self, batch: Batch) -> Metadata:
         """Check and plan `batch`; return its positions and slots."""
@@ -140,12 +133,3 @@ class EagerRunner:
     ) -> None:
         """Write the answers of the planned step."""
         self._mla.attend(tensors["q_nope"], tensors["q_pe"], self._cache, out=out, lse=lse)
-
-
-def _view(problem: Problem, elements: torch.Tensor) -> torch.Tensor:
-    """View a cache's storage as [num_blocks, block_size, R + P]."""
-    layout, itemsize = problem.layout, elements.element_size()
-    return elements.as_strided(
-        (layout.num_blocks, layout.block_size, layout.dims.cached_dim),
-        (layout.block_stride // itemsize, layout.token_stride // itemsize, 1),
-    )

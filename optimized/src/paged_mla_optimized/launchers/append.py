@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.runtime.launch import Launcher
@@ -33,21 +34,21 @@ class Append:
         self,
         ckv: torch.Tensor,
         k_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: LatentCache,
         *,
         slot_mapping: torch.Tensor,
         positions: torch.Tensor,
     ) -> None:
         """Write the rows of tokens whose slot is neither negative nor reserved (S-10); T > 0."""
-        config = self.config
+        config, latents = self.config, cache.latents
         num_tokens = ckv.shape[0]
         self._kernel(
             (triton.cdiv(num_tokens, _TOKENS_PER_PROGRAM), 1, 1),
-            (ckv.stride(), k_pe.stride(), cache.stride(), slot_mapping.stride()),
+            (ckv.stride(), k_pe.stride(), latents.stride(), slot_mapping.stride()),
             (
                 ckv,
                 k_pe,
-                cache,
+                latents,
                 slot_mapping,
                 positions,
                 *self.tables,
@@ -56,7 +57,7 @@ class Append:
                 ckv.stride(0),
                 k_pe.stride(0),
                 slot_mapping.stride(0),
-                *cache.stride()[:2],
+                *latents.stride()[:2],
                 num_tokens,
                 config.block_size,
                 -1 if config.reserved_slot is None else config.reserved_slot,

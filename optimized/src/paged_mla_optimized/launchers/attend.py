@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.combine import Combine
@@ -88,7 +89,7 @@ class Attention:
         plan: Plan,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: LatentCache,
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
@@ -102,7 +103,7 @@ class Attention:
         plan: Plan,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: LatentCache,
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
@@ -111,7 +112,7 @@ class Attention:
         partial_out, partial_lse = self.partial_out, self.partial_lse
         rows = None
         if self._hopper is not None and queries_fit(q_nope, q_pe):
-            rows = self._hopper.rows_of(cache)
+            rows = self._hopper.rows_of(cache.latents)
         if self._hopper is not None and rows is not None:
             self._hopper.launch(
                 rows,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.planning.plan import Plan
@@ -17,18 +18,18 @@ _TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its t
 
 
 def launch_gather(
-    config: MlaConfig, plan: Plan, cache: torch.Tensor, ckv: torch.Tensor, k_pe: torch.Tensor
+    config: MlaConfig, plan: Plan, cache: LatentCache, ckv: torch.Tensor, k_pe: torch.Tensor
 ) -> None:
     """Write the first ``cu_seqlens_k[B]`` rows of `ckv` and `k_pe`; B and K > 0."""
-    capacity, constants = ckv.shape[0], gather_constants(config)
-    with torch.cuda.device(cache.get_device()):
+    capacity, latents, constants = ckv.shape[0], cache.latents, gather_constants(config)
+    with torch.cuda.device(latents.get_device()):
         gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
-            cache,
+            latents,
             plan.block_table,
             plan.key_starts,
             ckv,
             k_pe,
-            *cache.stride()[:2],
+            *latents.stride()[:2],
             *plan.block_table.stride(),
             ckv.stride(0),
             k_pe.stride(0),

@@ -14,6 +14,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
@@ -93,12 +94,12 @@ class HopperAttention:
         self._kernels: Bounded[tuple[int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
-    def rows_of(self, cache: torch.Tensor) -> Rows | None:
-        """Return `cache` as rows, None where TMA cannot address it."""
-        key = (cache.data_ptr(), cache.shape, cache.stride())
+    def rows_of(self, latents: torch.Tensor) -> Rows | None:
+        """Return a cache's latents as rows, None where TMA cannot address them."""
+        key = (latents.data_ptr(), latents.shape, latents.stride())
         rows = self._caches.get(key)
-        if rows is None and cache_fits(cache):
-            rows = self._caches[key] = self._as_rows(cache)
+        if rows is None and cache_fits(latents):
+            rows = self._caches[key] = self._as_rows(latents)
         return rows
 
     def launch(
@@ -107,7 +108,7 @@ class HopperAttention:
         plan: Plan,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: LatentCache,
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
@@ -116,7 +117,7 @@ class HopperAttention:
     ) -> None:
         """Write `out` and `lse` of every whole group, and partials of the others.
 
-        `rows` are those of `cache`.
+        `rows` are those of the cache's latents.
         """
         table = plan.block_table
         of_q_nope, of_q_pe, of_table = q_nope.stride(), q_pe.stride(), table.stride()
@@ -130,7 +131,7 @@ class HopperAttention:
                 table,
                 *plan.work,
                 plan.tree_words,
-                cache,
+                cache.latents,
                 out,
                 lse,
                 partial_out,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.combine import cut_constants
@@ -40,7 +41,7 @@ class PortableAttention:
         plan: Plan,
         q_nope: torch.Tensor,
         q_pe: torch.Tensor,
-        cache: torch.Tensor,
+        cache: LatentCache,
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
@@ -48,8 +49,8 @@ class PortableAttention:
         partial_lse: torch.Tensor,
     ) -> None:
         """Write `out` and `lse` of every whole group, and partials of the others."""
-        config, table = self.config, plan.block_table
-        strides = q_nope.stride(), q_pe.stride(), cache.stride(), table.stride(), out.stride()
+        config, latents, table = self.config, cache.latents, plan.block_table
+        strides = q_nope.stride(), q_pe.stride(), latents.stride(), table.stride(), out.stride()
         of_q_nope, of_q_pe, of_cache, of_table, of_out = strides
         self._kernel(
             (self.programs, 1, 1),
@@ -57,7 +58,7 @@ class PortableAttention:
             (
                 q_nope,
                 q_pe,
-                cache,
+                latents,
                 table,
                 *plan.work,
                 plan.tree_words,

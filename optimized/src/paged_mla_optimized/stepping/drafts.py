@@ -7,9 +7,10 @@ from typing import Any
 import torch
 import triton
 
+from paged_mla_optimized.cache import Cache, tensors_of
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _ENTRIES_PER_PROGRAM = 512
 _TOKENS_PER_PROGRAM = 8
@@ -140,7 +141,7 @@ class DraftSteps:
 
     def copy_tails(
         self,
-        cache: torch.Tensor,
+        cache: Cache,
         prefix_lens: torch.Tensor,
         prefix_table: torch.Tensor,
         branch_blocks: torch.Tensor,
@@ -149,7 +150,7 @@ class DraftSteps:
 
         Parameters
         ----------
-        cache : [num_blocks, block_size, width]
+        cache : [num_blocks, block_size, width], or LatentCache
             Any dtype, width and strides, the last one 1.
         prefix_lens, prefix_table, branch_blocks : Tensor
             Those of :meth:`fill`.
@@ -158,21 +159,26 @@ class DraftSteps:
         ------
         InvalidArgument
             A tensor's shape, dtype, device or strides are wrong.
+        Unsupported
+            Blocks of the cache have scales of their own.
         """
+        latents, *scales = tensors_of(cache)
+        if any(scale.dim() for scale in scales):
+            raise Unsupported("cache.scales: copies of blocks that have scales of their own")
         requests, branches, own_width = self._shape
         shape = (None, self.block_size, None)
         device = self.block_table.device
-        check_tensor("cache", cache, shape, cache.dtype, device, unit_stride=True)
+        check_tensor("cache", latents, shape, latents.dtype, device, unit_stride=True)
         self._check(prefix_lens, prefix_table, branch_blocks)
-        width = cache.shape[2]
+        width = latents.shape[2]
         chunks = triton.cdiv(self.block_size, _TOKENS_PER_PROGRAM)
-        with torch.cuda.device(cache.get_device()):
+        with torch.cuda.device(latents.get_device()):
             copy_tails_kernel[(requests * branches, chunks)](
-                cache,
+                latents,
                 prefix_lens,
                 prefix_table,
                 branch_blocks,
-                *cache.stride()[:2],
+                *latents.stride()[:2],
                 *prefix_table.stride(),
                 branches,
                 own_width,

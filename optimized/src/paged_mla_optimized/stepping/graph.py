@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.cache import Cache, tensors_of
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
 from paged_mla_shared.errors import InvalidArgument
@@ -37,7 +38,7 @@ class GraphedStep:
         neither wait for the device nor read values. What it returns, :meth:`replay` returns.
     inputs : StepInputs
     buckets : sequence of Bucket
-    caches : sequence of Tensor
+    caches : sequence of Tensor or LatentCache
         Caches that `model_fn` uses. A replay after one of them moved raises ``StaleGraph``.
     """
 
@@ -48,7 +49,7 @@ class GraphedStep:
         inputs: StepInputs,
         buckets: Sequence[Bucket],
         *,
-        caches: Sequence[torch.Tensor] = (),
+        caches: Sequence[Cache] = (),
     ) -> None:
         self._mlas = tuple(mlas)
         self._model_fn = model_fn
@@ -62,7 +63,7 @@ class GraphedStep:
         self.recapture(buckets)
 
     def recapture(
-        self, buckets: Sequence[Bucket] | None = None, caches: Sequence[torch.Tensor] | None = None
+        self, buckets: Sequence[Bucket] | None = None, caches: Sequence[Cache] | None = None
     ) -> None:
         """Capture again: for other buckets, or after the caches moved.
 
@@ -80,7 +81,7 @@ class GraphedStep:
         views = [self.inputs.view(bucket) for bucket in reversed(buckets)]
         self._ascending = buckets
         self._caches = self._caches if caches is None else tuple(caches)
-        self._addresses = [cache.data_ptr() for cache in self._caches]
+        self._addresses = self._addresses_now()
         self._forget()
         with torch.cuda.device(self.inputs.seq_lens.get_device()):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
@@ -127,7 +128,7 @@ class GraphedStep:
         """
         if not self._graphs:
             raise StaleGraph("no graph since capturing failed: call recapture()")
-        if [cache.data_ptr() for cache in self._caches] != self._addresses:
+        if self._addresses_now() != self._addresses:
             raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
         graph, outputs = self._graphs[self.bucket(rows, tokens, max_query_len)]
         graph.replay()
@@ -145,6 +146,9 @@ class GraphedStep:
                 mask=view.mask,
             )
         return self._model_fn(view)
+
+    def _addresses_now(self) -> list[int]:
+        return [tensor.data_ptr() for cache in self._caches for tensor in tensors_of(cache)]
 
     def _capture(self, view: StepView) -> tuple[torch.cuda.CUDAGraph, Any]:
         began = time.perf_counter()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_record
@@ -52,7 +53,8 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
 
     Without the plan, with it, the main kernel alone, and the portable kernel with its join.
     """
-    inputs = (tensors.q_nope, tensors.q_pe, tensors.cache)
+    cache = LatentCache(tensors.config.cache_format, tensors.cache)
+    inputs = (tensors.q_nope, tensors.q_pe, cache)
     core = Core(tensors.config, "cuda", None, None)
     portable = portable_variant(core.demand, tensors.case.query_len)
     without_gluon = Core(tensors.config, "cuda", portable, None)
