@@ -5,18 +5,19 @@ from mla_step import assert_close, build, dense
 ROWS = ((70, 8), (3, 3), (0, 0), (45, 40))
 
 
-def random_tree(nodes, generator):
-    """Return the ancestor-or-self matrix of a random tree, bool [nodes, nodes]."""
+def random_forest(nodes, generator):
+    """Return the ancestor-or-self matrix of random trees side by side, bool [nodes, nodes]."""
     sees = torch.eye(nodes, dtype=torch.bool)
     for node in range(1, nodes):
-        parent = int(torch.randint(node, (), generator=generator))
-        sees[node] |= sees[parent]
+        parent = int(torch.randint(-1, node, (), generator=generator))
+        if parent >= 0:
+            sees[node] |= sees[parent]
     return sees
 
 
 def trees():
     generator = torch.Generator().manual_seed(3)
-    return [random_tree(query_len, generator) for _, query_len in ROWS]
+    return [random_forest(query_len, generator) for _, query_len in ROWS]
 
 
 def with_context(matrices):
