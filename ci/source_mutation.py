@@ -175,15 +175,18 @@ def write_page(
     excuses: dict[Key, str],
     seed: int,
 ) -> None:
-    """Write the page and its JSON; files that were not tried keep their last results."""
+    """Write the page and its JSON; files that were not tried keep their last results, if any."""
     merged = load_results(page) | results
     kept = {t.file: merged[t.file] for t in targets if t.file in merged}
     document = {file: vars(result) for file, result in kept.items()}
     page.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-    page.write_text(markdown(kept, excuses, seed))
+    untried = [target.file for target in targets if target.file not in kept]
+    page.write_text(markdown(kept, untried, excuses, seed))
 
 
-def markdown(results: dict[str, Result], excuses: dict[Key, str], seed: int) -> str:
+def markdown(
+    results: dict[str, Result], untried: list[str], excuses: dict[Key, str], seed: int
+) -> str:
     """Return the page: counts for each file, and every survivor with its excuse."""
     total = Result(
         sum(r.made for r in results.values()),
@@ -193,7 +196,10 @@ def markdown(results: dict[str, Result], excuses: dict[Key, str], seed: int) -> 
     )
     lines = [HEAD.format(seed=seed)]
     lines += [_row(f"`{file}`", result) for file, result in results.items()]
-    lines += [_row("**all**", total), "", "## Survivors"]
+    lines += [_row("**all**", total)]
+    lines += ["", "Not tried since they last changed:", ""] if untried else []
+    lines += [f"* `{file}`" for file in untried]
+    lines += ["", "## Survivors"]
     for file, result in results.items():
         lines += ["", f"### {file}"] if result.survivors else []
         for _, was, becomes in result.keys(file):

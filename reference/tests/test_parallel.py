@@ -81,6 +81,11 @@ def test_a_rank_does_not_rotate():
         rank_batch(problem, made.batch, ContextParallel(2), 0)
 
 
+def test_the_largest_group():
+    """S-18: 1024 ranks are allowed; what is not, ``test_simulator_engine.py`` asks."""
+    assert ContextParallel(1024).local_len(1025, 0) == 2
+
+
 def test_rows_of_a_rank_by_hand():
     """S-2, S-18: of 2 ranks that take turns: a row of 1 token, a padded row, a chunk behind 4."""
     made = scene([request(1, 1), request(1, 2), request(6, 3)], [0, 0, 4], block_size=8)
