@@ -181,7 +181,7 @@ def _portable_variant(demand: Demand, height: int) -> AttendVariant:
     return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)
 
 
-_FEW_512 = (
+_FEW = (
     AttendVariant(
         tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=16
     ),
@@ -189,8 +189,6 @@ _FEW_512 = (
         tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
     ),
 )
-# Half the latent columns leave registers for twice the pairs.
-_FEW = {(512, 64): _FEW_512, (256, 64): (*_FEW_512, replace(_FEW_512[1], tile_m=64))}
 _TILE = AttendVariant(
     tile_m=64,
     tile_n=64,
@@ -208,44 +206,32 @@ def _hopper_misfit(demand: Demand) -> str:
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
-    if demand.head_dims not in _FEW:
-        return "made for kv_lora_rank 512 or 256 and qk_rope_head_dim 64, not {} and {}".format(
+    if demand.head_dims != (512, 64):
+        return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
             *demand.head_dims
         )
     return ""
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
-    if misfit := _hopper_misfit(demand):
-        return misfit
-    most = _FEW[demand.head_dims][-1].tile_m
-    if height <= most or _tile_misfit(demand):  # no other kernel has better tiles
-        return ""
-    return f"holds {most} pairs of token and head, not {height}"
-
-
-def _few_variant(demand: Demand, height: int) -> AttendVariant:
-    tiles = _FEW[demand.head_dims]
-    return _with_lanes(next((t for t in tiles if t.tile_m >= height), tiles[-1]), height)
-
-
-def _tile_misfit(demand: Demand) -> str:
-    rank = demand.head_dims[0]
+    most = _FEW[-1].tile_m
     return _hopper_misfit(demand) or (
-        "" if rank == 512 else f"made for kv_lora_rank 512, not {rank}"
+        f"holds {most} pairs of token and head, not {height}" if height > most else ""
     )
 
 
-def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
-    return replace(tile, lanes=next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4))
+def _few_variant(_demand: Demand, height: int) -> AttendVariant:
+    return next(tile for tile in _FEW if tile.tile_m >= height)
+
+
+def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
+    lanes = next(n for n in (1, 2, 4) if n * _TILE.tile_m >= height or n == 4)
+    return replace(_TILE, lanes=lanes)
 
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
-    TILE: Family(
-        misfit=lambda demand, _height: _tile_misfit(demand),
-        variant=lambda _demand, height: _with_lanes(_TILE, height),
-    ),
+    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand), variant=_tile_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

@@ -185,15 +185,8 @@ def _configs() -> Iterator[MlaConfig]:
         # One token per row keeps the tile shape that this head count has in decode.
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
-    for num_heads in (16, 32, 64, 128):
-        config = replace(base, num_heads=num_heads, kv_lora_rank=256)
-        yield config
-        yield replace(config, dtype=torch.float16, cache_format="fp16")
-        yield replace(config, block_size=1)
-        yield replace(config, mask="non_causal")
-        yield replace(config, deterministic=True)
-        yield replace(config, mask=MASKS[2], max_draft_tokens=1)
     yield replace(base, max_query_tokens=256)  # chunks
+    yield replace(base, kv_lora_rank=256)
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
 

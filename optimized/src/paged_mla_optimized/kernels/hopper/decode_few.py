@@ -1,9 +1,8 @@
-"""Split attention for few query pairs a tile on Hopper, operands swapped (rules S-4 to S-7).
+"""Split attention for up to 32 query pairs a tile on Hopper, operands swapped (rules S-4 to S-7).
 
 Scores and answers are computed transposed, ``S^T = K Q^T`` and ``O^T = V^T P^T``: the tensor cores'
 64 rows are then keys and latent columns, and no row is wasted however few the queries. One warp
 copies key tiles into a ring of shared memory; four others compute. Bound by memory bandwidth.
-A tile has 16 or 32 pairs, or 64 where R is 256 and half of the registers suffice for the answers.
 """
 
 from triton.experimental import gluon
