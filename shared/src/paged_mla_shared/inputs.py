@@ -220,9 +220,12 @@ def _trees(
         for node in range(1, int(nodes)):
             if shape is Tree.RANDOM:
                 parent = int(rng.integers(0, node))
+            elif shape is Tree.FOREST:
+                parent = node - 3  # three roots
             else:
                 parent = node - 1 if shape is Tree.CHAIN else 0
-            sees[node] |= sees[parent]
+            if parent >= 0:
+                sees[node] |= sees[parent]
         flat.append(sees.ravel())
     return np.concatenate(flat) if flat else np.zeros(0, bool)
 

@@ -49,6 +49,7 @@ class Tree(StrEnum):
     RANDOM = "random"
     CHAIN = "chain"
     STAR = "star"  # every node a child of the first
+    FOREST = "forest"  # several roots: not even the first node is everybody's ancestor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ CASES = (
             mask=Mask.TREE,
             tree=tree,
         )
-        for tree in (Tree.CHAIN, Tree.STAR)
+        for tree in (Tree.CHAIN, Tree.STAR, Tree.FOREST)
     ),
     *(
         _metadata(

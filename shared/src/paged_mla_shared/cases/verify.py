@@ -69,6 +69,7 @@ CASES = (
         (Row(70, 8), Row(3, 3), Row(200, 1), Row(135, 17)),
     ),
     _tree("star", "siblings see the root and themselves", _uniform(8, 50, 130), tree=Tree.STAR),
+    _tree("forest", "no node is everybody's ancestor", _uniform(8, 50, 0, 130), tree=Tree.FOREST),
     _tree("chain", "a chain given as a tree", _uniform(6, 63, 129), tree=Tree.CHAIN),
     _tree("h9", "odd heads folded with nodes", _uniform(7, 61), num_heads=9),
     _tree("full-heads", "all heads of the model", _uniform(8, 100), num_heads=None),
