@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -109,33 +111,21 @@ class Attention:
         lse: torch.Tensor,
     ) -> None:
         """Write what no part of the grid cuts, and partials of what is cut."""
-        partial_out, partial_lse = self.partial_out, self.partial_lse
-        rows = None
+        launch: Callable[..., None] = self._portable.launch
         if self._hopper is not None and queries_fit(q_nope, q_pe):
             rows = self._hopper.rows_of(cache.latents)
-        if self._hopper is not None and rows is not None:
-            self._hopper.launch(
-                rows,
-                plan,
-                q_nope,
-                q_pe,
-                cache,
-                out=out,
-                lse=lse,
-                partial_out=partial_out,
-                partial_lse=partial_lse,
-            )
-        else:
-            self._portable.launch(
-                plan,
-                q_nope,
-                q_pe,
-                cache,
-                out=out,
-                lse=lse,
-                partial_out=partial_out,
-                partial_lse=partial_lse,
-            )
+            if rows is not None:
+                launch = partial(self._hopper.launch, rows)
+        launch(
+            plan,
+            q_nope,
+            q_pe,
+            cache,
+            out=out,
+            lse=lse,
+            partial_out=self.partial_out,
+            partial_lse=self.partial_lse,
+        )
 
 
 def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tuple[int, int]:

@@ -242,7 +242,7 @@ MOST_PAIRS = 256
 
 def serving_variant(demand: Demand, query_len: int) -> AttendVariant:
     """Return the variant for steps whose rows have up to `query_len` tokens."""
-    height = min(demand.num_heads * query_len, max(MOST_PAIRS, demand.num_heads))
+    height = demand.num_heads * query_len
     family = next(f for f in FAMILIES.values() if not f.misfit(demand, height))
     return family.variant(demand, height)
 
