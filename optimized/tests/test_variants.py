@@ -94,7 +94,7 @@ def test_hopper_serves_by_the_pairs_of_a_row(num_heads, query_len, family, tile_
         (demand(16, arch="sm80"), "sm90, not sm80"),
         (demand(16, arch="sm100"), "sm90, not sm100"),
         (demand(16, dtype="float32"), "not float32"),
-        (demand(16, head_dims=(256, 64)), "not 256 and 64"),
+        (demand(16, head_dims=(128, 64)), "not 128 and 64"),
         (demand(16, head_dims=(512, 32)), "not 512 and 32"),
     ],
     ids=["sm80", "sm100", "fp32", "rank", "rope-dim"],
@@ -104,6 +104,13 @@ def test_portable_serves_the_rest(asked, reason):
     assert serving_variant(asked, 1).family == PORTABLE
     for family in (FEW, TILE):
         assert reason in passed_over(asked, 1)[family]
+
+
+def test_half_the_latents_have_a_kernel_for_few_queries():
+    """Of (256, 64), the dims of Mistral Small 4, only what more than 32 pairs ask is portable."""
+    assert serving_variant(demand(32, head_dims=(256, 64)), 1).family == FEW
+    assert serving_variant(demand(32, head_dims=(256, 64)), 2).family == PORTABLE
+    assert "kv_lora_rank 512 and" in passed_over(demand(32, head_dims=(256, 64)), 2)[TILE]
 
 
 def test_what_is_passed_over_has_a_reason():

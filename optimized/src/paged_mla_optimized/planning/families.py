@@ -201,21 +201,23 @@ _TILE = AttendVariant(
 )
 
 
-def _hopper_misfit(demand: Demand) -> str:
+def _hopper_misfit(demand: Demand, *kv_lora_ranks: int) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
-    if demand.head_dims != (512, 64):
-        return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
-            *demand.head_dims
+    rank, rope_dim = demand.head_dims
+    if rank not in kv_lora_ranks or rope_dim != 64:
+        ranks = " or ".join(map(str, kv_lora_ranks))
+        return (
+            f"made for kv_lora_rank {ranks} and qk_rope_head_dim 64, not {rank} and {rope_dim}"
         )
     return ""
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
     most = _FEW[-1].tile_m
-    return _hopper_misfit(demand) or (
+    return _hopper_misfit(demand, 512, 256) or (
         f"holds {most} pairs of token and head, not {height}" if height > most else ""
     )
 
@@ -231,7 +233,7 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
-    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand), variant=_tile_variant),
+    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

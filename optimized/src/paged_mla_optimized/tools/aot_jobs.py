@@ -186,7 +186,13 @@ def _configs() -> Iterator[MlaConfig]:
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
     yield replace(base, max_query_tokens=256)  # chunks
-    yield replace(base, kv_lora_rank=256)
+    for num_heads in (16, 32):  # Mistral Small 4, whole and shared by two ranks
+        half = replace(base, num_heads=num_heads, kv_lora_rank=256)
+        yield half
+        yield replace(half, dtype=torch.float16, cache_format="fp16")
+        yield replace(half, block_size=1)
+        yield replace(half, deterministic=True)
+        yield replace(half, mask="tree:qlen", max_draft_tokens=1)
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
 
