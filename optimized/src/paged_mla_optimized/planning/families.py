@@ -209,9 +209,7 @@ def _hopper_misfit(demand: Demand, *kv_lora_ranks: int) -> str:
     rank, rope_dim = demand.head_dims
     if rank not in kv_lora_ranks or rope_dim != 64:
         ranks = " or ".join(map(str, kv_lora_ranks))
-        return (
-            f"made for kv_lora_rank {ranks} and qk_rope_head_dim 64, not {rank} and {rope_dim}"
-        )
+        return f"made for kv_lora_rank {ranks} and qk_rope_head_dim 64, not {rank} and {rope_dim}"
     return ""
 
 
