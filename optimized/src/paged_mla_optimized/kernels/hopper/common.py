@@ -10,7 +10,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
 from paged_mla_optimized.kernels.common.schedule import (
-    fixed_partial,
     group_of_unit,
     lanes_of_group,
     partial_of_program,
@@ -29,16 +28,6 @@ _LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are res
 def partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
     """Return where the pairs of this program's partial lie, see ``partial_of_program``."""
     tile = partial_of_program(cut_ptr, shares_ptr, is_head)
-    return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
-
-
-@gluon.jit
-def split_pairs(
-    row, tile_m, splits, split, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Return where partial answers of a split of fixed length are kept."""
-    tile = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS)
     return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
 
 

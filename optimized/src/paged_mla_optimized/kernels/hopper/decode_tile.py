@@ -24,7 +24,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import fixed_split, share_of_program
+from paged_mla_optimized.kernels.common.schedule import (
+    fixed_partial,
+    fixed_split,
+    share_of_program,
+)
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -39,7 +43,6 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
-    split_pairs,
 )
 
 # Offsets of the barriers in their array, three slots each but for the last.
@@ -130,8 +133,7 @@ def _weigh(
     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
     stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr, MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
+    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -181,11 +183,9 @@ def _weigh(
         slot = gl.where(slot == 3, 0, slot)
 
         if FIXED_SPLITS > 0:
-            _tiles, splits, length = fixed_split(
-                token_starts_ptr, row_lens_ptr, row, num_heads, 64, 64, MIN_UNITS, SPLIT_TILES,
-                ROW_SHARE, FIXED_SPLITS,
-            )  # fmt: skip
+            splits, length = fixed_split(cut_ptr, row_lens_ptr, row, 64)
             last = gl.maximum(tile_end - 1, tile_begin)
+            split = fixed_partial(row, tile_m, splits, tile_begin // length, FIXED_SPLITS)
             for begin in range(tile_begin, tile_stop, length):
                 peak, total, slot, phase = _weigh_tiles(
                     q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, begin,
@@ -204,10 +204,9 @@ def _weigh(
                         stride_lse_head, pair_layout,
                     )  # fmt: skip
                 else:
-                    at = split_pairs(
-                        row, tile_m, splits, begin // length, FIXED_SPLITS, 64, pair_layout
-                    )
+                    at = split * 64 + gl.arange(0, 64, layout=pair_layout)
                     gl.store(partial_lse_ptr + at, lse)
+                split += 1
         else:
             peak, total, slot, phase = _weigh_tiles(
                 q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end,
@@ -295,7 +294,6 @@ def _answer(
     block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
     stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
     block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
-    MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
@@ -343,10 +341,8 @@ def _answer(
             target = gl.where(target == 2, 0, target + 1)
 
         if FIXED_SPLITS > 0:
-            _tiles, splits, length = fixed_split(
-                token_starts_ptr, row_lens_ptr, row, num_heads, 64, 64, MIN_UNITS, SPLIT_TILES,
-                ROW_SHARE, FIXED_SPLITS,
-            )  # fmt: skip
+            splits, length = fixed_split(cut_ptr, row_lens_ptr, row, 64)
+            split = fixed_partial(row, tile_m, splits, tile_begin // length, FIXED_SPLITS)
             for begin in range(tile_begin, tile_stop, length):
                 acc, slot, phase = _sum_tiles(
                     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, begin,
@@ -364,14 +360,13 @@ def _answer(
                         stride_out_token, stride_out_head, pair_layout,
                     )  # fmt: skip
                 else:
-                    at = split_pairs(
-                        row, tile_m, splits, begin // length, FIXED_SPLITS, 64, pair_layout
-                    )
+                    at = split * 64 + gl.arange(0, 64, layout=pair_layout)
                     _token, _head, _index, live = query_pairs(
                         token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
                     )
                     out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
                     gl.store(out_at, acc, mask=live[:, None])
+                split += 1
         else:
             acc, slot, phase = _sum_tiles(
                 cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
@@ -430,9 +425,6 @@ def decode_tile_kernel(
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
-    MIN_UNITS: gl.constexpr,
-    SPLIT_TILES: gl.constexpr,
-    ROW_SHARE: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
@@ -464,8 +456,7 @@ def decode_tile_kernel(
                     sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
                     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
-                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX, MIN_UNITS, SPLIT_TILES,
-                    ROW_SHARE, FIXED_SPLITS,
+                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX, FIXED_SPLITS,
                 ),
             ),
             (
@@ -475,8 +466,7 @@ def decode_tile_kernel(
                     sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
                     token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
                     stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 0, MIN_UNITS, SPLIT_TILES,
-                    ROW_SHARE, FIXED_SPLITS,
+                    stride_cache_row, MASK, BOX, 0, FIXED_SPLITS,
                 ),
             ),
             (
@@ -486,8 +476,7 @@ def decode_tile_kernel(
                     sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
                     token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
                     stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 1, MIN_UNITS, SPLIT_TILES,
-                    ROW_SHARE, FIXED_SPLITS,
+                    stride_cache_row, MASK, BOX, 1, FIXED_SPLITS,
                 ),
             ),
         ],
