@@ -52,7 +52,7 @@ def _copy_tiles(
     while unit < end:
         following, _, _, row, _, seq_len, _, tile_begin, tile_end, _, _ = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N,
+            MASK, TILE_M, TILE_N, 0,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         for tile in range(tile_begin, tile_end):
@@ -171,11 +171,11 @@ def _attend(
     phase = 0
     while unit < end:
         (
-            following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
             tile_edge, tile_stop,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N,
+            MASK, TILE_M, TILE_N, 0,
         )  # fmt: skip
         copy_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
@@ -208,7 +208,9 @@ def _attend(
                         stride_out_head, stride_lse_token, stride_lse_head,
                     )  # fmt: skip
                 else:
-                    at = split * TILE_M + gl.arange(0, TILE_M, layout=pair_layout)
+                    at = partial_pairs(
+                        cut_ptr, shares_ptr, split, FIXED_SPLITS, TILE_M, pair_layout
+                    )
                     _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
                 split += 1
         else:
@@ -223,7 +225,7 @@ def _attend(
                     stride_out_head, stride_lse_token, stride_lse_head,
                 )  # fmt: skip
             else:
-                at = partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M, pair_layout)
+                at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, TILE_M, pair_layout)
                 _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
         unit = following
 
