@@ -19,7 +19,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
 from paged_mla_optimized.planning.families import FEW, SHARED_MEMORY, AttendVariant
-from paged_mla_optimized.planning.plan import Plan, split_constants
+from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
@@ -224,6 +224,6 @@ def hopper_constants(
         "BOX": hopper_box(config.block_size),
         "STAGES": _stages(config, variant),
         "R": config.kv_lora_rank,
-    } | split_constants(config, variant)
+    } | cut_constants(config, variant)
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

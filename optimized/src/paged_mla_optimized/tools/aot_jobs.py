@@ -65,6 +65,7 @@ _TYPES = {
     "cut_ptr": "*i64",
     "shares_ptr": "*i64",
     "joins_ptr": "*i32",
+    "join_starts_ptr": "*i32",
     "mask_starts_ptr": "*i64",
     "mask_ptr": "*u8",
     "block_table_ptr": "*i32",
@@ -216,7 +217,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     )
     overlap = "alone" if variant.family == PORTABLE else "overlapped"
     yield Job(
-        f"combine-{overlap}-{tile}-{dims}-{dtype}-{cut}",
+        f"combine-{overlap}-{dims}-{dtype}-{cut}",
         combine_kernel,
         dtype,
         combine_constants(config, variant),
@@ -225,7 +226,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
         (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
         (
-            f"schedule-{tile}x{variant.lanes}-{config.mask}",
+            f"schedule-{tile}x{variant.lanes}-{config.mask}-{cut}",
             schedule_kernel,
             schedule_constants(config, variant, _NUM_SMS),
         ),
