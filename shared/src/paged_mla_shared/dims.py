@@ -22,8 +22,8 @@ class MlaDims:
 
     Notes
     -----
-    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1 and the published configs; for Mistral Small 4
-    ``Mistral4Config`` of the transformers library.
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1, and the published configs; of Mistral Small
+    4, ``Mistral4Config`` in the transformers library.
     """
 
     num_heads: int

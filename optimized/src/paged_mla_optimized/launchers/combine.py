@@ -13,6 +13,8 @@ from paged_mla_optimized.planning.plan import Plan, most_joins
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
+NUM_WARPS = 2
+"""Small programs, since many begin at once where the attend kernel's have just ended."""
 _MOST_WORKERS = 256  # programs that join one query tile: of 16 pairs, 128 partials keep all busy
 
 
@@ -33,10 +35,11 @@ class Combine:
         lanes = _least_lanes(config, variant)
         self.parts = programs // lanes
         # So many for each program of the attend kernel read all partials of its tile at once.
-        workers = 8 if variant.tile_m <= 32 else 16
-        self.workers = self.parts * (2 if is_interpreting() else workers * lanes)
+        workers = 16 if variant.tile_m <= 32 else 16 * max(lanes, 2)
+        self.workers = self.parts * (2 if is_interpreting() else workers)
         constants = combine_constants(config, variant)
-        self._kernel = Launcher(combine_kernel, constants, **overlap_options(constants))
+        options = overlap_options(constants)
+        self._kernel = Launcher(combine_kernel, constants, num_warps=NUM_WARPS, **options)
 
     def launch(
         self,

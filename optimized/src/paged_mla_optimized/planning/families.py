@@ -56,6 +56,10 @@ class AttendVariant:
         Key tiles below which a share of the work, or a split, is not cut further.
     overhead : int
         Key tiles that a program could work on in the time that beginning a group takes.
+    slack : int
+        32nds of an equal share by which one may be larger, so that rows of one length are cut at
+        equal places. Much where memory limits: it is as busy with fewer programs, and the others'
+        room lets the join begin at once.
     family : str
         Key of :data:`FAMILIES`. The portable kernel steps in, with the same tiles, for tensors
         that a Gluon kernel cannot address.
@@ -73,6 +77,7 @@ class AttendVariant:
     lanes: int = 1
     min_units: int = 2
     overhead: int = 1
+    slack: int = 1
     family: str = PORTABLE
     split_tiles: int = 8
 
@@ -184,10 +189,24 @@ def _portable_variant(demand: Demand, height: int) -> AttendVariant:
 
 _FEW = (
     AttendVariant(
-        tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=16
+        tile_m=16,
+        tile_n=64,
+        num_warps=8,
+        num_stages=2,
+        overhead=2,
+        slack=6,
+        family=FEW,
+        split_tiles=16,
     ),
     AttendVariant(
-        tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
+        tile_m=32,
+        tile_n=64,
+        num_warps=8,
+        num_stages=2,
+        overhead=2,
+        slack=6,
+        family=FEW,
+        split_tiles=32,
     ),
 )
 _TILE = AttendVariant(

@@ -316,6 +316,7 @@ def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) 
         "PROGRAMS": variant.programs(num_sms),
         "MIN_UNITS": variant.min_units,
         "OVERHEAD": variant.overhead,
+        "SLACK": variant.slack,
         "ROWS": triton.next_power_of_2(config.max_rows + 2),
         "ENTRIES": _ENTRIES_PER_PROGRAM,
         "SPLIT_TILES": variant.split_tiles,

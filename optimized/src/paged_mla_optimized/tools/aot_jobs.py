@@ -25,7 +25,7 @@ from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kerne
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.append import append_constants
-from paged_mla_optimized.launchers.combine import combine_constants
+from paged_mla_optimized.launchers.combine import NUM_WARPS, combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
     LAYOUT,
@@ -221,6 +221,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         combine_kernel,
         dtype,
         combine_constants(config, variant),
+        NUM_WARPS,
     )
     for name, kernel, constants in (
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),

@@ -73,8 +73,8 @@ def _join_share(
 ):  # fmt: skip
     """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
     # As many loads with any SOURCES and R, of pairs of one query tile.
-    PAIRS: tl.constexpr = min(max(4096 // (SOURCES * R), 1), 16)
-    COLUMNS: tl.constexpr = min(4096 // (PAIRS * SOURCES), R)
+    PAIRS: tl.constexpr = min(max(2048 // (SOURCES * R), 1), 16)
+    COLUMNS: tl.constexpr = min(2048 // (PAIRS * SOURCES), R)
     pieces = R // COLUMNS
     for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
         pair = piece // pieces * PAIRS + tl.arange(0, PAIRS)

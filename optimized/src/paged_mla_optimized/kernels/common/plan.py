@@ -57,25 +57,27 @@ def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANE_STEPS: tl.constex
 @triton.jit
 def _choose_length(
     groups, key_tiles, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr,
-    OVERHEAD: tl.constexpr,
+    OVERHEAD: tl.constexpr, SLACK: tl.constexpr,
 ):  # fmt: skip
     """Return the units of a part, and the overhead that is counted for each group.
 
-    The length is an equal share of all units. Where all rows are as long it may be a little more,
-    so that cuts fall between rows or at equal places in each: parts are then less even, but leave
-    fewer partial answers and begin fewer groups. All of them begin as many, so none are counted.
+    The length is an equal share of all units. Where all rows are as long it may be more, by SLACK
+    32nds, so that cuts fall between rows or at equal places in each: parts are then less even, but
+    leave fewer partial answers and begin fewer groups. All of them begin as many, so no overhead is
+    counted but what makes the pieces of a row as long as each other.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
+    counted = tl.sum(tl.where(key_tiles > 0, groups, 0)).to(tl.int64)
     parts = PROGRAMS // lanes
     share = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
     row = tl.maximum(tl.max(tl.where(groups > 0, key_tiles, 0)), 1).to(tl.int64)
-    is_even = total == row * tl.sum(tl.where(key_tiles > 0, groups, 0))  # one length of rows
-    pieces = tl.maximum(row // share, 1)
-    fitted = tl.where(share > row, tl.cdiv(share, row) * row, tl.cdiv(row, pieces))
-    fits = is_even & ((share > row) | (row % pieces == 0)) & ((fitted - share) * 32 <= share)
-    counted = total + OVERHEAD * tl.sum(tl.where(key_tiles > 0, groups, 0))
-    length = tl.where(fits, fitted, tl.maximum(tl.cdiv(counted, parts), MIN_UNITS))
-    return length, tl.where(fits, 0, OVERHEAD).to(tl.int64)
+    pieces = tl.minimum(parts // tl.maximum(counted, 1), row // MIN_UNITS)
+    piece = tl.cdiv(row, tl.maximum(pieces, 1))
+    fitted = tl.where(counted > parts, tl.cdiv(counted, parts) * row, piece)
+    fits = (total == row * counted) & ((fitted - share) * 32 <= share * SLACK)
+    begin = tl.where(counted > parts, 0, tl.cdiv(row, piece) * piece - row)
+    equal = tl.maximum(tl.cdiv(total + OVERHEAD * counted, parts), MIN_UNITS)
+    return tl.where(fits, fitted, equal), tl.where(fits, begin, OVERHEAD).to(tl.int64)
 
 
 @triton.jit
@@ -135,6 +137,7 @@ def schedule_kernel(
     PROGRAMS: tl.constexpr,  # of the attend kernel
     MIN_UNITS: tl.constexpr,
     OVERHEAD: tl.constexpr,  # key tiles that beginning a group is worth
+    SLACK: tl.constexpr,  # 32nds by which parts may be longer, so that rows are cut alike
     SPLIT_TILES: tl.constexpr,
     ROW_SHARE: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
@@ -159,7 +162,9 @@ def schedule_kernel(
     key_tiles = tl.cdiv(seq_lens, TILE_N)
     lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
     groups = tl.cdiv(pairs, (lanes * TILE_M).to(tl.int32))
-    length, overhead = _choose_length(groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD)
+    length, overhead = _choose_length(
+        groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
+    )
     units = tl.where(key_tiles > 0, groups * (key_tiles + overhead), 0)
     unit_ends = tl.cumsum(units)
     tl.store(cut_ptr, length)
