@@ -81,7 +81,7 @@ class Trial:
         runner = self.prepare()
         for stage in self.stages():
             runner.load_cache(stage.before)
-            self._append(runner, stage)
+            self.append(runner, stage)
 
     def check_attention(self) -> None:
         """Attend to a cache that the oracle filled; no byte of it may change."""
@@ -98,7 +98,7 @@ class Trial:
         for stage in self.stages():
             runner.load_cache(stage.before)
             self._plan(runner, stage)
-            self._append(runner, stage)
+            self.append(runner, stage)
             answers.append(self.attend(runner, stage))
         return answers
 
@@ -165,7 +165,8 @@ class Trial:
         actual = runner.plan(stage.batch)
         self.checks += compare.check_metadata(stage.batch, actual, expected)
 
-    def _append(self, runner: Runner, stage: Stage) -> None:
+    def append(self, runner: Runner, stage: Stage) -> None:
+        """Append `stage` on a runner whose cache is as it was before; every byte is right."""
         kept = stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()
         runner.append(stage.batch)
         if kept != (stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()):
