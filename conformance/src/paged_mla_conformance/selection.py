@@ -68,7 +68,8 @@ class TraceParam:
 def trace_params(run: Run) -> list[TraceParam]:
     """Return every core scenario, in the dtypes of the run in turn, and some in other formats.
 
-    Formats whose tokens depend on each other have no oracle that knows no schedule (S-19).
+    Formats whose tokens depend on each other have no oracle that knows no schedule (S-19), and
+    schedules have no budget for products of 8 bits.
     """
     bent = [bent_scenario(scenario, run.backend.capabilities) for scenario in CORE]
     plain = [
@@ -76,7 +77,8 @@ def trace_params(run: Run) -> list[TraceParam]:
         for i, (scenario, note) in enumerate(bent)
     ]
     chosen = [param for param in plain if param.scenario.name in SCENARIOS_IN_FORMATS]
-    free = [name for name in run.formats if not FORMATS[name].couples_tokens]
+    exact = run.backend.capabilities.products == "exact"
+    free = [name for name in run.formats if exact and not FORMATS[name].couples_tokens]
     turns = zip(chosen, cycle(free))  # none without a format
     return plain + [
         replace(param, scenario=replace(param.scenario, cache_format=name)) for param, name in turns

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance import compare
 from paged_mla_conformance.compare import Check
+from paged_mla_conformance.fast import fast_answers, may_be_fast
 from paged_mla_conformance.sampling import asked_tokens
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
@@ -176,8 +177,15 @@ class Trial:
     def attend(self, runner: Runner, stage: Stage) -> Output:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
         actual = runner.attend(stage.batch)
-        right = stage.answers(asked_tokens(stage.problem, stage.batch))
-        self.checks += compare.check_output(stage.problem, stage.batch, actual, *right)
+        problem, batch = stage.problem, stage.batch
+        asked = asked_tokens(problem, batch)
+        exact, rounded = stage.answers(asked)
+        allowance = None
+        if may_be_fast(problem, self.backend.capabilities.products):
+            rounded, allowance = fast_answers(problem, batch, stage.after, asked)
+        self.checks += compare.check_output(
+            problem, batch, actual, exact, rounded, allowance=allowance
+        )
         return actual
 
     def _compare_cache(self, runner: Runner, stage: Stage, *, rotated: bool) -> None:
