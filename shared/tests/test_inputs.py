@@ -138,6 +138,15 @@ def test_keys_have_a_scale_of_their_own():
     assert step.problem.cache_scale == 0.5
 
 
+def test_coarse_numbers_have_8_bits():
+    """S-11: of context and step; some lie halfway between two numbers of 4 bits."""
+    [step] = build_steps(case_of(coarse=True), SMALL, "float32")
+    for values in (step.context_ckv, step.context_k_pe, step.batch.ckv, step.batch.k_pe):
+        steps = np.frexp(values)[0] * 2**8
+        assert (steps == np.rint(steps)).all()
+        assert (steps % 16 == 8).mean() > 0.02
+
+
 def test_cases_of_every_format_are_cases():
     """S-11: each named once, none of the group that is in every format anyway."""
     named = formats.IN_EVERY_FORMAT

@@ -80,6 +80,9 @@ def _build_step(
     latent_scale, key_scale = _magnitudes(case, dims, rng, tokens)
     ckv = tensor(dims.kv_lora_rank, scale=latent_scale)
     k_pe = tensor(dims.qk_rope_head_dim, scale=key_scale)
+    if case.coarse:
+        for values in (context_ckv, context_k_pe, ckv, k_pe):
+            values[...] = values.astype(numpy_dtype("bfloat16"))
     if case.odd_values:
         _put_odd_values(ckv)
         _put_odd_values(k_pe)

@@ -96,6 +96,8 @@ class Case:
         Factors on the latents and on the keys, cached ones and the step's.
     uneven : bool
         Each quarter of a latent, and each key, is of a magnitude of its own, 2^-4 to 2^4 times.
+    coarse : bool
+        Latents and keys have the 8 bits of bfloat16 in any type: more lie halfway between codes.
     cache_scale : float
         The layer's one scale, whether the format keeps one or not.
     powers_of_two : bool
@@ -139,6 +141,7 @@ class Case:
     latent_scale: float = 1.0
     key_scale: float = 1.0
     uneven: bool = False
+    coarse: bool = False
     cache_scale: float = 1.0
     powers_of_two: bool = False
     odd_values: bool = False
