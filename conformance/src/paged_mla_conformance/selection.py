@@ -11,9 +11,9 @@ from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
-from paged_mla_shared.cases import GROUPS, Case, formats
+from paged_mla_shared.cases import GROUPS, Case, SlotOrder, formats
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.formats import FORMATS, types_id
+from paged_mla_shared.formats import FORMATS, CacheFormat, types_id
 
 SCENARIOS_IN_FORMATS = ("prefixes", "preemption", "chains", "trees", "branches", "ranks")
 
@@ -102,8 +102,18 @@ def _formats_of(run: Run, case: Case) -> tuple[str | None, ...]:
     plain: tuple[str | None, ...] = () if own and case.cache_scale == 1 else (None,)
     if not own and case.id not in formats.IN_EVERY_FORMAT:
         return plain
-    size = case.block_size
-    return (*plain, *(n for n in run.formats if size % FORMATS[n].block_size_multiple == 0))
+    return (*plain, *(name for name in run.formats if _allows(FORMATS[name], case)))
+
+
+def _allows(stored: CacheFormat, case: Case) -> bool:
+    """Return whether the rules have a cache of this format for `case` (S-11).
+
+    Where tokens share a scale, slots that a step names leave no holes between tokens.
+    """
+    holes = case.explicit_slots and case.slot_order is not SlotOrder.SWAPPED
+    return not case.block_size % stored.block_size_multiple and not (
+        holes and stored.couples_tokens
+    )
 
 
 def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:

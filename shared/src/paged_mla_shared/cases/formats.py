@@ -94,6 +94,14 @@ CASES = (
         for bs in (4, 16, 64)
     ),
     _format(
+        "grown-group",
+        "one token joins another in its group",
+        (Row(6, 2), Row(4, 1)),
+        uneven=True,
+        block_size=8,
+        num_heads=1,
+    ),
+    _format(
         "prefix-hits",
         "rows that read the same blocks read the same scales",
         (Row(75, 3), *(Row(40 + 9 * i, 2, shares_prefix_of=0) for i in range(4)), Row(5, 5)),
@@ -145,6 +153,7 @@ IN_EVERY_FORMAT = (
     "append-padded-tokens",
     "append-padded-rows",
     "append-explicit-slots",
+    "append-explicit-slots-swapped",
     "append-explicit-slots-descending",
     "append-block-padding",
     "append-token-padding",
