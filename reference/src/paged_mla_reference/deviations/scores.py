@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +17,7 @@ from paged_mla_reference.deviations.change import (
     scoring,
 )
 from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.e4m3 import decode, encode
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.problem import Batch, Output, Problem
@@ -246,10 +246,11 @@ def lse_in_float16(oracle: Oracle) -> Oracle:
 def queries_in_fp8(oracle: Oracle) -> Oracle:
     """Queries are rounded to e4m3 on the way in."""
 
-    def rounded(x: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    def change(_: Problem, batch: Batch) -> Batch:
+        q_nope, q_pe = (decode(encode(x)) for x in (batch.q_nope, batch.q_pe))
+        return replace(batch, q_nope=q_nope, q_pe=q_pe)
 
-    return reading(oracle, lambda _, b: replace(b, q_nope=rounded(b.q_nope), q_pe=rounded(b.q_pe)))
+    return reading(oracle, change)
 
 
 @breaks(Fault.LAYOUT, "S-7", "S-6", cites="vllm@FLASH_ATTN_MLA vllm@FLASHMLA")
