@@ -15,12 +15,19 @@ from paged_mla_optimized.planning.families import (
     tile_variants,
     variants_by_query_len,
 )
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def demand(num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64)):
-    return Demand(arch=arch, dtype=dtype, num_heads=num_heads, head_dims=head_dims)
+def demand(num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64), cache_format=None):
+    return Demand(
+        arch=arch,
+        dtype=dtype,
+        cache_format=cache_format or PLAIN_FORMAT_OF_DTYPE[dtype],
+        num_heads=num_heads,
+        head_dims=head_dims,
+    )
 
 
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
@@ -96,8 +103,9 @@ def test_hopper_serves_by_the_pairs_of_a_row(num_heads, query_len, family, tile_
         (demand(16, dtype="float32"), "not float32"),
         (demand(16, head_dims=(256, 64)), "not 256 and 64"),
         (demand(16, head_dims=(512, 32)), "not 512 and 32"),
+        (demand(16, cache_format="fp8_e4m3"), "not cache_format fp8_e4m3"),
     ],
-    ids=["sm80", "sm100", "fp32", "rank", "rope-dim"],
+    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "format"],
 )
 def test_portable_serves_the_rest(asked, reason):
     """What the Gluon kernels cannot do is never sent to them, and has a reason."""

@@ -146,6 +146,8 @@ class Demand:
         Key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
     dtype : str
         "float32", "float16" or "bfloat16".
+    cache_format : str
+        Key of :data:`paged_mla_shared.formats.FORMATS`.
     num_heads : int
         H, of this rank.
     head_dims : (R, P)
@@ -153,6 +155,7 @@ class Demand:
 
     arch: str
     dtype: str
+    cache_format: str
     num_heads: int
     head_dims: tuple[int, int]
 
@@ -201,11 +204,17 @@ _TILE = AttendVariant(
 )
 
 
+_HOPPER_FORMATS = ("bf16", "fp16")
+
+
 def _hopper_misfit(demand: Demand) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
+    if demand.cache_format not in _HOPPER_FORMATS:
+        made_for = " and ".join(_HOPPER_FORMATS)
+        return f"made for {made_for} caches, not cache_format {demand.cache_format}"
     if demand.head_dims != (512, 64):
         return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
             *demand.head_dims
