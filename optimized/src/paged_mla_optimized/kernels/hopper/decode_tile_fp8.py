@@ -2,8 +2,8 @@
 
 For e4m3 queries with a scale each, over an e4m3 cache with one scale. One warpgroup computes scores
 and softmax; two compute half of the latent columns of the answer each, and refill their half of the
-ring of five key tiles as they go, with tiles of later segments too: no warp only copies. ``PV`` of
-one tile runs while the softmax of the next does.
+ring of five key tiles as they go: no warp only copies. ``PV`` of one tile runs while the softmax of
+the next does.
 
 Products of FP8 read both operands along what they sum over. ``QK`` has that in the copied tile. For
 ``PV`` the values come from registers, transposed on the way: the tile is read as 16-bit elements,
@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language import PropagateNan
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.schedule import fixed_split, share_of_program
@@ -63,6 +64,7 @@ _BARS = gl.constexpr(22)
 _LIFT = gl.constexpr(4.0)  # of the highest weight when the peak was set, as an exponent
 _LAZY = gl.constexpr(4.0)  # how much further later ones may rise
 
+_ALL_NAN = gl.constexpr(PropagateNan.ALL)
 _E4M3 = gl.constexpr(gl.float8e4nv)
 _CKV = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))  # the same bytes as 16-bit elements have
 _K_PE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
@@ -96,6 +98,12 @@ def _rounded(weights):
     """
     bits = weights.to(gl.int32, bitcast=True)
     return ((bits + 0x80000) & -0x100000).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _higher(x, y):
+    """Return the higher of two scores, or NaN: the rounding of weights would hide that."""
+    return gl.maximum(x, y, propagate_nan=_ALL_NAN)
 
 
 @gluon.jit
@@ -157,8 +165,8 @@ def _weigh_tiles(
                 s, tile * 64, seq_len, context_len, row, tile_m, token_starts_ptr, tree_words_ptr,
                 num_heads, MASK, TREE_WORDS,
             )  # fmt: skip
-        highest = gl.max(s, 1) * scale
-        new_peak = gl.where(highest > peak + _LAZY, gl.ceil(highest), peak)
+        highest = gl.reduce(s, 1, _higher) * scale
+        new_peak = gl.where(highest <= peak + _LAZY, peak, gl.ceil(highest))
         keep = gl.exp2(peak - new_peak)
         peak = new_peak
         weights = _rounded(gl.exp2(s * scale[:, None] - (peak - _LIFT)[:, None]))
@@ -176,7 +184,7 @@ def _weigh_tiles(
 @gluon.jit
 def _hand_over(peak, total, cache_scale, sums, bars, odd):
     """Hand what scales their sums [64] to both halves; return the lse."""
-    is_empty = total == 0.0
+    is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
     mbarrier.wait(bars.index(_READ), odd ^ 1)  # those before these
     sums.store(gl.where(is_empty, 0.0, cache_scale / total))
     mbarrier.arrive(bars.index(_SUMMED))
@@ -280,26 +288,10 @@ def _weigh(
 
 
 @gluon.jit
-def _advance(
-    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, unit, end, row, seq_len, tile,
-    tile_end, num_heads, MASK: gl.constexpr,
-):  # fmt: skip
-    """Return `tile` as it is, or where its segment ended the first tile of a later one."""
-    while (tile >= tile_end) & (unit < end):
-        unit, _, _, row, _, seq_len, _, tile, tile_end, _, _ = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, 64, 64,
-        )  # fmt: skip
-    return unit, row, seq_len, tile, tile_end
-
-
-@gluon.jit
 def _sum_tiles(
-    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, block_table_ptr, unit_starts_ptr,
-    cut_ptr, token_starts_ptr, row_lens_ptr, begin, stop, tile_end, slot, phase, seq_len, end,
-    next_unit, next_row, next_len, next_tile, next_end, stride_table_row, stride_table_col,
-    num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr,
-    HALF: gl.constexpr,
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, begin, stop, tile_end,
+    slot, phase, seq_len, stride_table_col, block_size, block_rows, stride_cache_row,
+    BOX: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """Return the weighted sums [128, 64] of even and of odd columns, and refill the ring."""
     pair_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
@@ -307,9 +299,8 @@ def _sum_tiles(
     even = gl.zeros([128, 64], gl.float32, _PRODUCT)
     odd = gl.zeros([128, 64], gl.float32, _PRODUCT)
     for tile in range(begin, stop):
-        table_row_ptr = block_table_ptr + next_row.to(gl.int64) * stride_table_row
         at = first_row(
-            table_row_ptr, stride_table_col, next_tile, next_len, block_size, block_rows, 64, BOX
+            table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size, block_rows, 64, BOX
         )
         mbarrier.wait(bars.index(_FULL + slot), phase)
         values = ckv.index(slot).slice(128 * HALF, 128, dim=1)
@@ -335,19 +326,45 @@ def _sum_tiles(
             mbarrier.arrive(bars.index(_LEFT + slot))
         else:
             mbarrier.wait(bars.index(_LEFT + slot), phase)
-        if next_tile < next_end:
+        if tile + _SLOTS < tile_end:
             copy_tile(
                 cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot), bars.index(_FULL + slot),
-                at, table_row_ptr, stride_table_col, next_tile, next_len, block_size, block_rows,
-                stride_cache_row, 256, 64, BOX, 128 * HALF, 128, HALF == 1,
+                at, table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size,
+                block_rows, stride_cache_row, 256, 64, BOX, 128 * HALF, 128, HALF == 1,
             )  # fmt: skip
-        next_unit, next_row, next_len, next_tile, next_end = _advance(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, next_unit, end, next_row,
-            next_len, next_tile + 1, next_end, num_heads, MASK,
-        )  # fmt: skip
         slot = next_slot
         phase = next_phase
-    return even, odd, slot, phase, next_unit, next_row, next_len, next_tile, next_end
+    return even, odd, slot, phase
+
+
+@gluon.jit
+def _begin_segment(
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, bars, block_table_ptr, unit_starts_ptr, cut_ptr,
+    token_starts_ptr, row_lens_ptr, unit, end, row, slot, stride_table_row, stride_table_col,
+    num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    """Find the segment that starts with `unit`, and ask for its first key tiles."""
+    (
+        following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _, tile_stop,
+    ) = find_segment(
+        unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row, MASK,
+        64, 64,
+    )  # fmt: skip
+    table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+    target = slot
+    for tile in range(tile_begin, gl.minimum(tile_begin + _SLOTS, tile_end)):
+        at = first_row(
+            table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, 64, BOX
+        )
+        copy_tile(
+            cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(128 * HALF, 128, dim=1),
+            k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr, stride_table_col,
+            tile, seq_len, block_size, block_rows, stride_cache_row, 256, 64, BOX, 128 * HALF, 128,
+            HALF == 1,
+        )  # fmt: skip
+        target = gl.where(target == _SLOTS - 1, 0, target + 1)
+    return following, is_head, is_whole, row, tile_m, seq_len, tile_begin, tile_end, tile_stop
 
 
 @gluon.jit
@@ -398,50 +415,25 @@ def _answer(
     slot = 0
     phase = 0
     parity = 0
-    next_unit, next_row, next_len, next_tile, next_end = _advance(
-        unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, unit, end, row, gl.to_tensor(0),
-        gl.to_tensor(0), gl.to_tensor(0), num_heads, MASK,
-    )  # fmt: skip
-    for target in range(_SLOTS):
-        if next_tile < next_end:
-            table_row_ptr = block_table_ptr + next_row.to(gl.int64) * stride_table_row
-            at = first_row(
-                table_row_ptr, stride_table_col, next_tile, next_len, block_size, block_rows, 64,
-                BOX,
-            )  # fmt: skip
-            copy_tile(
-                cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(128 * HALF, 128, dim=1),
-                k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr, stride_table_col,
-                next_tile, next_len, block_size, block_rows, stride_cache_row, 256, 64, BOX,
-                128 * HALF, 128, HALF == 1,
-            )  # fmt: skip
-        next_unit, next_row, next_len, next_tile, next_end = _advance(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, next_unit, end, next_row,
-            next_len, next_tile + 1, next_end, num_heads, MASK,
-        )  # fmt: skip
     while unit < end:
         (
-            following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _,
-            tile_stop,
-        ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, 64, 64,
+            following, is_head, is_whole, row, tile_m, seq_len, tile_begin, tile_end, tile_stop,
+        ) = _begin_segment(
+            cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, bars, block_table_ptr, unit_starts_ptr,
+            cut_ptr, token_starts_ptr, row_lens_ptr, unit, end, row, slot, stride_table_row,
+            stride_table_col, num_heads, block_size, block_rows, stride_cache_row, MASK, BOX, HALF,
         )  # fmt: skip
+        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         if FIXED_SPLITS > 0:
             _tiles, splits, length = fixed_split(
                 token_starts_ptr, row_lens_ptr, row, num_heads, 64, 64, MIN_UNITS, SPLIT_TILES,
                 ROW_SHARE, FIXED_SPLITS,
             )  # fmt: skip
             for begin in range(tile_begin, tile_stop, length):
-                (
-                    even, odd, slot, phase, next_unit, next_row, next_len, next_tile, next_end,
-                ) = _sum_tiles(
-                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, block_table_ptr,
-                    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, begin,
-                    gl.minimum(begin + length, tile_end), tile_end, slot, phase, seq_len, end,
-                    next_unit, next_row, next_len, next_tile, next_end, stride_table_row,
-                    stride_table_col, num_heads, block_size, block_rows, stride_cache_row, MASK,
-                    BOX, HALF,
+                even, odd, slot, phase = _sum_tiles(
+                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, begin,
+                    gl.minimum(begin + length, tile_end), tile_end, slot, phase, seq_len,
+                    stride_table_col, block_size, block_rows, stride_cache_row, BOX, HALF,
                 )  # fmt: skip
                 answers = _scaled(even, odd, sums, bars, parity)
                 parity ^= 1
@@ -456,14 +448,10 @@ def _answer(
                     tile_m, num_heads, stride_out_token, stride_out_head, HALF, pair_layout,
                 )  # fmt: skip
         else:
-            (
-                even, odd, slot, phase, next_unit, next_row, next_len, next_tile, next_end,
-            ) = _sum_tiles(
-                cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, block_table_ptr,
-                unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, tile_begin, tile_end,
-                tile_end, slot, phase, seq_len, end, next_unit, next_row, next_len, next_tile,
-                next_end, stride_table_row, stride_table_col, num_heads, block_size, block_rows,
-                stride_cache_row, MASK, BOX, HALF,
+            even, odd, slot, phase = _sum_tiles(
+                cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
+                tile_end, tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows,
+                stride_cache_row, BOX, HALF,
             )  # fmt: skip
             answers = _scaled(even, odd, sums, bars, parity)
             parity ^= 1
