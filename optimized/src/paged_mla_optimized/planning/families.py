@@ -22,6 +22,9 @@ SHARED_MEMORY = {
 OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
 """Architectures on which a kernel can be launched while the one before still runs."""
 
+WITH_E4M3 = frozenset({"sm89", "sm90", "sm100", "sm120"})
+"""Architectures that convert e4m3 by themselves."""
+
 MAX_FIXED_SPLITS = 128
 """Of a row, all its query tiles together: about as many as a device has multiprocessors."""
 FIXED_SPLIT_BYTES = 256 << 20
