@@ -33,6 +33,7 @@ FIXED_SPLIT_BYTES = 256 << 20
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py
 TILE = "tile"  # kernels/hopper/decode_tile.py
+TILE_FP8 = "tile_fp8"  # kernels/hopper/decode_tile_fp8.py
 
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
@@ -151,6 +152,8 @@ class Demand:
         "float32", "float16" or "bfloat16".
     cache_format : str
         Key of :data:`paged_mla_shared.formats.FORMATS`.
+    products : str
+        "exact" or "fast", as :class:`~paged_mla_optimized.config.MlaConfig` has it.
     num_heads : int
         H, of this rank.
     head_dims : (R, P)
@@ -159,6 +162,7 @@ class Demand:
     arch: str
     dtype: str
     cache_format: str
+    products: str
     num_heads: int
     head_dims: tuple[int, int]
 
@@ -207,16 +211,18 @@ _TILE = AttendVariant(
 )
 
 
-_HOPPER_FORMATS = ("bf16", "fp16")
+_TILE_FP8 = replace(_TILE, family=TILE_FP8)
+
+_PLAIN = ("bf16", "fp16")
 
 
-def _hopper_misfit(demand: Demand) -> str:
+def _hopper_misfit(demand: Demand, formats: tuple[str, ...] = _PLAIN) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
-    if demand.cache_format not in _HOPPER_FORMATS:
-        made_for = " and ".join(_HOPPER_FORMATS)
+    if demand.cache_format not in formats:
+        made_for = " and ".join(formats)
         return f"made for {made_for} caches, not cache_format {demand.cache_format}"
     if demand.head_dims != (512, 64):
         return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
@@ -237,13 +243,28 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
-    lanes = next(n for n in (1, 2, 4) if n * _TILE.tile_m >= height or n == 4)
-    return replace(_TILE, lanes=lanes)
+    return _with_lanes(_TILE, height)
+
+
+def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
+    return _hopper_misfit(demand, ("fp8_e4m3",)) or (
+        "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
+    )
+
+
+def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    return _with_lanes(_TILE_FP8, height)
+
+
+def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
+    lanes = next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4)
+    return replace(tile, lanes=lanes)
 
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
     TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand), variant=_tile_variant),
+    TILE_FP8: Family(misfit=_tile_fp8_misfit, variant=_tile_fp8_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

@@ -467,7 +467,7 @@ def _answer(
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
 def decode_tile_fp8_kernel(
-    q_ptr,  # e4m3 [T, H, 512 + 64] as int16 [T, H, 256 + 32]
+    q_ptr,  # e4m3 [T, H, 512 + 64], as bytes
     q_scale_ptr,  # float32 [T, H]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
@@ -476,7 +476,7 @@ def decode_tile_fp8_kernel(
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
-    cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as int16
+    cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as bytes
     cache_scale_ptr,  # float32 []
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
@@ -494,7 +494,7 @@ def decode_tile_fp8_kernel(
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr,  # in int16
+    stride_cache_row: gl.constexpr,  # in words of two bytes, as all that follows counts
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
@@ -503,6 +503,8 @@ def decode_tile_fp8_kernel(
     ROW_SHARE: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):
+    q_ptr = q_ptr.to(gl.pointer_type(gl.int16))
+    cache_ptr = cache_ptr.to(gl.pointer_type(gl.int16))
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ckv = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 256], ckv_desc.layout)
     k_pe = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 32], k_pe_desc.layout)
