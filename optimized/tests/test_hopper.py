@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_mla_optimized import MlaConfig
+from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.launchers import hopper
 from paged_mla_optimized.launchers.attend import Attention, Workspace
@@ -184,6 +184,18 @@ def test_descriptors_of_fp8_caches_are_words():
         assert descriptor.strides == [296, 1]
     assert (wide.block_shape, slim.block_shape) == ([64, 128], [64, 32])
     assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
+
+
+@pytest.mark.parametrize("products", ["fast", "exact"])
+def test_there_is_room_for_codes_where_they_are_asked_for(products):
+    """S-17: allocated once, for the largest step, and told."""
+    config = replace(FAST, dtype=torch.float16, products=products)
+    mla = PagedMla(config, "cpu", variant=served(config))
+    shapes = {buffer.name: buffer.shape for buffer in mla.memory()}
+    if products == "fast":
+        assert (shapes["q_codes"], shapes["q_scales"]) == ((8, 128, 576), (8, 128))
+    else:
+        assert "q_codes" not in shapes
 
 
 @pytest.mark.parametrize("offset", [0, 1])
