@@ -117,6 +117,17 @@ def test_queries_are_what_was_asked():
     assert ((codes * scales - q).abs() <= half_step * (1 + 1e-5)).all()
 
 
+def test_scales_that_vanish():
+    """S-4, S-7: where their product is 0 in float32, visible keys still weigh alike."""
+    model, batch = fast_model("mixed")
+    model.scale.fill_(1e-30)
+    batch.tokens["q"].fill_(0.0)
+    out, lse, _ = model.eager(batch)
+    visible = model.mla._core.plan.positions[: batch.num_tokens] + 1
+    torch.testing.assert_close(lse, visible.log()[:, None].expand_as(lse), rtol=1e-5, atol=1e-5)
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("column", [3, R + P - 1])
 def test_what_is_no_number_stays_visible(bad, column):

@@ -64,6 +64,7 @@ _BARS = gl.constexpr(22)
 _LIFT = gl.constexpr(4.0)  # of the highest weight when the peak was set, as an exponent
 _LAZY = gl.constexpr(4.0)  # how much further later ones may rise
 
+_TINY = gl.constexpr(2.0**-126)  # keeps scales that vanish from making NaN of masked scores
 _ALL_NAN = gl.constexpr(PropagateNan.ALL)
 _E4M3 = gl.constexpr(gl.float8e4nv)
 _CKV = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))  # the same bytes as 16-bit elements have
@@ -239,7 +240,7 @@ def _weigh(
             token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
         )
         q_scale = gl.load(q_scale_ptr + token * num_heads + head, mask=live, other=1.0)
-        scale = q_scale * (cache_scale * softmax_scale * LOG2_E)
+        scale = q_scale * (cache_scale * softmax_scale * LOG2_E) + _TINY
         async_copy.wait_group(0)
         fence_async_shared()
         q_first = q.slice(0, 256, dim=1).load(_VALUES)  # the others would not fit
