@@ -39,9 +39,11 @@ def load_scales(
 ):  # fmt: skip
     """Load the scale of tokens at a place in a block, or that of the layer; 1 for dead ones."""
     if SCALES == "scalar":
-        return tl.load(scales_ptr)
-    group = place * GROUPS // block_size if SCALES == "per_group" else place
-    return tl.load(scales_ptr + block * stride_block + group, mask=live, other=1.0)
+        scale = tl.load(scales_ptr)
+    else:
+        group = place * GROUPS // block_size if SCALES == "per_group" else place
+        scale = tl.load(scales_ptr + block * stride_block + group, mask=live, other=1.0)
+    return scale
 
 
 @triton.jit
@@ -55,15 +57,17 @@ def load_row_scale(row_ptr, share, live, R: tl.constexpr):
 def scaled(value, scale, DTYPE: tl.constexpr):
     """Return float32 values of codes times float32 scales, rounded once to DTYPE."""
     if DTYPE.is_fp32():
-        return value * scale
-    # Halves of a scale's bits make exact products, so that what their sum loses is known. Where it
-    # loses something its last bit is made odd: that is never a tie of the narrower type.
-    high = (scale.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)
-    large, small = value * high, value * (scale - high)
-    near = large + small
-    lost = small - (near - large)
-    bits = near.to(tl.int32, bitcast=True)
-    inexact = (tl.abs(lost) > 0) & (tl.abs(lost) < float("inf"))
-    outward = tl.where((lost > 0) == (near > 0), 1, -1)
-    odd = tl.where(inexact & ((bits & 1) == 0), bits + outward, bits)
-    return odd.to(tl.float32, bitcast=True).to(DTYPE)
+        product = value * scale
+    else:
+        # Halves of a scale's bits make exact products, so that what their sum loses is known.
+        # Where it loses something its last bit is made odd: never a tie of the narrower type.
+        high = (scale.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)
+        large, small = value * high, value * (scale - high)
+        near = large + small
+        lost = small - (near - large)
+        bits = near.to(tl.int32, bitcast=True)
+        inexact = (tl.abs(lost) > 0) & (tl.abs(lost) < float("inf"))
+        outward = tl.where((lost > 0) == (near > 0), 1, -1)
+        odd = tl.where(inexact & ((bits & 1) == 0), bits + outward, bits)
+        product = odd.to(tl.float32, bitcast=True).to(DTYPE)
+    return product

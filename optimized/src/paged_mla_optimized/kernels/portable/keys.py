@@ -47,6 +47,17 @@ def load_blocks(
 
 
 @triton.jit
+def _decoded(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the values of a tile of codes, in a layout that is not that of a product's operand.
+
+    There every warp would decode what all of them need. Elements taken apart keep Triton from
+    moving its conversion of layouts in front of the decoding.
+    """
+    even, odd = tl.split(tl.reshape(codes, [codes.shape[0], codes.shape[1] // 2, 2]))
+    return tl.interleave(decode(even, DTYPE, NATIVE), decode(odd, DTYPE, NATIVE))
+
+
+@triton.jit
 def load_keys(
     cache_ptr, scales_ptr, block, stride_block, stride_token, stride_scales, tile, seq_len,
     block_size, R: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.constexpr,
@@ -74,7 +85,7 @@ def load_keys(
         if share_width(R, SHARES) != R // SHARES:
             wanted &= is_own
         part = tl.load(base + (offset[:, None] + column), mask=wanted, other=0)
-        ckv += (part if SCALES == "none" else decode(part, DTYPE, NATIVE),)
+        ckv += (part if SCALES == "none" else _decoded(part, DTYPE, NATIVE),)
         if SCALES == "inline":
             scales += (load_row_scale(base + offset, share, exists, R),)
     column = tl.arange(0, P)[None, :]
@@ -86,7 +97,7 @@ def load_keys(
     else:
         k_pe = tl.load(base + R + (offset[:, None] + column), mask=exists[:, None], other=0)
         if SCALES != "none":
-            k_pe = decode(k_pe, DTYPE, NATIVE)
+            k_pe = _decoded(k_pe, DTYPE, NATIVE)
         if has_key_scales(SCALES):
             place = (key % block_size).to(tl.int64)
             scale = load_scales(
@@ -139,8 +150,10 @@ def scores_of(
         # float16 and bfloat16 are exact in tf32.
         precision: tl.constexpr = "tf32" if q_pe.dtype == tl.float16 else "ieee"
         product = tl.dot(q_pe.to(k_pe.dtype), tl.trans(k_pe), input_precision=precision)
-        return scores + product * scale_log2
-    return scores + tl.dot(q_pe, tl.trans(k_pe), input_precision="ieee") * factor
+        scores += product * scale_log2
+    else:
+        scores += tl.dot(q_pe, tl.trans(k_pe), input_precision="ieee") * factor
+    return scores
 
 
 @triton.jit
