@@ -22,6 +22,9 @@ SHARED_MEMORY = {
 OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
 """Architectures on which a kernel can be launched while the one before still runs."""
 
+WITH_E4M3 = frozenset({"sm89", "sm90", "sm100", "sm120"})
+"""Architectures that convert e4m3 by themselves."""
+
 MAX_FIXED_SPLITS = 128
 """Of a row, all its query tiles together: about as many as a device has multiprocessors."""
 FIXED_SPLIT_BYTES = 256 << 20
@@ -30,6 +33,7 @@ FIXED_SPLIT_BYTES = 256 << 20
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py
 TILE = "tile"  # kernels/hopper/decode_tile.py
+TILE_FP8 = "tile_fp8"  # kernels/hopper/decode_tile_fp8.py
 
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
@@ -152,6 +156,10 @@ class Demand:
         Key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
     dtype : str
         "float32", "float16" or "bfloat16".
+    cache_format : str
+        Key of :data:`paged_mla_shared.formats.FORMATS`.
+    products : str
+        "exact" or "fast", as :class:`~paged_mla_optimized.config.MlaConfig` has it.
     num_heads : int
         H, of this rank.
     head_dims : (R, P)
@@ -159,6 +167,8 @@ class Demand:
 
     arch: str
     dtype: str
+    cache_format: str
+    products: str
     num_heads: int
     head_dims: tuple[int, int]
 
@@ -221,11 +231,19 @@ _TILE = AttendVariant(
 )
 
 
-def _hopper_misfit(demand: Demand, *kv_lora_ranks: int) -> str:
+_TILE_FP8 = replace(_TILE, family=TILE_FP8)
+
+_PLAIN = ("bf16", "fp16")
+
+
+def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
+    if demand.cache_format not in formats:
+        made_for = " and ".join(formats)
+        return f"made for {made_for} caches, not cache_format {demand.cache_format}"
     rank, rope_dim = demand.head_dims
     if rank not in kv_lora_ranks or rope_dim != 64:
         ranks = " or ".join(map(str, kv_lora_ranks))
@@ -245,13 +263,28 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
-    lanes = next(n for n in (1, 2, 4) if n * _TILE.tile_m >= height or n == 4)
-    return replace(_TILE, lanes=lanes)
+    return _with_lanes(_TILE, height)
+
+
+def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
+    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or (
+        "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
+    )
+
+
+def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    return _with_lanes(_TILE_FP8, height)
+
+
+def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
+    lanes = next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4)
+    return replace(tile, lanes=lanes)
 
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
     TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
+    TILE_FP8: Family(misfit=_tile_fp8_misfit, variant=_tile_fp8_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

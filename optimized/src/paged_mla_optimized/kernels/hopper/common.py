@@ -216,15 +216,17 @@ def copy_tile(
 ):  # fmt: skip
     """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe.
 
-    `at` is its ``first_row``. Without boxes four warps copy; `ready` counts ``arrivals``.
+    Elements are 16 bits. `at` is its ``first_row``. Without boxes four warps copy; `ready` counts
+    ``arrivals``.
     """
+    P: gl.constexpr = k_pe.shape[1]
     if BOX == 0:
         _copy_keys(cache_ptr, stride_cache_row, at, ckv, FIRST, WIDTH)
         if WITH_K_PE:
-            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, R, 64)
+            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, R, P)
         async_copy.mbarrier_arrive(ready, increment_count=False)
     else:
-        mbarrier.expect(ready, TILE_N * (WIDTH + 64 * WITH_K_PE) * 2)
+        mbarrier.expect(ready, TILE_N * (WIDTH + P * WITH_K_PE) * 2)
         for key in gl.static_range(0, TILE_N, BOX):
             if key > 0:
                 at = _cache_row(
