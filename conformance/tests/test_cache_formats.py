@@ -191,6 +191,14 @@ def test_sizes_that_no_rule_allows_are_not_asked():
     assert "decode-bs1-fp32-quarters" not in ids
 
 
+def test_slots_with_holes_are_not_asked_where_tokens_share_scales():
+    """S-11: what lies below a written slot counts, so it must be a token."""
+    ids = [param.id for param in params_of_group(run_of(), "append")]
+    assert "append-explicit-slots-swapped-fp32-quarters" in ids
+    assert "append-explicit-slots-fp32-quarters" not in ids
+    assert "append-explicit-slots-fp32" in ids
+
+
 def test_schedules_are_asked_where_tokens_do_not_depend_on_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ):

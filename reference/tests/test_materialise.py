@@ -130,3 +130,27 @@ def test_the_mask_is_respelled(spelling):
         [matrix.ravel() for i, matrix in enumerate(decode_mask(step.problem, batch)) if i != 1]
     )
     assert flat.tolist() == [*step.batch.mask[:9].tolist(), *step.batch.mask[13:].tolist()]
+
+
+@pytest.mark.parametrize("cache_format", ["fp8_ds_mla", "fp8_block_token", "fp8_block_group"])
+def test_scales_may_be_powers_of_two(cache_format):
+    """S-11: of the context, rounded up; codes and poison are those of other cases."""
+    (_, plain), (_, image) = (
+        materialise(_step(cache_format=cache_format, powers_of_two=p)) for p in (False, True)
+    )
+    layout = image.layout
+    inline = bool(layout.format.inline_scales)
+    first, scales = (
+        layout.field(x.blocks, "ckv_scale")[:, 0] if inline else layout.scales(x.blocks)[:, 0]
+        for x in (plain, image)
+    )
+    written = (first > 0) & (first < 1e30)
+    assert written.any()
+    assert not written.all()
+    assert (np.frexp(first[written])[0] != 0.5).all()
+    assert (np.frexp(scales[written])[0] == 0.5).all()
+    assert ((scales[written] > first[written]) & (scales[written] < 2 * first[written])).all()
+    assert scales[~written].tobytes() == first[~written].tobytes()
+    assert (
+        layout.field(image.blocks, "ckv").tobytes() == layout.field(plain.blocks, "ckv").tobytes()
+    )

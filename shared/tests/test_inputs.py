@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from paged_mla_shared.cases import GROUPS, MERGES, Case
+from paged_mla_shared.cases import GROUPS, MERGES, Case, Row, formats
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import bits
 from paged_mla_shared.inputs import INT32_MAX, build_steps
@@ -107,3 +109,46 @@ def test_odd_values_are_there():
         assert np.isinf(ckv).any()
         assert (bits(step.batch.ckv) == infinity + 1).any()
         assert ((ckv < 0) & (ckv > -1e-7)).any()
+
+
+def case_of(**more: Any) -> Case:
+    """Return a case of one row, 40 tokens of context and 20 of its own."""
+    return Case(group="x", name="y", why="", rules=(), rows=(Row(60, 20),), **more)
+
+
+def test_uneven_tokens_differ_in_magnitude():
+    """S-11: quarters of a latent, and keys, of context and step alike."""
+    [even], [step] = (build_steps(case_of(uneven=u), SMALL, "float32") for u in (False, True))
+    for before, ckv, k_pe in (
+        (even, even.context_ckv, even.context_k_pe),
+        (step, step.context_ckv, step.context_k_pe),
+        (step, step.batch.ckv, step.batch.k_pe),
+    ):
+        quarters = np.abs(ckv.reshape(len(ckv), 4, -1)).max(axis=2)
+        spread = [(x.max(axis=0) / x.min(axis=0)).min() for x in (quarters, np.abs(k_pe))]
+        assert (min(spread) > 20) == (before is step)
+
+
+def test_keys_have_a_scale_of_their_own():
+    """S-11: outliers in the rotated part alone; the layer's scale is the problem's."""
+    [step] = build_steps(case_of(key_scale=1e3, cache_scale=0.5), SMALL, "float32")
+    for k_pe, ckv in ((step.batch.k_pe, step.batch.ckv), (step.context_k_pe, step.context_ckv)):
+        assert np.abs(k_pe).max() > 1e3
+        assert np.abs(ckv).max() < 10
+    assert step.problem.cache_scale == 0.5
+
+
+def test_coarse_numbers_have_8_bits():
+    """S-11: of context and step; some lie halfway between two numbers of 4 bits."""
+    [step] = build_steps(case_of(coarse=True), SMALL, "float32")
+    for values in (step.context_ckv, step.context_k_pe, step.batch.ckv, step.batch.k_pe):
+        steps = np.frexp(values)[0] * 2**8
+        assert (steps == np.rint(steps)).all()
+        assert (steps % 16 == 8).mean() > 0.02
+
+
+def test_cases_of_every_format_are_cases():
+    """S-11: each named once, none of the group that is in every format anyway."""
+    named = formats.IN_EVERY_FORMAT
+    assert len(set(named)) == len(named)
+    assert set(named) <= {case.id for case in ALL if case.group != formats.GROUP}

@@ -22,7 +22,7 @@ def test_a_vector_is_whole(vector_id: str):
     tokens, heads = batch.num_tokens, problem.dims.num_heads
     assert vector.out.shape == (tokens, heads, problem.dims.kv_lora_rank)
     assert vector.lse.shape == vector.lse_budget.shape == (tokens, heads)
-    assert vector.before.blocks.shape == (len(vector.before.block_ids), problem.layout.block_stride)
+    assert vector.before.blocks.shape == (len(vector.before.block_ids), problem.layout.block_bytes)
     assert vector.metadata.positions.shape == (tokens,)
     assert np.isfinite(vector.out).all()
 

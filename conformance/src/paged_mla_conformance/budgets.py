@@ -14,6 +14,9 @@ from the exact answer, plus what the rounded oracle cannot show by chance:
   additions rounds a partial sum of about k/n of the whole, by u / sqrt(3) of it on average, so that
   the sum is off by ``sqrt(n) u / 3`` of it on average. Six times that is ``2 sqrt(n) u``.
 
+What a cache holds is taken as it is: the oracle reads the same bytes, so a format costs nothing
+here. Products of 8 bits have a class of their own (:mod:`paged_mla_conformance.fast`).
+
 Rule ids: S-5, S-6, S-7, S-8.
 """
 

@@ -36,9 +36,17 @@ class Check:
 
 
 def check_output(
-    problem: Problem, batch: Batch, actual: Output, exact: Answer, rounded: Answer
+    problem: Problem,
+    batch: Batch,
+    actual: Output,
+    exact: Answer,
+    rounded: Answer,
+    *,
+    allowance: Answer | None = None,
 ) -> list[Check]:
     """Hold an attention output against the oracle (S-5, S-6, S-7).
+
+    An `allowance` is added to the budgets (:mod:`paged_mla_conformance.fast`).
 
     Tokens that the oracle was not asked (its answers are NaN) must only hold finite numbers that
     are not all 0.
@@ -61,6 +69,10 @@ def check_output(
     keys = keys_of_tokens(batch)[asked]
     budget = budgets.out_budget(problem, exact, rounded, keys)[:, None, None]
     lse_budget = budgets.lse_budget(problem, exact, rounded, keys)
+    if allowance is not None:
+        allowance = _of_tokens(allowance, asked)
+        budget = budget + allowance.out.max(axis=(1, 2), keepdims=True)
+        lse_budget = lse_budget + allowance.lse
     exact_lse = np.where(seen, exact.lse, 0.0)
     place = Place(batch, asked)
     return [

@@ -9,7 +9,7 @@ import pytest
 
 from paged_mla_conformance.profile import ALL_DTYPES, CORE
 from paged_mla_reference.backend import CAPABILITIES
-from paged_mla_shared.backend import Backend, Capabilities
+from paged_mla_shared.backend import PRODUCTS, Backend, Capabilities
 
 _ATTRIBUTES: dict[str, type] = {
     "name": str,
@@ -65,6 +65,10 @@ def check_backend(name: str, backend: object) -> Backend:
 def _check_capabilities(name: str, capabilities: Capabilities) -> None:
     for field, value in vars(capabilities).items():
         where = f"capabilities.{field}"
+        if field == "products":
+            if value not in PRODUCTS:
+                raise _refusal(name, where, value, " or ".join(map(repr, PRODUCTS)))
+            continue
         if field == "max_query_len":
             if not _is_integer(value):
                 raise _refusal(name, where, value, "an integer")

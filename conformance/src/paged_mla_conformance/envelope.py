@@ -60,6 +60,7 @@ PRODUCTION: dict[str, Envelope] = {
     "large_offsets": {"block ids": 2**24},
     "replay": {"keys": 16384, "queries": 600, "rows": 300, "tree": 64, "steps": 4},
     "gather": {"keys": 33000, "queries": 600, "rows": 300},
+    "formats": {"keys": 150, "queries": 4, "rows": 128, "heads": 32},
     "invariance": {"keys": 2048},
     "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
     "merge": {"tokens": 600, "heads": 128, "partials": 32},

@@ -11,10 +11,9 @@ from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
-from paged_mla_shared.cases import GROUPS, Case
-from paged_mla_shared.cases.formats import IN_EVERY_FORMAT
+from paged_mla_shared.cases import GROUPS, Case, SlotOrder, formats
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.formats import FORMATS, types_id
+from paged_mla_shared.formats import FORMATS, CacheFormat, types_id
 
 SCENARIOS_IN_FORMATS = ("prefixes", "preemption", "chains", "trees", "branches", "ranks")
 
@@ -69,7 +68,8 @@ class TraceParam:
 def trace_params(run: Run) -> list[TraceParam]:
     """Return every core scenario, in the dtypes of the run in turn, and some in other formats.
 
-    Formats whose tokens depend on each other have no oracle that knows no schedule (S-19).
+    Formats whose tokens depend on each other have no oracle that knows no schedule (S-19), and
+    schedules have no budget for products of 8 bits.
     """
     bent = [bent_scenario(scenario, run.backend.capabilities) for scenario in CORE]
     plain = [
@@ -77,29 +77,43 @@ def trace_params(run: Run) -> list[TraceParam]:
         for i, (scenario, note) in enumerate(bent)
     ]
     chosen = [param for param in plain if param.scenario.name in SCENARIOS_IN_FORMATS]
-    formats = [name for name in run.formats if not FORMATS[name].couples_tokens]
-    turns = zip(chosen, cycle(formats))  # none without a format
+    exact = run.backend.capabilities.products == "exact"
+    free = [name for name in run.formats if exact and not FORMATS[name].couples_tokens]
+    turns = zip(chosen, cycle(free))  # none without a format
     return plain + [
         replace(param, scenario=replace(param.scenario, cache_format=name)) for param, name in turns
     ]
 
 
 def params_of_group(run: Run, group: str) -> list[CaseParam]:
-    """Return every case of `group` in every dtype, and chosen ones in every format of the run."""
+    """Return the cases of `group` in every dtype, each in the cache formats it is asked in."""
     bent = [bent_case(case, run.backend.capabilities) for case in GROUPS[group]]
     return [
         CaseParam(replace(case, cache_format=cache_format), dtype, note)
         for case, note in bent
         for dtype in run.dtypes
-        for cache_format in (None, *_formats_of(run, case))
+        for cache_format in _formats_of(run, case)
     ]
 
 
-def _formats_of(run: Run, case: Case) -> list[str]:
-    """Return the formats that `case` is asked in, besides the plain one."""
-    if case.id not in IN_EVERY_FORMAT:
-        return []
-    return [n for n in run.formats if case.block_size % FORMATS[n].block_size_multiple == 0]
+def _formats_of(run: Run, case: Case) -> tuple[str | None, ...]:
+    """Return the formats that `case` is asked in; ``None`` is the plain one."""
+    own = case.group == formats.GROUP
+    plain: tuple[str | None, ...] = () if own and case.cache_scale == 1 else (None,)
+    if not own and case.id not in formats.IN_EVERY_FORMAT:
+        return plain
+    return (*plain, *(name for name in run.formats if _allows(FORMATS[name], case)))
+
+
+def _allows(stored: CacheFormat, case: Case) -> bool:
+    """Return whether the rules have a cache of this format for `case` (S-11).
+
+    Where tokens share a scale, slots that a step names leave no holes between tokens.
+    """
+    holes = case.explicit_slots and case.slot_order is not SlotOrder.SWAPPED
+    return not case.block_size % stored.block_size_multiple and not (
+        holes and stored.couples_tokens
+    )
 
 
 def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.budgets import lse_budget, out_budget
 from paged_mla_conformance.trial import Stage
+from paged_mla_reference.fp8 import FP8
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_shared.cases import GROUPS, Case
@@ -26,7 +27,7 @@ from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.manifest import FORMAT, read_manifest
 from paged_mla_shared.stored import FOLDER, stored_arrays
 
-CHOSEN = {
+CHOSEN: dict[str, tuple[str, ...]] = {
     "decode-bs16": ("float32", "bfloat16", "float16"),
     "extend-bs16": ("bfloat16",),
     "mixed-bs16": ("bfloat16",),
@@ -36,6 +37,8 @@ CHOSEN = {
     "rope-interleaved-decode": ("float32",),
     "rope-neox-extend": ("float32",),
 }
+
+IN_8_BITS = "formats-grown-group"  # in each format of 8 bits
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,7 +85,10 @@ def stale_vectors() -> list[str]:
 
 def _chosen() -> list[tuple[Case, str]]:
     cases = {case.id: case for group in GROUPS.values() for case in group}
-    return [(cases[name], dtype) for name, dtypes in CHOSEN.items() for dtype in dtypes]
+    plain = [(cases[name], dtype) for name, dtypes in CHOSEN.items() for dtype in dtypes]
+    return plain + [
+        (replace(cases[IN_8_BITS], cache_format=name, cache_scale=0.03), "bfloat16") for name in FP8
+    ]
 
 
 def _same(stored: dict[str, NDArray[Any]], made: dict[str, NDArray[Any]]) -> bool:

@@ -111,11 +111,12 @@ def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
        ``e4m3((c * old) / scale)``, each operation rounded to float32. Else they stay.
     5. The tokens are stored with the group's scale.
 
-    So an append from a group's first slot on starts it anew; drafts that are written again keep
-    what lies before them; and what a longer append left behind the last token is as it was, byte
-    for byte, with another scale (nothing may read it, S-9). A copy of a block copies its bytes and
-    scales. As tokens share scales, what one reads as depends on which tokens its group has seen,
-    rejected drafts among them.
+    Slots are filled from a group's first one on: what lies below a written slot is a token, or is
+    written with it. So an append from a group's first slot on starts it anew; drafts that are
+    written again keep what lies before them; and what a longer append left behind the last token
+    is as it was, byte for byte, with another scale (nothing may read it, S-9). A copy of a block
+    copies its bytes and scales. As tokens share scales, what one reads as depends on which tokens
+    its group has seen and in which appends, rejected drafts among them: here S-19 holds up to that.
     """
     x = _float32(np.hstack([ckv, k_pe]))
     size = slots.layout.block_size // slots.scales.shape[1]

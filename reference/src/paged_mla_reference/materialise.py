@@ -13,7 +13,7 @@ from paged_mla_reference.masks import PADDED_LINE, decode_mask, spell_mask
 from paged_mla_reference.paging import context_lens, slots_of, used_blocks
 from paged_mla_shared.inputs import Step
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.poison import poisoned_image
+from paged_mla_shared.poison import HUGE, poisoned_image
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling
 
 
@@ -59,4 +59,18 @@ def _cache_before(step: Step) -> CacheImage:
     for row, length in enumerate(context_lens(batch).tolist()):
         context.append(slots_of(batch.block_table[row], np.arange(length), layout.block_size))
     image = poisoned_image(layout, live_blocks(step))
-    return write_slots(image, np.concatenate(context), step.context_ckv, step.context_k_pe)
+    image = write_slots(image, np.concatenate(context), step.context_ckv, step.context_k_pe)
+    if step.powers_of_two:
+        _round_scales_up(image)
+    return image
+
+
+def _round_scales_up(image: CacheImage) -> None:
+    """Make powers of two of an image's scales, in place: what a writer of that kind may leave."""
+    layout = image.layout
+    scales = [layout.scales(image.blocks)]
+    if layout.format.inline_scales:
+        scales.append(layout.field(image.blocks, "ckv_scale"))
+    for some in scales:
+        written = (some > 0) & (some < HUGE)
+        some[written] = np.exp2(np.ceil(np.log2(some[written])))

@@ -13,6 +13,8 @@ from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
+PRODUCTS = ("exact", "fast")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -36,6 +38,9 @@ class Capabilities:
         the same bits whatever its batch mates (S-20).
     max_query_len : int
         Longest query of one row.
+    products : str
+        One of :data:`PRODUCTS`. With the second, queries and weights may be rounded to 8 bits
+        before they meet a cache of 8 bits, which has a wider budget.
     """
 
     ops: frozenset[str] = field(default_factory=frozenset)
@@ -48,6 +53,7 @@ class Capabilities:
     ropes: frozenset[str] = field(default_factory=frozenset)
     features: frozenset[str] = field(default_factory=frozenset)
     max_query_len: int = 0
+    products: str = "exact"
 
     def unmet(self, problem: Problem, ops: Sequence[str], features: Sequence[str]) -> list[str]:
         """Return what `problem`, `ops` and `features` need beyond this, one phrase each."""

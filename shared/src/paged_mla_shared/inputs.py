@@ -21,6 +21,8 @@ from paged_mla_shared.problem import Batch, Mask, Problem
 
 INT32_MAX = 2**31 - 1
 
+Scale = float | NDArray[np.float64]  # a factor, or one for each number
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -36,6 +38,7 @@ class Step:
     context_k_pe : dtype [K, P]
         Their keys, already rotated.
     packed_padding : int
+    powers_of_two : bool
         As of the case.
     """
 
@@ -44,6 +47,7 @@ class Step:
     context_ckv: NDArray[Any]
     context_k_pe: NDArray[Any]
     packed_padding: int = 0
+    powers_of_two: bool = False
 
 
 def build_steps(case: Case, dims: MlaDims, dtype: str) -> list[Step]:
@@ -60,12 +64,12 @@ def _build_step(
     query_lens = np.array([row.query_len for row in rows], np.int64)
     live_tokens = int(query_lens.sum())
     tokens = live_tokens + case.padded_tokens
-    context_ckv, context_k_pe = _contexts(problem, rows, rng, case.latent_scale)
+    context_ckv, context_k_pe = _contexts(case, problem, rows, rng)
 
     real = np.zeros(tokens, bool)  # tokens some rule lets one read
     real[:live_tokens] = np.repeat([row.seq_len > 0 for row in rows], query_lens)
 
-    def tensor(*inner: int, scale: float = 1.0) -> NDArray[Any]:
+    def tensor(*inner: int, scale: Scale = 1.0) -> NDArray[Any]:
         values = _normal(rng, (tokens, *inner), dtype, scale)
         values[~real] = np.nan
         return _strided(values) if case.strided_inputs else values
@@ -73,8 +77,12 @@ def _build_step(
     table = _block_table(case, problem, rows, rng)
     q_nope = tensor(dims.num_heads, dims.kv_lora_rank, scale=case.query_scale)
     q_pe = tensor(dims.num_heads, dims.qk_rope_head_dim, scale=case.query_scale)
-    ckv = tensor(dims.kv_lora_rank, scale=case.latent_scale)
-    k_pe = tensor(dims.qk_rope_head_dim)
+    latent_scale, key_scale = _magnitudes(case, dims, rng, tokens)
+    ckv = tensor(dims.kv_lora_rank, scale=latent_scale)
+    k_pe = tensor(dims.qk_rope_head_dim, scale=key_scale)
+    if case.coarse:
+        for values in (context_ckv, context_k_pe, ckv, k_pe):
+            values[...] = values.astype(numpy_dtype("bfloat16"))
     if case.odd_values:
         _put_odd_values(ckv)
         _put_odd_values(k_pe)
@@ -98,13 +106,14 @@ def _build_step(
         context_ckv=context_ckv,
         context_k_pe=context_k_pe,
         packed_padding=case.packed_padding,
+        powers_of_two=case.powers_of_two,
     )
 
 
 def _normal(
-    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1.0
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: Scale = 1.0
 ) -> NDArray[Any]:
-    values = rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+    values = rng.standard_normal(shape, dtype=np.float32) * np.asarray(scale, np.float32)
     return values.astype(numpy_dtype(dtype))
 
 
@@ -119,23 +128,35 @@ def _put_odd_values(values: NDArray[Any]) -> None:
         whole[place == number] = pattern
 
 
+def _magnitudes(
+    case: Case, dims: MlaDims, rng: np.random.Generator, tokens: int
+) -> tuple[Scale, Scale]:
+    """Return the factors on latents and on keys of that many tokens."""
+    if not case.uneven:
+        return case.latent_scale, case.key_scale
+    factors = np.exp2(rng.uniform(-4, 4, (tokens, 5)))
+    quarters = np.repeat(factors[:, :4], dims.kv_lora_rank // 4, axis=1)
+    return case.latent_scale * quarters, case.key_scale * factors[:, 4:]
+
+
 def _contexts(
-    problem: Problem, rows: tuple[Row, ...], rng: np.random.Generator, scale: float
+    case: Case, problem: Problem, rows: tuple[Row, ...], rng: np.random.Generator
 ) -> tuple[NDArray[Any], NDArray[Any]]:
+    dims, dtype = problem.dims, problem.dtype
     ckv: list[NDArray[Any]] = []
     k_pe: list[NDArray[Any]] = []
     for row in rows:
-        latents = (row.context_len, problem.dims.kv_lora_rank)
-        ckv.append(_normal(rng, latents, problem.dtype, scale))
-        k_pe.append(_normal(rng, (row.context_len, problem.dims.qk_rope_head_dim), problem.dtype))
+        scales = _magnitudes(case, dims, rng, row.context_len)
+        ckv.append(_normal(rng, (row.context_len, dims.kv_lora_rank), dtype, scales[0]))
+        k_pe.append(_normal(rng, (row.context_len, dims.qk_rope_head_dim), dtype, scales[1]))
         if row.shares_prefix_of is not None:
             shared = _shared_blocks(row, rows, problem.block_size) * problem.block_size
             ckv[-1][:shared] = ckv[row.shares_prefix_of][:shared]
             k_pe[-1][:shared] = k_pe[row.shares_prefix_of][:shared]
     if not rows:
         return (
-            _normal(rng, (0, problem.dims.kv_lora_rank), problem.dtype),
-            _normal(rng, (0, problem.dims.qk_rope_head_dim), problem.dtype),
+            _normal(rng, (0, dims.kv_lora_rank), dtype),
+            _normal(rng, (0, dims.qk_rope_head_dim), dtype),
         )
     return np.concatenate(ckv), np.concatenate(k_pe)
 

@@ -21,6 +21,7 @@ RIGHT_BACKEND = "right"
 SCHEDULES = "schedules"
 
 FLOAT32 = replace(CAPABILITIES, dtypes=frozenset({"float32"}), cache_formats=frozenset({"fp32"}))
+EVERY_FORMAT = replace(FLOAT32, cache_formats=CAPABILITIES.cache_formats)
 
 
 def _unwrapped(_: Problem, runner: Runner) -> Runner:
@@ -42,12 +43,17 @@ class MutantBackend(ReferenceBackend):
 
 
 def mutant(name: str) -> MutantBackend:
-    """Return the backend of a mutant; "right" is the one that none of them has changed."""
+    """Return the backend of a mutant; "right" is the one that none of them has changed.
+
+    One that breaks S-11 declares every cache format, the others the plain one, to be quick.
+    """
+    formats = name in MUTANTS and "S-11" in MUTANTS[name].rules
+    backend = MutantBackend(name=name, capabilities=EVERY_FORMAT if formats else FLOAT32)
     if name in ORACLE:
-        return MutantBackend(name=name, oracle=ORACLE[name].change(RIGHT))
+        return replace(backend, oracle=ORACLE[name].change(RIGHT))
     if name in RUNNER:
-        return MutantBackend(name=name, wrap=RUNNER[name].change)
-    return MutantBackend(name=name)
+        return replace(backend, wrap=RUNNER[name].change)
+    return backend
 
 
 def spoilt_engine(name: str) -> AbstractContextManager[None]:

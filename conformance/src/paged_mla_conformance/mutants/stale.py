@@ -337,6 +337,22 @@ class ThePaddedLastRowIsThatBefore(Passing):
         return self.inner.attend(replace(batch, block_table=table, seq_lens=lengths))
 
 
+@breaks(Fault.STALE, "S-11", *SHOWS, "S-10", cites="sglang#26982", akin="vllm#38652")
+class ScalesStayWhenTokensMove(Passing):
+    """Tokens come to other blocks, and the scales of these stay."""
+
+    moved = False
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Load rows, and scales for the first time only."""
+        layout, blocks = image.layout, image.blocks.copy()
+        if self.moved:
+            there = self.inner.read_cache(image.block_ids)
+            layout.scales(blocks)[...] = layout.scales(there)
+        self.moved = True
+        self.inner.load_cache(replace(image, blocks=blocks))
+
+
 class _WrongInReplay(Passing):
     """The first step is right; the steps after it have a deviation of the oracle."""
 

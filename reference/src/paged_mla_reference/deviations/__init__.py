@@ -13,6 +13,7 @@ from paged_mla_reference.deviations import (
     addressing,
     emptiness,
     engine,
+    formats,
     masks,
     merging,
     packing,
@@ -25,7 +26,19 @@ from paged_mla_reference.deviations import (
 from paged_mla_reference.deviations.deviation import Deviation, Fault, deviations_of
 
 ORACLE: dict[str, Deviation] = deviations_of(
-    (addressing, visibility, scores, rotation, masks, emptiness, writes, merging, packing, sizes)
+    (
+        addressing,
+        visibility,
+        scores,
+        rotation,
+        masks,
+        emptiness,
+        writes,
+        merging,
+        packing,
+        sizes,
+        formats,
+    )
 )
 ENGINE: dict[str, Deviation] = deviations_of((engine,))
 

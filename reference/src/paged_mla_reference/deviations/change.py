@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -172,3 +173,16 @@ def of_rows(batch: Batch, chosen: Sequence[bool] | NDArray[np.bool_]) -> NDArray
     live = int(batch.cu_seqlens_q[-1])
     out[:live] = np.repeat(np.asarray(chosen, bool), batch.query_lens)
     return out
+
+
+@contextmanager
+def spoilt(*places: tuple[object, str, Any]) -> Iterator[None]:
+    """Replace attributes of modules and classes while open."""
+    kept = [(place, name, vars(place)[name]) for place, name, _ in places]
+    for place, name, value in places:
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for place, name, value in kept:
+            setattr(place, name, value)

@@ -5,8 +5,8 @@ The change of such a deviation is a context manager that spoils the simulator wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from paged_mla_reference import prefix
+from paged_mla_reference.deviations.change import spoilt
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.paging import query_spans
 from paged_mla_reference.parallel import ContextParallel, rank_batch
@@ -31,19 +32,6 @@ from paged_mla_shared.problem import Batch, Problem
 READ = ("S-5", "S-7", "S-9")  # how a wrong schedule shows
 
 Spoilt = AbstractContextManager[None]
-
-
-@contextmanager
-def spoilt(*places: tuple[object, str, Any]) -> Iterator[None]:
-    """Replace attributes of modules and classes while open."""
-    kept = [(place, name, vars(place)[name]) for place, name, _ in places]
-    for place, name, value in places:
-        setattr(place, name, value)
-    try:
-        yield
-    finally:
-        for place, name, value in kept:
-            setattr(place, name, value)
 
 
 def _find(index: PrefixIndex, content: BlockContent) -> int | None:

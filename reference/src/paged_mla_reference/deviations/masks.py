@@ -26,6 +26,16 @@ def _flat(matrices: Matrices) -> NDArray[np.bool_]:
     return np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])
 
 
+@breaks(Fault.SIBLING, *SHOWS)
+def the_first_node_is_everybodys_ancestor(oracle: Oracle) -> Oracle:
+    """Every draft sees node 0, in trees of several roots too."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        return [matrix | (np.arange(len(matrix)) == 0) for matrix in matrices]
+
+    return masked(oracle, change)
+
+
 @breaks(Fault.MASK, *SHOWS, cites="sglang#29450 sglang#29581 sglang#19741")
 def mask_base_is_that_of_uniform_rows(oracle: Oracle) -> Oracle:
     """The mask of row r starts r times the first row's size in."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +17,7 @@ from paged_mla_reference.deviations.change import (
     scoring,
 )
 from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.e4m3 import decode, encode
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.problem import Batch, Output, Problem
@@ -99,22 +99,33 @@ def rope_part_is_not_scaled(oracle: Oracle) -> Oracle:
     return reading(oracle, change)
 
 
+def _scale_of_plain_cache(problem: Problem) -> float:
+    return problem.cache_scale if problem.layout.format.is_plain else 1.0
+
+
 @breaks(Fault.SCALE, *SCORED, cites="vllm#37054 sglang#18396")
 def plain_caches_take_a_k_scale(oracle: Oracle) -> Oracle:
-    """Keys of a plain cache are multiplied by a scale of 16."""
-    return _scaled(oracle, 16.0)
+    """Keys of a plain cache are multiplied by the layer's scale."""
+    return posed(
+        oracle, lambda p: replace(p, softmax_scale=p.softmax_scale * _scale_of_plain_cache(p))
+    )
 
 
 @breaks(Fault.SCALE, "S-5", cites="vllm#37054")
 def plain_caches_take_a_v_scale(oracle: Oracle) -> Oracle:
-    """Values of a plain cache are multiplied by a scale of 1/2."""
-    return answering(oracle, lambda _p, _b, a: Output(a.out / a.out.dtype.type(2), a.lse))
+    """Values of a plain cache are multiplied by the layer's scale."""
+    return answering(
+        oracle,
+        lambda p, _, a: Output(a.out * a.out.dtype.type(_scale_of_plain_cache(p)), a.lse),
+    )
 
 
 @breaks(Fault.SCALE, "S-10", cites="sglang#34765 sglang#28144")
 def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
-    """The writer divides by a scale that no reader applies."""
-    return appending(oracle, lambda _, b: replace(b, ckv=b.ckv / np.float32(7)))
+    """The writer divides by the layer's scale, which no reader applies."""
+    return appending(
+        oracle, lambda p, b: replace(b, ckv=b.ckv / b.ckv.dtype.type(_scale_of_plain_cache(p)))
+    )
 
 
 @breaks(Fault.SCALE, *SCORED, cites="flashinfer#3106")
@@ -235,10 +246,11 @@ def lse_in_float16(oracle: Oracle) -> Oracle:
 def queries_in_fp8(oracle: Oracle) -> Oracle:
     """Queries are rounded to e4m3 on the way in."""
 
-    def rounded(x: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    def change(_: Problem, batch: Batch) -> Batch:
+        q_nope, q_pe = (decode(encode(x)) for x in (batch.q_nope, batch.q_pe))
+        return replace(batch, q_nope=q_nope, q_pe=q_pe)
 
-    return reading(oracle, lambda _, b: replace(b, q_nope=rounded(b.q_nope), q_pe=rounded(b.q_pe)))
+    return reading(oracle, change)
 
 
 @breaks(Fault.LAYOUT, "S-7", "S-6", cites="vllm@FLASH_ATTN_MLA vllm@FLASHMLA")

@@ -9,6 +9,7 @@ from paged_mla_shared.cases import (
     deterministic,
     empty,
     extend,
+    formats,
     gather,
     invariance,
     large_offsets,
@@ -42,6 +43,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         large_offsets,
         replay,
         gather,
+        formats,
         invariance,
         deterministic,
     )

@@ -92,8 +92,16 @@ class Case:
         Lower bounds on the cache's size; live blocks are placed at its top.
     spare : int
         Capacities of the problem are this many times what the steps need, as an engine's are.
-    latent_scale : float
-        Factor on the latents, cached ones and the step's.
+    latent_scale, key_scale : float
+        Factors on the latents and on the keys, cached ones and the step's.
+    uneven : bool
+        Each quarter of a latent, and each key, is of a magnitude of its own, 2^-4 to 2^4 times.
+    coarse : bool
+        Latents and keys have the 8 bits of bfloat16 in any type: more lie halfway between codes.
+    cache_scale : float
+        The layer's one scale, whether the format keeps one or not.
+    powers_of_two : bool
+        Scales that are cached before the step are rounded up to powers of two.
     odd_values : bool
         The step's latents and keys hold -0.0, signalling NaN, infinities and subnormals.
     features : tuple of str
@@ -131,6 +139,11 @@ class Case:
     cache_blocks: int = 0
     spare: int = 1
     latent_scale: float = 1.0
+    key_scale: float = 1.0
+    uneven: bool = False
+    coarse: bool = False
+    cache_scale: float = 1.0
+    powers_of_two: bool = False
     odd_values: bool = False
     features: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
@@ -202,6 +215,7 @@ class Case:
             rope=self.rope,
             token_padding=self.token_padding * itemsize,
             block_padding=self.block_padding * itemsize,
+            cache_scale=self.cache_scale,
         )
 
     def dtype_id(self, dtype: str) -> str:

@@ -1,12 +1,159 @@
-"""Which cases are asked in every cache format that a backend declares, not in plain ones alone."""
+"""What cache formats with scales can get wrong (S-11), and which cases are asked in all of them.
+
+Cases of this group are asked in every format that a backend declares, and in plain formats where
+the layer has a scale, which such a format ignores.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.problem import Rope, RopePairing, Yarn
+
+GROUP = "formats"
+
+_ROWS = (Row(37, 37), Row(0, 1), Row(75, 3), Row(100, 1))
+
+
+def _format(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) -> Case:
+    """Return a case of the group; `more` are fields of :class:`Case`."""
+    return Case(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-5", "S-10", "S-11"),
+        rows=rows,
+        **{"num_heads": 2, "block_size": 16, **more},
+    )
+
+
+CASES = (
+    *(
+        _format(
+            f"scale-{scale:g}",
+            "the layer's scale is used once to write and once to read",
+            cache_scale=scale,
+            block_size=block_size,
+        )
+        for scale, block_size in ((0.03, 16), (7.0, 64))
+    ),
+    _format(
+        "latents-past-448",
+        "what is too large for one scale becomes the largest, not NaN",
+        latent_scale=300.0,
+        query_scale=1 / 300,
+    ),
+    _format(
+        "keys-past-448",
+        "rotated keys have outliers that latents do not have",
+        key_scale=300.0,
+        query_scale=0.01,
+    ),
+    _format(
+        "latents-0.001",
+        "no scale has a floor of 1",
+        latent_scale=1e-3,
+        key_scale=1e-3,
+        query_scale=1e3,
+        cache_scale=1e-5,
+    ),
+    *(
+        _format(
+            f"ties-{scale:g}",
+            "what lies halfway between two codes after one division goes to the even one",
+            coarse=True,
+            cache_scale=scale,
+        )
+        for scale in (2.0, 7.0)
+    ),
+    _format("uneven", "each token, quarter and group has a scale of its own", uneven=True),
+    _format(
+        "uneven-bs64",
+        "scales lie where their blocks' ids say, behind gaps between blocks too",
+        (Row(150, 20), Row(129, 1), Row(64, 64)),
+        uneven=True,
+        block_size=64,
+        block_padding=64,
+    ),
+    _format(
+        "powers-of-two",
+        "scales of another writer, powers of two, are read beside any others",
+        uneven=True,
+        powers_of_two=True,
+    ),
+    *(
+        _format(
+            f"groups-of-{bs // 4}",
+            "appends that begin and end anywhere in a group, larger and smaller than what it holds",
+            tuple(Row(bs + i + 1 + i % 4, 1 + i % 4) for i in range(min(bs, 20))),
+            uneven=True,
+            block_size=bs,
+            num_heads=1,
+        )
+        for bs in (4, 16, 64)
+    ),
+    _format(
+        "grown-group",
+        "one token joins another in its group",
+        (Row(6, 2), Row(4, 1)),
+        uneven=True,
+        block_size=8,
+        num_heads=1,
+    ),
+    _format(
+        "prefix-hits",
+        "rows that read the same blocks read the same scales",
+        (Row(75, 3), *(Row(40 + 9 * i, 2, shares_prefix_of=0) for i in range(4)), Row(5, 5)),
+        uneven=True,
+    ),
+    _format(
+        "again",
+        "blocks that are used again take the scales of their new tokens",
+        (Row(100, 2), Row(33, 1)),
+        then=((Row(120, 3), Row(9, 9)), (Row(100, 2), Row(33, 1))),
+        uneven=True,
+    ),
+    _format(
+        "128-rows-of-2",
+        "scales of many rows of two tokens",
+        tuple(Row(2 + i % 15, 2) for i in range(128)),
+        uneven=True,
+        num_heads=1,
+    ),
+    *(
+        _format(
+            f"h32-q{q}",
+            "heads and drafts of a served model",
+            (Row(64 + q, q), Row(33, q)),
+            num_heads=32,
+            uneven=True,
+        )
+        for q in (1, 4)
+    ),
+    _format(
+        "rope-neox",
+        "keys are rotated, rounded to the model's type, then quantised",
+        rope=Rope(RopePairing.NEOX),
+        latent_scale=8.0,
+        query_scale=0.1,
+    ),
+    _format(
+        "rope-interleaved-yarn",
+        "keys are rotated, rounded to the model's type, then quantised",
+        rope=Rope(RopePairing.INTERLEAVED, yarn=Yarn(40.0, 4096)),
+        latent_scale=8.0,
+        query_scale=0.1,
+        cache_scale=0.2,
+    ),
+)
 
 IN_EVERY_FORMAT = (
     "append-bs64",
     "append-padded-tokens",
     "append-padded-rows",
     "append-explicit-slots",
+    "append-explicit-slots-swapped",
     "append-explicit-slots-descending",
     "append-block-padding",
     "append-token-padding",
@@ -19,15 +166,12 @@ IN_EVERY_FORMAT = (
     "decode-h128",
     "decode-bs1",
     "decode-bs16",
-    "decode-bs256",
     "decode-one-long-many-short",
     "decode-scores-large",
+    "decode-33k-keys",
     "extend-continue-ctx63-q7",
-    "extend-shared-prefix",
     "extend-full-heads",
     "mixed-rotation0",
-    "mixed-padded-tokens",
-    "mixed-bs16",
     "verify-chain-q4",
     "verify-chain-ragged",
     "verify-tree-ragged",
@@ -35,23 +179,18 @@ IN_EVERY_FORMAT = (
     "verify-tree-bs16",
     "empty-middle",
     "empty-all-rows",
-    "layouts-both-paddings",
     "layouts-strided-everything",
     "layouts-tail-int32_max",
     "masks-tree-packed-ragged-padded",
-    "masks-non-causal-padded",
     "large_offsets-2g-decode",
     "large_offsets-2g-extend",
     "replay-8-3-1-8",
     "replay-decode-extend-decode",
     "replay-trees",
-    "replay-rows-change-places",
     "gather-bs16",
     "gather-long-chunks",
     "gather-strided",
     "gather-again",
-    "gather-shared",
-    "deterministic-decode",
     "deterministic-mixed",
     "deterministic-drafts",
 )

@@ -1,0 +1,135 @@
+"""The budget class of products of 8 bits: fair to every way of rounding, not to a wrong scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paged_mla_conformance.compare import Mismatch
+from paged_mla_conformance.convention import STRICT, load_profile
+from paged_mla_conformance.profile import Run
+from paged_mla_conformance.selection import params_of_group, trace_params
+from paged_mla_conformance.trial import Trial
+from paged_mla_reference.attention import QueryAnswer, attend_one
+from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
+from paged_mla_reference.deviations.change import answering, imagined, reading, scoring
+from paged_mla_reference.e4m3 import decode, encode
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.rounding import Rounding, widen
+from paged_mla_shared.cases import Case
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Problem
+
+Array = NDArray[np.float64]
+
+FAST = replace(CAPABILITIES, products="fast")
+GROUPS = ("decode", "extend", "mixed", "verify", "formats")
+
+
+def rounded(x: Array, scale: Array | float) -> Array:
+    """Return what e4m3 keeps of numbers at a scale."""
+    return widen(decode(encode(x / scale))) * scale
+
+
+def attending(query_scale: Callable[[Array], Array | float], *, by_rounded_sum: bool) -> Oracle:
+    """Return an oracle that rounds queries and weights, in its own way."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        query = rounded(query, query_scale(query))
+        out, lse, *bounds = attend_one(problem, query, keys, rounding)
+        scores = problem.softmax_scale * (query @ keys.T)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        coarse = rounded(weights, 2.0**-7)
+        total = (coarse if by_rounded_sum else weights).sum(axis=1, keepdims=True)
+        out = coarse @ keys[:, : problem.dims.kv_lora_rank] / total
+        return (out, lse, *bounds)
+
+    return scoring(RIGHT, attend)
+
+
+IMPLEMENTATIONS = {
+    "a scale per head": attending(
+        lambda q: np.abs(q).max(axis=1, keepdims=True) / 300, by_rounded_sum=True
+    ),
+    "a scale per token": attending(lambda q: np.abs(q).max() / 448, by_rounded_sum=False),
+    "powers of two": attending(
+        lambda q: np.exp2(np.ceil(np.log2(np.abs(q).max() / 448))), by_rounded_sum=True
+    ),
+    "exact": RIGHT,
+}
+
+
+def cases(group: str) -> list[Case]:
+    """Return the cases of a group that are asked in cache formats of 8 bits, small ones."""
+    run = Run(ReferenceBackend(), "x:y", "small", load_profile(STRICT), ("bfloat16",))
+    return [
+        param.case
+        for param in params_of_group(run, group)
+        if param.case.cache_format in {"fp8_e4m3", "fp8_block_token"}
+        and sum(row.seq_len * row.query_len for row in param.case.rows) < 10_000
+    ]
+
+
+@pytest.mark.parametrize("oracle", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+@pytest.mark.parametrize("group", GROUPS)
+def test_whoever_rounds_to_8_bits_is_within_budget(oracle: Oracle, group: str):
+    """S-5, S-7: scales of queries and sums of weights are an implementation's own."""
+    for case in cases(group):
+        backend = ReferenceBackend(capabilities=FAST, oracle=oracle)
+        Trial(backend, case, SMALL, "bfloat16").check_attention()
+
+
+@pytest.mark.parametrize("cache_format", [None, "fp8_e4m3"])
+def test_only_backends_that_declare_it_may(cache_format: str | None):
+    """S-5: and only over caches of 8 bits."""
+    [case] = [case for case in cases("decode") if case.id == "decode-h9"][:1]
+    case, oracle = replace(case, cache_format=cache_format), IMPLEMENTATIONS["a scale per token"]
+    declared = FAST if cache_format is None else CAPABILITIES
+    trial = Trial(ReferenceBackend(capabilities=declared, oracle=oracle), case, SMALL, "bfloat16")
+    with pytest.raises(Mismatch, match=r"\[S-5\] out"):
+        trial.check_attention()
+
+
+def with_scale(factor: float) -> Oracle:
+    """Return an oracle that reads the layer's scale times a factor."""
+
+    def change(_p: Problem, _b: Batch, image: CacheImage) -> CacheImage:
+        layout = replace(image.layout, scale=image.layout.scale * factor)
+        return replace(image, layout=layout)
+
+    return imagined(RIGHT, change)
+
+
+WRONG = {
+    "queries are not scaled back": reading(
+        RIGHT, lambda _, b: replace(b, q_nope=b.q_nope / 16, q_pe=b.q_pe / 16)
+    ),
+    "a scale that is half as large": with_scale(0.5),
+    "a scale that is a quarter too large": with_scale(1.25),
+    "values without their scale": answering(
+        RIGHT, lambda p, _, a: replace(a, out=a.out / a.out.dtype.type(p.cache_scale))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["scale-0.03", "scale-7"])
+@pytest.mark.parametrize("oracle", WRONG.values(), ids=WRONG)
+def test_a_wrong_scale_is_outside(oracle: Oracle, name: str):
+    """S-11: whatever the products."""
+    [case] = [c for c in cases("formats") if (c.name, c.cache_format) == (name, "fp8_e4m3")]
+    trial = Trial(ReferenceBackend(capabilities=FAST, oracle=oracle), case, SMALL, "bfloat16")
+    with pytest.raises(Mismatch, match=r"\[S-[57]\] "):
+        trial.check_attention()
+
+
+def test_schedules_are_asked_of_exact_products():
+    """S-19: dense answers have no allowance."""
+    run = Run(
+        ReferenceBackend(capabilities=FAST), "x:y", "small", load_profile(STRICT), ("bfloat16",)
+    )
+    assert not any("fp8" in param.id for param in trace_params(run))
