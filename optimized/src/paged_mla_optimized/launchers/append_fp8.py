@@ -14,6 +14,7 @@ from paged_mla_optimized.kernels.common.append_groups import append_groups_kerne
 from paged_mla_optimized.planning.families import WITH_E4M3
 from paged_mla_optimized.runtime.launch import Launcher
 
+NUM_WARPS = 8
 _TOKENS_PER_PROGRAM = 8
 _PLACES = 16  # all of a group in blocks of up to 64 tokens
 _SLOTS = 1024
@@ -37,7 +38,7 @@ class AppendFp8:
         self.config = config
         self.tables = tables
         kernel, constants = append_fp8_kernel_of(config, arch)
-        self._kernel = Launcher(kernel, constants)
+        self._kernel = Launcher(kernel, constants, num_warps=NUM_WARPS)
         self._tokens = constants.get("TOKENS", 1)
 
     def launch(

@@ -26,7 +26,7 @@ from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kerne
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.append import append_constants
-from paged_mla_optimized.launchers.append_fp8 import append_fp8_kernel_of
+from paged_mla_optimized.launchers.append_fp8 import NUM_WARPS, append_fp8_kernel_of
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
@@ -235,11 +235,14 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         dtype,
         combine_constants(config, variant),
     )
-    append, own = append_kernel, append_constants(config)
     if config.is_fp8:
-        append, own = append_fp8_kernel_of(config, arch)
+        append, warps = append_fp8_kernel_of(config, arch), NUM_WARPS
+    else:
+        append, warps = (append_kernel, append_constants(config)), 4
+    yield Job(
+        f"append-{dims}-{types}-{rope}", append[0], dtype, _dense(*append), warps, cache=cache
+    )
     for name, kernel, constants in (
-        (f"append-{dims}-{types}-{rope}", append, own),
         (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),
         (
             f"schedule-{tile}x{variant.lanes}-{config.mask}",
