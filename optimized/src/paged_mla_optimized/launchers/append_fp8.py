@@ -14,6 +14,7 @@ from paged_mla_optimized.kernels.common.append_groups import append_groups_kerne
 from paged_mla_optimized.planning.families import WITH_E4M3
 from paged_mla_optimized.runtime.launch import Launcher
 
+NUM_WARPS = 8
 _TOKENS_PER_PROGRAM = 8
 _PLACES = 16  # all of a group in blocks of up to 64 tokens
 _SLOTS = 1024
@@ -36,13 +37,9 @@ class AppendFp8:
     ) -> None:
         self.config = config
         self.tables = tables
-        if config.scales == "per_group":
-            constants = append_groups_constants(config, arch)
-            self._kernel, self._tokens = Launcher(append_groups_kernel, constants), 1
-        else:
-            constants = append_fp8_constants(config, arch)
-            self._kernel = Launcher(append_fp8_kernel, constants)
-            self._tokens = _TOKENS_PER_PROGRAM
+        kernel, constants = append_fp8_kernel_of(config, arch)
+        self._kernel = Launcher(kernel, constants, num_warps=NUM_WARPS)
+        self._tokens = constants.get("TOKENS", 1)
 
     def launch(
         self,
@@ -75,24 +72,18 @@ class AppendFp8:
         )
 
 
-def append_fp8_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
-    """Return what ``append_fp8_kernel`` is specialised for."""
-    return _token_constants(config, arch) | {
-        "SCALES": config.scales,
-        "SHARES": config.stored.inline_scales or 1,
-        "TOKENS": _TOKENS_PER_PROGRAM,
-    }
-
-
-def append_groups_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
-    """Return what ``append_groups_kernel`` is specialised for."""
-    return _token_constants(config, arch) | {"PLACES": _PLACES, "SLOTS": _SLOTS}
-
-
-def _token_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
-    return {
+def append_fp8_kernel_of(config: MlaConfig, arch: str) -> tuple[Any, dict[str, Any]]:
+    """Return the kernel that writes the config's format, and what it is specialised for."""
+    constants: dict[str, Any] = {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "ROPE": config.rope_pairing,
         "NATIVE": arch in WITH_E4M3,
+    }
+    if config.scales == "per_group":
+        return append_groups_kernel, constants | {"PLACES": _PLACES, "SLOTS": _SLOTS}
+    return append_fp8_kernel, constants | {
+        "SCALES": config.scales,
+        "SHARES": config.stored.inline_scales or 1,
+        "TOKENS": _TOKENS_PER_PROGRAM,
     }

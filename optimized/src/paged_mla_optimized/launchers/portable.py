@@ -13,6 +13,8 @@ from paged_mla_optimized.planning.families import WITH_E4M3, AttendVariant
 from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.launch import Launcher
 
+_SHARE = 128  # columns
+
 
 class PortableAttention:
     """Launcher of ``attend_kernel``.
@@ -93,9 +95,16 @@ def attend_constants(config: MlaConfig, variant: AttendVariant, arch: str) -> di
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
-        "SHARES": config.stored.inline_scales or 1,
+        "SHARES": _shares(config),
         "NATIVE": arch in WITH_E4M3,
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
     }
+
+
+def _shares(config: MlaConfig) -> int:
+    """Return how many parts latents come in: in one, FP8 tiles would not fit into registers."""
+    if not config.is_fp8:
+        return 1
+    return config.stored.inline_scales or max(1, config.kv_lora_rank // _SHARE)

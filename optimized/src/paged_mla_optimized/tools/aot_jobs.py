@@ -1,7 +1,8 @@
 """Which kernel variants exist for an architecture, as the compiler wants them described.
 
 Options that shape the code differently (mask, block size, dims, dtype) vary one at a time around a
-causal decode, for each tile shape the table holds. Ropes are taken in every dtype.
+causal decode, for each tile shape the table holds. Ropes are taken in every dtype. FP8 formats have
+two of the tile shapes, and fewer options.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from paged_mla_optimized.kernels.common.quantise import quantise_kernel
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.append import append_constants
-from paged_mla_optimized.launchers.combine import NUM_WARPS, combine_constants
+from paged_mla_optimized.launchers.append_fp8 import NUM_WARPS as APPEND_WARPS
+from paged_mla_optimized.launchers.append_fp8 import append_fp8_kernel_of
+from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
+from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
     hopper_box,
@@ -51,6 +55,7 @@ from paged_mla_optimized.planning.families import (
 )
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
+from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
 _TYPES = {
@@ -83,6 +88,7 @@ _TYPES = {
     "codes_ptr": "*u8",
     "q_scale_ptr": "*fp32",
     "cache_scale_ptr": "*fp32",
+    "scales_ptr": "*fp32",
     "softmax_scale": "fp32",
 }
 _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
@@ -213,6 +219,18 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(half, mask="tree:qlen", max_draft_tokens=1)
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
+    for name in (name for name, stored in FORMATS.items() if not stored.is_plain):
+        for num_heads in (16, 32):
+            config = replace(base, num_heads=num_heads, cache_format=name)
+            yield config
+            yield replace(config, dtype=torch.float16)
+            yield replace(config, dtype=torch.float32)
+            yield replace(config, block_size=4)
+            yield replace(config, deterministic=True)
+            yield replace(config, mask="tree:qlen", max_draft_tokens=1)
+        for pairing in RopePairing:
+            yield replace(config, rope=Rope(pairing))
+        yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16, cache_format=name)
 
 
 def _fast_configs() -> Iterator[MlaConfig]:
@@ -239,20 +257,22 @@ def _fast_configs() -> Iterator[MlaConfig]:
 
 def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
     dtype = _SHORT[config.dtype]
+    types = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
+    cache = {"cache_ptr": "*u8"} if config.is_fp8 else {}
     tile = f"m{variant.tile_m}n{variant.tile_n}"
     dims = f"r{config.kv_lora_rank}"
     mask = "tree" if config.is_tree else config.mask
     blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
     rope = config.rope_pairing
-    width = config.kv_lora_rank + config.qk_rope_head_dim
     cut = "fixed" if config.deterministic else "parts"
     yield Job(
-        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{cut}",
+        f"attend-{tile}-{dims}-{types}-{mask}-{blocks}-{cut}",
         attend_kernel,
         dtype,
         _dense(attend_kernel, attend_constants(config, variant, arch)),
         variant.num_warps,
         variant.num_stages,
+        types=cache,
     )
     overlap = "alone" if variant.family == PORTABLE else "overlapped"
     yield Job(
@@ -260,11 +280,17 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         combine_kernel,
         dtype,
         combine_constants(config, variant),
-        NUM_WARPS,
+        COMBINE_WARPS,
+    )
+    if config.is_fp8:
+        append, warps = append_fp8_kernel_of(config, arch), APPEND_WARPS
+    else:
+        append, warps = (append_kernel, append_constants(config)), 4
+    yield Job(
+        f"append-{dims}-{types}-{rope}", append[0], dtype, _dense(*append), warps, types=cache
     )
     for name, kernel, constants in (
-        (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
-        (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config, arch)),
+        (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),
         (
             f"schedule-{tile}x{variant.lanes}-{config.mask}-{cut}",
             schedule_kernel,
@@ -276,12 +302,16 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
             token_constants(config, variant),
         ),
         ("draft-rows", draft_rows_kernel, draft_rows_constants()),
-        (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width, 0)),
+        (f"copy-tails-{dims}-{types}", copy_tails_kernel, _copy_tails_constants(config)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
     ):
-        yield Job(
-            name, kernel, "fp32" if kernel is merge_kernel else dtype, _dense(kernel, constants)
-        )
+        pointers = "fp32" if kernel is merge_kernel else dtype
+        yield Job(name, kernel, pointers, _dense(kernel, constants), types=cache)
+
+
+def _copy_tails_constants(config: MlaConfig) -> dict[str, Any]:
+    scales = config.stored.scales_per_block(config.block_size)
+    return copy_tails_constants(config.stored.row(config)[1], scales)
 
 
 def _rotate_job(config: MlaConfig, arch: str) -> Job:

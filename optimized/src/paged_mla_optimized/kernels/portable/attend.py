@@ -98,7 +98,7 @@ def attend_kernel(
     R: tl.constexpr,
     P: tl.constexpr,
     SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
-    SHARES: tl.constexpr,  # of a latent that have a scale each
+    SHARES: tl.constexpr,  # that a latent comes in
     NATIVE: tl.constexpr,
     MASK: tl.constexpr,
     TREE_WORDS: tl.constexpr,
@@ -176,7 +176,7 @@ def attend_kernel(
             largest = None
             if has_key_scales(SCALES):
                 largest = scales[0]
-                for share in tl.static_range(1, SHARES):
+                for share in tl.static_range(1, len(scales)):
                     largest = tl.maximum(largest, scales[share])
                 scores += tl.log2(largest)[None, :]
                 new_value_peak = tl.maximum(value_peak, tl.max(scores, axis=1))
@@ -184,7 +184,7 @@ def attend_kernel(
                 weights = tl.exp2(scores - shift[:, None])
                 keep = tl.exp2(value_peak - shift)
                 value_peak = new_value_peak
-            acc = weighed(acc, weights, ckv, scales, largest, keep, SHARES)
+            acc = weighed(acc, weights, ckv, scales, largest, keep, SCALES, SHARES)
             peak = new_peak
 
         is_empty = peak == float("-inf")

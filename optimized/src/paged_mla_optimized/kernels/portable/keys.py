@@ -1,8 +1,8 @@
 """Key tiles of a paged cache, and products with them, in any format (rules S-5, S-9, S-11).
 
-The latents of a tile come in SHARES, a tuple of [TILE_N, R / SHARES]: as many as a latent has
-scales in its row, otherwise one. 16 bits hold every code exactly. Scales of keys go to scores and
-weights in float32, so that nothing but weights is ever rounded.
+The latents of a tile come in SHARES, a tuple of [TILE_N, R / SHARES]; scales inside a row are of
+one share each. 16 bits hold every code exactly. Scales of keys go to scores and weights in float32,
+so that nothing but weights is ever rounded.
 
 SCALES says where scales lie, in the words of ``MlaConfig.scales``; "none" in plain formats.
 """
@@ -18,6 +18,12 @@ from paged_mla_optimized.kernels.common.scales import load_row_scale, load_scale
 def has_key_scales(scales):
     """Return whether keys, or shares of them, have scales of their own."""
     return scales not in {"none", "scalar"}
+
+
+@triton.constexpr_function
+def is_compiled():
+    """Return whether this is no interpreter, which knows no assembly."""
+    return not triton.knobs.runtime.interpret
 
 
 @triton.constexpr_function
@@ -48,13 +54,16 @@ def load_blocks(
 
 @triton.jit
 def _decoded(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """Return the values of a tile of codes, in a layout that is not that of a product's operand.
-
-    There every warp would decode what all of them need. Elements taken apart keep Triton from
-    moving its conversion of layouts in front of the decoding.
-    """
-    even, odd = tl.split(tl.reshape(codes, [codes.shape[0], codes.shape[1] // 2, 2]))
-    return tl.interleave(decode(even, DTYPE, NATIVE), decode(odd, DTYPE, NATIVE))
+    """Return the values of a tile of codes, each decoded by one thread."""
+    values = decode(codes, DTYPE, NATIVE)
+    if is_compiled():
+        # Nothing happens here, but Triton may not do it twice. Else it would decode in the layouts
+        # of both products' operands, in which all warps hold the same values.
+        values = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False,
+            pack=32 // values.dtype.primitive_bitwidth,
+        )  # fmt: skip
+    return values
 
 
 @triton.jit
@@ -144,8 +153,9 @@ def scores_of(
     # gives every warpgroup all keys of the tile instead of a share of them.
     scores = tl.dot(q_nope[0], tl.trans(ckv[0]), input_precision="ieee") * factor
     for share in tl.static_range(1, SHARES):
-        product = tl.dot(q_nope[share], tl.trans(ckv[share]), input_precision="ieee")
-        scores += product * (scale_log2 * scales[share][None, :])
+        if SCALES == "inline":
+            factor = scale_log2 * scales[share][None, :]
+        scores += tl.dot(q_nope[share], tl.trans(ckv[share]), input_precision="ieee") * factor
     if SCALES == "inline":
         # float16 and bfloat16 are exact in tf32.
         precision: tl.constexpr = "tf32" if q_pe.dtype == tl.float16 else "ieee"
@@ -157,7 +167,9 @@ def scores_of(
 
 
 @triton.jit
-def weighed(acc, weights, ckv, scales, largest, keep, SHARES: tl.constexpr):
+def weighed(
+    acc, weights, ckv, scales, largest, keep, SCALES: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
     """Return `acc` times `keep` [TILE_M] and the weighed shares of a key tile.
 
     `weights` hold the `largest` scale of each key, of which shares may have less.
@@ -165,7 +177,7 @@ def weighed(acc, weights, ckv, scales, largest, keep, SHARES: tl.constexpr):
     sums = ()
     for share in tl.static_range(SHARES):
         mine = weights
-        if SHARES > 1:
+        if SCALES == "inline":
             mine *= (scales[share] / largest)[None, :]
         mine = mine.to(ckv[share].dtype)
         rest = acc[share] * keep[:, None]
