@@ -30,6 +30,7 @@ FIXED_SPLIT_BYTES = 256 << 20
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py
 TILE = "tile"  # kernels/hopper/decode_tile.py
+FEW_FP8 = "few_fp8"  # kernels/hopper/decode_few_fp8.py
 
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
@@ -204,16 +205,19 @@ _TILE = AttendVariant(
 )
 
 
-_HOPPER_FORMATS = ("bf16", "fp16")
+# Key tiles of half the bytes a key, and so of twice the keys.
+_FEW_FP8 = tuple(replace(tile, tile_n=128, family=FEW_FP8) for tile in _FEW)
+
+_PLAIN = ("bf16", "fp16")
 
 
-def _hopper_misfit(demand: Demand) -> str:
+def _hopper_misfit(demand: Demand, formats: tuple[str, ...] = _PLAIN) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
-    if demand.cache_format not in _HOPPER_FORMATS:
-        made_for = " and ".join(_HOPPER_FORMATS)
+    if demand.cache_format not in formats:
+        made_for = " and ".join(formats)
         return f"made for {made_for} caches, not cache_format {demand.cache_format}"
     if demand.head_dims != (512, 64):
         return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
@@ -223,14 +227,24 @@ def _hopper_misfit(demand: Demand) -> str:
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
-    most = _FEW[-1].tile_m
-    return _hopper_misfit(demand) or (
-        f"holds {most} pairs of token and head, not {height}" if height > most else ""
-    )
+    return _hopper_misfit(demand) or _too_many(_FEW, height)
+
+
+def _few_fp8_misfit(demand: Demand, height: int) -> str:
+    return _hopper_misfit(demand, ("fp8_e4m3",)) or _too_many(_FEW_FP8, height)
+
+
+def _too_many(tiles: tuple[AttendVariant, ...], height: int) -> str:
+    most = tiles[-1].tile_m
+    return f"holds {most} pairs of token and head, not {height}" if height > most else ""
 
 
 def _few_variant(_demand: Demand, height: int) -> AttendVariant:
     return next(tile for tile in _FEW if tile.tile_m >= height)
+
+
+def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    return next(tile for tile in _FEW_FP8 if tile.tile_m >= height)
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
@@ -241,6 +255,7 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
     TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand), variant=_tile_variant),
+    FEW_FP8: Family(misfit=_few_fp8_misfit, variant=_few_fp8_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

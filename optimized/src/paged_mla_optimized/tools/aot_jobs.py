@@ -28,11 +28,12 @@ from paged_mla_optimized.launchers.append import append_constants
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
-    LAYOUT,
     hopper_box,
     hopper_boxes,
     hopper_constants,
+    hopper_dtype,
     hopper_kernel,
+    hopper_layout,
     hopper_options,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
@@ -47,6 +48,7 @@ from paged_mla_optimized.planning.families import (
 )
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
+from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
 _TYPES = {
@@ -75,6 +77,7 @@ _TYPES = {
     "lses_ptr": "*fp32",
     "partial_out_ptr": "*fp32",
     "partial_lse_ptr": "*fp32",
+    "cache_scale_ptr": "*fp32",
     "softmax_scale": "fp32",
 }
 _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
@@ -87,7 +90,12 @@ _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them
     "stride_mask_element": 1,
 }
 _NUM_SMS = 132  # shapes no code but a division
-_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_SHORT = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int16: "i16",
+}
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class Job:
     num_warps: int = 4
     num_stages: int = 3
     max_registers: int | None = None
-    descriptors: dict[str, str] = field(default_factory=dict)  # types of TMA descriptors
+    types: dict[str, str] = field(default_factory=dict)  # of arguments, TMA descriptors among them
 
     @property
     def source(self) -> Any:
@@ -121,7 +129,7 @@ class Job:
     def signature(self) -> dict[str, str]:
         """Type of each argument, in order."""
         table = "*fp64" if self.dtype == "fp32" else "*fp32"
-        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.descriptors
+        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.types
         return {
             name: "constexpr"
             if name in self.constants
@@ -251,20 +259,26 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     dtype = _SHORT[config.dtype]
     kernel = hopper_kernel(variant)
-    boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
+    word = _SHORT[hopper_dtype(config, variant)]
+    types = {
+        name: f"tensordesc<{word}{box},{hopper_layout(box)!r}>"
+        for name, box in zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
+    }
     mask = "tree" if config.is_tree else config.mask
     cut = "fixed" if config.deterministic else "parts"
     options = hopper_options(variant)
-    width = config.kv_lora_rank + config.qk_rope_head_dim
+    stride_row = FORMATS[config.cache_format].token_bytes(config) // 2
+    if word == "i16":
+        types["cache_ptr"] = "*fp8e4nv"
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{dtype}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,
-        _dense(kernel, hopper_constants(config, variant, config.block_size, width)),
+        _dense(kernel, hopper_constants(config, variant, config.block_size, stride_row)),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
-        descriptors={name: f"tensordesc<{dtype}{box},{LAYOUT!r}>" for name, box in boxes},
+        types=types,
     )
 
 
