@@ -102,7 +102,7 @@ def test_hopper_serves_by_the_pairs_of_a_row(num_heads, query_len, family, tile_
         (demand(16, arch="sm80"), "sm90, not sm80"),
         (demand(16, arch="sm100"), "sm90, not sm100"),
         (demand(16, dtype="float32"), "not float32"),
-        (demand(16, head_dims=(256, 64)), "not 256 and 64"),
+        (demand(16, head_dims=(128, 64)), "not 128 and 64"),
         (demand(16, head_dims=(512, 32)), "not 512 and 32"),
         (demand(16, cache_format="fp8_ds_mla"), "not cache_format fp8_ds_mla"),
         (demand(16, arch="sm89", cache_format="fp8_e4m3"), "sm90, not sm89"),
@@ -119,17 +119,22 @@ def test_portable_serves_the_rest(asked, reason):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_few_queries_have_a_kernel_for_e4m3(dtype):
-    """Up to 32 pairs of token and head, whatever the queries' type, in twice the keys a tile."""
+    """Up to 64 pairs of token and head, whatever the queries' type."""
     asked = demand(16, dtype=dtype, cache_format="fp8_e4m3")
-    found = [serving_variant(asked, query_len) for query_len in (1, 2)]
-    assert [(v.family, v.tile_m, v.tile_n) for v in found] == [
-        (FEW_FP8, 16, 128),
-        (FEW_FP8, 32, 128),
-    ]
-    assert serving_variant(asked, 3).family == PORTABLE
-    reasons = passed_over(asked, 3)
-    assert reasons[FEW_FP8] == "holds 32 pairs of token and head, not 48"
+    found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4)]
+    assert [v.family for v in found] == [FEW_FP8] * 4
+    assert [v.tile_m for v in found] == [16, 32, 64, 64]
+    assert serving_variant(asked, 5).family == PORTABLE
+    reasons = passed_over(asked, 5)
+    assert reasons[FEW_FP8] == "holds 64 pairs of token and head, not 80"
     assert reasons[TILE] == "made for bf16 and fp16 caches, not cache_format fp8_e4m3"
+
+
+def test_half_the_latents_have_a_kernel_for_few_queries():
+    """Of (256, 64), the dims of Mistral Small 4, only what more than 32 pairs ask is portable."""
+    assert serving_variant(demand(32, head_dims=(256, 64)), 1).family == FEW
+    assert serving_variant(demand(32, head_dims=(256, 64)), 2).family == PORTABLE
+    assert "kv_lora_rank 512 and" in passed_over(demand(32, head_dims=(256, 64)), 2)[TILE]
 
 
 def test_what_is_passed_over_has_a_reason():

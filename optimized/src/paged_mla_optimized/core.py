@@ -69,7 +69,7 @@ class Core:
         self.variants = list(dict.fromkeys(served))
         self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
         num_sms = self.facts.num_sms
-        self.plan = Plan(config, max(v.programs(num_sms) for v in self.variants), self.device)
+        self.plan = Plan(config, self.variants, num_sms, self.device)
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
         self._attentions = [Attention(config, v, num_sms, self.workspace) for v in self.variants]

@@ -26,7 +26,7 @@ from paged_mla_optimized.planning.families import (
     TILE,
     AttendVariant,
 )
-from paged_mla_optimized.planning.plan import Plan, split_constants
+from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
@@ -193,8 +193,6 @@ def hopper_options(variant: AttendVariant) -> dict[str, int]:
     options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
     if variant.family == FEW:
         options["maxnreg"] = _FEW_REGISTERS
-    if variant.family == FEW_FP8:
-        options["num_warps"] = 8
     return options
 
 
@@ -232,9 +230,12 @@ def hopper_dtype(config: MlaConfig, variant: AttendVariant) -> torch.dtype:
 def _stages(config: MlaConfig, variant: AttendVariant) -> int:
     """Return how many key tiles the ring for few queries holds: as many as fit."""
     width = config.kv_lora_rank + config.qk_rope_head_dim
-    key = width if variant.family == FEW_FP8 else width * 2
-    queries, weights = variant.tile_m * width * 2, variant.tile_n * variant.tile_m * 2
-    return (SHARED_MEMORY["sm90"] - _BARRIERS - queries - weights) // (variant.tile_n * key)
+    query, weights = width * 2, variant.tile_n * 2
+    room = SHARED_MEMORY["sm90"] - _BARRIERS
+    if variant.family == FEW_FP8:  # two warpgroups, with their own queries and every second stage
+        pairs = 2 * min(variant.tile_m, 32)
+        return (room - pairs * (query + weights)) // (variant.tile_n * width) // 2 * 2
+    return (room - variant.tile_m * (query + weights)) // (variant.tile_n * width * 2)
 
 
 def hopper_constants(
@@ -256,6 +257,6 @@ def hopper_constants(
         "STAGES": _stages(config, variant),
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
-    } | split_constants(config, variant)
+    } | cut_constants(config, variant)
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

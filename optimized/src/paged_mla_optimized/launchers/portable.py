@@ -9,9 +9,8 @@ import torch
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
-from paged_mla_optimized.launchers.combine import cut_constants
 from paged_mla_optimized.planning.families import AttendVariant
-from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.launch import Launcher
 
 
@@ -84,6 +83,7 @@ class PortableAttention:
 def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``attend_kernel`` is specialised for."""
     return cut_constants(config, variant) | {
+        "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,

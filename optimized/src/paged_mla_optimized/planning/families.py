@@ -61,8 +61,9 @@ class AttendVariant:
         Key of :data:`FAMILIES`. The portable kernel steps in, with the same tiles, for tensors
         that a Gluon kernel cannot address.
     split_tiles : int
-        Most key tiles of a split of fixed length, unless a row would have too many (S-20). Fewer
-        cost time to keep and join partial answers; more leave programs with unequal work.
+        Most key tiles of a split of fixed length, unless a row would have too many (S-20): half of
+        it for rows of half a query tile, twice it for rows of four. Fewer cost time to keep and
+        join partial answers; more leave programs with unequal work.
     """
 
     tile_m: int
@@ -205,13 +206,15 @@ _TILE = AttendVariant(
 )
 
 
-# Key tiles of half the bytes a key, and so of twice the keys.
-_FEW_FP8 = tuple(replace(tile, tile_n=128, family=FEW_FP8) for tile in _FEW)
+_FEW_FP8 = tuple(
+    replace(_FEW[0], tile_m=pairs, overhead=4, family=FEW_FP8, split_tiles=max(pairs, 32))
+    for pairs in (16, 32, 64)
+)
 
 _PLAIN = ("bf16", "fp16")
 
 
-def _hopper_misfit(demand: Demand, formats: tuple[str, ...] = _PLAIN) -> str:
+def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
@@ -219,19 +222,19 @@ def _hopper_misfit(demand: Demand, formats: tuple[str, ...] = _PLAIN) -> str:
     if demand.cache_format not in formats:
         made_for = " and ".join(formats)
         return f"made for {made_for} caches, not cache_format {demand.cache_format}"
-    if demand.head_dims != (512, 64):
-        return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
-            *demand.head_dims
-        )
+    rank, rope_dim = demand.head_dims
+    if rank not in kv_lora_ranks or rope_dim != 64:
+        ranks = " or ".join(map(str, kv_lora_ranks))
+        return f"made for kv_lora_rank {ranks} and qk_rope_head_dim 64, not {rank} and {rope_dim}"
     return ""
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
-    return _hopper_misfit(demand) or _too_many(_FEW, height)
+    return _hopper_misfit(demand, 512, 256) or _too_many(_FEW, height)
 
 
 def _few_fp8_misfit(demand: Demand, height: int) -> str:
-    return _hopper_misfit(demand, ("fp8_e4m3",)) or _too_many(_FEW_FP8, height)
+    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or _too_many(_FEW_FP8, height)
 
 
 def _too_many(tiles: tuple[AttendVariant, ...], height: int) -> str:
@@ -254,7 +257,7 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
-    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand), variant=_tile_variant),
+    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
     FEW_FP8: Family(misfit=_few_fp8_misfit, variant=_few_fp8_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }

@@ -67,6 +67,7 @@ _TYPES = {
     "cut_ptr": "*i64",
     "shares_ptr": "*i64",
     "joins_ptr": "*i32",
+    "join_starts_ptr": "*i32",
     "mask_starts_ptr": "*i64",
     "mask_ptr": "*u8",
     "block_table_ptr": "*i32",
@@ -194,7 +195,13 @@ def _configs() -> Iterator[MlaConfig]:
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
     yield replace(base, max_query_tokens=256)  # chunks
-    yield replace(base, kv_lora_rank=256)
+    for num_heads in (16, 32):  # Mistral Small 4, whole and shared by two ranks
+        half = replace(base, num_heads=num_heads, kv_lora_rank=256)
+        yield half
+        yield replace(half, dtype=torch.float16, cache_format="fp16")
+        yield replace(half, block_size=1)
+        yield replace(half, deterministic=True)
+        yield replace(half, mask="tree:qlen", max_draft_tokens=1)
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
 
@@ -218,7 +225,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     )
     overlap = "alone" if variant.family == PORTABLE else "overlapped"
     yield Job(
-        f"combine-{overlap}-{tile}-{dims}-{dtype}-{cut}",
+        f"combine-{overlap}-{dims}-{dtype}-{cut}",
         combine_kernel,
         dtype,
         combine_constants(config, variant),
@@ -227,7 +234,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
         (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
         (
-            f"schedule-{tile}x{variant.lanes}-{config.mask}",
+            f"schedule-{tile}x{variant.lanes}-{config.mask}-{cut}",
             schedule_kernel,
             schedule_constants(config, variant, _NUM_SMS),
         ),

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from paged_mla_optimized.kernels.common.schedule import (
     fixed_partial,
+    fixed_split,
     group_of_unit,
     lanes_of_group,
     partial_of_program,
@@ -23,37 +24,36 @@ from paged_mla_optimized.kernels.common.schedule import (
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
-_LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+
+# Waits for the threads of a role; Triton 3.6 has the other name.
+thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
-def partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
-    """Return where the pairs of this program's partial lie, see ``partial_of_program``."""
-    tile = partial_of_program(cut_ptr, shares_ptr, is_head)
-    return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
-
-
-@gluon.jit
-def split_pairs(
-    row, tile_m, splits, split, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr,
+def partial_pairs(
+    cut_ptr, shares_ptr, place, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Return where partial answers of a split of fixed length are kept."""
-    tile = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS)
+    """Return where the pairs of a segment's partial lie; `place` is that of ``find_segment``."""
+    tile = place if FIXED_SPLITS > 0 else partial_of_program(cut_ptr, shares_ptr, place)
     return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
 
 
 @gluon.jit
 def find_segment(
     unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Return the segment of a part that starts with `unit`, of `row` or one after it.
+
+    With FIXED_SPLITS it is one split.
 
     Returns
     -------
     following : unit of the tile after the segment
-    is_head, is_whole : whether it begins its group, and whether it is all of it
+    place, is_whole : whether it begins its group, or of which partial it is the split; and whether
+        it is all of its group
     row, tile_m, seq_len, context_len : whose queries, which query tile of the row
     tile_begin, tile_end : its key tiles that some query sees
     tile_edge : first key tile that some query does not see in full
@@ -63,18 +63,25 @@ def find_segment(
     group, group_begin, group_end = group_of_unit(
         unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
     )
-    stop = gl.minimum(end, group_end)
-    is_head = unit == group_begin
-    is_whole = is_head & (stop == group_end)
     lanes = lanes_of_group(cut_ptr)
     tile_m = group * lanes + gl.program_id(0) % lanes
+    is_head = unit == group_begin
+    if FIXED_SPLITS > 0:
+        splits, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
+        stop = gl.minimum(unit + length, group_end)
+        split = (unit - group_begin).to(gl.int32) // length
+        place = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS).to(gl.int32)
+    else:
+        stop = gl.minimum(end, group_end)
+        place = is_head
+    is_whole = is_head & (stop == group_end)
     seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
         token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
         stop - group_begin, MASK, TILE_M, TILE_N,
     )  # fmt: skip
     following = unit_after(cut_ptr, stop, group_end)
     return (
-        following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+        following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
         tile_edge, (stop - group_begin).to(gl.int32),
     )  # fmt: skip
 
@@ -152,7 +159,7 @@ def raised(peak, highest):
     It rises only where it must, and to an integer: what is kept of the sums so far is then a power
     of two, which bfloat16 holds exactly, and most often one.
     """
-    return gl.where(highest > peak + _LAZY, gl.ceil(highest), peak)
+    return gl.where(highest > peak + LAZY, gl.ceil(highest), peak)
 
 
 @gluon.jit
@@ -249,7 +256,7 @@ def copy_tiles(
     while unit < end:
         following, _, _, row, _, seq_len, _, tile_begin, tile_end, _, _ = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N,
+            MASK, TILE_M, TILE_N, 0,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         for tile in range(tile_begin, tile_end):

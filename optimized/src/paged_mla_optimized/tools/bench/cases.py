@@ -71,7 +71,9 @@ MAIN = (
     _even(32, 1, 32, 16384),
 )
 BLOCKS = tuple(_even(h, 1, 64, 8192, size) for h in (16, 128) for size in (1, 16, 32, 128))
-HEADS = tuple(_even(heads, 1, 64, 8192) for heads in (12, 16, 24, 32, 48, 64, 96, 128))
+HEADS = tuple(
+    _even(heads, 1, 64, 8192) for heads in (6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+)
 TREES = (
     _even(16, 8, 32, 8192),
     Case("h16 tree8 b32 s8192", 16, 8, (8192,) * 32, is_tree=True),
