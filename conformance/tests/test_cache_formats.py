@@ -24,18 +24,26 @@ from paged_mla_conformance.selection import CaseParam, params_of_group, trace_pa
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.encoding import ENCODINGS, Encoding, Slots, Tokens
+from paged_mla_reference.encoding import ENCODINGS
+from paged_mla_reference.slots import Encoding, Slots, Tokens
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import FORMATS, CacheFormat, ScaleTensor
+from paged_mla_shared.formats import (
+    FORMATS,
+    PLAIN_FORMAT_OF_DTYPE,
+    CacheFormat,
+    ScaleTensor,
+)
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
 
 QUARTERS = CacheFormat("quarters", "float32", "float32", scale_tensor=ScaleTensor.PER_GROUP)
 BACKEND = ReferenceBackend(
-    capabilities=replace(CAPABILITIES, cache_formats=CAPABILITIES.cache_formats | {"quarters"})
+    capabilities=replace(
+        CAPABILITIES, cache_formats=frozenset({*PLAIN_FORMAT_OF_DTYPE.values(), "quarters"})
+    )
 )
 
 
@@ -105,7 +113,7 @@ def wrong(wrap: Callable[[Problem, Runner], Runner]) -> MutantBackend:
         ("decode", "h9", Trial.check_replay),
         ("append", "padded-rows", Trial.check_append),
         ("mixed", "bs16", Trial.check_step),
-        ("gather", GROUPS["gather"][0].name, Trial.check_gather),
+        ("gather", "bs16", Trial.check_gather),
         ("large_offsets", GROUPS["large_offsets"][0].name, Trial.check_step),
         ("layouts", GROUPS["layouts"][0].name, Trial.check_attention),
     ],
@@ -169,12 +177,34 @@ def test_a_trace_in_it():
 
 
 def test_what_is_declared_is_asked():
-    """S-11: every case in each dtype, plain and in the format; schedules take turns."""
-    ids = [param.id for param in params_of_group(run_of(), "decode") if param.case.name == "h9"]
+    """S-11: chosen cases in each dtype, plain and in the format; others are plain."""
+    ids = [param.id for param in params_of_group(run_of(), "decode")]
     kinds = ["fp32", "fp32-quarters", "fp16", "fp16-quarters"]
-    assert ids == [f"decode-h9-{kind}" for kind in kinds]
-    traces = [param.id for param in trace_params(run_of())]
-    assert all(name.endswith(kinds[i % 4]) for i, name in enumerate(traces))
+    assert [name for name in ids if "-h9-" in name] == [f"decode-h9-{kind}" for kind in kinds]
+    assert [name for name in ids if "-h3-" in name] == ["decode-h3-fp32", "decode-h3-fp16"]
+
+
+def test_sizes_that_no_rule_allows_are_not_asked():
+    """S-11: blocks of one token have no quarters."""
+    ids = [param.id for param in params_of_group(run_of(), "decode")]
+    assert "decode-bs16-fp32-quarters" in ids
+    assert "decode-bs1-fp32-quarters" not in ids
+
+
+def test_schedules_are_asked_where_tokens_do_not_depend_on_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """S-19: all plain, dtypes in turn; some in the format, unless tokens share its scales."""
+    plain = [param.id for param in trace_params(run_of())]
+    assert plain[:2] == ["trace-chunks-fp32", "trace-prefixes-fp16"]
+    assert not any("quarters" in name for name in plain)
+    monkeypatch.setitem(FORMATS, "quarters", replace(QUARTERS, scale_tensor=ScaleTensor.NONE))
+    more = [param.id for param in trace_params(run_of())]
+    assert more[: len(plain)] == plain
+    assert more[len(plain) :][:2] == [
+        "trace-prefixes-fp16-quarters",
+        "trace-preemption-fp16-quarters",
+    ]
 
 
 def test_scales_count_towards_the_memory_a_case_needs():

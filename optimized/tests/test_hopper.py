@@ -22,6 +22,7 @@ from paged_mla_optimized.launchers.hopper import (
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import SHARED_MEMORY, serving_variant
+from paged_mla_optimized.runtime.device import DeviceFacts
 
 CONFIG = MlaConfig(
     num_heads=16,
@@ -98,7 +99,7 @@ def test_queries_must_be_copied_16_bytes_at_a_time(monkeypatch, q_nope, q_pe, fi
     for kind in (HopperAttention, PortableAttention):
         monkeypatch.setattr(kind, "launch", lambda self, *_, **__: launched.append(type(self)))
     memory = Workspace(CONFIG, [served(CONFIG)], 132, torch.device("cpu"), None)
-    attention = Attention(CONFIG, served(CONFIG), 132, memory)
+    attention = Attention(CONFIG, served(CONFIG), DeviceFacts("sm90", 132), memory)
     attention.attend(None, q_nope, q_pe, LatentCache("bf16", DENSE), out=None, lse=None)
     assert launched == [HopperAttention if fits else PortableAttention]
 

@@ -35,7 +35,7 @@ def demand(num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64), cache_
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 def test_key_tiles_in_flight_fit_shared_memory(arch, dtype):
     """Queries, and a key tile for each stage but the one that loads, at R 512 and P 64."""
-    for tile in tile_variants(arch, dtype):
+    for tile in tile_variants(arch, dtype, PLAIN_FORMAT_OF_DTYPE[dtype]):
         rows = tile.tile_m + tile.tile_n * max(tile.num_stages - 1, 1)
         assert rows * 576 * ITEMSIZE[dtype] <= SHARED_MEMORY[arch]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paged_mla_reference.rules import RULES
+from paged_mla_shared.formats import FORMATS
 
 
 def _cited():
@@ -38,4 +39,4 @@ def test_no_unknown_rule_is_cited():
 
 
 def test_the_text_states_what_is_implemented():
-    assert all(name in RULES["S-11"] for name in ("bf16", "fp16", "fp32"))
+    assert all(name in RULES["S-11"] for name in FORMATS)

@@ -46,7 +46,7 @@ def test_fields_can_be_written():
     blocks = np.zeros((1, layout.block_bytes), np.uint8)
     layout.field(blocks, "k_pe")[0, 1, 0] = -0.0
     [at] = np.flatnonzero(blocks[0])
-    assert at == layout.token_stride + 32 + 1  # no group of 128 in 32 latents: no scale
+    assert at == layout.token_stride + 32 + 4 * 4 + 1
 
 
 def test_blocks_that_are_not_listed_are_poison_with_their_scales():

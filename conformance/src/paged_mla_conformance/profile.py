@@ -76,12 +76,7 @@ class Run:
         return self.chosen_dtypes or self.core.dtypes
 
     @property
-    def types(self) -> list[tuple[str, str | None]]:
-        """Each dtype with each cache format it is asked in: its plain one, ``None``, and others.
-
-        What a backend declares is asked: every declared format that is of no dtype, with every
-        dtype.
-        """
+    def formats(self) -> tuple[str, ...]:
+        """What a backend declares is asked: its cache formats that are of no dtype, sorted."""
         declared = self.backend.capabilities.cache_formats
-        others = sorted(declared - set(PLAIN_FORMAT_OF_DTYPE.values()))
-        return [(dtype, cache_format) for dtype in self.dtypes for cache_format in (None, *others)]
+        return tuple(sorted(declared - set(PLAIN_FORMAT_OF_DTYPE.values())))

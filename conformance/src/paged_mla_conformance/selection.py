@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from paged_mla_conformance.bending import bent_case, bent_scenario
 from paged_mla_conformance.convention import Profile
@@ -11,8 +12,11 @@ from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
 from paged_mla_shared.cases import GROUPS, Case
+from paged_mla_shared.cases.formats import IN_EVERY_FORMAT
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.formats import types_id
+from paged_mla_shared.formats import FORMATS, types_id
+
+SCENARIOS_IN_FORMATS = ("prefixes", "preemption", "chains", "trees", "branches", "ranks")
 
 
 @dataclass(frozen=True)
@@ -63,24 +67,39 @@ class TraceParam:
 
 
 def trace_params(run: Run) -> list[TraceParam]:
-    """Return every core scenario, each in one dtype and cache format of the run, in turn."""
-    types = run.types
+    """Return every core scenario, in the dtypes of the run in turn, and some in other formats.
+
+    Formats whose tokens depend on each other have no oracle that knows no schedule (S-19).
+    """
     bent = [bent_scenario(scenario, run.backend.capabilities) for scenario in CORE]
-    params = []
-    for i, (scenario, note) in enumerate(bent):
-        dtype, cache_format = types[i % len(types)]
-        params.append(TraceParam(replace(scenario, cache_format=cache_format), dtype, note))
-    return params
+    plain = [
+        TraceParam(scenario, run.dtypes[i % len(run.dtypes)], note)
+        for i, (scenario, note) in enumerate(bent)
+    ]
+    chosen = [param for param in plain if param.scenario.name in SCENARIOS_IN_FORMATS]
+    formats = [name for name in run.formats if not FORMATS[name].couples_tokens]
+    turns = zip(chosen, cycle(formats))  # none without a format
+    return plain + [
+        replace(param, scenario=replace(param.scenario, cache_format=name)) for param, name in turns
+    ]
 
 
 def params_of_group(run: Run, group: str) -> list[CaseParam]:
-    """Return every case of `group` in every dtype and cache format of the run."""
+    """Return every case of `group` in every dtype, and chosen ones in every format of the run."""
     bent = [bent_case(case, run.backend.capabilities) for case in GROUPS[group]]
     return [
         CaseParam(replace(case, cache_format=cache_format), dtype, note)
         for case, note in bent
-        for dtype, cache_format in run.types
+        for dtype in run.dtypes
+        for cache_format in (None, *_formats_of(run, case))
     ]
+
+
+def _formats_of(run: Run, case: Case) -> list[str]:
+    """Return the formats that `case` is asked in, besides the plain one."""
+    if case.id not in IN_EVERY_FORMAT:
+        return []
+    return [n for n in run.formats if case.block_size % FORMATS[n].block_size_multiple == 0]
 
 
 def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.encoding import ENCODINGS, Slots, Tokens
+from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.paging import slots_of
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import round_to, widen
+from paged_mla_reference.slots import Slots, Tokens
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
@@ -46,6 +47,8 @@ def slots_to_write(problem: Problem, batch: Batch) -> NDArray[np.int64]:
 def gather_context(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
     """Return what the cache holds for every row, row after row.
 
+    A value that is not of the problem's dtype is rounded to float32 and then to the dtype (S-11).
+
     Returns
     -------
     ckv : dtype [K, R]
@@ -62,7 +65,7 @@ def gather_context(problem: Problem, batch: Batch, image: CacheImage) -> Tokens:
 
 def _in_dtype(x: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return values as `dtype`; those that are of it keep every bit."""
-    return x if x.dtype == numpy_dtype(dtype) else round_to(x, dtype)
+    return x if x.dtype == numpy_dtype(dtype) else round_to(round_to(x, "float32"), dtype)
 
 
 def read_slots(image: CacheImage, slots: NDArray[np.int64]) -> Tokens:
@@ -85,7 +88,10 @@ def write_slots(
 def copy_slots(
     image: CacheImage, sources: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> CacheImage:
-    """Return a new image whose targets hold what the sources hold, rows and scales, as bytes."""
+    """Return a new image whose targets hold what the sources hold, rows and scales, as bytes.
+
+    Tokens that share a scale move together, to the same places of another group (S-11).
+    """
     source, (opened, target) = _read(image, sources), _opened(image, targets)
     target.rows[target.at] = source.rows[source.at]
     if target.scales.size:

@@ -1,79 +1,21 @@
 """Rule S-11: how a cache format turns tokens into bytes, and back.
 
-Implemented: the plain formats, ``bf16``, ``fp16`` and ``fp32``, which keep tokens as they are.
+The plain formats, ``bf16``, ``fp16`` and ``fp32``, keep tokens as they are; those of 8 bits are in
+:mod:`paged_mla_reference.fp8`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_reference.fp8 import FP8
+from paged_mla_reference.slots import Encoding, Slots, Tokens
+from paged_mla_shared.formats import GROUPS_PER_BLOCK, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.layout import CacheLayout
-
-Tokens = tuple[NDArray[Any], NDArray[Any]]  # ckv [n, R] and k_pe [n, P]
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Slots inside raw blocks: token ``token[i]`` of ``blocks[block[i]]``.
-
-    Parameters
-    ----------
-    layout : CacheLayout
-    blocks : uint8 [m, block_bytes]
-    block, token : int64 [n]
-    """
-
-    layout: CacheLayout
-    blocks: NDArray[np.uint8]
-    block: NDArray[np.int64]
-    token: NDArray[np.int64]
-
-    @property
-    def at(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Index of the tokens in what is [m, block_size, ...]."""
-        return self.block, self.token
-
-    @property
-    def scale_at(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Index of the tokens' scales in what is [m, G], for formats whose blocks have any."""
-        scales = self.layout.format.scales_per_block(self.layout.block_size)
-        return self.block, self.token * scales // self.layout.block_size
-
-    @property
-    def rows(self) -> NDArray[np.uint8]:
-        """All rows, uint8 [m, block_size, token_bytes], to be read and written."""
-        return self.layout.rows(self.blocks)
-
-    @property
-    def scales(self) -> NDArray[np.float32]:
-        """All scales, float32 [m, G], to be read and written."""
-        return self.layout.scales(self.blocks)
-
-    def field(self, name: str) -> NDArray[Any]:
-        """Return one field of all rows, [m, block_size, count], to be read and written."""
-        return self.layout.field(self.blocks, name)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """What a format does to tokens.
-
-    Parameters
-    ----------
-    store : callable
-        Writes tokens to slots, in place: rows and the scales that go with them, nothing else.
-    load : callable
-        Returns the tokens in slots, in any type that holds their values exactly.
-    """
-
-    store: Callable[[Slots, NDArray[Any], NDArray[Any]], None]
-    load: Callable[[Slots], Tokens]
 
 
 def store_plain(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
@@ -87,12 +29,14 @@ def load_plain(slots: Slots) -> Tokens:
     return slots.field("ckv")[slots.at], slots.field("k_pe")[slots.at]
 
 
-ENCODINGS = {name: Encoding(store_plain, load_plain) for name in PLAIN_FORMAT_OF_DTYPE.values()}
+PLAIN = {name: Encoding(store_plain, load_plain) for name in PLAIN_FORMAT_OF_DTYPE.values()}
+
+ENCODINGS = {**PLAIN, **FP8}
 
 
 def as_cached(layout: CacheLayout, ckv: NDArray[Any], k_pe: NDArray[Any]) -> Tokens:
-    """Return what the cache gives back for tokens [n, R] and [n, P] that lie in a block each."""
-    alone = replace(layout, block_size=1)
+    """Return what the cache gives back for tokens [n, R] and [n, P] that share no scale."""
+    alone = replace(layout, block_size=GROUPS_PER_BLOCK)  # each the first of a block and a group
     blocks = np.zeros((len(ckv), alone.block_bytes), np.uint8)
     every = np.arange(len(ckv))
     slots = Slots(alone, blocks, every, np.zeros_like(every))

@@ -25,9 +25,11 @@ RULES: dict[str, str] = {
     "none is used as an address, reaches a result, or is written to the cache.",
     "S-10": "Append writes exactly the rows with slot >= 0, every byte of them, and nothing else; "
     "inputs are left as they were.",
-    "S-11": "A cache format states the bytes of a token and where its scales live; implemented "
-    "here are the plain formats `bf16`, `fp16` and `fp32`, R + P elements of the problem's dtype; "
-    "the fp8 formats are declared and refused.",
+    "S-11": "A cache format states every byte of a token and where its scales live: `bf16`, `fp16` "
+    "and `fp32` keep R + P elements of the problem's dtype and ignore the layer's scale; "
+    "`fp8_e4m3` (one scale), `fp8_ds_mla` (four in the row), `fp8_block_token` and "
+    "`fp8_block_group` (beside the cache) store `e4m3(x / scale)`, saturating at 448, and read "
+    "`e4m3 * scale` exactly, whatever float32 the scale is; every byte is stated in `fp8.py`.",
     "S-12": "RoPE is applied before caching, once, at absolute positions, with interleaved or "
     "NeoX pairing, with or without yarn.",
     "S-13": "Prefix reuse is by full blocks, keyed by parent key, block tokens and extra keys; a "

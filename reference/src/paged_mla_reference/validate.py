@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.paging import blocks_of, context_lens, used_blocks
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.rounding import round_to
 from paged_mla_reference.validate_mask import validate_mask
 from paged_mla_shared.dtypes import dtype_name, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, ScaleTensor
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope
 
 
@@ -32,12 +33,11 @@ def validate_problem(problem: Problem) -> None:
     if stored.is_plain and stored.ckv_dtype != problem.dtype:
         allowed = f"{PLAIN_FORMAT_OF_DTYPE[problem.dtype]} for dtype {problem.dtype}"
         raise InvalidArgument("cache_format", problem.cache_format, allowed)
-    scale = problem.cache_scale
-    if not (math.isfinite(scale) and scale > 0):
-        raise InvalidArgument("cache_scale", scale, "a finite number > 0")
-    if scale != 1 and stored.scale_tensor is not ScaleTensor.SCALAR:
-        raise InvalidArgument("cache_scale", scale, f"1 for cache_format {problem.cache_format}")
+    cache_scale = round_to(np.array(problem.cache_scale), "float32")
+    if not (np.isfinite(cache_scale) and cache_scale > 0):
+        raise InvalidArgument("cache_scale", problem.cache_scale, "a finite float32 > 0")
     _validate_sizes(problem)
+    _validate_shares(problem, stored)
     itemsize = numpy_dtype(stored.ckv_dtype).itemsize
     for name in ("token_padding", "block_padding"):
         padding = getattr(problem, name)
@@ -74,6 +74,18 @@ def _validate_sizes(problem: Problem) -> None:
         raise InvalidArgument("max_draft_tokens", drafts, ">= 1 with a tree mask")
     if problem.mask is not Mask.TREE and drafts != 0:
         raise InvalidArgument("max_draft_tokens", drafts, f"0 when the mask is {problem.mask}")
+
+
+def _validate_shares(problem: Problem, stored: CacheFormat) -> None:
+    """Refuse sizes that the scales of a format do not divide (S-11)."""
+    multiple = stored.block_size_multiple
+    if problem.block_size % multiple:
+        allowed = f"multiples of {multiple} for cache_format {stored.name}"
+        raise InvalidArgument("block_size", problem.block_size, allowed)
+    rank = problem.dims.kv_lora_rank
+    if stored.inline_scales and rank % stored.inline_scales:
+        allowed = f"multiples of {stored.inline_scales} for cache_format {stored.name}"
+        raise InvalidArgument("kv_lora_rank", rank, allowed)
 
 
 def _validate_rope(rope: Rope) -> None:

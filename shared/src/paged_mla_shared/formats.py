@@ -14,6 +14,7 @@ from paged_mla_shared.dtypes import SHORT_NAMES, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
 
 SCALE_DTYPE = "float32"
+GROUPS_PER_BLOCK = 4
 
 
 class Widths(Protocol):
@@ -62,8 +63,8 @@ class CacheFormat:
         The name users select it by.
     ckv_dtype, k_pe_dtype : str
         Element types of the latent and of the rotated key.
-    inline_scale_group : int
-        Latent elements that share one float32 scale stored in the row, 0 for none.
+    inline_scales : int
+        Scales in ``SCALE_DTYPE`` stored in the row, each of an equal share of the latent.
     scale_tensor : ScaleTensor
         Scales kept beside the cache.
     """
@@ -71,14 +72,14 @@ class CacheFormat:
     name: str
     ckv_dtype: str
     k_pe_dtype: str
-    inline_scale_group: int = 0
+    inline_scales: int = 0
     scale_tensor: ScaleTensor = ScaleTensor.NONE
 
     def fields(self, widths: Widths) -> tuple[Field, ...]:
         """Return the runs of a row in storage order: ``ckv``, ``ckv_scale`` if inline, ``k_pe``."""
         parts = [("ckv", self.ckv_dtype, widths.kv_lora_rank)]
-        if self.inline_scale_group:
-            parts.append(("ckv_scale", "float32", widths.kv_lora_rank // self.inline_scale_group))
+        if self.inline_scales:
+            parts.append(("ckv_scale", SCALE_DTYPE, self.inline_scales))
         parts.append(("k_pe", self.k_pe_dtype, widths.qk_rope_head_dim))
         fields: list[Field] = []
         offset = 0
@@ -118,14 +119,24 @@ class CacheFormat:
         """Return G, the scales that belong to one block; 0 where none does."""
         if self.scale_tensor is ScaleTensor.PER_TOKEN:
             return block_size
-        return 4 if self.scale_tensor is ScaleTensor.PER_GROUP else 0
+        return GROUPS_PER_BLOCK if self.scale_tensor is ScaleTensor.PER_GROUP else 0
+
+    @property
+    def block_size_multiple(self) -> int:
+        """What block sizes are multiples of: the groups of a block are equal."""
+        return GROUPS_PER_BLOCK if self.scale_tensor is ScaleTensor.PER_GROUP else 1
+
+    @property
+    def couples_tokens(self) -> bool:
+        """True when what a token reads as depends on tokens that were cached before it."""
+        return self.scale_tensor is ScaleTensor.PER_GROUP
 
     @property
     def is_plain(self) -> bool:
         """True when a row is R + P elements of one type with no scale anywhere."""
         return (
             self.ckv_dtype == self.k_pe_dtype
-            and not self.inline_scale_group
+            and not self.inline_scales
             and self.scale_tensor is ScaleTensor.NONE
         )
 
@@ -139,7 +150,7 @@ FORMATS = {
         CacheFormat("fp16", "float16", "float16"),
         CacheFormat("fp32", "float32", "float32"),
         CacheFormat("fp8_e4m3", _E4M3, _E4M3, scale_tensor=ScaleTensor.SCALAR),
-        CacheFormat("fp8_ds_mla", _E4M3, "bfloat16", inline_scale_group=128),
+        CacheFormat("fp8_ds_mla", _E4M3, "bfloat16", inline_scales=4),
         CacheFormat("fp8_block_token", _E4M3, _E4M3, scale_tensor=ScaleTensor.PER_TOKEN),
         CacheFormat("fp8_block_group", _E4M3, _E4M3, scale_tensor=ScaleTensor.PER_GROUP),
     )

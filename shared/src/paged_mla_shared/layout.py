@@ -19,7 +19,7 @@ class CacheLayout:
 
     Token t of block b starts at ``b * block_stride + t * token_stride`` bytes. A block by itself
     is uint8 [block_bytes]: its ``block_stride`` bytes, then its share of the scale tensor.
-    `scale` is the layer's one scale, for formats that keep one.
+    `scale` is the layer's one scale; formats that keep none ignore it.
     """
 
     format: CacheFormat

@@ -81,7 +81,8 @@ class Problem:
     cache_format : str
         Key of :data:`paged_mla_shared.formats.FORMATS`.
     cache_scale : float
-        The layer's one scale, finite and > 0, for formats that keep one; else 1.
+        The layer's one scale, a finite float32 > 0. Formats that keep none ignore it (S-11): a
+        layer may carry one whatever its cache.
     block_size : int
         Tokens per cache block, >= 1.
     num_blocks : int

@@ -16,6 +16,7 @@ from paged_mla_optimized.launchers.hopper import HopperAttention, queries_fit
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -66,8 +67,8 @@ class Attention:
     ----------
     config : MlaConfig
     variant : AttendVariant
-    num_sms : int
-        Multiprocessors of the device; the grid has a fixed number of programs for each.
+    facts : DeviceFacts
+        Of the device; the grid has a fixed number of programs for each multiprocessor.
     workspace : Workspace
     """
 
@@ -75,12 +76,12 @@ class Attention:
         self,
         config: MlaConfig,
         variant: AttendVariant,
-        num_sms: int,
+        facts: DeviceFacts,
         workspace: Workspace,
     ) -> None:
-        programs = variant.programs(num_sms)
+        programs = variant.programs(facts.num_sms)
         self.partial_out, self.partial_lse = workspace.partials(variant)
-        self._portable = PortableAttention(config, variant, programs)
+        self._portable = PortableAttention(config, variant, arch=facts.arch, programs=programs)
         self._hopper = None
         if variant.family != PORTABLE:
             self._hopper = HopperAttention(config, variant, programs)

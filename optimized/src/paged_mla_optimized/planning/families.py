@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from paged_mla_shared.formats import FORMATS
+
 SHARED_MEMORY = {
     "sm80": 166_912,
     "sm86": 101_376,
@@ -21,6 +23,9 @@ SHARED_MEMORY = {
 
 OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
 """Architectures on which a kernel can be launched while the one before still runs."""
+
+WITH_E4M3 = frozenset({"sm89", "sm90", "sm100", "sm120"})
+"""Architectures that convert e4m3 by themselves."""
 
 MAX_FIXED_SPLITS = 128
 """Of a row, all its query tiles together: about as many as a device has multiprocessors."""
@@ -128,14 +133,19 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
         for tile_m in (16, 32, 64)
     },
 }
+_HIGHEST_OVER_FP8 = 32  # values beside codes leave higher tiles too few registers
 _FLOAT32 = AttendVariant(tile_m=16, tile_n=16, num_warps=8, num_stages=2)
 
 
-def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
-    """Return the tile shapes of an architecture and dtype, lowest first, with one lane each."""
-    if dtype == "float32" and arch != INTERPRETER:
+def tile_variants(arch: str, dtype: str, cache_format: str) -> tuple[AttendVariant, ...]:
+    """Return the tile shapes for a dtype and format, lowest first, with one lane each."""
+    if arch == INTERPRETER:
+        return tuple(_TABLE[arch].values())
+    if dtype == "float32":
         return (_FLOAT32,)  # exact products run without tensor cores
-    return tuple(_TABLE[arch].values())
+    is_plain = FORMATS[cache_format].is_plain
+    highest = max(_TABLE[arch]) if is_plain else _HIGHEST_OVER_FP8
+    return tuple(tile for tile in _TABLE[arch].values() if tile.tile_m <= highest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +190,7 @@ class Family:
 
 
 def _portable_variant(demand: Demand, height: int) -> AttendVariant:
-    tiles = tile_variants(demand.arch, demand.dtype)
+    tiles = tile_variants(demand.arch, demand.dtype, demand.cache_format)
     tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
     # Where every token fills at least two tiles, two programs read its keys together.
     return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)

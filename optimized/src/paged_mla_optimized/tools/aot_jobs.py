@@ -155,9 +155,9 @@ def jobs_of_arch(arch: str) -> list[Job]:
     for config in _configs():
         demand = demand_of(config, arch)
         portable = portable_variant(demand, most_query_len(config))
-        found = [_jobs_of_config(config, portable)]
+        found = [_jobs_of_config(config, portable, arch)]
         for variant in variants_by_query_len(demand, most_query_len(config)):
-            found.append(_jobs_of_config(config, variant))
+            found.append(_jobs_of_config(config, variant, arch))
             if variant.family != PORTABLE:
                 found.append(_hopper_jobs(config, variant))
         if config.rope is not None:
@@ -206,7 +206,7 @@ def _configs() -> Iterator[MlaConfig]:
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
 
 
-def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
     dtype = _SHORT[config.dtype]
     tile = f"m{variant.tile_m}n{variant.tile_n}"
     dims = f"r{config.kv_lora_rank}"
@@ -219,7 +219,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{cut}",
         attend_kernel,
         dtype,
-        _dense(attend_kernel, attend_constants(config, variant)),
+        _dense(attend_kernel, attend_constants(config, variant, arch)),
         variant.num_warps,
         variant.num_stages,
     )
@@ -232,7 +232,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     )
     for name, kernel, constants in (
         (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
-        (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
+        (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config, arch)),
         (
             f"schedule-{tile}x{variant.lanes}-{config.mask}-{cut}",
             schedule_kernel,
@@ -244,7 +244,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
             token_constants(config, variant),
         ),
         ("draft-rows", draft_rows_kernel, draft_rows_constants()),
-        (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width)),
+        (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width, 0)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
     ):
         yield Job(
