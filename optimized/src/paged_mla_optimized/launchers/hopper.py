@@ -174,7 +174,7 @@ class HopperAttention:
                 cluster=_cluster(self.variant, self.programs),
                 **hopper_options(self.variant),
             )
-        start = _Start(cache.data_ptr(), hopper_dtype(self.config, self.variant))
+        start = _Start(cache.data_ptr(), hopper_dtype(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
             TensorDescriptor(start, shape, [stride_row, 1], box, hopper_layout(box))
@@ -209,12 +209,14 @@ def hopper_box(block_size: int) -> int:
 
 
 def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], list[int]]:
-    """Return what one copy takes of the latent columns, whole or halved, and of the others."""
+    """Return what one copy takes of the latent columns, whole or halved, and of the others.
+
+    Widths are in words of 16 bits.
+    """
     keys = hopper_box(config.block_size) or _BOX
-    columns, others = config.kv_lora_rank, config.qk_rope_head_dim
-    if variant.family == FEW_FP8:  # words of two columns
-        return [keys, columns // 2], [keys, others // 2]
-    return [keys, columns if variant.family == FEW else columns // 2], [keys, others]
+    in_word = 2 if config.is_fp8 else 1
+    columns, others = config.kv_lora_rank // in_word, config.qk_rope_head_dim // in_word
+    return [keys, columns // 2 if variant.family == TILE else columns], [keys, others]
 
 
 def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
@@ -222,9 +224,9 @@ def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(min(box[1] * 2, 128), element_bitwidth=16, rank=2)
 
 
-def hopper_dtype(config: MlaConfig, variant: AttendVariant) -> torch.dtype:
-    """Return what a kernel takes the 16-bit words of a cache for."""
-    return torch.int16 if variant.family == FEW_FP8 else config.dtype
+def hopper_dtype(config: MlaConfig) -> torch.dtype:
+    """Return what kernels take the 16-bit words of a cache for."""
+    return torch.int16 if config.is_fp8 else config.dtype
 
 
 def _stages(config: MlaConfig, variant: AttendVariant) -> int:

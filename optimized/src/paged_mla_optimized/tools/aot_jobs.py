@@ -48,7 +48,6 @@ from paged_mla_optimized.planning.families import (
 )
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
-from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
 _TYPES = {
@@ -146,6 +145,7 @@ class Job:
             for parameter in self.kernel.params
             if parameter.name.startswith("stride") or parameter.name.endswith("_ptr")
             if parameter.name not in self.constants and not parameter.do_not_specialize
+            if not parameter.do_not_specialize_on_alignment
         }
 
 
@@ -164,6 +164,10 @@ def jobs_of_arch(arch: str) -> list[Job]:
             found.append(iter([_rotate_job(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
+    for config in _fp8_configs():
+        for variant in variants_by_query_len(demand_of(config, arch), most_query_len(config)):
+            for job in _fp8_jobs(config, variant, arch):
+                jobs.setdefault(job.name, job)
     return list(jobs.values())
 
 
@@ -204,6 +208,37 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(half, mask="tree:qlen", max_draft_tokens=1)
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
+
+
+def _fp8_configs() -> Iterator[MlaConfig]:
+    for num_heads in (16, 32, 64):
+        config = MlaConfig(
+            num_heads=num_heads,
+            softmax_scale=1.0,
+            block_size=64,
+            max_rows=256,
+            max_query_tokens=1,
+            max_model_len=1,
+            cache_format="fp8_e4m3",
+        )
+        yield config
+        yield replace(config, dtype=torch.float16)
+        yield replace(config, block_size=1)
+        yield replace(config, block_size=16)
+        yield replace(config, mask="non_causal")
+        yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
+        yield replace(config, deterministic=True)
+        yield replace(config, deterministic=True, block_size=1)
+
+
+def _fp8_jobs(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
+    """Yield the kernels of a step over an FP8 cache that differ from those over a plain one."""
+    if variant.family != PORTABLE:
+        yield from _hopper_jobs(config, variant)
+    types = {"cache_ptr": "*u8", "scales_ptr": "*fp32"}
+    for job in _jobs_of_config(config, variant, arch):
+        if job.kernel is attend_kernel:
+            yield replace(job, name=f"{job.name}-{config.cache_format}", types=types)
 
 
 def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
@@ -266,7 +301,7 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     dtype = _SHORT[config.dtype]
     kernel = hopper_kernel(variant)
-    word = _SHORT[hopper_dtype(config, variant)]
+    word = _SHORT[hopper_dtype(config)]
     types = {
         name: f"tensordesc<{word}{box},{hopper_layout(box)!r}>"
         for name, box in zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
@@ -274,9 +309,9 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     mask = "tree" if config.is_tree else config.mask
     cut = "fixed" if config.deterministic else "parts"
     options = hopper_options(variant)
-    stride_row = FORMATS[config.cache_format].token_bytes(config) // 2
-    if word == "i16":
-        types["cache_ptr"] = "*fp8e4nv"
+    if config.is_fp8:
+        types["cache_ptr"] = "*u8"
+    stride_row = config.stored.token_bytes(config) // 2
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{dtype}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",

@@ -374,7 +374,10 @@ def _attend(
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+@gluon.jit(
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize_on_alignment=["cache_scale_ptr"],
+)
 def decode_few_fp8_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, P]
