@@ -143,6 +143,8 @@ def _attend_tiles(
     for tile in range(tile_begin, tile_end, TURNS):
         mbarrier.wait(ready.index(stage), phase)
         keys = ckv.index(stage)
+        # Seen to vary: else what products are told of the queries is kept, in scarce registers.
+        zero = stage >> 8
         if BOX > 0 and tile * TILE_N + TILE_N > seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
             clear_tail(keys, seq_len - tile * TILE_N, TILE_N, R // 2, _WARPS)
             fence_async_shared()
@@ -150,13 +152,15 @@ def _attend_tiles(
         # Products read registers as they run: those of the last two are kept until they are done.
         last_left, last_right = contracted(k_pe.index(stage).load(operand))
         s = gl.zeros([TILE_N, PAIRS], gl.float32, layout)
-        s = warpgroup_mma(last_left, q_pe.index(0).permute((1, 0)), s, use_acc=False, is_async=True)
-        s = warpgroup_mma(last_right, q_pe.index(1).permute((1, 0)), s, is_async=True)
+        queries = q_pe.index(zero).permute((1, 0))
+        s = warpgroup_mma(last_left, queries, s, use_acc=False, is_async=True)
+        queries = q_pe.index(zero + 1).permute((1, 0))
+        s = warpgroup_mma(last_right, queries, s, is_async=True)
         for first in gl.static_range(0, R // 2, COLUMNS):
             left, right = contracted(keys.slice(first, COLUMNS, dim=1).load(operand))
-            queries = q_nope.index(0).slice(first, COLUMNS, dim=1)
+            queries = q_nope.index(zero).slice(first, COLUMNS, dim=1)
             s = warpgroup_mma(left, queries.permute((1, 0)), s, is_async=True)
-            queries = q_nope.index(1).slice(first, COLUMNS, dim=1)
+            queries = q_nope.index(zero + 1).slice(first, COLUMNS, dim=1)
             s = warpgroup_mma(right, queries.permute((1, 0)), s, is_async=True)
             last_left, last_right = warpgroup_mma_wait(2, deps=[last_left, last_right])
             last_left = left
