@@ -38,6 +38,7 @@ def run(*command):
         "hopper-tile-m64",
         "hopper-tile_fp8-m64",
         "quantise-overlapped",
+        "hopper-few_fp8-m64",
     ],
 )
 def test_compiles_without_a_gpu(prefix):

@@ -34,6 +34,7 @@ CONFIG = MlaConfig(
     max_query_tokens=8,
     max_model_len=1024,
 )
+FP8 = replace(CONFIG, cache_format="fp8_e4m3")
 
 
 FAST = replace(CONFIG, num_heads=128, cache_format="fp8_e4m3", products="fast")
@@ -131,6 +132,26 @@ def test_boxes_of_fp8_caches_are_words(block_size):
     assert hopper_boxes(config, served(config)) == ([keys, 128], [keys, 32])
 
 
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_boxes_of_exact_fp8_are_words(block_size):
+    """S-11: two codes are a word; a copy takes all of a row's latent columns."""
+    keys = hopper_box(block_size) or 64
+    config = replace(FP8, block_size=block_size)
+    assert hopper_boxes(config, served(config)) == ([keys, 256], [keys, 32])
+
+
+@pytest.mark.parametrize(
+    ("query_len", "stages"), [(1, 4), (2, 4), (4, 4)], ids=["16-pairs", "32-pairs", "64-pairs"]
+)
+def test_warpgroups_have_as_many_stages_of_fp8(query_len, stages):
+    """S-9: every second stage is one's own, beside queries and weights of up to 32 pairs each."""
+    variant = serving_variant(demand_of(FP8, "sm90"), query_len)
+    assert hopper_constants(FP8, variant, 64, 288)["STAGES"] == stages
+    pairs = min(variant.tile_m, 32)
+    taken = 64 * stages * 576 + 2 * pairs * (576 + 64) * 2
+    assert taken < SHARED_MEMORY["sm90"] <= taken + 2 * 64 * 576
+
+
 @pytest.mark.parametrize("num_heads", [16, 32])
 def test_the_ring_holds_as_many_key_tiles_as_fit(num_heads):
     """Queries, weights and key tiles share what a program may have."""
@@ -220,6 +241,40 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     ((first, second, *_, cached, cache_scale, _out, _lse, _partial_out, _partial_lse),) = launched
     assert (first is codes, second is scales) == (True, True)
     assert (cached is latents, cache_scale is scale) == (True, True)
+
+
+def test_descriptors_of_exact_fp8_are_words():
+    """S-1, S-11: as many rows, of half as many words as bytes, swizzled as wide as a box."""
+    padded = cache(592, 65 * 592, dtype=torch.uint8)
+    attention = HopperAttention(FP8, served(FP8), programs=132)
+    wide, slim = attention.rows_of(padded).descriptors.descriptors
+    for descriptor in (wide, slim):
+        assert descriptor.base.data_ptr() == padded.data_ptr()
+        assert descriptor.base.dtype == torch.int16
+        assert descriptor.shape == [3 * 65 + 64, 288]
+        assert descriptor.strides == [296, 1]
+    assert (wide.block_shape, slim.block_shape) == ([64, 256], [64, 32])
+    assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
+
+
+def test_steps_over_e4m3_reach_their_kernel(monkeypatch):
+    """S-11: what PagedMla is given, bytes or e4m3, is what the kernel gets, with the scale."""
+    launched = []
+    config = replace(FP8, dtype=torch.float16)
+    mla = PagedMla(config, "cpu", variant=served(config))
+    monkeypatch.setattr(
+        hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
+    )
+    mla.plan(*(torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [70], [[2, 1]])), num_tokens=1)
+    combine = mla._core._attentions[0]._combine
+    monkeypatch.setattr(combine, "launch", lambda *_, **__: None)
+    latents, scales = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(9)
+    queries = (torch.zeros(1, 16, n, dtype=torch.float16) for n in (512, 64))
+    given = LatentCache("fp8_e4m3", latents.view(torch.float8_e4m3fn), scales[3])
+    mla.attend(*queries, given)
+    ((*_, cached, scale, _out, _lse, _partial_out, _partial_lse),) = launched
+    assert (cached.data_ptr(), cached.dtype) == (latents.data_ptr(), torch.uint8)
+    assert scale.data_ptr() == scales[3].data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from paged_mla_optimized.planning.families import (
     FAMILIES,
     FEW,
+    FEW_FP8,
     INTERPRETER,
     PORTABLE,
     SHARED_MEMORY,
@@ -140,15 +141,30 @@ def test_fast_products_are_only_where_they_fit(asked, reason):
         (demand(16, dtype="float32"), "not float32"),
         (demand(16, head_dims=(128, 64)), "not 128 and 64"),
         (demand(16, head_dims=(512, 32)), "not 512 and 32"),
-        (demand(16, cache_format="fp8_e4m3"), "not cache_format fp8_e4m3"),
+        (demand(16, cache_format="fp8_ds_mla"), "not cache_format fp8_ds_mla"),
+        (demand(16, arch="sm89", cache_format="fp8_e4m3"), "sm90, not sm89"),
+        (demand(16, head_dims=(256, 64), cache_format="fp8_e4m3"), "not 256 and 64"),
     ],
-    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "format"],
+    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "format", "fp8-sm89", "fp8-rank"],
 )
 def test_portable_serves_the_rest(asked, reason):
     """What the Gluon kernels cannot do is never sent to them, and has a reason."""
     assert serving_variant(asked, 1).family == PORTABLE
-    for family in (FEW, TILE):
+    for family in (FEW_FP8,) if asked.cache_format == "fp8_e4m3" else (FEW, TILE):
         assert reason in passed_over(asked, 1)[family]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_few_queries_have_a_kernel_for_e4m3(dtype):
+    """Up to 64 pairs of token and head, whatever the queries' type."""
+    asked = demand(16, dtype=dtype, cache_format="fp8_e4m3")
+    found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4)]
+    assert [v.family for v in found] == [FEW_FP8] * 4
+    assert [v.tile_m for v in found] == [16, 32, 64, 64]
+    assert serving_variant(asked, 5).family == PORTABLE
+    reasons = passed_over(asked, 5)
+    assert reasons[FEW_FP8] == "holds 64 pairs of token and head, not 80"
+    assert reasons[TILE] == "made for bf16 and fp16 caches, not cache_format fp8_e4m3"
 
 
 def test_half_the_latents_have_a_kernel_for_few_queries():

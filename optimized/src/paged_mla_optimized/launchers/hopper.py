@@ -17,11 +17,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from paged_mla_optimized.cache import LatentCache, tensors_of
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
+from paged_mla_optimized.kernels.hopper.decode_few_fp8 import decode_few_fp8_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile_fp8 import decode_tile_fp8_kernel
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.planning.families import (
     FEW,
+    FEW_FP8,
     SHARED_MEMORY,
     TILE,
     TILE_FP8,
@@ -31,7 +33,7 @@ from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
-_TILE_N = 64
+_BOX = 64  # most keys of one copy
 _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
 _FEW_REGISTERS = 152  # on average: 248 for those that compute, 56 for those that copy
 MAX_CACHES = 4096
@@ -41,6 +43,7 @@ MAX_KERNELS = 64
 _KERNELS = {
     FEW: decode_few_kernel,
     TILE: decode_tile_kernel,
+    FEW_FP8: decode_few_fp8_kernel,
     TILE_FP8: decode_tile_fp8_kernel,
 }
 
@@ -206,7 +209,9 @@ def hopper_kernel(variant: AttendVariant) -> Any:
 def hopper_options(variant: AttendVariant) -> dict[str, int]:
     """Return the launch options of a family."""
     options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
-    return options | ({"maxnreg": _FEW_REGISTERS} if variant.family == FEW else {})
+    if variant.family == FEW:
+        options["maxnreg"] = _FEW_REGISTERS
+    return options
 
 
 def _cluster(variant: AttendVariant, programs: int) -> int:
@@ -216,8 +221,8 @@ def _cluster(variant: AttendVariant, programs: int) -> int:
 
 def hopper_box(block_size: int) -> int:
     """Return the keys of one copy: a block, or a tile of a larger one; 0 where none fits."""
-    if block_size % _TILE_N == 0:
-        return _TILE_N
+    if block_size % _BOX == 0:
+        return _BOX
     return block_size if block_size in {8, 16, 32} else 0  # swizzled in eights
 
 
@@ -226,10 +231,11 @@ def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], 
 
     Widths are in words of 16 bits.
     """
-    keys = hopper_box(config.block_size) or _TILE_N
+    keys = hopper_box(config.block_size) or _BOX
     in_word = 2 if config.is_fp8 else 1
     columns, others = config.kv_lora_rank // in_word, config.qk_rope_head_dim // in_word
-    return [keys, columns if variant.family == FEW else columns // 2], [keys, others]
+    whole = variant.family in {FEW, FEW_FP8}
+    return [keys, columns if whole else columns // 2], [keys, others]
 
 
 def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
@@ -244,9 +250,13 @@ def hopper_dtype(config: MlaConfig) -> torch.dtype:
 
 def _stages(config: MlaConfig, variant: AttendVariant) -> int:
     """Return how many key tiles the ring for few queries holds: as many as fit."""
-    line = (config.kv_lora_rank + config.qk_rope_head_dim) * 2
-    queries, weights = variant.tile_m * line, _TILE_N * variant.tile_m * 2
-    return (SHARED_MEMORY["sm90"] - _BARRIERS - queries - weights) // (_TILE_N * line)
+    width = config.kv_lora_rank + config.qk_rope_head_dim
+    query, weights = width * 2, variant.tile_n * 2
+    room = SHARED_MEMORY["sm90"] - _BARRIERS
+    if variant.family == FEW_FP8:  # two warpgroups, with their own queries and every second stage
+        pairs = 2 * min(variant.tile_m, 32)
+        return (room - pairs * (query + weights)) // (variant.tile_n * width) // 2 * 2
+    return (room - variant.tile_m * (query + weights)) // (variant.tile_n * width * 2)
 
 
 def hopper_constants(
@@ -267,6 +277,7 @@ def hopper_constants(
         "BOX": hopper_box(config.block_size),
         "STAGES": _stages(config, variant),
         "R": config.kv_lora_rank,
+        "P": config.qk_rope_head_dim,
     } | cut_constants(config, variant)
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

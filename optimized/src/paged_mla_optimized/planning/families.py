@@ -35,6 +35,7 @@ FIXED_SPLIT_BYTES = 256 << 20
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py
 TILE = "tile"  # kernels/hopper/decode_tile.py
+FEW_FP8 = "few_fp8"  # kernels/hopper/decode_few_fp8.py
 TILE_FP8 = "tile_fp8"  # kernels/hopper/decode_tile_fp8.py
 
 INTERPRETER = "interpreter"
@@ -238,6 +239,10 @@ _TILE = AttendVariant(
 )
 
 
+_FEW_FP8 = tuple(
+    replace(_FEW[0], tile_m=pairs, overhead=4, family=FEW_FP8, split_tiles=max(pairs, 32))
+    for pairs in (16, 32, 64)
+)
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 
 _PLAIN = ("bf16", "fp16")
@@ -259,14 +264,25 @@ def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...]
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
-    most = _FEW[-1].tile_m
-    return _hopper_misfit(demand, 512, 256) or (
-        f"holds {most} pairs of token and head, not {height}" if height > most else ""
-    )
+    return _hopper_misfit(demand, 512, 256) or _too_many(_FEW, height)
+
+
+def _few_fp8_misfit(demand: Demand, height: int) -> str:
+    tiles = _FEW_FP8[:1] if demand.products == "fast" else _FEW_FP8  # FP8 products are faster
+    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or _too_many(tiles, height)
+
+
+def _too_many(tiles: tuple[AttendVariant, ...], height: int) -> str:
+    most = tiles[-1].tile_m
+    return f"holds {most} pairs of token and head, not {height}" if height > most else ""
 
 
 def _few_variant(_demand: Demand, height: int) -> AttendVariant:
     return next(tile for tile in _FEW if tile.tile_m >= height)
+
+
+def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    return next(tile for tile in _FEW_FP8 if tile.tile_m >= height)
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
@@ -291,6 +307,7 @@ def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
     TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
+    FEW_FP8: Family(misfit=_few_fp8_misfit, variant=_few_fp8_variant),
     TILE_FP8: Family(misfit=_tile_fp8_misfit, variant=_tile_fp8_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }

@@ -156,6 +156,7 @@ class Job:
             for parameter in self.kernel.params
             if parameter.name.startswith("stride") or parameter.name.endswith("_ptr")
             if parameter.name not in self.constants and not parameter.do_not_specialize
+            if not parameter.do_not_specialize_on_alignment
         }
 
 
@@ -174,11 +175,13 @@ def jobs_of_arch(arch: str) -> list[Job]:
             found.append(iter([_rotate_job(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
-    for config in _fast_configs():
+    for config in (*_fast_configs(), *_fp8_configs()):
         for variant in variants_by_query_len(demand_of(config, arch), most_query_len(config)):
+            own = [*_hopper_jobs(config, variant)] if variant.family != PORTABLE else []
             if variant.family == TILE_FP8:
-                for job in (_quantise_job(config, arch), *_hopper_jobs(config, variant)):
-                    jobs.setdefault(job.name, job)
+                own.append(_quantise_job(config, arch))
+            for job in own:
+                jobs.setdefault(job.name, job)
     return list(jobs.values())
 
 
@@ -253,6 +256,28 @@ def _fast_configs() -> Iterator[MlaConfig]:
     yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
     yield replace(config, deterministic=True)
     yield replace(config, deterministic=True, block_size=1)
+
+
+def _fp8_configs() -> Iterator[MlaConfig]:
+    """Yield configs that a kernel of 16-bit products over FP8 caches may serve."""
+    for num_heads in (16, 32, 64):
+        config = MlaConfig(
+            num_heads=num_heads,
+            softmax_scale=1.0,
+            block_size=64,
+            max_rows=256,
+            max_query_tokens=1,
+            max_model_len=1,
+            cache_format="fp8_e4m3",
+        )
+        yield config
+        yield replace(config, dtype=torch.float16)
+        yield replace(config, block_size=1)
+        yield replace(config, block_size=16)
+        yield replace(config, mask="non_causal")
+        yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
+        yield replace(config, deterministic=True)
+        yield replace(config, deterministic=True, block_size=1)
 
 
 def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:

@@ -115,9 +115,9 @@ CASES = (
         uneven=True,
     ),
     _format(
-        "64-rows-of-2",
+        "128-rows-of-2",
         "scales of many rows of two tokens",
-        tuple(Row(2 + i % 15, 2) for i in range(64)),
+        tuple(Row(2 + i % 15, 2) for i in range(128)),
         uneven=True,
         num_heads=1,
     ),
