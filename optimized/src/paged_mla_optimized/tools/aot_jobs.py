@@ -143,6 +143,7 @@ class Job:
             for parameter in self.kernel.params
             if parameter.name.startswith("stride") or parameter.name.endswith("_ptr")
             if parameter.name not in self.constants and not parameter.do_not_specialize
+            if not parameter.do_not_specialize_on_alignment
         }
 
 
