@@ -115,6 +115,35 @@ def test_rows_share_a_device(max_rows, share):
     assert row_share(max_rows) == share
 
 
+@pytest.mark.parametrize(
+    ("num_heads", "query_len", "split_tiles", "splits"),
+    [(8, 1, 2, 8), (9, 1, 4, 4), (16, 3, 4, 4), (16, 4, 8, 2)],
+)
+def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles, splits):
+    """S-20: half a query tile, one, three and four of them, in a row of 16 key tiles."""
+    step = build((250, query_len), num_heads=num_heads, max_rows=128, deterministic=True)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, split_tiles=4))
+    assert_close(step.attend(mla), dense(step))
+    assert mla._core.plan.cut[4].item() == split_tiles
+    assert f"up to {splits} pieces" in str(mla.explain(step.cu_seqlens_q, step.seq_lens))
+
+
+def test_joins_of_splits_are_described():
+    """S-8: a record for each query tile of several splits, and none for the others."""
+    step = build((90, 5), (16, 1), (0, 2), (200, 1), num_heads=8, deterministic=True, max_rows=128)
+    mla = PagedMla(step.config, "cpu", variant=TILES)
+    assert_close(step.attend(mla), dense(step))
+    plan = mla._core.plan
+    room = fixed_splits(TILES, max_rows=128, kv_lora_rank=32)
+    assert plan.joins[4, 1].item() == 0
+    assert plan.joins[:4].tolist() == [
+        [0, 3, 0, 0, 16, 0, 1, 16],
+        [3, 3, 0, 16, 16, 0, 1, 16],
+        [6, 3, 0, 32, 8, 0, 1, 16],
+        [3 * room, 13, 8, 0, 8, 0, 1, 16],
+    ]
+
+
 @pytest.mark.parametrize(("parts", "overhead"), [(1, 0), (3, 2), (7, 0), (40, 2)])
 def test_shares_begin_and_end_with_splits(parts, overhead):
     """S-20: every split of a row lies in one share, whole, and shares follow each other."""

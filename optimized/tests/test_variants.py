@@ -3,11 +3,13 @@
 import pytest
 
 from paged_mla_optimized.planning.families import (
+    FAMILIES,
     FEW,
     INTERPRETER,
     PORTABLE,
     SHARED_MEMORY,
     TILE,
+    TILE_FP8,
     Demand,
     passed_over,
     portable_variant,
@@ -20,11 +22,15 @@ from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def demand(num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64), cache_format=None):
+def demand(
+    num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64), cache_format=None,
+    products="exact",
+):  # fmt: skip
     return Demand(
         arch=arch,
         dtype=dtype,
         cache_format=cache_format or PLAIN_FORMAT_OF_DTYPE[dtype],
+        products=products,
         num_heads=num_heads,
         head_dims=head_dims,
     )
@@ -95,13 +101,44 @@ def test_hopper_serves_by_the_pairs_of_a_row(num_heads, query_len, family, tile_
     assert (variant.family, variant.tile_m, variant.lanes) == (family, tile_m, lanes)
 
 
+FAST = {"cache_format": "fp8_e4m3", "products": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "query_len", "lanes"), [(16, 4, 1), (64, 1, 1), (128, 1, 2), (128, 2, 4)]
+)
+def test_fast_products_have_a_kernel(num_heads, query_len, lanes):
+    """On Hopper, where an e4m3 cache has one scale and the config allows FP8 products."""
+    for dtype in ("bfloat16", "float16"):
+        variant = serving_variant(demand(num_heads, dtype=dtype, **FAST), query_len)
+        assert (variant.family, variant.tile_m, variant.lanes) == (TILE_FP8, 64, lanes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (demand(128, cache_format="fp8_e4m3"), "rounds to FP8, where products are exact"),
+        (demand(128, products="fast"), "fp8_e4m3 caches, not cache_format bf16"),
+        (demand(128, **FAST | {"cache_format": "fp8_ds_mla"}), "not cache_format fp8_ds_mla"),
+        (demand(128, arch="sm100", **FAST), "sm90, not sm100"),
+        (demand(128, dtype="float32", **FAST), "not float32"),
+        (demand(128, head_dims=(256, 64), **FAST), "not 256 and 64"),
+    ],
+    ids=["exact", "plain-cache", "other-scales", "sm100", "fp32", "rank"],
+)
+def test_fast_products_are_only_where_they_fit(asked, reason):
+    """What else may be asked for is never sent to that kernel, and has a reason."""
+    assert serving_variant(asked, 1).family != TILE_FP8
+    assert reason in FAMILIES[TILE_FP8].misfit(asked, 128)
+
+
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
         (demand(16, arch="sm80"), "sm90, not sm80"),
         (demand(16, arch="sm100"), "sm90, not sm100"),
         (demand(16, dtype="float32"), "not float32"),
-        (demand(16, head_dims=(256, 64)), "not 256 and 64"),
+        (demand(16, head_dims=(128, 64)), "not 128 and 64"),
         (demand(16, head_dims=(512, 32)), "not 512 and 32"),
         (demand(16, cache_format="fp8_e4m3"), "not cache_format fp8_e4m3"),
     ],
@@ -112,6 +149,13 @@ def test_portable_serves_the_rest(asked, reason):
     assert serving_variant(asked, 1).family == PORTABLE
     for family in (FEW, TILE):
         assert reason in passed_over(asked, 1)[family]
+
+
+def test_half_the_latents_have_a_kernel_for_few_queries():
+    """Of (256, 64), the dims of Mistral Small 4, only what more than 32 pairs ask is portable."""
+    assert serving_variant(demand(32, head_dims=(256, 64)), 1).family == FEW
+    assert serving_variant(demand(32, head_dims=(256, 64)), 2).family == PORTABLE
+    assert "kv_lora_rank 512 and" in passed_over(demand(32, head_dims=(256, 64)), 2)[TILE]
 
 
 def test_what_is_passed_over_has_a_reason():

@@ -77,7 +77,7 @@ def test_a_graphed_runner_replays(monkeypatch):
     monkeypatch.setattr(
         torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(graph), replay(graph))
     )
-    runner._storage.zero_()
+    runner._memory._storage.zero_()
     again = [answers(runner, batch) for batch in BATCHES]
     assert len(replays) == 3 * len(BATCHES)
     assert len(set(map(id, replays))) == 6  # three calls in two buckets

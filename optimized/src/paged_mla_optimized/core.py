@@ -15,11 +15,13 @@ from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.append_fp8 import AppendFp8
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import launch_gather
+from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
 from paged_mla_optimized.planning.families import (
     INTERPRETER,
+    TILE_FP8,
     AttendVariant,
     variants_by_query_len,
 )
@@ -70,10 +72,15 @@ class Core:
         self.variants = list(dict.fromkeys(served))
         self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
         num_sms = self.facts.num_sms
-        self.plan = Plan(config, max(v.programs(num_sms) for v in self.variants), self.device)
+        self.plan = Plan(config, self.variants, num_sms, self.device)
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
-        self._attentions = [Attention(config, v, self.facts, self.workspace) for v in self.variants]
+        self.quantise = None
+        if any(v.family == TILE_FP8 for v in self.variants):
+            self.quantise = QuantiseQueries(config, self.facts.arch, self.device)
+        self._attentions = [
+            Attention(config, v, self.facts, self.workspace, self.quantise) for v in self.variants
+        ]
         self._append = (
             AppendFp8(config, self.facts.arch, self.tables)
             if config.is_fp8
@@ -199,6 +206,8 @@ class Core:
         }
         if self.rotate is not None:
             tensors["q_pe"] = self.rotate.q_pe
+        if self.quantise is not None:
+            tensors |= {"q_codes": self.quantise.codes, "q_scales": self.quantise.scales}
         buffers = [
             Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
             for name, t in tensors.items()

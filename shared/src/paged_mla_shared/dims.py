@@ -22,7 +22,8 @@ class MlaDims:
 
     Notes
     -----
-    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1 and the published configs.
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1, and the published configs; of Mistral Small
+    4, ``Mistral4Config`` in the transformers library.
     """
 
     num_heads: int
@@ -44,11 +45,13 @@ class MlaDims:
 DEEPSEEK_V3 = MlaDims(128, 512, 64, 128, 128)
 DEEPSEEK_V2 = DEEPSEEK_V3
 DEEPSEEK_V2_LITE = DEEPSEEK_V3.with_heads(16)
+MISTRAL_SMALL_4 = MlaDims(32, 256, 64, 64, 128)
 SMALL = MlaDims(4, 32, 16, 16, 16)
 
 PRESETS = {
     "deepseek-v3": DEEPSEEK_V3,
     "deepseek-v2": DEEPSEEK_V2,
     "deepseek-v2-lite": DEEPSEEK_V2_LITE,
+    "mistral-small-4": MISTRAL_SMALL_4,
     "small": SMALL,
 }

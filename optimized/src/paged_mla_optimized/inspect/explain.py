@@ -102,7 +102,7 @@ def explain(
     lanes = _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
     parts = programs // lanes
-    part_units, overhead = _choose_length(shapes, parts, variant.min_units, variant.overhead)
+    part_units, overhead = _choose_length(shapes, parts, variant)
     units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
     if config.deterministic:
         splits = [_fixed_splits(config, variant, pairs, tiles) for pairs, tiles in rows]
@@ -131,10 +131,12 @@ def explain(
 
 
 def _fixed_splits(config: MlaConfig, variant: AttendVariant, pairs: int, key_tiles: int) -> int:
-    """Return the splits of each query tile of a row, see ``kernels/common/schedule.py``."""
+    """Return the splits of each query tile of a row, see ``kernels/common/plan.py``."""
     query_tiles = max(-(-pairs // variant.tile_m), 1)
+    longest = variant.split_tiles // 2 if pairs * 2 <= variant.tile_m else variant.split_tiles
+    longest = max(variant.split_tiles * 2 if query_tiles >= 4 else longest, 1)
     length = -(-key_tiles // max(row_share(config.max_rows) // query_tiles, 1))
-    length = min(max(length, variant.min_units), variant.split_tiles)
+    length = min(max(length, variant.min_units), longest)
     most = fixed_splits(variant, config.max_rows, config.kv_lora_rank) // query_tiles
     length = -(-key_tiles // min(-(-key_tiles // length), max(most, 1)))
     return -(-key_tiles // length)
@@ -151,19 +153,21 @@ def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
 
 
 def _choose_length(
-    shapes: list[tuple[int, int]], parts: int, min_units: int, overhead: int
+    shapes: list[tuple[int, int]], parts: int, variant: AttendVariant
 ) -> tuple[int, int]:
-    """Return the units of a part and the overhead, 0 where even rows fit in whole or in pieces."""
-    share = max(-(-sum(groups * tiles for groups, tiles in shapes) // parts), min_units)
+    """Return the units of a part and the overhead of a group, see ``kernels/common/plan.py``."""
+    total = sum(groups * tiles for groups, tiles in shapes)
+    count = sum(groups for groups, _ in shapes)
+    share = max(-(-total // parts), variant.min_units)
     lengths = {tiles for groups, tiles in shapes if groups > 0}
     if len(lengths) == 1:
         row = lengths.pop()
-        pieces = max(row // share, 1)
-        fitted = -(-share // row) * row if share > row else -(-row // pieces)
-        if (share > row or row % pieces == 0) and (fitted - share) * 32 <= share:
-            return fitted, 0
-    counted = sum(groups * (tiles + overhead) for groups, tiles in shapes)
-    return max(-(-counted // parts), min_units), overhead
+        pieces = max(min(parts // count, row // variant.min_units), 1)
+        piece = -(-row // pieces)
+        fitted = -(-count // parts) * row if count > parts else piece
+        if (fitted - share) * 32 <= share * variant.slack:
+            return fitted, 0 if count > parts else -row % piece
+    return max(-(-(total + variant.overhead * count) // parts), variant.min_units), variant.overhead
 
 
 def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int, overhead: int) -> int:

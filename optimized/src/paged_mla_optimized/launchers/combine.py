@@ -8,12 +8,14 @@ import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.combine import combine_kernel
-from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
-from paged_mla_optimized.planning.plan import Plan, split_constants
+from paged_mla_optimized.planning.families import PORTABLE, AttendVariant
+from paged_mla_optimized.planning.plan import Plan, most_joins
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
-_FIXED_WORKERS = 8  # programs for each query tile of a row that is cut by its own length
+NUM_WARPS = 2
+"""Small programs, since many begin at once where the attend kernel's have just ended."""
+_MOST_WORKERS = 256  # programs that join one query tile: of 16 pairs, 128 partials keep all busy
 
 
 class Combine:
@@ -33,10 +35,11 @@ class Combine:
         lanes = _least_lanes(config, variant)
         self.parts = programs // lanes
         # So many for each program of the attend kernel read all partials of its tile at once.
-        workers = 8 if variant.tile_m <= 32 else 16
-        self.workers = 2 if is_interpreting() else workers * lanes
+        workers = 16 if variant.tile_m <= 32 else 16 * max(lanes, 2)
+        self.workers = self.parts * (2 if is_interpreting() else workers)
         constants = combine_constants(config, variant)
-        self._kernel = Launcher(combine_kernel, constants, **overlap_options(constants))
+        options = overlap_options(constants)
+        self._kernel = Launcher(combine_kernel, constants, num_warps=NUM_WARPS, **options)
 
     def launch(
         self,
@@ -48,22 +51,15 @@ class Combine:
         lse: torch.Tensor,
     ) -> None:
         """Write what the groups that were cut come to, and blank padding; T > 0."""
-        joins, tiles, workers = self.parts, 1, self.workers
-        if self.config.deterministic:
-            # As many programs as else; at least one, which waits for the attend kernel.
-            rows, programs = max(plan.num_rows, 1), joins * workers
-            tiles = min(self._tiles(plan), max(programs // (rows * _FIXED_WORKERS), 1))
-            joins = rows * tiles
-            workers = max(programs // joins, 1)
+        rows, tokens = plan.num_rows, plan.num_tokens
+        joins = most_joins(self.config, self.variant, self.parts, rows, tokens)
+        workers = max(min(self.workers // joins, _MOST_WORKERS), 1)
         strides = out.stride()
         self._kernel(
-            (joins + -(-plan.num_tokens // workers), workers, 1),
+            (joins + -(-tokens // workers), workers, 1),
             strides,
             (
-                plan.cut,
                 plan.joins,
-                plan.token_starts,
-                plan.row_lens,
                 plan.slot_mapping,
                 partial_out,
                 partial_lse,
@@ -74,31 +70,19 @@ class Combine:
                 *strides[:2],
                 *lse.stride(),
                 joins,
-                tiles,
-                plan.num_tokens,
+                tokens,
                 self.config.num_heads,
             ),
         )
 
-    def _tiles(self, plan: Plan) -> int:
-        """Return how many programs share the query tiles of a row, each of which may join several.
-
-        As many as fixed splits can cut in rows of the length that tiles are made for.
-        """
-        query_len = min(plan.query_len, plan.num_tokens)
-        tiles = -(-self.config.num_heads * query_len // self.variant.tile_m)
-        splits = fixed_splits(self.variant, self.config.max_rows, self.config.kv_lora_rank)
-        return max(1, min(tiles, splits // 2))
-
-
-def cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return what the attend and combine kernels must agree on."""
-    return {"R": config.kv_lora_rank} | split_constants(config, variant)
-
 
 def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``combine_kernel`` is specialised for."""
-    return cut_constants(config, variant) | {"OVERLAP": variant.family != PORTABLE}
+    return {
+        "R": config.kv_lora_rank,
+        "PLACES": 1 if config.deterministic else 2,
+        "OVERLAP": variant.family != PORTABLE,
+    }
 
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:

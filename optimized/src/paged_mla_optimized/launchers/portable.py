@@ -9,9 +9,8 @@ import torch
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
-from paged_mla_optimized.launchers.combine import cut_constants
 from paged_mla_optimized.planning.families import WITH_E4M3, AttendVariant
-from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.launch import Launcher
 
 _SHARE = 128  # columns
@@ -93,6 +92,7 @@ class PortableAttention:
 def attend_constants(config: MlaConfig, variant: AttendVariant, arch: str) -> dict[str, Any]:
     """Return what ``attend_kernel`` is specialised for."""
     return cut_constants(config, variant) | {
+        "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
         "SHARES": _shares(config),

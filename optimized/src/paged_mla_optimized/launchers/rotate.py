@@ -12,7 +12,7 @@ from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.planning.families import OVERLAPPING
 from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
-_PAIRS_PER_PROGRAM = 32
+_PAIRS_PER_PROGRAM = 16
 
 
 class RotateQueries:

@@ -35,6 +35,7 @@ FIXED_SPLIT_BYTES = 256 << 20
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py
 TILE = "tile"  # kernels/hopper/decode_tile.py
+TILE_FP8 = "tile_fp8"  # kernels/hopper/decode_tile_fp8.py
 
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
@@ -61,12 +62,17 @@ class AttendVariant:
         Key tiles below which a share of the work, or a split, is not cut further.
     overhead : int
         Key tiles that a program could work on in the time that beginning a group takes.
+    slack : int
+        32nds of an equal share by which one may be larger, so that rows of one length are cut at
+        equal places. Much where memory limits: it is as busy with fewer programs, and the others'
+        room lets the join begin at once.
     family : str
         Key of :data:`FAMILIES`. The portable kernel steps in, with the same tiles, for tensors
         that a Gluon kernel cannot address.
     split_tiles : int
-        Most key tiles of a split of fixed length, unless a row would have too many (S-20). Fewer
-        cost time to keep and join partial answers; more leave programs with unequal work.
+        Most key tiles of a split of fixed length, unless a row would have too many (S-20): half of
+        it for rows of half a query tile, twice it for rows of four. Fewer cost time to keep and
+        join partial answers; more leave programs with unequal work.
     """
 
     tile_m: int
@@ -77,6 +83,7 @@ class AttendVariant:
     lanes: int = 1
     min_units: int = 2
     overhead: int = 1
+    slack: int = 1
     family: str = PORTABLE
     split_tiles: int = 8
 
@@ -158,6 +165,8 @@ class Demand:
         "float32", "float16" or "bfloat16".
     cache_format : str
         Key of :data:`paged_mla_shared.formats.FORMATS`.
+    products : str
+        "exact" or "fast", as :class:`~paged_mla_optimized.config.MlaConfig` has it.
     num_heads : int
         H, of this rank.
     head_dims : (R, P)
@@ -166,6 +175,7 @@ class Demand:
     arch: str
     dtype: str
     cache_format: str
+    products: str
     num_heads: int
     head_dims: tuple[int, int]
 
@@ -196,10 +206,24 @@ def _portable_variant(demand: Demand, height: int) -> AttendVariant:
 
 _FEW = (
     AttendVariant(
-        tile_m=16, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=16
+        tile_m=16,
+        tile_n=64,
+        num_warps=8,
+        num_stages=2,
+        overhead=2,
+        slack=6,
+        family=FEW,
+        split_tiles=16,
     ),
     AttendVariant(
-        tile_m=32, tile_n=64, num_warps=8, num_stages=2, overhead=2, family=FEW, split_tiles=32
+        tile_m=32,
+        tile_n=64,
+        num_warps=8,
+        num_stages=2,
+        overhead=2,
+        slack=6,
+        family=FEW,
+        split_tiles=32,
     ),
 )
 _TILE = AttendVariant(
@@ -214,27 +238,29 @@ _TILE = AttendVariant(
 )
 
 
-_HOPPER_FORMATS = ("bf16", "fp16")
+_TILE_FP8 = replace(_TILE, family=TILE_FP8)
+
+_PLAIN = ("bf16", "fp16")
 
 
-def _hopper_misfit(demand: Demand) -> str:
+def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
-    if demand.cache_format not in _HOPPER_FORMATS:
-        made_for = " and ".join(_HOPPER_FORMATS)
+    if demand.cache_format not in formats:
+        made_for = " and ".join(formats)
         return f"made for {made_for} caches, not cache_format {demand.cache_format}"
-    if demand.head_dims != (512, 64):
-        return "made for kv_lora_rank 512 and qk_rope_head_dim 64, not {} and {}".format(
-            *demand.head_dims
-        )
+    rank, rope_dim = demand.head_dims
+    if rank not in kv_lora_ranks or rope_dim != 64:
+        ranks = " or ".join(map(str, kv_lora_ranks))
+        return f"made for kv_lora_rank {ranks} and qk_rope_head_dim 64, not {rank} and {rope_dim}"
     return ""
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
     most = _FEW[-1].tile_m
-    return _hopper_misfit(demand) or (
+    return _hopper_misfit(demand, 512, 256) or (
         f"holds {most} pairs of token and head, not {height}" if height > most else ""
     )
 
@@ -244,13 +270,28 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
-    lanes = next(n for n in (1, 2, 4) if n * _TILE.tile_m >= height or n == 4)
-    return replace(_TILE, lanes=lanes)
+    return _with_lanes(_TILE, height)
+
+
+def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
+    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or (
+        "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
+    )
+
+
+def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    return _with_lanes(_TILE_FP8, height)
+
+
+def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
+    lanes = next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4)
+    return replace(tile, lanes=lanes)
 
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
-    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand), variant=_tile_variant),
+    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
+    TILE_FP8: Family(misfit=_tile_fp8_misfit, variant=_tile_fp8_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

@@ -44,8 +44,10 @@ class Plan:
     Parameters
     ----------
     config : MlaConfig
-    programs : int
-        Most programs of any attend kernel that a step may get.
+    variants : list of AttendVariant
+        Those that a step may get.
+    num_sms : int
+        Multiprocessors of the device.
     device : torch.device
 
     Attributes
@@ -60,13 +62,17 @@ class Plan:
         Prefix sums of ``row_lens``, from 0; sums past 2 ** 31 - 1 stay there.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
-    cut : int64 [4]
-        Units of one part of the grid, lanes, all units, and overhead, likewise.
+    cut : int64 [4], or [4 + max_rows + 1] with ``deterministic``
+        Units of one part of the grid, lanes, all units, and overhead, likewise; then the key tiles
+        of each row's splits.
     shares : int64 [programs, 4]
         Of each program of the attend kernel: the unit of its first key tile, the first unit past
         its own, the row of the first, and its first partial query tile.
-    joins : int32 [programs, 8]
-        What each part joins, see ``kernels/common/combine.py``.
+    joins : int32 [joins, 8]
+        What is joined, see ``kernels/common/combine.py``.
+    join_starts : int32 [max_rows + 2]
+        Prefix sums of the query tiles of each row that have several splits, from 0; empty without
+        ``deterministic``.
     mask_starts : int64 [max_rows + 1]
         First element of a row's tree matrix.
     positions, slot_mapping : int64 [max_query_tokens]
@@ -94,15 +100,22 @@ class Plan:
     cut: torch.Tensor
     shares: torch.Tensor
     joins: torch.Tensor
+    join_starts: torch.Tensor
     mask_starts: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
     tree_words: torch.Tensor
     table: torch.Tensor
 
-    def __init__(self, config: MlaConfig, programs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: MlaConfig,
+        variants: list[AttendVariant],
+        num_sms: int,
+        device: torch.device,
+    ) -> None:
         self.config = config
-        self._buffers = _buffers(config, programs)
+        self._buffers = _buffers(config, variants, num_sms)
         words = sum(_words(shape, dtype) for shape, dtype in self._buffers.values())
         self._bind(torch.zeros(words, dtype=torch.int64, device=device))
         self.given_table: torch.Tensor | None = None
@@ -193,6 +206,7 @@ class Plan:
                 self.key_starts,
                 self.unit_starts,
                 self.cut,
+                self.join_starts,
                 self.mask_starts,
                 self.table,
             ),
@@ -214,8 +228,12 @@ class Plan:
         block_table = self.block_table
         # Without a tree no mask is read; any tensor stands in for it.
         words = self.tree_words if mask is None else mask.view(torch.uint8)
+        joins = most_joins(
+            self.config, kernels.variant, kernels.programs, self.num_rows, self.num_tokens
+        )
+        described = max(self.num_tokens, kernels.programs + 1, joins)
         kernels.tokens(
-            (triton.cdiv(max(self.num_tokens, kernels.programs + 1), _TOKENS_PER_PROGRAM), 1, 1),
+            (triton.cdiv(described, _TOKENS_PER_PROGRAM), 1, 1),
             (block_table.stride(1), words.stride()),
             (
                 self.unit_starts,
@@ -230,6 +248,7 @@ class Plan:
                 self.tree_words,
                 self.shares,
                 self.joins,
+                self.join_starts,
             ),
             (
                 *block_table.stride(),
@@ -238,24 +257,42 @@ class Plan:
                 self.num_rows,
                 self.num_tokens,
                 kernels.programs,
+                joins,
                 self.config.num_heads,
                 self.config.block_size,
             ),
         )
 
 
-def _buffers(config: MlaConfig, programs: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def most_joins(
+    config: MlaConfig, variant: AttendVariant, programs: int, num_rows: int, num_tokens: int
+) -> int:
+    """Return how many joins a step may have: one for each part, or query tile of several splits."""
+    if not config.deterministic:
+        return programs
+    splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+    pairs = num_tokens * config.num_heads + num_rows * (variant.tile_m - 1)
+    return max(min(pairs // variant.tile_m, num_rows * (splits // 2)), 1)
+
+
+def _buffers(
+    config: MlaConfig, variants: list[AttendVariant], num_sms: int
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return shape and dtype of every buffer of a plan."""
     rows, tokens = config.max_rows, config.max_query_tokens
+    programs = [variant.programs(num_sms) for variant in variants]
+    joins = [most_joins(config, v, v.programs(num_sms), rows, tokens) for v in variants]
+    split_rows = rows + 1 if config.deterministic else 0
     table_rows = rows if config.table_width else 0
     return {
         "token_starts": ((rows + 2,), torch.int32),
         "row_lens": ((rows + 1,), torch.int32),
         "key_starts": ((rows + 2,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
-        "cut": ((4,), torch.int64),
-        "shares": ((programs, 4), torch.int64),
-        "joins": ((programs, 8), torch.int32),
+        "cut": ((4 + split_rows,), torch.int64),
+        "shares": ((max(programs), 4), torch.int64),
+        "joins": ((max(joins), 8), torch.int32),
+        "join_starts": ((split_rows and rows + 2,), torch.int32),
         "mask_starts": ((rows + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),
         "slot_mapping": ((tokens,), torch.int64),
@@ -279,33 +316,37 @@ def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) 
         "PROGRAMS": variant.programs(num_sms),
         "MIN_UNITS": variant.min_units,
         "OVERHEAD": variant.overhead,
+        "SLACK": variant.slack,
         "ROWS": triton.next_power_of_2(config.max_rows + 2),
         "ENTRIES": _ENTRIES_PER_PROGRAM,
+        "SPLIT_TILES": variant.split_tiles,
+        "ROW_SHARE": row_share(config.max_rows) if config.deterministic else 0,
+        "FIXED_SPLITS": _fixed_splits(config, variant),
     }
 
 
 def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
     """Return what ``token_kernel`` is specialised for."""
-    return {
+    return cut_constants(config, variant) | {
         "MASK": config.mask,
         "TREE_WORDS": config.tree_words,
         "LANE_STEPS": variant.lane_steps,
         "SEARCH_STEPS": config.search_steps,
         "TOKENS": _TOKENS_PER_PROGRAM,
-    } | split_constants(config, variant)
+    }
 
 
-def split_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return tile sizes, and how a row is cut if its bits must not depend on the others (S-20)."""
-    splits, share = 0, 0  # or kernels would be compiled anew for every capacity
-    if config.deterministic:
-        splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-        share = row_share(config.max_rows)
+def cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return tile sizes, and how many splits a row may have where they are of fixed length."""
     return {
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
-        "MIN_UNITS": variant.min_units,
-        "SPLIT_TILES": variant.split_tiles,
-        "ROW_SHARE": share,
-        "FIXED_SPLITS": splits,
+        "FIXED_SPLITS": _fixed_splits(config, variant),
     }
+
+
+def _fixed_splits(config: MlaConfig, variant: AttendVariant) -> int:
+    """Return most splits of a row, 0 where the grid cuts: kernels then fit every capacity."""
+    if not config.deterministic:
+        return 0
+    return fixed_splits(variant, config.max_rows, config.kv_lora_rank)

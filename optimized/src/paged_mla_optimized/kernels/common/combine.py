@@ -1,25 +1,20 @@
 """Joins partial answers of one group by their lse (rule S-8).
 
-Axis 0 of the grid numbers the parts of the attend kernel. All parts that worked on a group but its
-last share its joining: a group cut into many parts is joined by many programs. Axis 1 shares it
-out further. With FIXED_SPLITS axis 0 has `tiles` programs for every row, each of which takes every
-`tiles`-th query tile of it. The last programs along axis 0 give padding ``(0, -inf)``.
+Axis 0 of the grid numbers the joins that the plan describes, axis 1 shares each out. A group that
+parts of the grid cut is joined by all of them but its last: one cut into many parts is joined by
+many programs. With fixed splits every query tile that has several is one join. The last programs
+along axis 0 give padding ``(0, -inf)``.
 
-The plan describes what a part joins, so that little is left to find out once the partials are
-there: first part and number of the partials, or 0 of them; first token of the row; index of the
-group's first pair in the row, and how many of its pairs exist.
+The description leaves little to find out once the partials are there. Its words are: first part
+or split, and number of partials, or 0 of them; first token of the row; index of the group's first
+pair in the row, and how many of its pairs exist; which share of the group it is, and how many
+there are; pairs that a group has room for.
 
 How the partials of a pair are added depends on their number alone (S-17, S-20).
 """
 
 import triton
 import triton.language as tl
-
-from paged_mla_optimized.kernels.common.schedule import (
-    fixed_partial,
-    fixed_split,
-    lanes_of_group,
-)
 
 
 @triton.jit
@@ -42,7 +37,7 @@ def _blank(
 @triton.jit
 def _join(
     partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, live, column, R: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr, PAIRS: tl.constexpr, SOURCES: tl.constexpr, COLUMNS: tl.constexpr,
+    PLACES: tl.constexpr, PAIRS: tl.constexpr, SOURCES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Return out [PAIRS, COLUMNS] and lse [PAIRS], from SOURCES partials at a time."""
     acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
@@ -50,9 +45,8 @@ def _join(
     total = tl.zeros([PAIRS], tl.float32)
     for begin in range(0, count, SOURCES):
         source = begin + tl.arange(0, SOURCES)
-        slot = first + source
-        if FIXED_SPLITS == 0:  # two for each part, see ``partial_of_program``; the first is a head
-            slot = slot * 2 + tl.where(source == 0, 1, 0)
+        # The first of a part's places holds what it goes on with, see ``partial_of_program``.
+        slot = (first + source) * PLACES + tl.where(source == 0, PLACES - 1, 0)
         at = (slot.to(tl.int64) * group_m)[None, :] + pair[:, None]  # [PAIRS, SOURCES]
         inside = (source < count)[None, :] & live[:, None]
         lse = tl.load(partial_lse_ptr + at, mask=inside, other=float("-inf"))
@@ -75,12 +69,12 @@ def _join(
 def _join_share(
     partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
     stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
-    num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr, SOURCES: tl.constexpr,
+    num_heads, group_m, R: tl.constexpr, PLACES: tl.constexpr, SOURCES: tl.constexpr,
 ):  # fmt: skip
     """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
     # As many loads with any SOURCES and R, of pairs of one query tile.
-    PAIRS: tl.constexpr = min(max(4096 // (SOURCES * R), 1), 16)
-    COLUMNS: tl.constexpr = min(4096 // (PAIRS * SOURCES), R)
+    PAIRS: tl.constexpr = min(max(2048 // (SOURCES * R), 1), 16)
+    COLUMNS: tl.constexpr = min(2048 // (PAIRS * SOURCES), R)
     pieces = R // COLUMNS
     for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
         pair = piece // pieces * PAIRS + tl.arange(0, PAIRS)
@@ -88,7 +82,7 @@ def _join_share(
         live = pair < alive
         out, lse = _join(
             partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, live, column,
-            R, FIXED_SPLITS, PAIRS, SOURCES, COLUMNS,
+            R, PLACES, PAIRS, SOURCES, COLUMNS,
         )  # fmt: skip
         token = (start + (first_pair + pair) // num_heads).to(tl.int64)
         head = ((first_pair + pair) % num_heads).to(tl.int64)
@@ -103,7 +97,7 @@ def _join_share(
 def _join_group(
     partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
     stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
-    num_heads, group_m, R: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+    num_heads, group_m, R: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """Join a share of a group, with as many partials at a time as it has, up to 128."""
     for step in tl.static_range(7):
@@ -111,17 +105,14 @@ def _join_group(
             _join_share(
                 partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
                 stride_out_head, stride_lse_token, stride_lse_head, start, first_pair, alive,
-                first, count, share, shares, num_heads, group_m, R, FIXED_SPLITS, 2 << step,
+                first, count, share, shares, num_heads, group_m, R, PLACES, 2 << step,
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["joins", "tiles", "num_tokens", "stride_lse_token",
+@triton.jit(do_not_specialize=["joins", "num_tokens", "stride_lse_token",
                                "stride_lse_head"])  # fmt: skip
 def combine_kernel(
-    cut_ptr,
-    joins_ptr,  # int32 [parts, 8]
-    token_starts_ptr,
-    row_lens_ptr,
+    joins_ptr,  # int32 [joins, 8]
     slot_mapping_ptr,  # int64 [T]
     partial_out_ptr,  # float32 [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
@@ -132,16 +123,10 @@ def combine_kernel(
     stride_lse_token,
     stride_lse_head,
     joins,  # programs along axis 0 that join
-    tiles,  # programs that share the query tiles of a row, with FIXED_SPLITS
     num_tokens,
     num_heads,
     R: tl.constexpr,
-    TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr,
-    MIN_UNITS: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
-    ROW_SHARE: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr,
+    PLACES: tl.constexpr,  # partials that a part may leave; 1: fixed splits, numbered one by one
     OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
 ):
     program = tl.program_id(0)
@@ -157,51 +142,24 @@ def combine_kernel(
         )  # fmt: skip
         return
 
-    if FIXED_SPLITS > 0:
-        row = program // tiles
-        tile = program % tiles
-        row_tiles, splits, _ = fixed_split(
-            token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS, SPLIT_TILES,
-            ROW_SHARE, FIXED_SPLITS,
-        )  # fmt: skip
-        count = tl.where((tile < row_tiles) & (splits > 1), splits, 0)
-        start = tl.load(token_starts_ptr + row)
-        pairs = (tl.load(token_starts_ptr + row + 1) - start) * num_heads
-        share = 0
-        shares = 1
-    else:
-        join_ptr = joins_ptr + program * 8
-        first = tl.load(join_ptr)
-        count = tl.load(join_ptr + 1)
-        start = tl.load(join_ptr + 2)
-        first_pair = tl.load(join_ptr + 3)
-        alive = tl.load(join_ptr + 4)
-        share = program - first
-        shares = count - 1
+    join_ptr = joins_ptr + program * 8
+    first = tl.load(join_ptr)
+    count = tl.load(join_ptr + 1)
+    start = tl.load(join_ptr + 2)
+    first_pair = tl.load(join_ptr + 3)
+    alive = tl.load(join_ptr + 4)
+    share = tl.load(join_ptr + 5) * workers + worker
+    shares = tl.load(join_ptr + 6) * workers
+    group_m = tl.load(join_ptr + 7)
     if OVERLAP:
         # For the partials. One program waits in any case, so that this kernel, and what waits for
         # it, ends after the attend kernel.
         is_first = program + worker == 0
         if (count > 0) | is_first:
             tl.extra.cuda.gdc_wait()
-    share = share * workers + worker
-    shares = shares * workers
-    if count == 0:
-        return
-    if FIXED_SPLITS > 0:
-        while tile < row_tiles:
-            first_pair = tile * TILE_M
-            _join_group(
-                partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
-                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair,
-                tl.minimum(pairs - first_pair, TILE_M),
-                fixed_partial(row, tile, splits, 0, FIXED_SPLITS), splits, share, shares,
-                num_heads, TILE_M, R, FIXED_SPLITS,
-            )  # fmt: skip
-            tile += tiles
-    else:
+    if count > 0:
         _join_group(
             partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
             stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
-            shares, num_heads, lanes_of_group(cut_ptr) * TILE_M, R, FIXED_SPLITS,
+            shares, num_heads, group_m, R, PLACES,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import (
     count_at_most,
+    fixed_partial,
     fixed_split,
     group_of_unit,
     lanes_of_group,
@@ -56,25 +57,51 @@ def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANE_STEPS: tl.constex
 @triton.jit
 def _choose_length(
     groups, key_tiles, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr,
-    OVERHEAD: tl.constexpr,
+    OVERHEAD: tl.constexpr, SLACK: tl.constexpr,
 ):  # fmt: skip
     """Return the units of a part, and the overhead that is counted for each group.
 
-    The length is an equal share of all units. Where all rows are as long it may be a little more,
-    so that cuts fall between rows or at equal places in each: parts are then less even, but leave
-    fewer partial answers and begin fewer groups. All of them begin as many, so none are counted.
+    The length is an equal share of all units. Where all rows are as long it may be more, by SLACK
+    32nds, so that cuts fall between rows or at equal places in each: parts are then less even, but
+    leave fewer partial answers and begin fewer groups. All of them begin as many, so no overhead is
+    counted but what makes the pieces of a row as long as each other.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
+    counted = tl.sum(tl.where(key_tiles > 0, groups, 0)).to(tl.int64)
     parts = PROGRAMS // lanes
     share = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
     row = tl.maximum(tl.max(tl.where(groups > 0, key_tiles, 0)), 1).to(tl.int64)
-    is_even = total == row * tl.sum(tl.where(key_tiles > 0, groups, 0))  # one length of rows
-    pieces = tl.maximum(row // share, 1)
-    fitted = tl.where(share > row, tl.cdiv(share, row) * row, tl.cdiv(row, pieces))
-    fits = is_even & ((share > row) | (row % pieces == 0)) & ((fitted - share) * 32 <= share)
-    counted = total + OVERHEAD * tl.sum(tl.where(key_tiles > 0, groups, 0))
-    length = tl.where(fits, fitted, tl.maximum(tl.cdiv(counted, parts), MIN_UNITS))
-    return length, tl.where(fits, 0, OVERHEAD).to(tl.int64)
+    pieces = tl.minimum(parts // tl.maximum(counted, 1), row // MIN_UNITS)
+    piece = tl.cdiv(row, tl.maximum(pieces, 1))
+    fitted = tl.where(counted > parts, tl.cdiv(counted, parts) * row, piece)
+    fits = (total == row * counted) & ((fitted - share) * 32 <= share * SLACK)
+    begin = tl.where(counted > parts, 0, tl.cdiv(row, piece) * piece - row)
+    equal = tl.maximum(tl.cdiv(total + OVERHEAD * counted, parts), MIN_UNITS)
+    return tl.where(fits, fitted, equal), tl.where(fits, begin, OVERHEAD).to(tl.int64)
+
+
+@triton.jit
+def _cut_rows(
+    pairs, key_tiles, TILE_M: tl.constexpr, MIN_UNITS: tl.constexpr, SPLIT_TILES: tl.constexpr,
+    ROW_SHARE: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Return the key tiles of each row's splits, and how many of its query tiles to join.
+
+    A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles: half as
+    many where half of a query tile is empty, since its partials are small, and twice as many from
+    four query tiles on, whose lanes leave fewer parts. All its query tiles together have at most
+    FIXED_SPLITS of them, or one each.
+    """
+    query_tiles = tl.cdiv(pairs, TILE_M)
+    divisor = tl.maximum(query_tiles, 1)
+    key_tiles = tl.maximum(key_tiles, 1)
+    longest = tl.where(pairs * 2 <= TILE_M, SPLIT_TILES // 2, SPLIT_TILES)
+    longest = tl.maximum(tl.where(query_tiles >= 4, SPLIT_TILES * 2, longest), 1)
+    length = tl.cdiv(key_tiles, tl.maximum(ROW_SHARE // divisor, 1))
+    length = tl.minimum(tl.maximum(length, MIN_UNITS), longest)
+    most = tl.maximum(FIXED_SPLITS // divisor, 1)
+    length = tl.cdiv(key_tiles, tl.minimum(tl.cdiv(key_tiles, length), most))
+    return length, tl.where(length < key_tiles, query_tiles, 0)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "fill"])
@@ -87,7 +114,9 @@ def schedule_kernel(
     row_lens_ptr,  # out int32 [B + 1]
     key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
-    cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead
+    cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead; with FIXED_SPLITS
+    # [4 + B + 1]: then the key tiles of each row's splits
+    join_starts_ptr,  # out int32 [B + 2], with FIXED_SPLITS: query tiles to join, likewise from 0
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
     table_ptr,  # out int32 [B, width]
     stride_cu,
@@ -108,6 +137,10 @@ def schedule_kernel(
     PROGRAMS: tl.constexpr,  # of the attend kernel
     MIN_UNITS: tl.constexpr,
     OVERHEAD: tl.constexpr,  # key tiles that beginning a group is worth
+    SLACK: tl.constexpr,  # 32nds by which parts may be longer, so that rows are cut alike
+    SPLIT_TILES: tl.constexpr,
+    ROW_SHARE: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
     ROWS: tl.constexpr,  # power of two >= B + 2
     ENTRIES: tl.constexpr,  # table entries of one program
 ):
@@ -129,13 +162,21 @@ def schedule_kernel(
     key_tiles = tl.cdiv(seq_lens, TILE_N)
     lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
     groups = tl.cdiv(pairs, (lanes * TILE_M).to(tl.int32))
-    length, overhead = _choose_length(groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD)
+    length, overhead = _choose_length(
+        groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
+    )
     units = tl.where(key_tiles > 0, groups * (key_tiles + overhead), 0)
     unit_ends = tl.cumsum(units)
     tl.store(cut_ptr, length)
     tl.store(cut_ptr + 1, lanes)
     tl.store(cut_ptr + 2, tl.sum(units))
     tl.store(cut_ptr + 3, overhead)
+    if FIXED_SPLITS > 0:
+        split_tiles, to_join = _cut_rows(
+            pairs, key_tiles, TILE_M, MIN_UNITS, SPLIT_TILES, ROW_SHARE, FIXED_SPLITS
+        )
+        tl.store(cut_ptr + 4 + row, split_tiles.to(tl.int64), mask=is_row)
+        tl.store(join_starts_ptr + row + 1, tl.cumsum(to_join), mask=is_row)
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
@@ -175,19 +216,15 @@ def _tree_bits(
 
 @triton.jit
 def _first_split(
-    unit, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr, MIN_UNITS: tl.constexpr,
-    SPLIT_TILES: tl.constexpr, ROW_SHARE: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+    unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Return the first unit at or past `unit` that begins a split, or the end of all units."""
     total = tl.load(cut_ptr + 2)
     unit = tl.minimum(unit, total)
     row = count_at_most(unit_starts_ptr + 1, num_rows, unit, SEARCH_STEPS)
     _, begin, end = group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N)
-    _, _, length = fixed_split(
-        token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS, SPLIT_TILES,
-        ROW_SHARE, FIXED_SPLITS,
-    )  # fmt: skip
+    _, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
     split = tl.cdiv(tl.maximum(unit - begin, 0), length)
     first = tl.minimum(begin + split * length, end)
     return tl.minimum(unit_after(cut_ptr, first, end), total)
@@ -197,8 +234,7 @@ def _first_split(
 def _describe_parts(
     part, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr, joins_ptr,
     num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr, MIN_UNITS: tl.constexpr, SPLIT_TILES: tl.constexpr,
-    ROW_SHARE: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Find where parts begin, which programs work on them, and what their beginnings cut."""
     length = tl.load(cut_ptr)
@@ -212,14 +248,11 @@ def _describe_parts(
     place = place_of_part(part, programs // lanes, used)
     if FIXED_SPLITS > 0:
         share_begin = _first_split(
-            unit, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows, num_heads,
-            TILE_M, TILE_N, SEARCH_STEPS, MIN_UNITS, SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
-        )  # fmt: skip
+            unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
+        )
         share_end = _first_split(
-            unit + length, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_rows,
-            num_heads, TILE_M, TILE_N, SEARCH_STEPS, MIN_UNITS, SPLIT_TILES, ROW_SHARE,
-            FIXED_SPLITS,
-        )  # fmt: skip
+            unit + length, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
+        )
     else:
         share_begin = tl.where(exists, tl.maximum(unit, begin), total)
         share_end = tl.minimum(unit + length, total)
@@ -231,22 +264,55 @@ def _describe_parts(
         tl.store(share_ptr + 1, share_end, mask=inside)
         tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
         tl.store(share_ptr + 3, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
-    first = begin // length
-    count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0)
+    if FIXED_SPLITS == 0:
+        first = begin // length
+        count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0).to(tl.int32)
+        group_m = lanes * TILE_M
+        _store_join(
+            joins_ptr, part - 1, first.to(tl.int32), count, row, group, group_m, part - 1 - first,
+            count - 1, token_starts_ptr, num_heads, (part > 0) & (part <= programs),
+        )  # fmt: skip
+
+
+@triton.jit
+def _describe_splits(
+    join, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows, joins,
+    num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Find which query tiles have several splits."""
+    row = count_at_most(join_starts_ptr + 1, num_rows, join, SEARCH_STEPS)
+    tile_m = join - tl.load(join_starts_ptr + row)
+    splits, _ = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
+    exists = join < tl.load(join_starts_ptr + num_rows + 1)
+    first = fixed_partial(row, tile_m, splits, 0, FIXED_SPLITS).to(tl.int32)
+    _store_join(
+        joins_ptr, join, first, tl.where(exists, splits, 0), row, tile_m, TILE_M, 0, 1,
+        token_starts_ptr, num_heads, join < joins,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_join(
+    joins_ptr, join, first, count, row, group, group_m, share, shares, token_starts_ptr, num_heads,
+    inside,
+):  # fmt: skip
+    """Store what ``combine.py`` reads of a join."""
     start = tl.load(token_starts_ptr + row)
-    query_len = tl.load(token_starts_ptr + row + 1) - start
-    group_m = lanes * TILE_M
-    join_ptr = joins_ptr + (part - 1) * 8
-    inside = (part > 0) & (part <= programs)
-    alive = tl.minimum(query_len * num_heads - group * group_m, group_m)
-    tl.store(join_ptr, first.to(tl.int32), mask=inside)
-    tl.store(join_ptr + 1, count.to(tl.int32), mask=inside)
+    pairs = (tl.load(token_starts_ptr + row + 1) - start) * num_heads
+    join_ptr = joins_ptr + join * 8
+    tl.store(join_ptr, first, mask=inside)
+    tl.store(join_ptr + 1, count, mask=inside)
     tl.store(join_ptr + 2, start, mask=inside)
     tl.store(join_ptr + 3, group * group_m, mask=inside)
-    tl.store(join_ptr + 4, alive, mask=inside)
+    tl.store(join_ptr + 4, tl.minimum(pairs - group * group_m, group_m), mask=inside)
+    tl.store(join_ptr + 5, share, mask=inside)
+    tl.store(join_ptr + 6, shares, mask=inside)
+    tl.store(join_ptr + 7, group_m, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "programs", "stride_table_row"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "programs", "joins",
+                               "stride_table_row"])  # fmt: skip
 def token_kernel(
     unit_starts_ptr,
     cut_ptr,
@@ -259,7 +325,8 @@ def token_kernel(
     slot_mapping_ptr,  # out int64 [T]
     tree_words_ptr,  # out int32 [T, TREE_WORDS]
     shares_ptr,  # out int64 [programs, 4]: units [unit, end), row, first partial
-    joins_ptr,  # out int32 [parts, 8], see ``combine.py``
+    joins_ptr,  # out int32 [joins, 8], see ``combine.py``
+    join_starts_ptr,  # int32 [B + 2], read with FIXED_SPLITS
     stride_table_row,
     stride_table_col,
     stride_mask_line,
@@ -267,6 +334,7 @@ def token_kernel(
     num_rows,
     num_tokens,
     programs,  # of the attend kernel: it has at most so many parts
+    joins,  # records of `joins_ptr` to fill
     num_heads,
     block_size,
     MASK: tl.constexpr,
@@ -275,9 +343,6 @@ def token_kernel(
     LANE_STEPS: tl.constexpr,
     TREE_WORDS: tl.constexpr,
     SEARCH_STEPS: tl.constexpr,
-    MIN_UNITS: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
-    ROW_SHARE: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
@@ -285,8 +350,12 @@ def token_kernel(
     if tl.program_id(0) * TOKENS <= programs:
         _describe_parts(
             token, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr,
-            joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS, SEARCH_STEPS, MIN_UNITS,
-            SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
+            joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS, SEARCH_STEPS, FIXED_SPLITS,
+        )  # fmt: skip
+    if (FIXED_SPLITS > 0) & (tl.program_id(0) * TOKENS < joins):
+        _describe_splits(
+            token, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows,
+            joins, num_heads, TILE_M, TILE_N, SEARCH_STEPS, FIXED_SPLITS,
         )  # fmt: skip
     row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
     start = tl.load(token_starts_ptr + row)

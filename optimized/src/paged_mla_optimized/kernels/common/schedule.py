@@ -13,7 +13,8 @@ its *lanes*: each takes one query tile of the part's groups. The plan chooses fo
 leaves in ``cut``: units of a part, lanes, all units, overhead. What that means for a program it
 leaves in ``shares``. With FIXED_SPLITS every query tile of a row is made of *splits*, whose length
 depends on that row's lengths alone, and a part owns the splits that begin in its range: cuts move
-to where splits begin, and each split is a sum of its own (S-20).
+to where splits begin, and each split is a sum of its own (S-20). How long a row's splits are
+follows in ``cut``.
 """
 
 import triton
@@ -133,24 +134,11 @@ def seen_tiles(
 
 
 @triton.jit
-def fixed_split(
-    token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-    MIN_UNITS: tl.constexpr, SPLIT_TILES: tl.constexpr, ROW_SHARE: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Return query tiles of a row, splits of each, and key tiles of each split but the last.
-
-    A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles. All its
-    query tiles together have at most FIXED_SPLITS of them, or one each.
-    """
-    query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
-    query_tiles = tl.maximum(tl.cdiv(query_len * num_heads, TILE_M), 1)
+def fixed_split(cut_ptr, row_lens_ptr, row, TILE_N: tl.constexpr):
+    """Return splits of each query tile of a row, and key tiles of each split but the last."""
+    length = tl.load(cut_ptr + 4 + row).to(tl.int32)
     key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
-    length = tl.cdiv(key_tiles, tl.maximum(ROW_SHARE // query_tiles, 1))
-    length = tl.minimum(tl.maximum(length, MIN_UNITS), SPLIT_TILES)
-    most = tl.maximum(FIXED_SPLITS // query_tiles, 1)
-    length = tl.cdiv(key_tiles, tl.minimum(tl.cdiv(key_tiles, length), most))
-    return query_tiles, tl.cdiv(key_tiles, length), length
+    return tl.cdiv(key_tiles, length), length
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 from paged_mla_optimized.kernels.common.schedule import (
     fixed_partial,
+    fixed_split,
     group_of_unit,
     lanes_of_group,
     partial_of_program,
@@ -26,33 +27,29 @@ _LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are res
 
 
 @gluon.jit
-def partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M: gl.constexpr, layout: gl.constexpr):
-    """Return where the pairs of this program's partial lie, see ``partial_of_program``."""
-    tile = partial_of_program(cut_ptr, shares_ptr, is_head)
-    return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
-
-
-@gluon.jit
-def split_pairs(
-    row, tile_m, splits, split, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr,
+def partial_pairs(
+    cut_ptr, shares_ptr, place, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Return where partial answers of a split of fixed length are kept."""
-    tile = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS)
+    """Return where the pairs of a segment's partial lie; `place` is that of ``find_segment``."""
+    tile = place if FIXED_SPLITS > 0 else partial_of_program(cut_ptr, shares_ptr, place)
     return tile * TILE_M + gl.arange(0, TILE_M, layout=layout)
 
 
 @gluon.jit
 def find_segment(
     unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    MASK: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Return the segment of a part that starts with `unit`, of `row` or one after it.
+
+    With FIXED_SPLITS it is one split.
 
     Returns
     -------
     following : unit of the tile after the segment
-    is_head, is_whole : whether it begins its group, and whether it is all of it
+    place, is_whole : whether it begins its group, or of which partial it is the split; and whether
+        it is all of its group
     row, tile_m, seq_len, context_len : whose queries, which query tile of the row
     tile_begin, tile_end : its key tiles that some query sees
     tile_edge : first key tile that some query does not see in full
@@ -62,18 +59,25 @@ def find_segment(
     group, group_begin, group_end = group_of_unit(
         unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
     )
-    stop = gl.minimum(end, group_end)
-    is_head = unit == group_begin
-    is_whole = is_head & (stop == group_end)
     lanes = lanes_of_group(cut_ptr)
     tile_m = group * lanes + gl.program_id(0) % lanes
+    is_head = unit == group_begin
+    if FIXED_SPLITS > 0:
+        splits, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
+        stop = gl.minimum(unit + length, group_end)
+        split = (unit - group_begin).to(gl.int32) // length
+        place = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS).to(gl.int32)
+    else:
+        stop = gl.minimum(end, group_end)
+        place = is_head
+    is_whole = is_head & (stop == group_end)
     seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
         token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
         stop - group_begin, MASK, TILE_M, TILE_N,
     )  # fmt: skip
     following = unit_after(cut_ptr, stop, group_end)
     return (
-        following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+        following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
         tile_edge, (stop - group_begin).to(gl.int32),
     )  # fmt: skip
 
@@ -212,15 +216,17 @@ def copy_tile(
 ):  # fmt: skip
     """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe.
 
-    `at` is its ``first_row``. Without boxes four warps copy; `ready` counts ``arrivals``.
+    Elements are 16 bits. `at` is its ``first_row``. Without boxes four warps copy; `ready` counts
+    ``arrivals``.
     """
+    P: gl.constexpr = k_pe.shape[1]
     if BOX == 0:
         _copy_keys(cache_ptr, stride_cache_row, at, ckv, FIRST, WIDTH)
         if WITH_K_PE:
-            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, R, 64)
+            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, R, P)
         async_copy.mbarrier_arrive(ready, increment_count=False)
     else:
-        mbarrier.expect(ready, TILE_N * (WIDTH + 64 * WITH_K_PE) * 2)
+        mbarrier.expect(ready, TILE_N * (WIDTH + P * WITH_K_PE) * 2)
         for key in gl.static_range(0, TILE_N, BOX):
             if key > 0:
                 at = _cache_row(

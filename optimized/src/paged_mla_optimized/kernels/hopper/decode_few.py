@@ -16,7 +16,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import fixed_split, share_of_program
+from paged_mla_optimized.kernels.common.schedule import (
+    fixed_partial,
+    fixed_split,
+    share_of_program,
+)
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -31,7 +35,6 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
-    split_pairs,
 )
 
 
@@ -49,7 +52,7 @@ def _copy_tiles(
     while unit < end:
         following, _, _, row, _, seq_len, _, tile_begin, tile_end, _, _ = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N,
+            MASK, TILE_M, TILE_N, 0,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         for tile in range(tile_begin, tile_end):
@@ -154,7 +157,6 @@ def _attend(
     stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
     softmax_scale, num_heads, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-    MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
@@ -169,11 +171,11 @@ def _attend(
     phase = 0
     while unit < end:
         (
-            following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
             tile_edge, tile_stop,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N,
+            MASK, TILE_M, TILE_N, 0,
         )  # fmt: skip
         copy_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
@@ -191,10 +193,8 @@ def _attend(
         )
 
         if FIXED_SPLITS > 0:
-            _, splits, length = fixed_split(
-                token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS,
-                SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
-            )  # fmt: skip
+            splits, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
+            split = fixed_partial(row, tile_m, splits, tile_begin // length, FIXED_SPLITS)
             for begin in range(tile_begin, tile_stop, length):
                 out, lse, stage, phase = _attend_tiles(
                     q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, begin,
@@ -208,10 +208,11 @@ def _attend(
                         stride_out_head, stride_lse_token, stride_lse_head,
                     )  # fmt: skip
                 else:
-                    at = split_pairs(
-                        row, tile_m, splits, begin // length, FIXED_SPLITS, TILE_M, pair_layout
+                    at = partial_pairs(
+                        cut_ptr, shares_ptr, split, FIXED_SPLITS, TILE_M, pair_layout
                     )
                     _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
+                split += 1
         else:
             out, lse, stage, phase = _attend_tiles(
                 q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end,
@@ -224,7 +225,7 @@ def _attend(
                     stride_out_head, stride_lse_token, stride_lse_head,
                 )  # fmt: skip
             else:
-                at = partial_pairs(cut_ptr, shares_ptr, is_head, TILE_M, pair_layout)
+                at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, TILE_M, pair_layout)
                 _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
         unit = following
 
@@ -270,9 +271,6 @@ def decode_few_kernel(
     TILE_N: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
-    MIN_UNITS: gl.constexpr,
-    SPLIT_TILES: gl.constexpr,
-    ROW_SHARE: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
@@ -301,8 +299,7 @@ def decode_few_kernel(
                     shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
                     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
                     stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-                    R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, MIN_UNITS, SPLIT_TILES,
-                    ROW_SHARE, FIXED_SPLITS,
+                    R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
                 ),
             ),
             (

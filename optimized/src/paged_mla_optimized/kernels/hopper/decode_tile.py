@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import fixed_split, share_of_program
+from paged_mla_optimized.kernels.common.schedule import share_of_program
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -39,7 +39,6 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
-    split_pairs,
 )
 
 # Offsets of the barriers in their array, three slots each but for the last.
@@ -48,7 +47,6 @@ _WEIGHED = gl.constexpr(3)
 _GO = gl.constexpr(6)
 _LEFT = gl.constexpr(9)
 _SUMMED = gl.constexpr(12)
-_READ = gl.constexpr(13)
 
 
 @gluon.jit
@@ -130,8 +128,7 @@ def _weigh(
     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
     stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr, MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
+    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -141,15 +138,14 @@ def _weigh(
     unit, end, row = share_of_program(shares_ptr)
     slot = 0
     phase = 0
-    odd = 0
     mbarrier.arrive(bars.index(_GO))
     while unit < end:
         (
-            following, is_head, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge, tile_stop,
+            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
+            tile_edge, _,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, 64, 64,
+            MASK, 64, 64, FIXED_SPLITS,
         )  # fmt: skip
         mbarrier.wait(bars.index(_FULL + slot), phase)
         staged = ckv.index(slot)
@@ -180,67 +176,38 @@ def _weigh(
         phase = gl.where(slot == 3, phase ^ 1, phase)
         slot = gl.where(slot == 3, 0, slot)
 
-        if FIXED_SPLITS > 0:
-            _tiles, splits, length = fixed_split(
-                token_starts_ptr, row_lens_ptr, row, num_heads, 64, 64, MIN_UNITS, SPLIT_TILES,
-                ROW_SHARE, FIXED_SPLITS,
+        peak, total, slot, phase = _weigh_tiles(
+            q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end,
+            tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
+            tree_words_ptr, scale, num_heads, MASK, TREE_WORDS, BOX, layout,
+        )  # fmt: skip
+        mbarrier.arrive(bars.index(_GO + slot))
+        mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
+        lse = _hand_over(peak, total, sums, bars)
+        if is_whole:
+            _store_lse(
+                lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
+                stride_lse_head, pair_layout,
             )  # fmt: skip
-            last = gl.maximum(tile_end - 1, tile_begin)
-            for begin in range(tile_begin, tile_stop, length):
-                peak, total, slot, phase = _weigh_tiles(
-                    q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, begin,
-                    gl.minimum(begin + length, tile_end), tile_edge, slot, phase, row, tile_m,
-                    seq_len, context_len, token_starts_ptr, tree_words_ptr, scale, num_heads, MASK,
-                    TREE_WORDS, BOX, layout,
-                )  # fmt: skip
-                if (begin <= last) & (last < begin + length):
-                    mbarrier.arrive(bars.index(_GO + slot))
-                mbarrier.wait(bars.index(_READ), odd ^ 1)  # the sums before these
-                odd ^= 1
-                lse = _hand_over(peak, total, sums, bars)
-                if splits == 1:
-                    _store_lse(
-                        lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
-                        stride_lse_head, pair_layout,
-                    )  # fmt: skip
-                else:
-                    at = split_pairs(
-                        row, tile_m, splits, begin // length, FIXED_SPLITS, 64, pair_layout
-                    )
-                    gl.store(partial_lse_ptr + at, lse)
         else:
-            peak, total, slot, phase = _weigh_tiles(
-                q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end,
-                tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
-                tree_words_ptr, scale, num_heads, MASK, TREE_WORDS, BOX, layout,
-            )  # fmt: skip
-            mbarrier.arrive(bars.index(_GO + slot))
-            mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
-            lse = _hand_over(peak, total, sums, bars)
-            if is_whole:
-                _store_lse(
-                    lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
-                    stride_lse_head, pair_layout,
-                )  # fmt: skip
-            else:
-                at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
-                gl.store(partial_lse_ptr + at, lse)
+            at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
+            gl.store(partial_lse_ptr + at, lse)
         unit = following
 
 
 @gluon.jit
 def _sum_tiles(
-    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, begin, stop, tile_end,
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin, tile_end,
     slot, phase, seq_len, stride_table_col, block_size, block_rows, stride_cache_row,
     BOX: gl.constexpr, HALF: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Return the weighted sums [64, 256] of key tiles, and refill the ring up to `tile_end`."""
+    """Return the weighted sums [64, 256] of key tiles, and keep the ring full."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
     loads: gl.constexpr = arrivals(BOX)  # of one half
     FIRST: gl.constexpr = 256 * HALF
     acc = gl.zeros([64, 256], gl.float32, layout)
-    for tile in range(begin, stop):
+    for tile in range(tile_begin, tile_end):
         at = first_row(
             table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, 64, BOX
         )
@@ -295,7 +262,6 @@ def _answer(
     block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
     stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
     block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
-    MIN_UNITS: gl.constexpr, SPLIT_TILES: gl.constexpr, ROW_SHARE: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
@@ -310,11 +276,10 @@ def _answer(
     mbarrier.arrive(bars.index(_FULL), count=loads)
     while unit < end:
         (
-            following, is_head, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _,
-            tile_stop,
+            following, place, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _, _,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, 64, 64,
+            MASK, 64, 64, FIXED_SPLITS,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         q_slot = slot
@@ -342,54 +307,30 @@ def _answer(
                 mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
             target = gl.where(target == 2, 0, target + 1)
 
-        if FIXED_SPLITS > 0:
-            _tiles, splits, length = fixed_split(
-                token_starts_ptr, row_lens_ptr, row, num_heads, 64, 64, MIN_UNITS, SPLIT_TILES,
-                ROW_SHARE, FIXED_SPLITS,
+        acc, slot, phase = _sum_tiles(
+            cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
+            tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows,
+            stride_cache_row, BOX, HALF, layout,
+        )  # fmt: skip
+        mbarrier.wait(bars.index(_SUMMED), odd)
+        odd ^= 1
+        acc = acc * sums.load(pair_layout)[:, None]
+        column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+        if is_whole:
+            _store_whole(
+                acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads,
+                stride_out_token, stride_out_head, pair_layout,
             )  # fmt: skip
-            for begin in range(tile_begin, tile_stop, length):
-                acc, slot, phase = _sum_tiles(
-                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, begin,
-                    gl.minimum(begin + length, tile_end), tile_end, slot, phase, seq_len,
-                    stride_table_col, block_size, block_rows, stride_cache_row, BOX, HALF, layout,
-                )  # fmt: skip
-                mbarrier.wait(bars.index(_SUMMED), odd)
-                odd ^= 1
-                acc = acc * sums.load(pair_layout)[:, None]
-                mbarrier.arrive(bars.index(_READ))
-                column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-                if splits == 1:
-                    _store_whole(
-                        acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads,
-                        stride_out_token, stride_out_head, pair_layout,
-                    )  # fmt: skip
-                else:
-                    at = split_pairs(
-                        row, tile_m, splits, begin // length, FIXED_SPLITS, 64, pair_layout
-                    )
-                    _token, _head, _index, live = query_pairs(
-                        token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
-                    )
-                    out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
-                    gl.store(out_at, acc, mask=live[:, None])
         else:
-            acc, slot, phase = _sum_tiles(
-                cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
-                tile_end, tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows,
-                stride_cache_row, BOX, HALF, layout,
-            )  # fmt: skip
-            mbarrier.wait(bars.index(_SUMMED), odd)
-            odd ^= 1
-            acc = acc * sums.load(pair_layout)[:, None]
-            column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-            if is_whole:
-                _store_whole(
-                    acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads,
-                    stride_out_token, stride_out_head, pair_layout,
-                )  # fmt: skip
+            at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
+            out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
+            if FIXED_SPLITS > 0:  # rows of few pairs leave partials too
+                _token, _head, _index, live = query_pairs(
+                    token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
+                )
+                gl.store(out_at, acc, mask=live[:, None])
             else:
-                at = partial_pairs(cut_ptr, shares_ptr, is_head, 64, pair_layout)
-                gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
+                gl.store(out_at, acc)
         unit = following
 
 
@@ -430,9 +371,6 @@ def decode_tile_kernel(
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
-    MIN_UNITS: gl.constexpr,
-    SPLIT_TILES: gl.constexpr,
-    ROW_SHARE: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
@@ -444,14 +382,13 @@ def decode_tile_kernel(
     sums = gl.allocate_shared_memory(gl.float32, [64], flat)
     q_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
     q_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
-    bar_count: gl.constexpr = 14 if FIXED_SPLITS > 0 else 13
-    bars = gl.allocate_shared_memory(gl.int64, [bar_count, 1], mbarrier.MBarrierLayout())
+    bars = gl.allocate_shared_memory(gl.int64, [13, 1], mbarrier.MBarrierLayout())
     loads: gl.constexpr = arrivals(BOX)
-    for bar in gl.static_range(bar_count):
+    for bar in gl.static_range(13):
         if bar < _WEIGHED:
             mbarrier.init(bars.index(bar), count=2 * loads)
         else:
-            mbarrier.init(bars.index(bar), count=2 if bar == _READ else 1)
+            mbarrier.init(bars.index(bar), count=1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
@@ -464,8 +401,7 @@ def decode_tile_kernel(
                     sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
                     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
-                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX, MIN_UNITS, SPLIT_TILES,
-                    ROW_SHARE, FIXED_SPLITS,
+                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX, FIXED_SPLITS,
                 ),
             ),
             (
@@ -475,8 +411,7 @@ def decode_tile_kernel(
                     sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
                     token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
                     stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 0, MIN_UNITS, SPLIT_TILES,
-                    ROW_SHARE, FIXED_SPLITS,
+                    stride_cache_row, MASK, BOX, 0, FIXED_SPLITS,
                 ),
             ),
             (
@@ -486,8 +421,7 @@ def decode_tile_kernel(
                     sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
                     token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
                     stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 1, MIN_UNITS, SPLIT_TILES,
-                    ROW_SHARE, FIXED_SPLITS,
+                    stride_cache_row, MASK, BOX, 1, FIXED_SPLITS,
                 ),
             ),
         ],

@@ -108,9 +108,6 @@ def attend_kernel(
     TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
-    MIN_UNITS: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
-    ROW_SHARE: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
 ):
     lanes = lanes_of_group(cut_ptr)
@@ -127,10 +124,7 @@ def attend_kernel(
         )
         tile_m = group * lanes + lane
         if FIXED_SPLITS > 0:
-            _, splits, length = fixed_split(
-                token_starts_ptr, row_lens_ptr, row, num_heads, TILE_M, TILE_N, MIN_UNITS,
-                SPLIT_TILES, ROW_SHARE, FIXED_SPLITS,
-            )  # fmt: skip
+            splits, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
             stop = tl.minimum(unit + length, group_end)
             split = ((unit - group_begin) // length).to(tl.int32)
             partial = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS)

@@ -70,11 +70,27 @@ MAIN = (
     _even(16, 1, 8, 4096),
     _even(32, 1, 32, 16384),
 )
+PAIRS = (  # 32 of them a row
+    _even(32, 1, 32, 16384),
+    _even(32, 1, 8, 4096),
+    _even(32, 1, 128, 2048),
+    _even(16, 2, 17, 20000),
+    _even(16, 2, 64, 4096),
+)
 BLOCKS = tuple(_even(h, 1, 64, 8192, size) for h in (16, 128) for size in (1, 16, 32, 128))
-HEADS = tuple(_even(heads, 1, 64, 8192) for heads in (12, 16, 24, 32, 48, 64, 96, 128))
+HEADS = tuple(
+    _even(heads, 1, 64, 8192) for heads in (6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+)
 TREES = (
     _even(16, 8, 32, 8192),
     Case("h16 tree8 b32 s8192", 16, 8, (8192,) * 32, is_tree=True),
 )
 LENGTHS = tuple(_even(16, 1, 32, 128 << step) for step in range(0, 11, 2))
-GROUPS = {"main": MAIN, "blocks": BLOCKS, "heads": HEADS, "trees": TREES, "lengths": LENGTHS}
+GROUPS = {
+    "main": MAIN,
+    "pairs": PAIRS,
+    "blocks": BLOCKS,
+    "heads": HEADS,
+    "trees": TREES,
+    "lengths": LENGTHS,
+}
