@@ -23,7 +23,10 @@ def store_tokens(
     store_halves(row_ptr + R, first, second, live, P, ROPE)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "reserved_slot"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "reserved_slot"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
 def append_fp8_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]

@@ -85,7 +85,10 @@ def _encode_again(row_ptr, kept, old, scale, COLUMNS: tl.constexpr, NATIVE: tl.c
     tl.store(at, encode(tl.div_rn(value, scale), NATIVE), mask=kept[:, None])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "reserved_slot"])
+@triton.jit(
+    do_not_specialize=["num_tokens", "reserved_slot"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
 def append_groups_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]

@@ -4,16 +4,13 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import encode
-
-_LARGEST = tl.constexpr(448.0)  # of e4m3
-_SMALLEST_SCALE = tl.constexpr(2.0**-126)  # that of queries of zeros
+from paged_mla_optimized.kernels.common.scales import finite_magnitude, scale_of
 
 
 @triton.jit
 def _largest(x):
     """Return the largest finite magnitude of each line."""
-    size = tl.abs(x)
-    return tl.max(tl.where(size < float("inf"), size, 0.0), axis=1)
+    return tl.max(finite_magnitude(x), axis=1)
 
 
 @triton.jit
@@ -54,8 +51,7 @@ def quantise_kernel(
     at_pe = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
     nope = tl.load(at[:, None] + column, mask=mask, other=0.0).to(tl.float32)
     pe = tl.load(at_pe[:, None] + column_pe, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.maximum(_largest(nope), _largest(pe)) / _LARGEST
-    scale = tl.maximum(scale, _SMALLEST_SCALE)
+    scale = scale_of(tl.maximum(_largest(nope), _largest(pe)))
     target = codes_ptr + pair.to(tl.int64) * (R + P)
     tl.store(target[:, None] + column, _codes(nope, scale, NATIVE), mask=mask)
     tl.store(target[:, None] + R + column_pe, _codes(pe, scale, NATIVE), mask=mask)

@@ -1,4 +1,4 @@
-"""Scales of FP8 caches: taken from tokens, looked up, and multiplied with (rule S-11).
+"""Scales of FP8 caches: taken from tokens, and looked up (rule S-11).
 
 SCALES says where they lie, in the words of ``MlaConfig.scales``.
 """
@@ -51,23 +51,3 @@ def load_row_scale(row_ptr, share, live, R: tl.constexpr):
     """Load the scale of a share, which lies behind the latents of rows [..]; 1 for dead ones."""
     at = (row_ptr + R).to(tl.pointer_type(tl.float32), bitcast=True) + share
     return tl.load(at, mask=live, other=1.0)
-
-
-@triton.jit
-def scaled(value, scale, DTYPE: tl.constexpr):
-    """Return float32 values of codes times float32 scales, rounded once to DTYPE."""
-    if DTYPE.is_fp32():
-        product = value * scale
-    else:
-        # Halves of a scale's bits make exact products, so that what their sum loses is known.
-        # Where it loses something its last bit is made odd: never a tie of the narrower type.
-        high = (scale.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)
-        large, small = value * high, value * (scale - high)
-        near = large + small
-        lost = small - (near - large)
-        bits = near.to(tl.int32, bitcast=True)
-        inexact = (tl.abs(lost) > 0) & (tl.abs(lost) < float("inf"))
-        outward = tl.where((lost > 0) == (near > 0), 1, -1)
-        odd = tl.where(inexact & ((bits & 1) == 0), bits + outward, bits)
-        product = odd.to(tl.float32, bitcast=True).to(DTYPE)
-    return product

@@ -62,7 +62,10 @@ def _visible(
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@triton.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+@triton.jit(
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
 def attend_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, P]
