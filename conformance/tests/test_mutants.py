@@ -122,7 +122,10 @@ def test_an_unknown_mutant_is_an_error():
         ("pairing-is-always-interleaved", {"append", "attend"}),
         ("context-is-added-twice", {"plan"}),
         ("hash-ignores-the-parent", {backends.SCHEDULES}),
-        ("answers-share-one-buffer", {"plan", "append", "attend", "merge", "gather_context"}),
+        (
+            "answers-share-one-buffer",
+            {"plan", "append", "attend", "merge", "gather_context", "prefill"},
+        ),
     ],
 )
 def test_what_a_mutant_changes_is_known(name: str, changed: set[str]):

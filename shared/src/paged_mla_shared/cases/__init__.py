@@ -24,6 +24,9 @@ from paged_mla_shared.cases import (
 )
 from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.cases.merge import MERGES, MergeCase
+from paged_mla_shared.cases.prefill import CASES as PREFILLS
+from paged_mla_shared.cases.prefill import GROUP as PREFILL
+from paged_mla_shared.cases.prefill import PrefillCase
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     module.GROUP: module.CASES
@@ -49,4 +52,19 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     )
 }
 
-__all__ = ["GROUPS", "MERGES", "Case", "MergeCase", "Row", "SlotOrder", "TableTail", "Tree"]
+CASES: dict[str, tuple[Case, ...]] = {**GROUPS, PREFILL: PREFILLS}
+"""Those of :data:`GROUPS`, which are steps over a cache, and those that need none."""
+
+__all__ = [
+    "CASES",
+    "GROUPS",
+    "MERGES",
+    "PREFILLS",
+    "Case",
+    "MergeCase",
+    "PrefillCase",
+    "Row",
+    "SlotOrder",
+    "TableTail",
+    "Tree",
+]
