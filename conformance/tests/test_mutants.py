@@ -37,6 +37,7 @@ def test_the_list_is_long_and_its_rules_exist():
     [
         ("lse-in-base-2", "decode"),
         ("chunk-partials-in-two-bases", "prefill"),
+        ("prefill-lse-is-in-base-2", "layer"),
         ("answers-share-one-buffer", "replay"),
         ("splits-follow-the-longest-row", "deterministic"),
         ("hash-ignores-the-last-token", "trace"),

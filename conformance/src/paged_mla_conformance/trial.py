@@ -72,9 +72,14 @@ class Trial:
         """Return every step of the case, laid out."""
         return [Stage.of(step) for step in build_steps(self.case, self.dims, self.dtype)]
 
+    @property
+    def problem(self) -> Problem:
+        """The case's problem."""
+        return self.case.problem(self.dims, self.dtype)
+
     def prepare(self) -> Runner:
         """Build a runner of the case's problem."""
-        return self.backend.prepare(self.case.problem(self.dims, self.dtype))
+        return self.backend.prepare(self.problem)
 
     def check_metadata(self) -> None:
         """Plan every step; positions and slots are exact."""
@@ -131,21 +136,17 @@ class Trial:
     def check_prefill(self) -> None:
         """Attend to keys and values of every head; in chunks of context too, where asked."""
         assert isinstance(self.case, PrefillCase)
-        runner, problem = self.prepare(), self.case.problem(self.dims, self.dtype)
+        runner = self.prepare()
         for batch in build_prefills(self.case, self.dims, self.dtype):
-            self._prefill(runner, problem, batch)
+            self.prefill(runner, batch)
             if self.case.workspace:
-                self._check_chunks(runner, problem, batch, self.case.workspace)
+                self._check_chunks(runner, batch, self.case.workspace)
 
-    def _check_chunks(
-        self, runner: Runner, problem: Problem, batch: PrefillBatch, workspace: int
-    ) -> None:
+    def _check_chunks(self, runner: Runner, batch: PrefillBatch, workspace: int) -> None:
         """Each part of the keys is answered right, and merged they are the whole (S-8, S-21)."""
-        parts = [
-            self._prefill(runner, problem, part) for part in chunked.parts_of(batch, workspace)
-        ]
+        parts = [self.prefill(runner, part) for part in chunked.parts_of(batch, workspace)]
         merged = chunked.merge_parts([part.answer for part in parts])
-        whole = prefill(problem, batch, Rounding.EXACT).output("float32")
+        whole = prefill(self.problem, batch, Rounding.EXACT).output("float32")
         seen = np.isfinite(whole.lse).all(axis=1)  # the others saw nothing in any part
         out, lse = budgets.chunk_budget(parts)
         self.checks += compare.check_same(
@@ -155,9 +156,9 @@ class Trial:
             (out[seen], lse[seen]),
         )
 
-    def _prefill(self, runner: Runner, problem: Problem, batch: PrefillBatch) -> budgets.Part:
-        """Attend to `batch` on a runner; compare with the oracle."""
-        actual = runner.prefill(batch)
+    def prefill(self, runner: Runner, batch: PrefillBatch) -> budgets.Part:
+        """Attend to keys and values on a runner; compare with the oracle."""
+        problem, actual = self.problem, runner.prefill(batch)
         exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
         self.checks += compare.check_output(problem, batch, actual, exact, rounded)
         keys, terms = keys_of_tokens(batch), batch.query_width

@@ -54,10 +54,10 @@ def parts_of(batch: PrefillBatch, workspace: int) -> list[PrefillBatch]:
     Parameters
     ----------
     batch : PrefillBatch
-        Causal, with no fewer keys than queries in any row.
+        Causal.
     workspace : int
     """
-    own = batch.query_lens.astype(np.int64)
+    own = np.minimum(batch.query_lens, batch.seq_lens).astype(np.int64)
     contexts = np.where(own > 0, batch.seq_lens - own, 0)  # of a row without a query: nothing
     chunks = context_chunks(contexts, workspace)
     return [

@@ -13,6 +13,7 @@ from paged_mla_shared.cases import (
     gather,
     invariance,
     large_offsets,
+    layer,
     layouts,
     masks,
     metadata,
@@ -49,6 +50,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         formats,
         invariance,
         deterministic,
+        layer,
     )
 }
 
