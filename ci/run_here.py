@@ -26,6 +26,7 @@ MODES = {
     "request_map": "strict",
     "reserved_slot": "sglang",
     "base_2": "kernel,base-2",
+    "fast": "strict",
 }
 """Factories of ``paged_mla_optimized.backend.modes``, and the profile that each is spoken to in."""
 CANNOT_RUN_HERE = 5

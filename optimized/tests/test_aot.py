@@ -36,6 +36,9 @@ def run(*command):
         "rotate-overlapped-p64-bf16-neox",
         "hopper-few-m16",
         "hopper-tile-m64",
+        "hopper-tile_fp8-m64",
+        "quantise-overlapped",
+        "hopper-few_fp8-m64",
     ],
 )
 def test_compiles_without_a_gpu(prefix):

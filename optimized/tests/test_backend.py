@@ -107,6 +107,16 @@ def test_the_interpreter_declares_no_bfloat16():
         created.prepare(problem(dtype="bfloat16", cache_format="bf16"))
 
 
+@pytest.mark.parametrize("name", ["token_padding", "block_padding"])
+def test_rows_whose_scales_would_lie_anywhere_are_unsupported(name):
+    """S-11: the rules allow any number of bytes after rows of codes, kernels load whole floats."""
+    created = backend.create()
+    created.prepare(problem(cache_format="fp8_e4m3", **{name: 2}))
+    created.prepare(problem(cache_format="fp8_ds_mla", **{name: 4}))
+    with pytest.raises(Unsupported, match=f"{name} 2"):
+        created.prepare(problem(cache_format="fp8_ds_mla", **{name: 2}))
+
+
 def test_needs_a_gpu_or_the_interpreter(monkeypatch):
     """With neither there is no backend, and the error says what is missing."""
     monkeypatch.setattr(backend, "is_interpreting", lambda: False)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_mla_optimized.tools.bench import peers
+from paged_mla_optimized.tools.bench import fp8, peers
 from paged_mla_optimized.tools.bench.__main__ import main, parse
 from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
 from paged_mla_optimized.tools.bench.problem import build, error
@@ -149,3 +149,22 @@ def test_flashinfer_is_told_the_whole_step(monkeypatch):
     tensors.block_table = tensors.block_table.flip(0)
     with pytest.raises(ArithmeticError, match="row"):
         error(tensors, out)
+
+
+def test_fp8_and_bfloat16_caches_hold_the_same_numbers():
+    """S-11: codes times the scale are what the bfloat16 cache holds, bit for bit."""
+    tensors = build(Case("one row", 4, 1, seq_lens=(70,), block_size=16), "cpu")
+    held, codes, scale = fp8.quantised(tensors)
+    assert torch.equal(codes.float() * scale, held.cache.float())
+    assert (held.cache - tensors.cache).abs().max() <= tensors.cache.abs().max() / 16
+
+
+def test_a_row_of_fp8_fills_its_header():
+    """A peer that is not there leaves its cells, and the ratios to it, empty."""
+    times = dict.fromkeys(("exact", "fast", "bf16"), 2.0)
+    row = {"case": "h16", "errors": times, "alone": times, "in_turns": times | {"flashmla": 3.0}}
+    head, rule = fp8.header().splitlines()
+    cells = fp8.line(row)
+    assert head.count("|") == rule.count("|") == cells.count("|")
+    columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
+    assert (columns["FlashMLA / fast"], columns["FlashMLA / fast, in turns"]) == ("-", "1.50")

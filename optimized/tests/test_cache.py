@@ -5,37 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fp8_step import NAMES, codes, empty_cache, width_of
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import DraftSteps, LatentCache, PagedMla
 from paged_mla_optimized.backend.memory import Memory
-from paged_mla_optimized.cache import tensors_of
+from paged_mla_optimized.cache import as_cache, tensors_of
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.errors import InvalidArgument, Unsupported
-from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat, ScaleTensor
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Problem
 
-SCALED = {"quarters": ScaleTensor.PER_GROUP, "tokens": ScaleTensor.PER_TOKEN}
-SCALED |= {"scaled": ScaleTensor.SCALAR}
-
-
-@pytest.fixture
-def scaled(monkeypatch, request):
-    """Let float32 latents have scales beside them: no kernel reads any yet."""
-    name = request.param
-    stored = CacheFormat(name, "float32", "float32", scale_tensor=SCALED[name])
-    monkeypatch.setitem(FORMATS, name, stored)
-    monkeypatch.setitem(PLAIN_FORMAT_OF_DTYPE, "float32", name)
-    return name
-
-
-each_format = pytest.mark.parametrize("scaled", SCALED, indirect=True)
-
-
-def scales_of(name: str, blocks: int) -> torch.Tensor:
-    """Return scales of as many blocks of 16 tokens."""
-    return torch.ones(FORMATS[name].scale_shape(blocks, 16))
+SCALES_OUTSIDE = ("fp8_e4m3", "fp8_block_token", "fp8_block_group")
 
 
 def test_the_object_is_the_tensor_where_a_format_is_plain():
@@ -80,54 +61,70 @@ def test_another_cache_is_refused(call, make, message):
     assert torch.equal(step.cache.view(torch.int32), before.view(torch.int32))
 
 
-@each_format
-def test_scales_are_those_of_the_format(scaled):
-    """S-11: shape, dtype and device; latents alone are no cache of such a format."""
-    step = build((20, 3), (33, 1), cache_format=scaled)
-    mla = PagedMla(step.config, "cpu")
+def planned(name, **changes):
+    """Return an instance for a cache of `name`, its step of four tokens planned."""
+    step = build((20, 3), (33, 1), **changes)
+    mla = PagedMla(config(cache_format=name, **changes), "cpu")
     mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
-    right = scales_of(scaled, len(step.cache))
+    return mla
 
-    def append(scales):
-        cache = LatentCache(scaled, step.cache, scales)
-        mla.append(torch.ones(4, R), torch.ones(4, P), cache)
 
-    append(right)
-    for wrong in (None, right.double(), right[None], right.to("meta")):
+def append(mla, cache):
+    mla.append(torch.ones(4, R), torch.ones(4, P), cache)
+
+
+@pytest.mark.parametrize("name", SCALES_OUTSIDE)
+def test_scales_are_those_of_the_format(name):
+    """S-11: shape, dtype, device and stride; latents alone are no cache of such a format."""
+    mla, cache = planned(name), empty_cache(name, 7, 16)
+    right = cache.scales
+    wrong = [None, right.double(), right[None], right.to("meta")]
+    if right.dim() > 0:
+        wrong += [right[1:], right.repeat_interleave(2, -1)[..., ::2]]
+    for scales in wrong:
         with pytest.raises(InvalidArgument, match=r"cache\.scales: got .*; allowed: "):
-            append(wrong)
+            append(mla, cache._replace(scales=scales))
     with pytest.raises(InvalidArgument, match=r"cache\.scales: got None"):
-        mla.append(torch.ones(4, R), torch.ones(4, P), step.cache)
+        append(mla, cache.latents)
+    append(mla, cache)
 
 
-@pytest.mark.parametrize("scaled", ["tokens"], indirect=True)
-def test_ops_get_the_scales(scaled):
-    """S-17: a compiled step hands both tensors on, and refuses what the eager one does."""
-    step = build((20, 3), (33, 1), cache_format=scaled)
-    mla = PagedMla(step.config, "cpu")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda c: c._replace(scales=torch.ones(())), "cache.scales: got a tensor; allowed: None"),
+        (lambda c: c._replace(latents=c.latents[..., :-1]), "cache: got shape"),
+        (lambda c: c._replace(latents=c.latents.view(torch.int8)), "cache: got torch.int8"),
+        (lambda c: c._replace(latents=misplaced(c.latents, 1)), "got an address 1 past"),
+        (lambda c: c._replace(latents=misplaced(c.latents, 0)), "got strides"),
+    ],
+    ids=["scales", "width", "dtype", "address", "strides"],
+)
+def test_rows_with_scales_among_them(make, message):
+    """S-11: uint8 whose scales lie at multiples of 4 bytes, and no tensor of scales."""
+    mla, cache = planned("fp8_ds_mla"), empty_cache("fp8_ds_mla", 7, 16)
+    append(mla, cache)
+    append(mla, cache.latents)
+    with pytest.raises(InvalidArgument, match=message):
+        append(mla, make(cache))
 
-    def whole_step(cache):
-        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
-        mla.append(torch.ones(4, R), torch.ones(4, P), cache)
-        return mla.attend(step.q_nope, step.q_pe, cache)[0].clone()
 
-    torch._dynamo.reset()
-    compiled = torch.compile(whole_step, fullgraph=True, backend="aot_eager")
-    right = scales_of(scaled, len(step.cache))
-    cache = LatentCache(scaled, step.cache, right)
-    assert torch.equal(compiled(cache), whole_step(cache))
-    with pytest.raises(InvalidArgument, match=r"cache\.scales: got shape"):
-        compiled(cache._replace(scales=right[1:].clone()))
+def misplaced(latents, start):
+    """Return room for as many rows, from byte `start` on, two bytes apart if that is 0."""
+    blocks, size, width = latents.shape
+    apart = width if start else width + 2
+    storage = torch.zeros(start + blocks * size * apart, dtype=torch.uint8)
+    return storage[start:].as_strided(latents.shape, (size * apart, apart, 1), start)
 
 
-@each_format
-def test_the_suites_cache_keeps_its_bytes(scaled):
-    """S-9, S-11: storage and scales, poison and live blocks, and what kernels would see of them."""
+@pytest.mark.parametrize("name", NAMES)
+def test_the_suites_cache_keeps_its_bytes(name):
+    """S-9, S-11: storage and scales, poison and live blocks, and what kernels see of them."""
     problem = Problem(
         dims=MlaDims(4, R, P, 16, 16),
         dtype="float32",
-        cache_format=scaled,
-        cache_scale=0.5 if scaled == "scaled" else 1.0,
+        cache_format=name,
+        cache_scale=0.5,
         block_size=16,
         num_blocks=6,
         max_rows=1,
@@ -139,34 +136,53 @@ def test_the_suites_cache_keeps_its_bytes(scaled):
     )
     layout = problem.layout
     image = poisoned_image(layout, np.array([4, 1]))
-    layout.field(image.blocks, "k_pe")[1, 2, 3] = 7
+    layout.field(image.blocks, "ckv")[1, 2, 3] = 7
     layout.scales(image.blocks)[1] = 3
     memory = Memory(problem, torch.device("cpu"))
     memory.load(image)
     every = np.arange(6)
     assert memory.read(every).tobytes() == image.read(every).tobytes()
-    assert memory.cache.latents[1, 2, R + 3] == 7
-    if scaled == "scaled":
-        assert memory.cache.scales.tolist() == 0.5
-    else:
-        assert (memory.cache.scales[1] == 3).all()
-        memory.cache.scales[5] = 2
+    seen = as_cache(name, memory.cache)
+    assert seen.latents[1, 2, 3] == codes(torch.tensor(7.0))
+    assert seen.latents.shape == (6, 16, width_of(name))
+    if name == "fp8_e4m3":
+        assert seen.scales.tolist() == 0.5
+    elif name != "fp8_ds_mla":
+        assert (seen.scales[1] == 3).all()
+        seen.scales[5] = 2
         assert (layout.scales(memory.read(np.array([5]))) == 2).all()
 
 
-def test_tails_with_scales_of_their_own_are_not_copied_by_half():
-    """S-15: latents without their scales would be wrong numbers."""
+@pytest.mark.parametrize("name", NAMES)
+def test_tails_are_copied_as_bytes_with_their_scales(name):
+    """S-11, S-15: what lies behind the tail, and the scales that only serve that, stay."""
+    sizes = {"max_requests": 2, "branches": 1, "steps": 1, "prefix_width": 1, "own_width": 1}
+    drafts = DraftSteps(**sizes, block_size=16, device="cpu")
+    lens, table = torch.tensor([10, 0], dtype=torch.int32), torch.tensor([[0], [9]]).int()
+    own = torch.tensor([[[2]], [[1]]], dtype=torch.int32)
+    cache = empty_cache(name, 4, 16)
+    cache.latents.copy_(torch.randint(256, cache.latents.shape, dtype=torch.uint8))
+    if cache.scales is not None and cache.scales.dim() > 0:
+        cache.scales.copy_(torch.rand(cache.scales.shape))
+    before = [t.clone() for t in tensors_of(cache)]
+    drafts.copy_tails(cache, lens, table, own)
+    before[0][2, :10] = before[0][0, :10]
+    if name == "fp8_block_token":
+        before[1][2, 0, :10] = before[1][0, 0, :10]
+    if name == "fp8_block_group":
+        before[1][2, 0, :3] = before[1][0, 0, :3]
+    for mine, theirs in zip(tensors_of(cache), before, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_scales_of_tails_are_checked():
+    """S-15: nothing is copied with scales of another shape."""
     sizes = dict.fromkeys(("max_requests", "branches", "steps", "prefix_width", "own_width"), 1)
     drafts = DraftSteps(**sizes, block_size=16, device="cpu")
     lens, table = torch.tensor([3], dtype=torch.int32), torch.tensor([[0]], dtype=torch.int32)
-    own = torch.tensor([[[1]]], dtype=torch.int32)
-    latents = torch.arange(2 * 16 * 8, dtype=torch.float32).view(2, 16, 8)
-    with pytest.raises(Unsupported, match=r"cache\.scales"):
-        drafts.copy_tails(LatentCache("tokens", latents, torch.ones(2, 1, 16)), lens, table, own)
-    one = torch.tensor(0.5)
-    drafts.copy_tails(LatentCache("scaled", latents, one), lens, table, own)
-    assert torch.equal(latents[1, :3], latents[0, :3])
-    assert not torch.equal(latents[1, 3], latents[0, 3])
+    cache = empty_cache("fp8_block_token", 4, 16)
+    with pytest.raises(InvalidArgument, match=r"cache\.scales: got shape"):
+        drafts.copy_tails(cache._replace(scales=cache.scales[1:]), lens, table, table[None] + 1)
 
 
 def test_every_tensor_of_a_cache_has_an_address():
@@ -178,9 +194,3 @@ def test_every_tensor_of_a_cache_has_an_address():
         latents.data_ptr(),
         scales.data_ptr(),
     ]
-
-
-def test_a_config_of_a_format_without_kernels_is_unsupported():
-    """S-11: what is declared elsewhere is refused here."""
-    with pytest.raises(Unsupported, match="cache_format fp8_block_token"):
-        config(cache_format="fp8_block_token")

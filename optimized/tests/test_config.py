@@ -5,6 +5,7 @@ import torch
 from mla_step import config
 
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 BAD = [
@@ -20,6 +21,8 @@ BAD = [
     ("kv_lora_rank", {"kv_lora_rank": 0}),
     ("cache_format", {"cache_format": "int4"}),
     ("cache_format", {"cache_format": "bf16"}),
+    ("products", {"products": "approximate"}),
+    ("block_size", {"cache_format": "fp8_block_group", "block_size": 6}),
     ("mask", {"mask": "tree"}),
     ("max_draft_tokens", {"max_draft_tokens": 4}),
     ("max_draft_tokens", {"mask": "tree:qlen"}),
@@ -31,7 +34,6 @@ UNKNOWN = [
     {"kv_lora_rank": 1024},
     {"qk_rope_head_dim": 8},
     {"dtype": torch.float64},
-    {"cache_format": "fp8_ds_mla"},
 ]
 
 
@@ -50,6 +52,16 @@ def test_legal_but_unknown_values_are_unsupported(changes):
     """S-11: a legal problem these kernels do not know is not an invalid one."""
     with pytest.raises(Unsupported):
         config(**changes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group"])
+def test_fp8_is_no_matter_of_the_dtype(name, dtype):
+    """S-11: queries, new latents and answers of any type go with each FP8 format."""
+    cfg = config(cache_format=name, dtype=dtype, kv_lora_rank=256)
+    assert cfg.is_fp8
+    assert cfg.stored is FORMATS[name]
+    assert not config().is_fp8
 
 
 def test_a_config_does_not_change():

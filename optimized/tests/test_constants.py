@@ -30,7 +30,7 @@ def test_capacities_compile_nothing_anew(change, query_len):
     def constants(config):
         variant = serving_variant(demand_of(config, "sm90"), query_len)
         return (
-            attend_constants(config, variant),
+            attend_constants(config, variant, "sm90"),
             combine_constants(config, variant),
             hopper_constants(config, variant, 64, 576),
         )

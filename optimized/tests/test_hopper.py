@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paged_mla_optimized import MlaConfig
+from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.launchers import hopper
 from paged_mla_optimized.launchers.attend import Attention, Workspace
@@ -20,8 +20,11 @@ from paged_mla_optimized.launchers.hopper import (
     queries_fit,
 )
 from paged_mla_optimized.launchers.portable import PortableAttention
+from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import SHARED_MEMORY, serving_variant
+from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.device import DeviceFacts
 
 CONFIG = MlaConfig(
     num_heads=16,
@@ -31,6 +34,10 @@ CONFIG = MlaConfig(
     max_query_tokens=8,
     max_model_len=1024,
 )
+FP8 = replace(CONFIG, cache_format="fp8_e4m3")
+
+
+FAST = replace(CONFIG, num_heads=128, cache_format="fp8_e4m3", products="fast")
 
 
 def served(config):
@@ -38,9 +45,11 @@ def served(config):
     return serving_variant(demand_of(config, "sm90"), 1)
 
 
-def cache(token_stride: int, block_stride: int, offset: int = 0) -> torch.Tensor:
+def cache(
+    token_stride: int, block_stride: int, offset: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     """Return a cache [4, 64, 576] with these strides, `offset` elements into its storage."""
-    storage = torch.zeros(4 * block_stride + offset + 8, dtype=torch.bfloat16)
+    storage = torch.zeros(4 * block_stride + offset + 8, dtype=dtype)
     return storage[offset:].as_strided((4, 64, 576), (block_stride, token_stride, 1))
 
 
@@ -98,7 +107,7 @@ def test_queries_must_be_copied_16_bytes_at_a_time(monkeypatch, q_nope, q_pe, fi
     for kind in (HopperAttention, PortableAttention):
         monkeypatch.setattr(kind, "launch", lambda self, *_, **__: launched.append(type(self)))
     memory = Workspace(CONFIG, [served(CONFIG)], 132, torch.device("cpu"), None)
-    attention = Attention(CONFIG, served(CONFIG), 132, memory)
+    attention = Attention(CONFIG, served(CONFIG), DeviceFacts("sm90", 132), memory)
     attention.attend(None, q_nope, q_pe, LatentCache("bf16", DENSE), out=None, lse=None)
     assert launched == [HopperAttention if fits else PortableAttention]
 
@@ -113,6 +122,34 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     config = replace(CONFIG, block_size=block_size)
     boxes = [keys or 64, 512], [keys or 64, 64]
     assert hopper_boxes(config, served(config)) == boxes
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_boxes_of_fp8_caches_are_words(block_size):
+    """S-11: two codes are a word, half of a row's latent columns a copy."""
+    keys = hopper_box(block_size) or 64
+    config = replace(FAST, block_size=block_size)
+    assert hopper_boxes(config, served(config)) == ([keys, 128], [keys, 32])
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_boxes_of_exact_fp8_are_words(block_size):
+    """S-11: two codes are a word; a copy takes all of a row's latent columns."""
+    keys = hopper_box(block_size) or 64
+    config = replace(FP8, block_size=block_size)
+    assert hopper_boxes(config, served(config)) == ([keys, 256], [keys, 32])
+
+
+@pytest.mark.parametrize(
+    ("query_len", "stages"), [(1, 4), (2, 4), (4, 4)], ids=["16-pairs", "32-pairs", "64-pairs"]
+)
+def test_warpgroups_have_as_many_stages_of_fp8(query_len, stages):
+    """S-9: every second stage is one's own, beside queries and weights of up to 32 pairs each."""
+    variant = serving_variant(demand_of(FP8, "sm90"), query_len)
+    assert hopper_constants(FP8, variant, 64, 288)["STAGES"] == stages
+    pairs = min(variant.tile_m, 32)
+    taken = 64 * stages * 576 + 2 * pairs * (576 + 64) * 2
+    assert taken < SHARED_MEMORY["sm90"] <= taken + 2 * 64 * 576
 
 
 @pytest.mark.parametrize("num_heads", [16, 32])
@@ -154,6 +191,90 @@ def test_descriptors_cover_the_cache(attention):
         assert descriptor.shape == [3 * 65 + 64, 576]
         assert descriptor.strides == [584, 1]
     assert (wide.block_shape, slim.block_shape) == ([64, 512], [64, 64])
+
+
+def test_descriptors_of_fp8_caches_are_words():
+    """S-1, S-11: as many rows, of half as many words as bytes, swizzled as wide as a box."""
+    padded = cache(592, 65 * 592, dtype=torch.uint8)
+    attention = HopperAttention(FAST, served(FAST), programs=132)
+    wide, slim = attention.rows_of(padded).descriptors.descriptors
+    for descriptor in (wide, slim):
+        assert descriptor.base.data_ptr() == padded.data_ptr()
+        assert descriptor.base.dtype == torch.int16
+        assert descriptor.shape == [3 * 65 + 64, 288]
+        assert descriptor.strides == [296, 1]
+    assert (wide.block_shape, slim.block_shape) == ([64, 128], [64, 32])
+    assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
+
+
+@pytest.mark.parametrize("products", ["fast", "exact"])
+def test_there_is_room_for_codes_where_they_are_asked_for(products):
+    """S-17: allocated once, for the largest step, and told."""
+    config = replace(FAST, dtype=torch.float16, products=products)
+    mla = PagedMla(config, "cpu", variant=served(config))
+    shapes = {buffer.name: buffer.shape for buffer in mla.memory()}
+    if products == "fast":
+        assert (shapes["q_codes"], shapes["q_scales"]) == ((8, 128, 576), (8, 128))
+    else:
+        assert "q_codes" not in shapes
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_queries_are_quantised_first(monkeypatch, offset):
+    """S-5: by a launch that reads any strides; the kernel gets codes, scales and both caches."""
+    launched = []
+    monkeypatch.setattr(
+        hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
+    )
+    quantise = QuantiseQueries(FAST, "sm90", torch.device("cpu"))
+    asked = []
+    monkeypatch.setattr(quantise, "_kernel", lambda _grid, _key, taken, _: asked.append(taken))
+    memory = Workspace(FAST, [served(FAST)], 132, torch.device("cpu"), None)
+    attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise)
+    q_nope = torch.zeros(4 * 128 * 512 + 8)[offset:][: 4 * 128 * 512].view(4, 128, 512)
+    q_pe, out, lse = torch.zeros(4, 128, 64), torch.zeros(4, 128, 512), torch.zeros(4, 128)
+    plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))
+    latents, scale = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(())
+    attention.attend(plan, q_nope, q_pe, LatentCache("fp8_e4m3", latents, scale), out=out, lse=lse)
+    ((*queries, codes, scales),) = asked
+    assert [q.data_ptr() for q in queries] == [q_nope.data_ptr(), q_pe.data_ptr()]
+    ((first, second, *_, cached, cache_scale, _out, _lse, _partial_out, _partial_lse),) = launched
+    assert (first is codes, second is scales) == (True, True)
+    assert (cached is latents, cache_scale is scale) == (True, True)
+
+
+def test_descriptors_of_exact_fp8_are_words():
+    """S-1, S-11: as many rows, of half as many words as bytes, swizzled as wide as a box."""
+    padded = cache(592, 65 * 592, dtype=torch.uint8)
+    attention = HopperAttention(FP8, served(FP8), programs=132)
+    wide, slim = attention.rows_of(padded).descriptors.descriptors
+    for descriptor in (wide, slim):
+        assert descriptor.base.data_ptr() == padded.data_ptr()
+        assert descriptor.base.dtype == torch.int16
+        assert descriptor.shape == [3 * 65 + 64, 288]
+        assert descriptor.strides == [296, 1]
+    assert (wide.block_shape, slim.block_shape) == ([64, 256], [64, 32])
+    assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
+
+
+def test_steps_over_e4m3_reach_their_kernel(monkeypatch):
+    """S-11: what PagedMla is given, bytes or e4m3, is what the kernel gets, with the scale."""
+    launched = []
+    config = replace(FP8, dtype=torch.float16)
+    mla = PagedMla(config, "cpu", variant=served(config))
+    monkeypatch.setattr(
+        hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
+    )
+    mla.plan(*(torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [70], [[2, 1]])), num_tokens=1)
+    combine = mla._core._attentions[0]._combine
+    monkeypatch.setattr(combine, "launch", lambda *_, **__: None)
+    latents, scales = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(9)
+    queries = (torch.zeros(1, 16, n, dtype=torch.float16) for n in (512, 64))
+    given = LatentCache("fp8_e4m3", latents.view(torch.float8_e4m3fn), scales[3])
+    mla.attend(*queries, given)
+    ((*_, cached, scale, _out, _lse, _partial_out, _partial_lse),) = launched
+    assert (cached.data_ptr(), cached.dtype) == (latents.data_ptr(), torch.uint8)
+    assert scale.data_ptr() == scales[3].data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,15 @@ def notes(monkeypatch):
 class Kernel:
     """Launches as ``JITFunction`` does, with Triton's own launcher; counts how often."""
 
-    def __init__(self, *, with_descriptors=False, scratch=0):
+    def __init__(self, *, with_descriptors=False, scratch=0, of_any_alignment=()):
         types = {"q_ptr": "*bf16", "out_ptr": "*bf16"}
         types |= DESCRIPTOR_TYPES if with_descriptors else {}
         types |= {"stride": "i32", "scale": "fp32", "TILE": "constexpr"}
         self.arg_names = list(types)
+        self.params = [
+            SimpleNamespace(do_not_specialize_on_alignment=name in of_any_alignment)
+            for name in types
+        ]
         self.searches = 0
         metadata = SimpleNamespace(
             tensordesc_meta=FORMS if with_descriptors else [],
@@ -220,6 +224,19 @@ def test_what_triton_specialises_on_is_looked_at(notes, key, offset, searches):
     launcher((1, 1, 1), key, (q[offset:], out), (64, 0.5))
     assert kernel.searches == searches
     assert str(q[offset:].data_ptr()) in str(notes.launches[1])
+
+
+@pytest.mark.usefixtures("notes")
+def test_alignment_counts_where_triton_specialises_on_it():
+    """A pointer that the kernel takes at any address, such as a scale's, is none to look at."""
+    kernel = Kernel(of_any_alignment=["out_ptr"])
+    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    q, out = torch.zeros(128, dtype=torch.bfloat16), torch.zeros(128, dtype=torch.bfloat16)
+    for start in (0, 2, 3):
+        launcher((1, 1, 1), (64,), (q, out[start:]), (64, 0.5))
+    assert kernel.searches == 1
+    launcher((1, 1, 1), (64,), (q[2:], out), (64, 0.5))
+    assert kernel.searches == 2
 
 
 def test_a_misaligned_binary_is_forgotten(notes):

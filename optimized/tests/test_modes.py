@@ -12,7 +12,7 @@ from paged_mla_optimized.stepping.graph import GraphedStep
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Output
 
-HERE = ("deterministic", "compiled", "request_map", "reserved_slot", "base_2")
+HERE = ("deterministic", "compiled", "request_map", "reserved_slot", "base_2", "fast")
 EVERY_BLOCK = np.arange(6)
 
 

@@ -3,11 +3,14 @@
 import pytest
 
 from paged_mla_optimized.planning.families import (
+    FAMILIES,
     FEW,
+    FEW_FP8,
     INTERPRETER,
     PORTABLE,
     SHARED_MEMORY,
     TILE,
+    TILE_FP8,
     Demand,
     passed_over,
     portable_variant,
@@ -15,19 +18,30 @@ from paged_mla_optimized.planning.families import (
     tile_variants,
     variants_by_query_len,
 )
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def demand(num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64)):
-    return Demand(arch=arch, dtype=dtype, num_heads=num_heads, head_dims=head_dims)
+def demand(
+    num_heads, arch="sm90", dtype="bfloat16", head_dims=(512, 64), cache_format=None,
+    products="exact",
+):  # fmt: skip
+    return Demand(
+        arch=arch,
+        dtype=dtype,
+        cache_format=cache_format or PLAIN_FORMAT_OF_DTYPE[dtype],
+        products=products,
+        num_heads=num_heads,
+        head_dims=head_dims,
+    )
 
 
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 def test_key_tiles_in_flight_fit_shared_memory(arch, dtype):
     """Queries, and a key tile for each stage but the one that loads, at R 512 and P 64."""
-    for tile in tile_variants(arch, dtype):
+    for tile in tile_variants(arch, dtype, PLAIN_FORMAT_OF_DTYPE[dtype]):
         rows = tile.tile_m + tile.tile_n * max(tile.num_stages - 1, 1)
         assert rows * 576 * ITEMSIZE[dtype] <= SHARED_MEMORY[arch]
 
@@ -88,6 +102,37 @@ def test_hopper_serves_by_the_pairs_of_a_row(num_heads, query_len, family, tile_
     assert (variant.family, variant.tile_m, variant.lanes) == (family, tile_m, lanes)
 
 
+FAST = {"cache_format": "fp8_e4m3", "products": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "query_len", "lanes"), [(16, 4, 1), (64, 1, 1), (128, 1, 2), (128, 2, 4)]
+)
+def test_fast_products_have_a_kernel(num_heads, query_len, lanes):
+    """On Hopper, where an e4m3 cache has one scale and the config allows FP8 products."""
+    for dtype in ("bfloat16", "float16"):
+        variant = serving_variant(demand(num_heads, dtype=dtype, **FAST), query_len)
+        assert (variant.family, variant.tile_m, variant.lanes) == (TILE_FP8, 64, lanes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (demand(128, cache_format="fp8_e4m3"), "rounds to FP8, where products are exact"),
+        (demand(128, products="fast"), "fp8_e4m3 caches, not cache_format bf16"),
+        (demand(128, **FAST | {"cache_format": "fp8_ds_mla"}), "not cache_format fp8_ds_mla"),
+        (demand(128, arch="sm100", **FAST), "sm90, not sm100"),
+        (demand(128, dtype="float32", **FAST), "not float32"),
+        (demand(128, head_dims=(256, 64), **FAST), "not 256 and 64"),
+    ],
+    ids=["exact", "plain-cache", "other-scales", "sm100", "fp32", "rank"],
+)
+def test_fast_products_are_only_where_they_fit(asked, reason):
+    """What else may be asked for is never sent to that kernel, and has a reason."""
+    assert serving_variant(asked, 1).family != TILE_FP8
+    assert reason in FAMILIES[TILE_FP8].misfit(asked, 128)
+
+
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
@@ -96,14 +141,30 @@ def test_hopper_serves_by_the_pairs_of_a_row(num_heads, query_len, family, tile_
         (demand(16, dtype="float32"), "not float32"),
         (demand(16, head_dims=(128, 64)), "not 128 and 64"),
         (demand(16, head_dims=(512, 32)), "not 512 and 32"),
+        (demand(16, cache_format="fp8_ds_mla"), "not cache_format fp8_ds_mla"),
+        (demand(16, arch="sm89", cache_format="fp8_e4m3"), "sm90, not sm89"),
+        (demand(16, head_dims=(256, 64), cache_format="fp8_e4m3"), "not 256 and 64"),
     ],
-    ids=["sm80", "sm100", "fp32", "rank", "rope-dim"],
+    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "format", "fp8-sm89", "fp8-rank"],
 )
 def test_portable_serves_the_rest(asked, reason):
     """What the Gluon kernels cannot do is never sent to them, and has a reason."""
     assert serving_variant(asked, 1).family == PORTABLE
-    for family in (FEW, TILE):
+    for family in (FEW_FP8,) if asked.cache_format == "fp8_e4m3" else (FEW, TILE):
         assert reason in passed_over(asked, 1)[family]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_few_queries_have_a_kernel_for_e4m3(dtype):
+    """Up to 64 pairs of token and head, whatever the queries' type."""
+    asked = demand(16, dtype=dtype, cache_format="fp8_e4m3")
+    found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4)]
+    assert [v.family for v in found] == [FEW_FP8] * 4
+    assert [v.tile_m for v in found] == [16, 32, 64, 64]
+    assert serving_variant(asked, 5).family == PORTABLE
+    reasons = passed_over(asked, 5)
+    assert reasons[FEW_FP8] == "holds 64 pairs of token and head, not 80"
+    assert reasons[TILE] == "made for bf16 and fp16 caches, not cache_format fp8_e4m3"
 
 
 def test_half_the_latents_have_a_kernel_for_few_queries():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized import MlaConfig, PagedMla, StepInputs, StepView
+from paged_mla_optimized import LatentCache, MlaConfig, PagedMla, StepInputs, StepView
 from paged_mla_shared.problem import Rope, RopePairing
 
 R, P, LAYERS, BLOCKS = 512, 64, 4, 640
@@ -141,26 +141,33 @@ def _mask(
 class Model:
     """Four layers that append and attend, with a cache and answers of their own.
 
-    Its steps are told `max_query_len`.
+    Caches are plain, or of format "fp8_e4m3", then as bytes. Its steps are told `max_query_len`.
     """
 
     def __init__(self, mla: PagedMla, max_query_len: int | None = None) -> None:
         config = mla.config
         self.mla, self.max_query_len = mla, max_query_len
         size = (LAYERS, BLOCKS, config.block_size, R + P)
-        self.caches = torch.zeros(size, dtype=config.dtype, device="cuda")
+        dtype = torch.uint8 if config.is_fp8 else config.dtype
+        self.caches = torch.zeros(size, dtype=dtype, device="cuda")
+        self.scale = torch.tensor(0.7, device="cuda") if config.is_fp8 else None
         generator = torch.Generator("cuda").manual_seed(0)  # every model caches the same
         contents = torch.randn(size, generator=generator, dtype=torch.float32, device="cuda")
-        self.contents = contents.to(config.dtype)
+        stored = torch.float8_e4m3fn if config.is_fp8 else config.dtype
+        self.contents = contents.to(stored).view(dtype)
         shape = (LAYERS, config.max_query_tokens, config.num_heads)
         self.outs = torch.zeros((*shape, R), dtype=config.dtype, device="cuda")
         self.lses = torch.zeros(shape, dtype=torch.float32, device="cuda")
 
     def restore(self, batch: Batch) -> None:
         """Fill the caches with NaN, but for what the batch's rows have cached."""
-        self.caches.fill_(torch.nan)
+        self.caches.fill_(0x7F if self.mla.config.is_fp8 else torch.nan)
         live = self.caches.view(LAYERS, -1, R + P)
         live[:, batch.live_slots] = self.contents.view(LAYERS, -1, R + P)[:, batch.live_slots]
+
+    def cache(self, layer: int) -> LatentCache:
+        """Return the cache of a layer."""
+        return LatentCache(self.mla.config.cache_format, self.caches[layer], self.scale)
 
     def plan(self, view: StepView | Batch, num_tokens: int) -> None:
         """Describe the step."""
@@ -174,7 +181,7 @@ class Model:
         q, kv = view.tokens["q"], view.tokens["kv"]
         tokens = len(q)
         for layer in range(LAYERS):
-            cache = self.caches[layer]
+            cache = self.cache(layer)
             self.mla.append(kv[:, layer, :R], kv[:, layer, R:], cache)
             self.mla.attend(
                 q[:, layer, :, :R],
@@ -197,7 +204,8 @@ class Model:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """View as integers, so that NaN equals NaN."""
-    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return tensor.view(sizes[tensor.element_size()])
 
 
 def same(first: Any, second: Any) -> bool:

@@ -28,6 +28,9 @@ def main() -> None:
         steps += [(replace(decode, block_size=16), DECODE, None)]
         gathered = replace(decode, block_size=2)
         steps += [(replace(gathered, num_heads=heads), DECODE, None) for heads in (16, 128)]
+        fast = {"num_heads": 128, "cache_format": "fp8_e4m3", "products": "fast"}
+        steps += [(replace(config, **fast), LENS, None) for config in configs]
+        steps += [(replace(decode, block_size=size, **fast), DECODE, None) for size in (16, 2)]
     for config, lens, variant in steps:
         run(config, lens, variant)
     torch.cuda.synchronize()
@@ -44,7 +47,7 @@ def run(config: MlaConfig, lens: list[tuple[int, int]], variant: AttendVariant |
     keys = int(batch.seq_lens.sum())
     ckv = torch.empty(keys, config.kv_lora_rank, dtype=config.dtype, device="cuda")
     k_pe = torch.empty(keys, config.qk_rope_head_dim, dtype=config.dtype, device="cuda")
-    model.mla.gather_context(model.caches[0], ckv, k_pe)
+    model.mla.gather_context(model.cache(0), ckv, k_pe)
     assert ckv.isfinite().all()
 
 

@@ -13,7 +13,9 @@ from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_shared.problem import Rope, RopePairing
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
+E4M3 = replace(CONFIG, cache_format="fp8_e4m3")
 RAGGED = [(2000, 1), (0, 0), (63, 1), (0, 1), (700, 1), (64, 1), (3900, 1), (1, 1)]
+PAIRED = [(2000, 2), (0, 0), (62, 2), (0, 1), (700, 1), (63, 2), (3900, 2), (0, 2)]
 STEPS = {
     "16-heads": (DECODE, RAGGED),
     "32-heads": (replace(DECODE, num_heads=32), RAGGED),
@@ -28,6 +30,21 @@ STEPS = {
     "blocks-of-1": (replace(DECODE, block_size=1), [(300, 1), (33, 1), (200, 1)]),
     "rope": (replace(DECODE, rope=Rope(RopePairing.NEOX)), RAGGED),
     "rope-128-heads": (replace(CONFIG, num_heads=128, rope=Rope(RopePairing.INTERLEAVED)), RAGGED),
+    "e4m3": (E4M3, RAGGED),
+    "e4m3-float16": (replace(E4M3, dtype=torch.float16), RAGGED),
+    "e4m3-32-pairs": (E4M3, PAIRED),
+    "e4m3-64-pairs": (replace(E4M3, num_heads=32), PAIRED),
+    "e4m3-48-pairs": (replace(E4M3, num_heads=24), PAIRED),
+    "e4m3-many-partials": (replace(E4M3, num_heads=64), [(4095, 1)]),
+    "e4m3-deterministic": (replace(E4M3, deterministic=True), PAIRED),
+    "e4m3-deterministic-64-pairs": (replace(E4M3, num_heads=32, deterministic=True), PAIRED),
+    "e4m3-non-causal": (replace(E4M3, mask="non_causal"), PAIRED),
+    "e4m3-tree": (
+        replace(E4M3, num_heads=8, mask="tree:qlen", max_draft_tokens=8),
+        [(100, 8), (333, 5), (0, 0), (64, 8), (0, 3)],
+    ),
+    "e4m3-blocks-of-16": (replace(E4M3, block_size=16), [(700, 1), (33, 1), (1600, 1)]),
+    "e4m3-blocks-of-1": (replace(E4M3, block_size=1), [(300, 1), (33, 1), (200, 1)]),
     "gathered": (replace(CONFIG, num_heads=128, block_size=4), [(700, 2), (33, 1), (1600, 3)]),
 }
 
@@ -44,10 +61,11 @@ def test_a_thousand_repeats(name):
     """S-9, S-17, S-20: the portable kernel's answer; and the same bits over NaN, every time."""
     config, lens = STEPS[name]
     demand = demand_of(config, "sm90")
-    assert serving_variant(demand, 1).family != PORTABLE
+    longest = max(query_len for _, query_len in lens)
+    assert serving_variant(demand, longest).family != PORTABLE
     portable = portable_variant(demand, most_query_len(config))
     batch = make_batch(config, lens, 1)
-    model = Model(PagedMla(config))
+    model = Model(PagedMla(config), longest)
     out, lse, _ = model.eager(batch)
     for mine, theirs in zip(
         (out, lse), Model(PagedMla(config, variant=portable)).eager(batch)[:2], strict=True

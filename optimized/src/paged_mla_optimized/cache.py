@@ -6,7 +6,11 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from paged_mla_optimized.config import TORCH_DTYPES
 from paged_mla_shared.errors import InvalidArgument
+
+ROW_DTYPES = TORCH_DTYPES | {"float8_e4m3": torch.float8_e4m3fn, "uint8": torch.uint8}
+"""Element types of rows, by the names that ``CacheFormat.row`` has for them."""
 
 
 class LatentCache(NamedTuple):
@@ -18,9 +22,11 @@ class LatentCache(NamedTuple):
         Key of :data:`paged_mla_shared.formats.FORMATS`; the config's.
     latents : [num_blocks, block_size, width]
         Rows as the format has them; any strides, the last one 1. A plain format's rows are R + P
-        elements of the config's dtype.
+        elements of the config's dtype. FP8 rows are ``torch.float8_e4m3fn`` if they are nothing
+        else, or ``torch.uint8`` of the same bytes.
     scales : float32 or None
-        The format's scale tensor: [num_blocks, 1, G], [] for one of the layer, or ``None``.
+        The format's scale tensor: [num_blocks, 1, G], the last stride 1; [] for one of the layer;
+        or ``None``.
     """
 
     format: str
@@ -41,10 +47,16 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
         It is of another format.
     """
     if isinstance(cache, torch.Tensor):
-        return LatentCache(cache_format, cache)
+        cache = LatentCache(cache_format, cache)
     if cache.format != cache_format:
         raise InvalidArgument("cache", f"format {cache.format}", cache_format)
-    return cache
+    latents = as_bytes(cache.latents)
+    return cache if latents is cache.latents else cache._replace(latents=latents)
+
+
+def as_bytes(latents: torch.Tensor) -> torch.Tensor:
+    """Return e4m3 latents as their bytes: not every architecture has pointers to e4m3."""
+    return latents.view(torch.uint8) if latents.dtype is torch.float8_e4m3fn else latents
 
 
 def tensors_of(cache: Cache) -> list[torch.Tensor]:
@@ -52,3 +64,20 @@ def tensors_of(cache: Cache) -> list[torch.Tensor]:
     if isinstance(cache, torch.Tensor):
         return [cache]
     return [cache.latents] if cache.scales is None else [cache.latents, cache.scales]
+
+
+def scales_and_stride(cache: LatentCache) -> tuple[torch.Tensor, int]:
+    """Return what kernels take for scales, and how far those of one block are from the next's.
+
+    A kernel of a format without a scale tensor gets some other tensor, and reads none of it.
+    """
+    scales = cache.latents if cache.scales is None else cache.scales
+    return scales, 0 if scales.dim() == 0 or cache.scales is None else scales.stride(0)
+
+
+def tensors_of_blocks(cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what a copy of a block copies: rows, as bytes if FP8, and the block's own scales."""
+    if isinstance(cache, torch.Tensor):
+        return as_bytes(cache), None
+    scales = cache.scales
+    return as_bytes(cache.latents), scales if scales is not None and scales.dim() > 0 else None

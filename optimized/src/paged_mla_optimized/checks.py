@@ -11,8 +11,9 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import FORMATS, SCALE_DTYPE
+from paged_mla_shared.formats import SCALE_DTYPE
 
+_FIELD = 4  # bytes of a scale inside a row
 _MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one key tile are 32-bit
 
 
@@ -126,10 +127,13 @@ def check_queries(
 
 def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> None:
     """Check a cache of the config's format: rows [num_blocks, block_size, width], and scales."""
-    stored, latents = FORMATS[config.cache_format], cache.latents
-    dtype, width = stored.row(config)
-    shape = (None, config.block_size, width)
-    check_tensor("cache", latents, shape, TORCH_DTYPES[dtype], device, unit_stride=True)
+    stored, latents = config.stored, cache.latents
+    shape = (None, config.block_size, stored.row(config)[1])
+    dtype = torch.uint8 if config.is_fp8 else config.dtype
+    check_tensor("cache", latents, shape, dtype, device, unit_stride=True)
+    if stored.inline_scales and any(stride % _FIELD for stride in latents.stride()[:2]):
+        given = f"strides {latents.stride()}"
+        raise InvalidArgument("cache", given, f"rows at multiples of {_FIELD} bytes")
     if latents.stride(1) >= _MAX_TOKEN_STRIDE:
         given = f"token stride {latents.stride(1)}"
         raise InvalidArgument("cache", given, f"< {_MAX_TOKEN_STRIDE}")
@@ -140,4 +144,14 @@ def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> 
     if cache.scales is not None:
         if expected is None:
             raise InvalidArgument("cache.scales", "a tensor", f"None in {config.cache_format}")
-        check_tensor("cache.scales", cache.scales, expected, TORCH_DTYPES[SCALE_DTYPE], device)
+        dtype = TORCH_DTYPES[SCALE_DTYPE]
+        has_axes = len(expected) > 0
+        check_tensor("cache.scales", cache.scales, expected, dtype, device, unit_stride=has_axes)
+
+
+def check_address(cache: LatentCache) -> None:
+    """Check where the bytes of rows begin that have scales among them."""
+    misplaced = cache.latents.data_ptr() % _FIELD
+    if misplaced:
+        given = f"an address {misplaced} past a multiple of {_FIELD}"
+        raise InvalidArgument("cache", given, f"a multiple of {_FIELD} bytes")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_mla_shared.errors import InvalidArgument, Unsupported
-from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope
 
 DTYPE_NAMES = {
@@ -17,6 +17,7 @@ DTYPE_NAMES = {
     torch.bfloat16: "bfloat16",
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+PRODUCTS = ("exact", "fast")
 MASKS = ("causal", "non_causal", *(f"tree:{spelling}" for spelling in MaskSpelling))
 
 
@@ -39,9 +40,12 @@ class MlaConfig:
     qk_rope_head_dim : int
         P, a power of two in 16..64.
     dtype : torch.dtype
-        Of queries, latents, cache and outputs: bfloat16, float16 or float32.
+        Of queries, latents and outputs: bfloat16, float16 or float32.
     cache_format : str
-        "bf16", "fp16" or "fp32", matching `dtype` (S-11).
+        The plain one of `dtype`, "bf16", "fp16" or "fp32"; or one of FP8 (S-11).
+    products : str
+        Of queries and FP8 latents, weights and FP8 latents: "exact", of 16 bits, or "fast", which
+        lets kernels round queries and weights to FP8. Not all kernels do.
     mask : str
         One of "causal", "non_causal", "tree:qlen", "tree:full", "tree:packed" (S-4, S-14).
     max_draft_tokens : int
@@ -80,6 +84,7 @@ class MlaConfig:
     qk_rope_head_dim: int = 64
     dtype: torch.dtype = torch.bfloat16
     cache_format: str = "bf16"
+    products: str = "exact"
     mask: str = "causal"
     max_draft_tokens: int = 0
     rope: Rope | None = None
@@ -95,6 +100,8 @@ class MlaConfig:
                 raise InvalidArgument(name, getattr(self, name), ">= 1")
         if not math.isfinite(self.softmax_scale) or self.softmax_scale <= 0:
             raise InvalidArgument("softmax_scale", self.softmax_scale, "finite and > 0")
+        if self.products not in PRODUCTS:
+            raise InvalidArgument("products", self.products, ", ".join(PRODUCTS))
         if self.lse_base not in {"e", "2"}:
             raise InvalidArgument("lse_base", self.lse_base, "e, 2")
         if self.reserved_slot is not None and self.reserved_slot < 0:
@@ -106,6 +113,21 @@ class MlaConfig:
         self._check_dims()
         if self.rope is not None:
             _check_rope(self.rope)
+
+    @property
+    def stored(self) -> CacheFormat:
+        """What a cached token is."""
+        return FORMATS[self.cache_format]
+
+    @property
+    def is_fp8(self) -> bool:
+        """True when latents are cached as e4m3 and scales."""
+        return self.stored.ckv_dtype == "float8_e4m3"
+
+    @property
+    def scales(self) -> str:
+        """Where the scales of the cache lie: "inline", or a word of ``ScaleTensor``."""
+        return "inline" if self.stored.inline_scales else str(self.stored.scale_tensor)
 
     @property
     def is_tree(self) -> bool:
@@ -159,8 +181,12 @@ class MlaConfig:
             raise InvalidArgument("cache_format", self.cache_format, ", ".join(FORMATS))
         if self.dtype not in DTYPE_NAMES:
             raise Unsupported(f"dtype {self.dtype}: float32, float16 or bfloat16")
-        if self.cache_format not in PLAIN_FORMAT_OF_DTYPE.values():
-            raise Unsupported(f"cache_format {self.cache_format}")
+        multiple = self.stored.block_size_multiple
+        if self.block_size % multiple:
+            allowed = f"a multiple of {multiple} in {self.cache_format}"
+            raise InvalidArgument("block_size", self.block_size, allowed)
+        if self.is_fp8:
+            return
         expected = PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[self.dtype]]
         if self.cache_format != expected:
             raise InvalidArgument("cache_format", self.cache_format, f"{expected} ({self.dtype})")

@@ -8,17 +8,20 @@ from collections.abc import Hashable
 import torch
 
 from paged_mla_optimized import checks
-from paged_mla_optimized.cache import Cache, as_cache
+from paged_mla_optimized.cache import Cache, LatentCache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
+from paged_mla_optimized.launchers.append_fp8 import AppendFp8
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import launch_gather
+from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
 from paged_mla_optimized.planning.families import (
     INTERPRETER,
+    TILE_FP8,
     AttendVariant,
     variants_by_query_len,
 )
@@ -72,11 +75,21 @@ class Core:
         self.plan = Plan(config, self.variants, num_sms, self.device)
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
-        self._attentions = [Attention(config, v, num_sms, self.workspace) for v in self.variants]
-        self._append = Append(config, self.tables)
+        self.quantise = None
+        if any(v.family == TILE_FP8 for v in self.variants):
+            self.quantise = QuantiseQueries(config, self.facts.arch, self.device)
+        self._attentions = [
+            Attention(config, v, self.facts, self.workspace, self.quantise) for v in self.variants
+        ]
+        self._append = (
+            AppendFp8(config, self.facts.arch, self.tables)
+            if config.is_fp8
+            else Append(config, self.tables)
+        )
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)
+        self._has_inline_scales = config.stored.inline_scales > 0
         # Layouts that passed: looking again costs host time.
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
 
@@ -125,7 +138,7 @@ class Core:
     ) -> None:
         """Check and write the latents of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        cache = as_cache(config.cache_format, cache)
+        cache = self._as_cache(cache)
         if slot_mapping is None:
             slot_mapping = plan.slots
         layout = (num_tokens, _layout(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
@@ -151,7 +164,7 @@ class Core:
     ) -> None:
         """Check and attend the queries of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
-        cache = as_cache(config.cache_format, cache)
+        cache = self._as_cache(cache)
         layout = (num_tokens, _layout(q_nope, q_pe, cache.latents, cache.scales, out, lse))
         if layout not in self._checked:
             checks.check_queries(config, q_nope, q_pe, num_tokens, device)
@@ -169,13 +182,20 @@ class Core:
 
     def gather(self, plan: Plan, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Check and read the cached rows of the step in `plan`."""
-        cache = as_cache(self.config.cache_format, cache)
+        cache = self._as_cache(cache)
         checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)
         if ckv.shape[0] > 0 and plan.num_rows > 0:
-            launch_gather(self.config, plan, cache, ckv, k_pe)
+            launch_gather(self.config, self.facts.arch, plan, cache, ckv=ckv, k_pe=k_pe)
+
+    def _as_cache(self, cache: Cache) -> LatentCache:
+        """Return `cache` as an object; its address is no part of a layout."""
+        cache = as_cache(self.config.cache_format, cache)
+        if self._has_inline_scales:
+            checks.check_address(cache)
+        return cache
 
     def memory(self) -> list[Buffer]:
         """Return every tensor held on the device, largest first."""
@@ -186,6 +206,8 @@ class Core:
         }
         if self.rotate is not None:
             tensors["q_pe"] = self.rotate.q_pe
+        if self.quantise is not None:
+            tensors |= {"q_codes": self.quantise.codes, "q_scales": self.quantise.scales}
         buffers = [
             Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
             for name, t in tensors.items()

@@ -25,6 +25,7 @@ _FEATURES = frozenset(
         "validation",
     }
 )  # fmt: skip
+_FP8 = frozenset(name for name, stored in FORMATS.items() if not stored.is_plain)
 
 
 def create() -> TritonBackend:
@@ -83,7 +84,7 @@ class TritonBackend:
         return Capabilities(
             ops=_OPS - self.left_out,
             dtypes=frozenset(dtypes),
-            cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes),
+            cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes) | _FP8,
             block_sizes=frozenset(range(1, 257)),
             num_heads=frozenset(range(1, 129)),
             head_dims=frozenset({(512, 64), (256, 64), (256, 32), (32, 16)}),
@@ -91,6 +92,7 @@ class TritonBackend:
             ropes=frozenset({"interleaved", "neox"}),
             features=features,
             max_query_len=1 << 20,
+            products=self.settings.get("products", "exact"),
         )
 
     def prepare(self, problem: Problem) -> EagerRunner:
@@ -127,4 +129,6 @@ def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
         padding = getattr(problem, name)
         if padding < 0 or padding % itemsize:
             raise InvalidArgument(name, padding, f"a multiple of {itemsize} bytes, >= 0")
+        if config.stored.inline_scales and padding % 4:
+            raise Unsupported(f"{name} {padding}: scales inside rows lie at multiples of 4 bytes")
     return config

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from paged_mla_optimized.backend.arrays import to_numpy, to_torch
-from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.cache import ROW_DTYPES, LatentCache
 from paged_mla_optimized.config import TORCH_DTYPES
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import SCALE_DTYPE
@@ -59,7 +59,7 @@ class Memory:
         """View the storage as [num_blocks, block_size, width]."""
         layout = self._layout
         dtype, width = layout.format.row(layout.dims)
-        elements = self._storage.view(-1).view(TORCH_DTYPES[dtype])
+        elements = self._storage.view(-1).view(ROW_DTYPES[dtype])
         itemsize = elements.element_size()
         return elements.as_strided(
             (layout.num_blocks, layout.block_size, width),

@@ -54,6 +54,11 @@ def base_2() -> TritonBackend:
     return _mode("base_2", settings={"lse_base": "2"}, left_out=frozenset({"merge"}))
 
 
+def fast() -> TritonBackend:
+    """Return the backend that may round queries and weights to FP8 over FP8 caches."""
+    return _mode("fast", settings={"products": "fast"})
+
+
 def _mode(name: str, **changes: Any) -> TritonBackend:
     plain = create()
     return replace(plain, name=f"{plain.name} {name}", **changes)

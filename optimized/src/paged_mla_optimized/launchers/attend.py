@@ -12,10 +12,12 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.combine import Combine
-from paged_mla_optimized.launchers.hopper import HopperAttention, queries_fit
+from paged_mla_optimized.launchers.hopper import HopperAttention
 from paged_mla_optimized.launchers.portable import PortableAttention
+from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -66,24 +68,27 @@ class Attention:
     ----------
     config : MlaConfig
     variant : AttendVariant
-    num_sms : int
-        Multiprocessors of the device; the grid has a fixed number of programs for each.
+    facts : DeviceFacts
+        Of the device; the grid has a fixed number of programs for each multiprocessor.
     workspace : Workspace
+    quantise : QuantiseQueries or None
+        For a family of FP8 products.
     """
 
     def __init__(
         self,
         config: MlaConfig,
         variant: AttendVariant,
-        num_sms: int,
+        facts: DeviceFacts,
         workspace: Workspace,
+        quantise: QuantiseQueries | None = None,
     ) -> None:
-        programs = variant.programs(num_sms)
+        programs = variant.programs(facts.num_sms)
         self.partial_out, self.partial_lse = workspace.partials(variant)
-        self._portable = PortableAttention(config, variant, programs)
+        self._portable = PortableAttention(config, variant, arch=facts.arch, programs=programs)
         self._hopper = None
         if variant.family != PORTABLE:
-            self._hopper = HopperAttention(config, variant, programs)
+            self._hopper = HopperAttention(config, variant, programs, quantise)
         self._combine = Combine(config, variant, programs)
 
     def launch(
@@ -112,7 +117,7 @@ class Attention:
     ) -> None:
         """Write what no part of the grid cuts, and partials of what is cut."""
         launch: Callable[..., None] = self._portable.launch
-        if self._hopper is not None and queries_fit(q_nope, q_pe):
+        if self._hopper is not None and self._hopper.takes(q_nope, q_pe):
             rows = self._hopper.rows_of(cache.latents)
             if rows is not None:
                 launch = partial(self._hopper.launch, rows)

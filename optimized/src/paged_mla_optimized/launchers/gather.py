@@ -7,29 +7,38 @@ from typing import Any
 import torch
 import triton
 
-from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.gather import gather_kernel
+from paged_mla_optimized.planning.families import INTERPRETER, WITH_E4M3
 from paged_mla_optimized.planning.plan import Plan
-from paged_mla_optimized.runtime.device import is_interpreting
 
 _TOKENS_PER_PROGRAM = 16
 _TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
 
 
 def launch_gather(
-    config: MlaConfig, plan: Plan, cache: LatentCache, ckv: torch.Tensor, k_pe: torch.Tensor
+    config: MlaConfig,
+    arch: str,
+    plan: Plan,
+    cache: LatentCache,
+    *,
+    ckv: torch.Tensor,
+    k_pe: torch.Tensor,
 ) -> None:
     """Write the first ``cu_seqlens_k[B]`` rows of `ckv` and `k_pe`; B and K > 0."""
-    capacity, latents, constants = ckv.shape[0], cache.latents, gather_constants(config)
+    capacity, latents, constants = ckv.shape[0], cache.latents, gather_constants(config, arch)
+    scales, scales_stride = scales_and_stride(cache)
     with torch.cuda.device(latents.get_device()):
         gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
             latents,
+            scales,
             plan.block_table,
             plan.key_starts,
             ckv,
             k_pe,
             *latents.stride()[:2],
+            scales_stride,
             *plan.block_table.stride(),
             ckv.stride(0),
             k_pe.stride(0),
@@ -40,11 +49,14 @@ def launch_gather(
         )
 
 
-def gather_constants(config: MlaConfig) -> dict[str, Any]:
+def gather_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
     """Return what ``gather_kernel`` is specialised for."""
     return {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
+        "SCALES": config.scales,
+        "SHARES": config.stored.inline_scales or 1,
         "SEARCH_STEPS": config.search_steps,
-        "TOKENS": _TOKENS_INTERPRETED if is_interpreting() else _TOKENS_PER_PROGRAM,
+        "TOKENS": _TOKENS_INTERPRETED if arch == INTERPRETER else _TOKENS_PER_PROGRAM,
+        "NATIVE": arch in WITH_E4M3,
     }

@@ -14,23 +14,38 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.cache import LatentCache, tensors_of
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
+from paged_mla_optimized.kernels.hopper.decode_few_fp8 import decode_few_fp8_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
-from paged_mla_optimized.planning.families import FEW, SHARED_MEMORY, AttendVariant
+from paged_mla_optimized.kernels.hopper.decode_tile_fp8 import decode_tile_fp8_kernel
+from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.planning.families import (
+    FEW,
+    FEW_FP8,
+    SHARED_MEMORY,
+    TILE,
+    TILE_FP8,
+    AttendVariant,
+)
 from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
-_TILE_N = 64
+_BOX = 64  # most keys of one copy
 _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
 _FEW_REGISTERS = 152  # on average: 248 for those that compute, 56 for those that copy
 MAX_CACHES = 4096
 """Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
 MAX_KERNELS = 64
 """Strides of caches whose kernels are kept, likewise."""
-LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+_KERNELS = {
+    FEW: decode_few_kernel,
+    TILE: decode_tile_kernel,
+    FEW_FP8: decode_few_fp8_kernel,
+    TILE_FP8: decode_tile_fp8_kernel,
+}
 
 
 def cache_fits(cache: torch.Tensor) -> bool:
@@ -82,17 +97,30 @@ class HopperAttention:
     ----------
     config : MlaConfig
     variant : AttendVariant
-        Of family "few" or "tile".
+        Of a family in kernels/hopper.
     programs : int
         Size of the grid.
+    quantise : QuantiseQueries or None
+        For a family of FP8 products.
     """
 
-    def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
+    def __init__(
+        self,
+        config: MlaConfig,
+        variant: AttendVariant,
+        programs: int,
+        quantise: QuantiseQueries | None = None,
+    ) -> None:
         self.config = config
         self.variant = variant
         self.programs = programs
+        self._quantise = quantise if variant.family == TILE_FP8 else None
         self._kernels: Bounded[tuple[int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
+
+    def takes(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
+        """Return whether the kernel can read queries, its own or those handed in."""
+        return self._quantise is not None or queries_fit(q_nope, q_pe)
 
     def rows_of(self, latents: torch.Tensor) -> Rows | None:
         """Return a cache's latents as rows, None where TMA cannot address them."""
@@ -120,26 +148,27 @@ class HopperAttention:
         `rows` are those of the cache's latents.
         """
         table = plan.block_table
-        of_q_nope, of_q_pe, of_table = q_nope.stride(), q_pe.stride(), table.stride()
-        of_out = out.stride()
+        of_queries = (*q_nope.stride()[:2], *q_pe.stride()[:2])
+        queries = (q_nope, q_pe)
+        if self._quantise is not None:
+            queries, of_queries = self._quantise.launch(q_nope, q_pe), ()
+        of_table, of_out = table.stride(), out.stride()
         rows.kernel(
             (self.programs, 1, 1),
-            (of_q_nope, of_q_pe, of_table[1], of_out),
+            (of_queries, of_table[1], of_out),
             (
-                q_nope,
-                q_pe,
+                *queries,
                 table,
                 *plan.work,
                 plan.tree_words,
-                cache.latents,
+                *tensors_of(cache),
                 out,
                 lse,
                 partial_out,
                 partial_lse,
             ),
             (
-                *of_q_nope[:2],
-                *of_q_pe[:2],
+                *of_queries,
                 *of_table,
                 *of_out[:2],
                 *lse.stride(),
@@ -152,7 +181,9 @@ class HopperAttention:
         num_blocks, block_size, width = cache.shape
         stride_block, stride_token, _ = cache.stride()
         block_rows = stride_block // stride_token
-        geometry = (block_rows, stride_token)
+        # Kernels read words of 16 bits, whatever the cache keeps in them.
+        stride_row, width = (n * cache.element_size() // 2 for n in (stride_token, width))
+        geometry = (block_rows, stride_row)
         kernel = self._kernels.get(geometry)
         if kernel is None:
             kernel = self._kernels[geometry] = Launcher(
@@ -161,10 +192,10 @@ class HopperAttention:
                 cluster=_cluster(self.variant, self.programs),
                 **hopper_options(self.variant),
             )
-        start = _Start(cache.data_ptr(), self.config.dtype)
+        start = _Start(cache.data_ptr(), hopper_dtype(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
-            TensorDescriptor(start, shape, [stride_token, 1], box, LAYOUT)
+            TensorDescriptor(start, shape, [stride_row, 1], box, hopper_layout(box))
             for box in hopper_boxes(self.config, self.variant)
         )
         return Rows(kernel, Descriptors(*descriptors))
@@ -172,13 +203,15 @@ class HopperAttention:
 
 def hopper_kernel(variant: AttendVariant) -> Any:
     """Return the kernel of a family."""
-    return decode_few_kernel if variant.family == FEW else decode_tile_kernel
+    return _KERNELS[variant.family]
 
 
 def hopper_options(variant: AttendVariant) -> dict[str, int]:
     """Return the launch options of a family."""
     options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
-    return options | ({"maxnreg": _FEW_REGISTERS} if variant.family == FEW else {})
+    if variant.family == FEW:
+        options["maxnreg"] = _FEW_REGISTERS
+    return options
 
 
 def _cluster(variant: AttendVariant, programs: int) -> int:
@@ -188,23 +221,42 @@ def _cluster(variant: AttendVariant, programs: int) -> int:
 
 def hopper_box(block_size: int) -> int:
     """Return the keys of one copy: a block, or a tile of a larger one; 0 where none fits."""
-    if block_size % _TILE_N == 0:
-        return _TILE_N
+    if block_size % _BOX == 0:
+        return _BOX
     return block_size if block_size in {8, 16, 32} else 0  # swizzled in eights
 
 
 def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], list[int]]:
-    """Return what one copy takes of the latent columns, whole or halved, and of the others."""
-    keys = hopper_box(config.block_size) or _TILE_N
-    columns = config.kv_lora_rank
-    return [keys, columns if variant.family == FEW else columns // 2], [keys, 64]
+    """Return what one copy takes of the latent columns, whole or halved, and of the others.
+
+    Widths are in words of 16 bits.
+    """
+    keys = hopper_box(config.block_size) or _BOX
+    in_word = 2 if config.is_fp8 else 1
+    columns, others = config.kv_lora_rank // in_word, config.qk_rope_head_dim // in_word
+    whole = variant.family in {FEW, FEW_FP8}
+    return [keys, columns if whole else columns // 2], [keys, others]
+
+
+def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
+    """Return how boxes of 16-bit words lie in shared memory."""
+    return gl.NVMMASharedLayout(min(box[1] * 2, 128), element_bitwidth=16, rank=2)
+
+
+def hopper_dtype(config: MlaConfig) -> torch.dtype:
+    """Return what kernels take the 16-bit words of a cache for."""
+    return torch.int16 if config.is_fp8 else config.dtype
 
 
 def _stages(config: MlaConfig, variant: AttendVariant) -> int:
     """Return how many key tiles the ring for few queries holds: as many as fit."""
-    line = (config.kv_lora_rank + config.qk_rope_head_dim) * 2
-    queries, weights = variant.tile_m * line, _TILE_N * variant.tile_m * 2
-    return (SHARED_MEMORY["sm90"] - _BARRIERS - queries - weights) // (_TILE_N * line)
+    width = config.kv_lora_rank + config.qk_rope_head_dim
+    query, weights = width * 2, variant.tile_n * 2
+    room = SHARED_MEMORY["sm90"] - _BARRIERS
+    if variant.family == FEW_FP8:  # two warpgroups, with their own queries and every second stage
+        pairs = 2 * min(variant.tile_m, 32)
+        return (room - pairs * (query + weights)) // (variant.tile_n * width) // 2 * 2
+    return (room - variant.tile_m * (query + weights)) // (variant.tile_n * width * 2)
 
 
 def hopper_constants(
@@ -212,7 +264,8 @@ def hopper_constants(
 ) -> dict[str, Any]:
     """Return what a kernel is specialised for.
 
-    `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row.
+    `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
+    of 16 bits.
     """
     constants = {
         "num_heads": config.num_heads,
@@ -224,6 +277,7 @@ def hopper_constants(
         "BOX": hopper_box(config.block_size),
         "STAGES": _stages(config, variant),
         "R": config.kv_lora_rank,
+        "P": config.qk_rope_head_dim,
     } | cut_constants(config, variant)
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
-from paged_mla_optimized.planning.families import AttendVariant
+from paged_mla_optimized.planning.families import WITH_E4M3, AttendVariant
 from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.launch import Launcher
+
+_SHARE = 128  # columns
 
 
 class PortableAttention:
@@ -21,16 +23,20 @@ class PortableAttention:
     ----------
     config : MlaConfig
     variant : AttendVariant
+    arch : str
+        As ``planning/families.py`` names it.
     programs : int
         Size of the grid.
     """
 
-    def __init__(self, config: MlaConfig, variant: AttendVariant, programs: int) -> None:
+    def __init__(
+        self, config: MlaConfig, variant: AttendVariant, *, arch: str, programs: int
+    ) -> None:
         self.config = config
         self.programs = programs
         self._kernel = Launcher(
             attend_kernel,
-            attend_constants(config, variant),
+            attend_constants(config, variant, arch),
             num_warps=variant.num_warps,
             num_stages=variant.num_stages,
         )
@@ -49,15 +55,17 @@ class PortableAttention:
     ) -> None:
         """Write `out` and `lse` of every whole group, and partials of the others."""
         config, latents, table = self.config, cache.latents, plan.block_table
+        scales, of_scales = scales_and_stride(cache)
         strides = q_nope.stride(), q_pe.stride(), latents.stride(), table.stride(), out.stride()
         of_q_nope, of_q_pe, of_cache, of_table, of_out = strides
         self._kernel(
             (self.programs, 1, 1),
-            (of_q_nope, of_q_pe, of_cache, of_table[1], of_out),
+            (of_q_nope, of_q_pe, of_cache, of_scales, of_table[1], of_out),
             (
                 q_nope,
                 q_pe,
                 latents,
+                scales,
                 table,
                 *plan.work,
                 plan.tree_words,
@@ -70,6 +78,7 @@ class PortableAttention:
                 *of_q_nope[:2],
                 *of_q_pe[:2],
                 *of_cache[:2],
+                of_scales,
                 *of_table,
                 *of_out[:2],
                 *lse.stride(),
@@ -80,12 +89,22 @@ class PortableAttention:
         )
 
 
-def attend_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+def attend_constants(config: MlaConfig, variant: AttendVariant, arch: str) -> dict[str, Any]:
     """Return what ``attend_kernel`` is specialised for."""
     return cut_constants(config, variant) | {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
+        "SCALES": config.scales,
+        "SHARES": _shares(config),
+        "NATIVE": arch in WITH_E4M3,
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
     }
+
+
+def _shares(config: MlaConfig) -> int:
+    """Return how many parts latents come in: in one, FP8 tiles would not fit into registers."""
+    if not config.is_fp8:
+        return 1
+    return config.stored.inline_scales or max(1, config.kv_lora_rank // _SHARE)

@@ -12,6 +12,8 @@ def demand_of(config: MlaConfig, arch: str) -> Demand:
     return Demand(
         arch=arch,
         dtype=DTYPE_NAMES[config.dtype],
+        cache_format=config.cache_format,
+        products=config.products,
         num_heads=config.num_heads,
         head_dims=(config.kv_lora_rank, config.qk_rope_head_dim),
     )

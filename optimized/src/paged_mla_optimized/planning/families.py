@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from paged_mla_shared.formats import FORMATS
+
 SHARED_MEMORY = {
     "sm80": 166_912,
     "sm86": 101_376,
@@ -22,6 +24,9 @@ SHARED_MEMORY = {
 OVERLAPPING = frozenset({"sm90", "sm100", "sm120"})
 """Architectures on which a kernel can be launched while the one before still runs."""
 
+WITH_E4M3 = frozenset({"sm89", "sm90", "sm100", "sm120"})
+"""Architectures that convert e4m3 by themselves."""
+
 MAX_FIXED_SPLITS = 128
 """Of a row, all its query tiles together: about as many as a device has multiprocessors."""
 FIXED_SPLIT_BYTES = 256 << 20
@@ -30,6 +35,8 @@ FIXED_SPLIT_BYTES = 256 << 20
 PORTABLE = "portable"
 FEW = "few"  # kernels/hopper/decode_few.py
 TILE = "tile"  # kernels/hopper/decode_tile.py
+FEW_FP8 = "few_fp8"  # kernels/hopper/decode_few_fp8.py
+TILE_FP8 = "tile_fp8"  # kernels/hopper/decode_tile_fp8.py
 
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
@@ -132,14 +139,19 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
         for tile_m in (16, 32, 64)
     },
 }
+_HIGHEST_OVER_FP8 = 32  # values beside codes leave higher tiles too few registers
 _FLOAT32 = AttendVariant(tile_m=16, tile_n=16, num_warps=8, num_stages=2)
 
 
-def tile_variants(arch: str, dtype: str) -> tuple[AttendVariant, ...]:
-    """Return the tile shapes of an architecture and dtype, lowest first, with one lane each."""
-    if dtype == "float32" and arch != INTERPRETER:
+def tile_variants(arch: str, dtype: str, cache_format: str) -> tuple[AttendVariant, ...]:
+    """Return the tile shapes for a dtype and format, lowest first, with one lane each."""
+    if arch == INTERPRETER:
+        return tuple(_TABLE[arch].values())
+    if dtype == "float32":
         return (_FLOAT32,)  # exact products run without tensor cores
-    return tuple(_TABLE[arch].values())
+    is_plain = FORMATS[cache_format].is_plain
+    highest = max(_TABLE[arch]) if is_plain else _HIGHEST_OVER_FP8
+    return tuple(tile for tile in _TABLE[arch].values() if tile.tile_m <= highest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +164,10 @@ class Demand:
         Key of :data:`SHARED_MEMORY`, or :data:`INTERPRETER`.
     dtype : str
         "float32", "float16" or "bfloat16".
+    cache_format : str
+        Key of :data:`paged_mla_shared.formats.FORMATS`.
+    products : str
+        "exact" or "fast", as :class:`~paged_mla_optimized.config.MlaConfig` has it.
     num_heads : int
         H, of this rank.
     head_dims : (R, P)
@@ -159,6 +175,8 @@ class Demand:
 
     arch: str
     dtype: str
+    cache_format: str
+    products: str
     num_heads: int
     head_dims: tuple[int, int]
 
@@ -181,7 +199,7 @@ class Family:
 
 
 def _portable_variant(demand: Demand, height: int) -> AttendVariant:
-    tiles = tile_variants(demand.arch, demand.dtype)
+    tiles = tile_variants(demand.arch, demand.dtype, demand.cache_format)
     tile = next((tile for tile in tiles if tile.tile_m >= height), tiles[-1])
     # Where every token fills at least two tiles, two programs read its keys together.
     return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)
@@ -221,11 +239,23 @@ _TILE = AttendVariant(
 )
 
 
-def _hopper_misfit(demand: Demand, *kv_lora_ranks: int) -> str:
+_FEW_FP8 = tuple(
+    replace(_FEW[0], tile_m=pairs, overhead=4, family=FEW_FP8, split_tiles=max(pairs, 32))
+    for pairs in (16, 32, 64)
+)
+_TILE_FP8 = replace(_TILE, family=TILE_FP8)
+
+_PLAIN = ("bf16", "fp16")
+
+
+def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
     if demand.arch != "sm90":
         return f"made for sm90, not {demand.arch}"
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
+    if demand.cache_format not in formats:
+        made_for = " and ".join(formats)
+        return f"made for {made_for} caches, not cache_format {demand.cache_format}"
     rank, rope_dim = demand.head_dims
     if rank not in kv_lora_ranks or rope_dim != 64:
         ranks = " or ".join(map(str, kv_lora_ranks))
@@ -234,24 +264,51 @@ def _hopper_misfit(demand: Demand, *kv_lora_ranks: int) -> str:
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
-    most = _FEW[-1].tile_m
-    return _hopper_misfit(demand, 512, 256) or (
-        f"holds {most} pairs of token and head, not {height}" if height > most else ""
-    )
+    return _hopper_misfit(demand, 512, 256) or _too_many(_FEW, height)
+
+
+def _few_fp8_misfit(demand: Demand, height: int) -> str:
+    tiles = _FEW_FP8[:1] if demand.products == "fast" else _FEW_FP8  # FP8 products are faster
+    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or _too_many(tiles, height)
+
+
+def _too_many(tiles: tuple[AttendVariant, ...], height: int) -> str:
+    most = tiles[-1].tile_m
+    return f"holds {most} pairs of token and head, not {height}" if height > most else ""
 
 
 def _few_variant(_demand: Demand, height: int) -> AttendVariant:
     return next(tile for tile in _FEW if tile.tile_m >= height)
 
 
+def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    return next(tile for tile in _FEW_FP8 if tile.tile_m >= height)
+
+
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
-    lanes = next(n for n in (1, 2, 4) if n * _TILE.tile_m >= height or n == 4)
-    return replace(_TILE, lanes=lanes)
+    return _with_lanes(_TILE, height)
+
+
+def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
+    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or (
+        "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
+    )
+
+
+def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    return _with_lanes(_TILE_FP8, height)
+
+
+def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
+    lanes = next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4)
+    return replace(tile, lanes=lanes)
 
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
     TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
+    FEW_FP8: Family(misfit=_few_fp8_misfit, variant=_few_fp8_variant),
+    TILE_FP8: Family(misfit=_tile_fp8_misfit, variant=_tile_fp8_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

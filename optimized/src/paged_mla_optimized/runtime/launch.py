@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from inspect import getclosurevars, isfunction
+from itertools import compress
 from math import gcd
 from typing import Any
 
@@ -84,6 +85,8 @@ class Launcher:
         self._cluster = cluster
         self._named = constants | options
         self._constants = tuple(constants[n] for n in kernel.arg_names if n in constants)
+        params = getattr(kernel, "params", ())  # the interpreter keeps no binaries, and has none
+        self._specialised = [not p.do_not_specialize_on_alignment for p in params]
         self._binaries: Bounded[Hashable, tuple[Start, Forms, Device, Stream, int]]
         self._binaries = Bounded(MAX_BINARIES)
 
@@ -98,11 +101,12 @@ class Launcher:
         """Launch `grid` programs on the device of the first pointer.
 
         `key` holds every number that Triton specialises on: strides of tensors that come from
-        outside. Triton looks for itself if a pointer is no multiple of 16 bytes, as all of a
-        known binary's are; and always in versions whose C launcher is not known.
+        outside. Triton looks for itself if a pointer whose alignment it specialises on is no
+        multiple of 16 bytes, as all of a known binary's are; and always in versions whose C
+        launcher is not known.
         """
         addresses = [*map(torch.Tensor.data_ptr, pointers)]
-        aligned = gcd(16, *addresses) == 16
+        aligned = gcd(16, *compress(addresses, self._specialised)) == 16
         known = self._binaries.get(key) if aligned else None
         if known is None or _HOOKS.launch_enter_hook.calls:
             device = pointers[0].get_device()

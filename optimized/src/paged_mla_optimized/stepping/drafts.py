@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import triton
 
-from paged_mla_optimized.cache import Cache, tensors_of
+from paged_mla_optimized.cache import Cache, tensors_of_blocks
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
-from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.errors import InvalidArgument
 
 _ENTRIES_PER_PROGRAM = 512
 _TOKENS_PER_PROGRAM = 8
@@ -155,36 +155,40 @@ class DraftSteps:
         prefix_lens, prefix_table, branch_blocks : Tensor
             Those of :meth:`fill`.
 
+        Bytes are copied, and the scales of the tokens with them: nothing is rounded anew.
+
         Raises
         ------
         InvalidArgument
             A tensor's shape, dtype, device or strides are wrong.
-        Unsupported
-            Blocks of the cache have scales of their own.
         """
-        latents, *scales = tensors_of(cache)
-        if any(scale.dim() for scale in scales):
-            raise Unsupported("cache.scales: copies of blocks that have scales of their own")
+        latents, scales = tensors_of_blocks(cache)
         requests, branches, own_width = self._shape
         shape = (None, self.block_size, None)
         device = self.block_table.device
         check_tensor("cache", latents, shape, latents.dtype, device, unit_stride=True)
+        if scales is not None:
+            each = (len(latents), 1, None)
+            check_tensor("cache.scales", scales, each, torch.float32, device, unit_stride=True)
         self._check(prefix_lens, prefix_table, branch_blocks)
+        per_block = 0 if scales is None else scales.shape[2]
         width = latents.shape[2]
         chunks = triton.cdiv(self.block_size, _TOKENS_PER_PROGRAM)
         with torch.cuda.device(latents.get_device()):
             copy_tails_kernel[(requests * branches, chunks)](
                 latents,
+                latents if scales is None else scales,
                 prefix_lens,
                 prefix_table,
                 branch_blocks,
                 *latents.stride()[:2],
+                0 if scales is None else scales.stride(0),
                 *prefix_table.stride(),
                 branches,
                 own_width,
                 self.block_size,
                 width,
-                **copy_tails_constants(width),
+                **copy_tails_constants(width, per_block),
             )
 
     def _check(
@@ -206,6 +210,10 @@ def draft_rows_constants() -> dict[str, Any]:
     return {"ENTRIES": _ENTRIES_PER_PROGRAM}
 
 
-def copy_tails_constants(width: int) -> dict[str, Any]:
+def copy_tails_constants(width: int, scales_per_block: int) -> dict[str, Any]:
     """Return what ``copy_tails_kernel`` is specialised for."""
-    return {"TOKENS": _TOKENS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}
+    return {
+        "TOKENS": _TOKENS_PER_PROGRAM,
+        "COLUMNS": triton.next_power_of_2(width),
+        "SCALES": scales_per_block,
+    }

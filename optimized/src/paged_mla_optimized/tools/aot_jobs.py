@@ -1,7 +1,8 @@
 """Which kernel variants exist for an architecture, as the compiler wants them described.
 
 Options that shape the code differently (mask, block size, dims, dtype) vary one at a time around a
-causal decode, for each tile shape the table holds. Ropes are taken in every dtype.
+causal decode, for each tile shape the table holds. Ropes are taken in every dtype. FP8 formats have
+two of the tile shapes, and fewer options.
 """
 
 from __future__ import annotations
@@ -22,31 +23,39 @@ from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_r
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.kernels.common.merge import merge_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.kernels.common.quantise import quantise_kernel
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.launchers.append import append_constants
-from paged_mla_optimized.launchers.combine import NUM_WARPS, combine_constants
+from paged_mla_optimized.launchers.append_fp8 import NUM_WARPS as APPEND_WARPS
+from paged_mla_optimized.launchers.append_fp8 import append_fp8_kernel_of
+from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
+from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
-    LAYOUT,
     hopper_box,
     hopper_boxes,
     hopper_constants,
+    hopper_dtype,
     hopper_kernel,
+    hopper_layout,
     hopper_options,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
 from paged_mla_optimized.launchers.portable import attend_constants
+from paged_mla_optimized.launchers.quantise import quantise_constants
 from paged_mla_optimized.launchers.rotate import rotate_constants
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import (
     PORTABLE,
+    TILE_FP8,
     AttendVariant,
     portable_variant,
     variants_by_query_len,
 )
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
+from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
 _TYPES = {
@@ -76,6 +85,10 @@ _TYPES = {
     "lses_ptr": "*fp32",
     "partial_out_ptr": "*fp32",
     "partial_lse_ptr": "*fp32",
+    "codes_ptr": "*u8",
+    "q_scale_ptr": "*fp32",
+    "cache_scale_ptr": "*fp32",
+    "scales_ptr": "*fp32",
     "softmax_scale": "fp32",
 }
 _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
@@ -88,7 +101,12 @@ _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them
     "stride_mask_element": 1,
 }
 _NUM_SMS = 132  # shapes no code but a division
-_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_SHORT = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int16: "i16",
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +120,7 @@ class Job:
     num_warps: int = 4
     num_stages: int = 3
     max_registers: int | None = None
-    descriptors: dict[str, str] = field(default_factory=dict)  # types of TMA descriptors
+    types: dict[str, str] = field(default_factory=dict)  # of arguments, TMA descriptors among them
 
     @property
     def source(self) -> Any:
@@ -122,7 +140,7 @@ class Job:
     def signature(self) -> dict[str, str]:
         """Type of each argument, in order."""
         table = "*fp64" if self.dtype == "fp32" else "*fp32"
-        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.descriptors
+        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.types
         return {
             name: "constexpr"
             if name in self.constants
@@ -138,6 +156,7 @@ class Job:
             for parameter in self.kernel.params
             if parameter.name.startswith("stride") or parameter.name.endswith("_ptr")
             if parameter.name not in self.constants and not parameter.do_not_specialize
+            if not parameter.do_not_specialize_on_alignment
         }
 
 
@@ -147,15 +166,22 @@ def jobs_of_arch(arch: str) -> list[Job]:
     for config in _configs():
         demand = demand_of(config, arch)
         portable = portable_variant(demand, most_query_len(config))
-        found = [_jobs_of_config(config, portable)]
+        found = [_jobs_of_config(config, portable, arch)]
         for variant in variants_by_query_len(demand, most_query_len(config)):
-            found.append(_jobs_of_config(config, variant))
+            found.append(_jobs_of_config(config, variant, arch))
             if variant.family != PORTABLE:
                 found.append(_hopper_jobs(config, variant))
         if config.rope is not None:
             found.append(iter([_rotate_job(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
+    for config in (*_fast_configs(), *_fp8_configs()):
+        for variant in variants_by_query_len(demand_of(config, arch), most_query_len(config)):
+            own = [*_hopper_jobs(config, variant)] if variant.family != PORTABLE else []
+            if variant.family == TILE_FP8:
+                own.append(_quantise_job(config, arch))
+            for job in own:
+                jobs.setdefault(job.name, job)
     return list(jobs.values())
 
 
@@ -196,24 +222,82 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(half, mask="tree:qlen", max_draft_tokens=1)
     yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
     yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
+    for name in (name for name, stored in FORMATS.items() if not stored.is_plain):
+        for num_heads in (16, 32):
+            config = replace(base, num_heads=num_heads, cache_format=name)
+            yield config
+            yield replace(config, dtype=torch.float16)
+            yield replace(config, dtype=torch.float32)
+            yield replace(config, block_size=4)
+            yield replace(config, deterministic=True)
+            yield replace(config, mask="tree:qlen", max_draft_tokens=1)
+        for pairing in RopePairing:
+            yield replace(config, rope=Rope(pairing))
+        yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16, cache_format=name)
 
 
-def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+def _fast_configs() -> Iterator[MlaConfig]:
+    """Yield configs that a kernel of FP8 products may serve."""
+    config = MlaConfig(
+        num_heads=128,
+        softmax_scale=1.0,
+        block_size=64,
+        max_rows=256,
+        max_query_tokens=1,
+        max_model_len=1,
+        cache_format="fp8_e4m3",
+        products="fast",
+    )
+    yield config
+    yield replace(config, dtype=torch.float16)
+    yield replace(config, block_size=1)
+    yield replace(config, block_size=16)
+    yield replace(config, mask="non_causal")
+    yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
+    yield replace(config, deterministic=True)
+    yield replace(config, deterministic=True, block_size=1)
+
+
+def _fp8_configs() -> Iterator[MlaConfig]:
+    """Yield configs that a kernel of 16-bit products over FP8 caches may serve."""
+    for num_heads in (16, 32, 64):
+        config = MlaConfig(
+            num_heads=num_heads,
+            softmax_scale=1.0,
+            block_size=64,
+            max_rows=256,
+            max_query_tokens=1,
+            max_model_len=1,
+            cache_format="fp8_e4m3",
+        )
+        yield config
+        yield replace(config, dtype=torch.float16)
+        yield replace(config, block_size=1)
+        yield replace(config, block_size=16)
+        yield replace(config, mask="non_causal")
+        yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
+        yield replace(config, deterministic=True)
+        yield replace(config, deterministic=True, block_size=1)
+
+
+def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
     dtype = _SHORT[config.dtype]
+    types = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
+    cache = {"cache_ptr": "*u8"} if config.is_fp8 else {}
     tile = f"m{variant.tile_m}n{variant.tile_n}"
     dims = f"r{config.kv_lora_rank}"
     mask = "tree" if config.is_tree else config.mask
     blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
     rope = config.rope_pairing
-    width = config.kv_lora_rank + config.qk_rope_head_dim
     cut = "fixed" if config.deterministic else "parts"
     yield Job(
-        f"attend-{tile}-{dims}-{dtype}-{mask}-{blocks}-{cut}",
+        f"attend-{tile}-{dims}-{types}-{mask}-{blocks}-{cut}",
         attend_kernel,
         dtype,
-        _dense(attend_kernel, attend_constants(config, variant)),
+        _dense(attend_kernel, attend_constants(config, variant, arch)),
         variant.num_warps,
         variant.num_stages,
+        types=cache,
     )
     overlap = "alone" if variant.family == PORTABLE else "overlapped"
     yield Job(
@@ -221,11 +305,17 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         combine_kernel,
         dtype,
         combine_constants(config, variant),
-        NUM_WARPS,
+        COMBINE_WARPS,
+    )
+    if config.is_fp8:
+        append, warps = append_fp8_kernel_of(config, arch), APPEND_WARPS
+    else:
+        append, warps = (append_kernel, append_constants(config)), 4
+    yield Job(
+        f"append-{dims}-{types}-{rope}", append[0], dtype, _dense(*append), warps, types=cache
     )
     for name, kernel, constants in (
-        (f"append-{dims}-{dtype}-{rope}", append_kernel, append_constants(config)),
-        (f"gather-{dims}-{dtype}", gather_kernel, gather_constants(config)),
+        (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),
         (
             f"schedule-{tile}x{variant.lanes}-{config.mask}-{cut}",
             schedule_kernel,
@@ -237,12 +327,16 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
             token_constants(config, variant),
         ),
         ("draft-rows", draft_rows_kernel, draft_rows_constants()),
-        (f"copy-tails-{dims}-{dtype}", copy_tails_kernel, copy_tails_constants(width)),
+        (f"copy-tails-{dims}-{types}", copy_tails_kernel, _copy_tails_constants(config)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
     ):
-        yield Job(
-            name, kernel, "fp32" if kernel is merge_kernel else dtype, _dense(kernel, constants)
-        )
+        pointers = "fp32" if kernel is merge_kernel else dtype
+        yield Job(name, kernel, pointers, _dense(kernel, constants), types=cache)
+
+
+def _copy_tails_constants(config: MlaConfig) -> dict[str, Any]:
+    scales = config.stored.scales_per_block(config.block_size)
+    return copy_tails_constants(config.stored.row(config)[1], scales)
 
 
 def _rotate_job(config: MlaConfig, arch: str) -> Job:
@@ -256,23 +350,35 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
     )
 
 
+def _quantise_job(config: MlaConfig, arch: str) -> Job:
+    constants = quantise_constants(config, arch)
+    overlap = "overlapped" if constants["OVERLAP"] else "alone"
+    dtype = _SHORT[config.dtype]
+    name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}"
+    return Job(name, quantise_kernel, dtype, constants)
+
+
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     dtype = _SHORT[config.dtype]
     kernel = hopper_kernel(variant)
+    word = _SHORT[hopper_dtype(config)]
     boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
+    types = {name: f"tensordesc<{word}{box},{hopper_layout(box)!r}>" for name, box in boxes}
     mask = "tree" if config.is_tree else config.mask
     cut = "fixed" if config.deterministic else "parts"
     options = hopper_options(variant)
-    width = config.kv_lora_rank + config.qk_rope_head_dim
+    if config.is_fp8:
+        types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
+    stride_row = config.stored.token_bytes(config) // 2
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{dtype}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,
-        _dense(kernel, hopper_constants(config, variant, config.block_size, width)),
+        _dense(kernel, hopper_constants(config, variant, config.block_size, stride_row)),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
-        descriptors={name: f"tensordesc<{dtype}{box},{LAYOUT!r}>" for name, box in boxes},
+        types=types,
     )
 
 

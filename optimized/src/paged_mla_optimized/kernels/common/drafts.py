@@ -44,19 +44,22 @@ def draft_rows_kernel(
 @triton.jit
 def copy_tails_kernel(
     cache_ptr,  # [num_blocks, block_size, width]
+    scales_ptr,  # float32 [num_blocks, 1, SCALES]
     prefix_lens_ptr,
     prefix_table_ptr,
     branch_blocks_ptr,
     stride_cache_block,
     stride_cache_token,
+    stride_scales_block,
     stride_table_row,
     stride_table_col,
     branches,
     own_width,
     block_size,
-    width,  # R + P
+    width,
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,  # power of two >= width
+    SCALES: tl.constexpr,  # of a block; 0 if blocks have none
 ):
     row = tl.program_id(0)
     request = row // branches
@@ -65,10 +68,16 @@ def copy_tails_kernel(
     if tl.program_id(1) * TOKENS >= filled:
         return
     entry = request.to(tl.int64) * stride_table_row + prefix_len // block_size * stride_table_col
-    source = tl.load(prefix_table_ptr + entry).to(tl.int64) * stride_cache_block
-    target = tl.load(branch_blocks_ptr + row * own_width).to(tl.int64) * stride_cache_block
+    from_block = tl.load(prefix_table_ptr + entry).to(tl.int64)
+    to_block = tl.load(branch_blocks_ptr + row * own_width).to(tl.int64)
+    source = from_block * stride_cache_block
+    target = to_block * stride_cache_block
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     column = tl.arange(0, COLUMNS)
     at = token.to(tl.int64)[:, None] * stride_cache_token + column[None, :]
     mask = (token < filled)[:, None] & (column < width)[None, :]
     tl.store(cache_ptr + target + at, tl.load(cache_ptr + source + at, mask=mask), mask=mask)
+    if SCALES > 0:
+        at = token * SCALES // block_size
+        scale = tl.load(scales_ptr + from_block * stride_scales_block + at, mask=token < filled)
+        tl.store(scales_ptr + to_block * stride_scales_block + at, scale, mask=token < filled)

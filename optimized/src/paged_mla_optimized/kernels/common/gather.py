@@ -1,20 +1,30 @@
-"""Paged latents read back in row order, for the up-projection of long extends (S-1, S-9)."""
+"""Paged latents read back in row order, for the up-projection of long extends (S-1, S-9).
+
+From FP8 caches they come as values, each rounded to float32 and then to its type (S-11).
+"""
 
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.kernels.common.e4m3 import decode, from_bfloat16_bits
+from paged_mla_optimized.kernels.common.scales import load_row_scale, load_scales
 from paged_mla_optimized.kernels.common.schedule import count_at_most
 
 
-@triton.jit(do_not_specialize=["num_rows", "capacity", "stride_table_row"])
+@triton.jit(
+    do_not_specialize=["num_rows", "capacity", "stride_table_row"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
 def gather_kernel(
-    cache_ptr,  # [num_blocks, block_size, R + P]
+    cache_ptr,  # [num_blocks, block_size, R + P], or bytes
+    scales_ptr,  # float32 [] or [num_blocks, 1, G]
     block_table_ptr,  # int32 [B, M]
     key_starts_ptr,  # int32 [B + 2]
     ckv_ptr,  # out [K, R]
     k_pe_ptr,  # out [K, P]
     stride_cache_block,
     stride_cache_token,
+    stride_scales_block,
     stride_table_row,
     stride_table_col,
     stride_ckv,
@@ -24,8 +34,11 @@ def gather_kernel(
     block_size,
     R: tl.constexpr,
     P: tl.constexpr,
+    SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
+    SHARES: tl.constexpr,  # of a latent that have a scale each
     SEARCH_STEPS: tl.constexpr,
     TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     total = tl.load(key_starts_ptr + num_rows)
@@ -37,13 +50,32 @@ def gather_kernel(
     entry = row.to(tl.int64) * stride_table_row
     entry += (key // block_size).to(tl.int64) * stride_table_col
     block = tl.load(block_table_ptr + entry, mask=live, other=0).to(tl.int64)
-    source = cache_ptr + block * stride_cache_block
-    source += (key % block_size).to(tl.int64) * stride_cache_token
+    place = (key % block_size).to(tl.int64)
+    source = cache_ptr + block * stride_cache_block + place * stride_cache_token
+    dtype = ckv_ptr.dtype.element_ty
+    if SCALES == "inline":
+        share = tl.arange(0, SHARES)[None, :]
+        scale = load_row_scale(source[:, None], share, live[:, None], R)[:, :, None]
+    elif SCALES != "none":
+        scale = load_scales(scales_ptr, block, place, stride_scales_block, block_size, live, SCALES)
+        if SCALES != "scalar":
+            scale = scale[:, None]
     column = tl.arange(0, R)
     ckv = tl.load(source[:, None] + column[None, :], mask=live[:, None])
+    if SCALES == "inline":
+        ckv = tl.reshape(ckv, [TOKENS, SHARES, R // SHARES])
+    if SCALES != "none":
+        ckv = tl.reshape(decode(ckv, tl.float32, NATIVE) * scale, [TOKENS, R]).to(dtype)
     target = ckv_ptr + at.to(tl.int64)[:, None] * stride_ckv + column[None, :]
     tl.store(target, ckv, mask=live[:, None])
     column = tl.arange(0, P)
-    k_pe = tl.load(source[:, None] + R + column[None, :], mask=live[:, None])
+    if SCALES == "inline":
+        k_pe_at = (source + R + 4 * SHARES).to(tl.pointer_type(tl.int16), bitcast=True)
+        k_pe = tl.load(k_pe_at[:, None] + column[None, :], mask=live[:, None])
+        k_pe = from_bfloat16_bits(k_pe, dtype)
+    else:
+        k_pe = tl.load(source[:, None] + R + column[None, :], mask=live[:, None])
+        if SCALES != "none":
+            k_pe = (decode(k_pe, tl.float32, NATIVE) * scale).to(dtype)
     target = k_pe_ptr + at.to(tl.int64)[:, None] * stride_k_pe + column[None, :]
     tl.store(target, k_pe, mask=live[:, None])

@@ -5,39 +5,61 @@ import triton.language as tl
 
 
 @triton.jit
-def copy_rotated(
+def load_halves(
     source_ptr,  # pointers to the rows, [ROWS]
-    target_ptr,
     position,  # int64 [ROWS]
     live,  # bool [ROWS]
     cos_ptr,  # [max_model_len, P / 2], wider than the rows
     sin_ptr,
     P: tl.constexpr,
-    ROPE: tl.constexpr,  # "interleaved" or "neox"
+    ROPE: tl.constexpr,  # "none", "interleaved" or "neox"
 ):
-    """Copy rows [ROWS, P], rotated in the type of the tables and rounded to their own."""
+    """Load rows [ROWS, P], rotated in the type of the tables and rounded to their own.
+
+    Returned are the two halves that :func:`store_halves` takes, each [ROWS, P / 2]: interleaved
+    the even elements and the odd ones, otherwise the first and the last.
+    """
     pair = tl.arange(0, P // 2)[None, :]
     column = tl.arange(0, P)[None, :]
     mask = live[:, None]
-    at = position[:, None] * (P // 2) + pair
-    cos = tl.load(cos_ptr + at, mask=mask)
-    sin = tl.load(sin_ptr + at, mask=mask)
     if ROPE == "interleaved":  # whole rows, so that a thread's elements lie side by side
         rows = tl.load(source_ptr[:, None] + column, mask=mask)
         first, second = tl.split(tl.reshape(rows, [rows.shape[0], P // 2, 2]))
     else:
         first = tl.load(source_ptr[:, None] + pair, mask=mask)
         second = tl.load(source_ptr[:, None] + P // 2 + pair, mask=mask)
-    dtype = first.dtype
-    first, second = first.to(cos.dtype), second.to(cos.dtype)
-    turned_first = (first * cos - second * sin).to(dtype)
-    turned_second = (second * cos + first * sin).to(dtype)
+    if ROPE != "none":
+        at = position[:, None] * (P // 2) + pair
+        cos = tl.load(cos_ptr + at, mask=mask)
+        sin = tl.load(sin_ptr + at, mask=mask)
+        dtype = first.dtype
+        first, second = first.to(cos.dtype), second.to(cos.dtype)
+        turned = (first * cos - second * sin).to(dtype)
+        second = (second * cos + first * sin).to(dtype)
+        first = turned
+    return first, second
+
+
+@triton.jit
+def store_halves(target_ptr, first, second, live, P: tl.constexpr, ROPE: tl.constexpr):
+    """Store rows [ROWS, P], given by their halves, at pointers [ROWS]."""
+    mask = live[:, None]
     if ROPE == "interleaved":
-        turned = tl.interleave(turned_first, turned_second)
-        tl.store(target_ptr[:, None] + column, turned, mask=mask)
+        rows = tl.interleave(first, second)
+        tl.store(target_ptr[:, None] + tl.arange(0, P)[None, :], rows, mask=mask)
     else:
-        tl.store(target_ptr[:, None] + pair, turned_first, mask=mask)
-        tl.store(target_ptr[:, None] + P // 2 + pair, turned_second, mask=mask)
+        pair = tl.arange(0, P // 2)[None, :]
+        tl.store(target_ptr[:, None] + pair, first, mask=mask)
+        tl.store(target_ptr[:, None] + P // 2 + pair, second, mask=mask)
+
+
+@triton.jit
+def copy_rotated(
+    source_ptr, target_ptr, position, live, cos_ptr, sin_ptr, P: tl.constexpr, ROPE: tl.constexpr,
+):  # fmt: skip
+    """Copy rows [ROWS, P] from pointers to pointers, rotated."""
+    first, second = load_halves(source_ptr, position, live, cos_ptr, sin_ptr, P, ROPE)
+    store_halves(target_ptr, first, second, live, P, ROPE)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

@@ -17,13 +17,17 @@ from paged_mla_optimized.kernels.common.schedule import (
     partial_of_program,
     row_of_unit,
     seen_tiles,
+    share_of_program,
     unit_after,
 )
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
-_LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+
+# Waits for the threads of a role; Triton 3.6 has the other name.
+thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
@@ -155,7 +159,7 @@ def raised(peak, highest):
     It rises only where it must, and to an integer: what is kept of the sums so far is then a power
     of two, which bfloat16 holds exactly, and most often one.
     """
-    return gl.where(highest > peak + _LAZY, gl.ceil(highest), peak)
+    return gl.where(highest > peak + LAZY, gl.ceil(highest), peak)
 
 
 @gluon.jit
@@ -216,15 +220,17 @@ def copy_tile(
 ):  # fmt: skip
     """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe.
 
-    `at` is its ``first_row``. Without boxes four warps copy; `ready` counts ``arrivals``.
+    Elements are 16 bits. `at` is its ``first_row``. Without boxes four warps copy; `ready` counts
+    ``arrivals``.
     """
+    P: gl.constexpr = k_pe.shape[1]
     if BOX == 0:
         _copy_keys(cache_ptr, stride_cache_row, at, ckv, FIRST, WIDTH)
         if WITH_K_PE:
-            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, R, 64)
+            _copy_keys(cache_ptr, stride_cache_row, at, k_pe, R, P)
         async_copy.mbarrier_arrive(ready, increment_count=False)
     else:
-        mbarrier.expect(ready, TILE_N * (WIDTH + 64 * WITH_K_PE) * 2)
+        mbarrier.expect(ready, TILE_N * (WIDTH + P * WITH_K_PE) * 2)
         for key in gl.static_range(0, TILE_N, BOX):
             if key > 0:
                 at = _cache_row(
@@ -234,3 +240,36 @@ def copy_tile(
             tma.async_copy_global_to_shared(ckv_desc, [at, FIRST], ready, ckv.slice(key, BOX))
             if WITH_K_PE:
                 tma.async_copy_global_to_shared(k_pe_desc, [at, R], ready, k_pe.slice(key, BOX))
+
+
+@gluon.jit
+def copy_tiles(
+    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
+    cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+    num_heads, block_size, block_rows, stride_cache_row, R: gl.constexpr, MASK: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fill the ring with the key tiles of every segment of this part."""
+    unit, end, row = share_of_program(shares_ptr)
+    stage = 0
+    phase = 0
+    while unit < end:
+        following, _, _, row, _, seq_len, _, tile_begin, tile_end, _, _ = find_segment(
+            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
+            MASK, TILE_M, TILE_N, 0,
+        )  # fmt: skip
+        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+        for tile in range(tile_begin, tile_end):
+            at = first_row(
+                table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N, BOX
+            )
+            mbarrier.wait(empty.index(stage), phase ^ 1)
+            copy_tile(
+                cache_ptr, ckv_desc, k_pe_desc, ckv.index(stage), k_pe.index(stage),
+                ready.index(stage), at, table_row_ptr, stride_table_col, tile, seq_len, block_size,
+                block_rows, stride_cache_row, R, TILE_N, BOX, 0, R, True,
+            )  # fmt: skip
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+        unit = following

@@ -28,47 +28,13 @@ from paged_mla_optimized.kernels.hopper.common import (
     arrivals,
     clear_tail,
     copy_queries,
-    copy_tile,
+    copy_tiles,
     find_segment,
-    first_row,
     partial_pairs,
     query_pairs,
     raised,
     sees,
 )
-
-
-@gluon.jit
-def _copy_tiles(
-    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
-    cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-    num_heads, block_size, block_rows, stride_cache_row, R: gl.constexpr, MASK: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Fill the ring with the key tiles of every segment of this part."""
-    unit, end, row = share_of_program(shares_ptr)
-    stage = 0
-    phase = 0
-    while unit < end:
-        following, _, _, row, _, seq_len, _, tile_begin, tile_end, _, _ = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N, 0,
-        )  # fmt: skip
-        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
-        for tile in range(tile_begin, tile_end):
-            at = first_row(
-                table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N, BOX
-            )
-            mbarrier.wait(empty.index(stage), phase ^ 1)
-            copy_tile(
-                cache_ptr, ckv_desc, k_pe_desc, ckv.index(stage), k_pe.index(stage),
-                ready.index(stage), at, table_row_ptr, stride_table_col, tile, seq_len, block_size,
-                block_rows, stride_cache_row, R, TILE_N, BOX, 0, R, True,
-            )  # fmt: skip
-            stage += 1
-            phase = gl.where(stage == STAGES, phase ^ 1, phase)
-            stage = gl.where(stage == STAGES, 0, stage)
-        unit = following
 
 
 @gluon.jit
@@ -303,7 +269,7 @@ def decode_few_kernel(
                 ),
             ),
             (
-                _copy_tiles,
+                copy_tiles,
                 (
                     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,

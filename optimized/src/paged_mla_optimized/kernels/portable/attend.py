@@ -4,6 +4,9 @@ A program owns a range of units (see ``schedule.py``) and walks the groups it to
 tiles of a group are worked on by neighbouring programs, which read the same keys at the same time.
 A group wholly inside the range is finished here; one that the range cuts leaves a float32 partial,
 for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one.
+
+Where keys have scales, the weights of their values are those of the scores times the scale, and
+have a peak of their own: what is rounded to 16 bits is at most 1, whatever the scales.
 """
 
 import triton
@@ -21,45 +24,19 @@ from paged_mla_optimized.kernels.common.schedule import (
     share_of_program,
     unit_after,
 )
+from paged_mla_optimized.kernels.portable.keys import (
+    has_key_scales,
+    load_blocks,
+    load_keys,
+    load_shares,
+    scores_of,
+    share_width,
+    store_shares,
+    weighed,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def _load_blocks(
-    table_row_ptr, stride_table_col, tile, seq_len, block_size,
-    TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Load the block id of a key tile, or of each of its keys; none past the row is looked up."""
-    key = tile * TILE_N
-    if not TILE_IN_BLOCK:
-        key += tl.arange(0, TILE_N)
-    entry = (key // block_size).to(tl.int64) * stride_table_col
-    return tl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
-
-
-@triton.jit
-def _load_keys(
-    cache_ptr, block, stride_block, stride_token, tile, seq_len, block_size,
-    R: tl.constexpr, P: tl.constexpr, TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Load one key tile, ckv [TILE_N, R] and k_pe [TILE_N, P]; keys past the row are zeros."""
-    within = tl.arange(0, TILE_N)
-    key = tile * TILE_N + within
-    exists = (key < seq_len)[:, None]
-    if TILE_IN_BLOCK:
-        first = (tile * TILE_N % block_size).to(tl.int64)
-        base = cache_ptr + block.to(tl.int64) * stride_block + first * stride_token
-        offset = within * stride_token  # inside one block: 32 bits suffice
-    else:
-        base = cache_ptr
-        offset = block.to(tl.int64) * stride_block + (key % block_size).to(tl.int64) * stride_token
-    ckv_at = offset[:, None] + tl.arange(0, R)[None, :]
-    k_pe_at = offset[:, None] + tl.arange(0, P)[None, :]
-    ckv = tl.load(base + ckv_at, mask=exists, other=0.0)
-    k_pe = tl.load(base + R + k_pe_at, mask=exists, other=0.0)
-    return ckv, k_pe
 
 
 @triton.jit
@@ -85,11 +62,15 @@ def _visible(
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@triton.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+@triton.jit(
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
 def attend_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, P]
-    cache_ptr,  # [num_blocks, block_size, R + P]
+    cache_ptr,  # [num_blocks, block_size, R + P], or bytes
+    scales_ptr,  # float32 [] or [num_blocks, 1, G]
     block_table_ptr,  # int32 [B, M]
     unit_starts_ptr,
     cut_ptr,
@@ -107,6 +88,7 @@ def attend_kernel(
     stride_q_pe_head,
     stride_cache_block,
     stride_cache_token,
+    stride_scales_block,
     stride_table_row,
     stride_table_col,
     stride_out_token,
@@ -118,6 +100,9 @@ def attend_kernel(
     block_size,
     R: tl.constexpr,
     P: tl.constexpr,
+    SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
+    SHARES: tl.constexpr,  # that a latent comes in
+    NATIVE: tl.constexpr,
     MASK: tl.constexpr,
     TREE_WORDS: tl.constexpr,
     TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
@@ -128,8 +113,10 @@ def attend_kernel(
     lanes = lanes_of_group(cut_ptr)
     lane = tl.program_id(0) % lanes
     unit, end, row = share_of_program(shares_ptr)
-    column = tl.arange(0, R)
     scale_log2 = softmax_scale * LOG2_E
+    if SCALES == "scalar":
+        layer_scale = tl.load(scales_ptr)
+        scale_log2 *= layer_scale
     while unit < end:
         row = row_of_unit(unit_starts_ptr, row, unit)
         group, group_begin, group_end = group_of_unit(
@@ -150,33 +137,33 @@ def attend_kernel(
             stop - group_begin, MASK, TILE_M, TILE_N,
         )  # fmt: skip
         at = token * stride_q_nope_token + head * stride_q_nope_head
-        q_nope_at = q_nope_ptr + at[:, None] + column[None, :]
-        q_nope = tl.load(q_nope_at, mask=live[:, None], other=0.0)
+        q_nope = load_shares(q_nope_ptr + at, live, R, SHARES)
         q_pe_at = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
         q_pe_at = q_pe_at[:, None] + tl.arange(0, P)[None, :]
         q_pe = tl.load(q_pe_at, mask=live[:, None], other=0.0)
 
-        acc = tl.zeros([TILE_M, R], tl.float32)
+        acc = ()
+        for _ in tl.static_range(SHARES):
+            acc += (tl.zeros([TILE_M, share_width(R, SHARES)], tl.float32),)
         peak = tl.full([TILE_M], float("-inf"), tl.float32)
+        value_peak = peak
         total = tl.zeros([TILE_M], tl.float32)
         table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
-        block = _load_blocks(
+        block = load_blocks(
             table_row_ptr, stride_table_col, tile_begin, seq_len, block_size,
             TILE_N, TILE_IN_BLOCK,
         )  # fmt: skip
         for tile in range(tile_begin, tile_end):
-            ckv, k_pe = _load_keys(
-                cache_ptr, block, stride_cache_block, stride_cache_token, tile, seq_len,
-                block_size, R, P, TILE_N, TILE_IN_BLOCK,
+            ckv, k_pe, scales = load_keys(
+                cache_ptr, scales_ptr, block, stride_cache_block, stride_cache_token,
+                stride_scales_block, tile, seq_len, block_size, R, P, q_pe.dtype, SCALES, SHARES,
+                NATIVE, TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
-            block = _load_blocks(
+            block = load_blocks(
                 table_row_ptr, stride_table_col, tile + 1, seq_len, block_size,
                 TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
-            # Scaled one by one: summed first they would be one chain of products, for which Triton
-            # gives every warpgroup all keys of the tile instead of a share of them.
-            scores = tl.dot(q_nope, tl.trans(ckv), input_precision="ieee") * scale_log2
-            scores += tl.dot(q_pe, tl.trans(k_pe), input_precision="ieee") * scale_log2
+            scores = scores_of(q_nope, q_pe, ckv, k_pe, scales, scale_log2, SCALES, SHARES)
             if tile >= tile_edge:
                 visible = _visible(
                     tile, seq_len, context_len, index, token, live, tree_words_ptr,
@@ -189,20 +176,38 @@ def attend_kernel(
             weights = tl.exp2(scores - shift[:, None])
             keep = tl.exp2(peak - shift)
             total = total * keep + tl.sum(weights, axis=1)
-            acc = tl.dot(weights.to(ckv.dtype), ckv, acc * keep[:, None], input_precision="ieee")
+            largest = None
+            if has_key_scales(SCALES):
+                largest = scales[0]
+                for share in tl.static_range(1, len(scales)):
+                    largest = tl.maximum(largest, scales[share])
+                scores += tl.log2(largest)[None, :]
+                new_value_peak = tl.maximum(value_peak, tl.max(scores, axis=1))
+                shift = tl.where(new_value_peak == float("-inf"), 0.0, new_value_peak)
+                weights = tl.exp2(scores - shift[:, None])
+                keep = tl.exp2(value_peak - shift)
+                value_peak = new_value_peak
+            acc = weighed(acc, weights, ckv, scales, largest, keep, SCALES, SHARES)
             peak = new_peak
 
         is_empty = peak == float("-inf")
         divisor = tl.where(is_empty, 1.0, total)
-        out = acc / divisor[:, None]
+        out = ()
+        for share in tl.static_range(SHARES):
+            mean = acc[share] / divisor[:, None]
+            if SCALES == "scalar":
+                mean *= layer_scale
+            if has_key_scales(SCALES):
+                mean *= tl.exp2(tl.where(is_empty, 0.0, value_peak - peak))[:, None]
+            out += (mean,)
         lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
         if (unit == group_begin) & (stop == group_end):
             at = token * stride_out_token + head * stride_out_head
-            out_at = out_ptr + at[:, None] + column[None, :]
-            tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[:, None])
+            store_shares(out_ptr + at, out, live, R, SHARES)
             tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
             at = partial * TILE_M + tl.arange(0, TILE_M)
-            tl.store(partial_out_ptr + at[:, None] * R + column[None, :], out)
+            every = tl.full([TILE_M], True, tl.int1)
+            store_shares(partial_out_ptr + at * R, out, every, R, SHARES)
             tl.store(partial_lse_ptr + at, lse)
         unit = unit_after(cut_ptr, stop, group_end)

@@ -86,6 +86,14 @@ TREES = (
     Case("h16 tree8 b32 s8192", 16, 8, (8192,) * 32, is_tree=True),
 )
 LENGTHS = tuple(_even(16, 1, 32, 128 << step) for step in range(0, 11, 2))
+FP8 = (  # over flat FP8 caches
+    *(case for case in MAIN if case.num_heads in {16, 128}),
+    _even(32, 1, 32, 16384),
+    _even(16, 1, 32, 131072),
+    _even(16, 1, 64, 8192, 16),
+    _even(16, 1, 64, 8192, 1),
+    _even(64, 1, 64, 16384),
+)
 GROUPS = {
     "main": MAIN,
     "pairs": PAIRS,

@@ -177,9 +177,10 @@ def main() -> None:
             lines.append(line(rows[-1]))
             print(lines[-1], flush=True)
             torch.cuda.empty_cache()
-    if options.out:
-        options.out.with_suffix(".json").write_text(json.dumps({"facts": facts, "rows": rows}))
-        options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+            if options.out:
+                measured = json.dumps({"facts": facts, "rows": rows})
+                options.out.with_suffix(".json").write_text(measured)
+                options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,33 @@ def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
     return found
 
 
+def load_flashmla_fp8(
+    folder: Path | None,
+) -> Callable[[Tensors, torch.Tensor, torch.Tensor], Launch | None]:
+    """Return what builds FlashMLA's FP8 decode from a case, its e4m3 cache and the cache's scale.
+
+    It returns None for cases it cannot run, and always where the kernel is not there. Queries are
+    given to it as e4m3, with a scale of 1.
+    """
+    path = _find(folder, "vllm/_flashmla_extension_C.abi3.so")
+    if path is not None:
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+
+    def build(tensors: Tensors, codes: torch.Tensor, scale: torch.Tensor) -> Launch | None:
+        case = tensors.case
+        if path is None or case.block_size != 64 or case.is_tree:
+            return None
+        ops = torch.ops._flashmla_extension_C
+        pairs = case.query_len * case.num_heads
+        plan = ops.get_mla_decoding_metadata_dense_fp8(tensors.seq_lens, pairs, 1)
+        q = tensors.q.to(torch.float8_e4m3fn)
+        scales = (torch.ones(1, device=q.device), scale.view(1))
+        fixed = (q, codes.unsqueeze(2), R, tensors.seq_lens, tensors.block_table, SCALE, True)
+        return lambda: ops.fwd_kvcache_mla_fp8(*fixed, *plan, *scales)[0]
+
+    return build
+
+
 def _find(folder: Path | None, binary: str) -> Path | None:
     """Return the path of a library, unpacked first if it is compressed."""
     for base in [Path(entry) for entry in sys.path] if folder is None else [folder]:

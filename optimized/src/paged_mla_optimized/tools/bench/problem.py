@@ -80,13 +80,13 @@ def _visible(case: Case) -> torch.Tensor:
     return visible
 
 
-def error(tensors: Tensors, out: torch.Tensor) -> float:
+def error(tensors: Tensors, out: torch.Tensor, limit: float = _LIMIT) -> float:
     """Return the largest relative error of the first and last row, `out` [B, query_len, H, R].
 
     Raises
     ------
     ArithmeticError
-        It is larger than bfloat16 explains, or not a number.
+        It is above `limit`, by default what bfloat16 explains, or not a number.
     """
     case, worst = tensors.case, 0.0
     for row in {0, len(case.seq_lens) - 1}:
@@ -98,7 +98,7 @@ def error(tensors: Tensors, out: torch.Tensor) -> float:
         scores[..., length - case.query_len :].masked_fill_(hidden, -torch.inf)
         want = scores.softmax(-1) @ keys[:, :R]
         found = (out[row].float() - want).norm() / want.norm()
-        if not found < _LIMIT:
+        if not found < limit:
             raise ArithmeticError(f"row {row} of {case.name} is off by {found:.1e}")
         worst = max(worst, found.item())
     return worst

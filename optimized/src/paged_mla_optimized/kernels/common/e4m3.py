@@ -1,0 +1,68 @@
+"""Codes of e4m3 and back (rule S-11), with the device's own conversions or by their bits.
+
+NATIVE is for architectures from sm89. The others, and Triton's interpreter, have integers alone.
+"""
+
+import triton
+import triton.language as tl
+
+_LARGEST_BITS = tl.constexpr(0x43E00000)  # of 448 as a float32
+_NORMAL_BITS = tl.constexpr(0x3C800000)  # of 2 ** -6, the smallest normal magnitude
+_INFINITE_BITS = tl.constexpr(0x7F800000)
+_STEP = tl.constexpr(16384.0)  # its neighbours in float32 are as far apart as subnormal codes
+_STEP_BITS = tl.constexpr(0x46800000)
+
+
+@triton.jit
+def encode(x, NATIVE: tl.constexpr):
+    """Return the uint8 codes of float32: to nearest even, at most 448; every NaN is 0x7f."""
+    if NATIVE:
+        codes = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        magnitude = bits & 0x7FFFFFFF
+        capped = tl.minimum(magnitude, _LARGEST_BITS)
+        normal = ((capped + 0x7FFFF + ((capped >> 20) & 1)) >> 20) - (120 << 3)
+        small = tl.minimum(capped, _NORMAL_BITS).to(tl.float32, bitcast=True) + _STEP
+        subnormal = small.to(tl.int32, bitcast=True) - _STEP_BITS
+        codes = tl.where(capped < _NORMAL_BITS, subnormal, normal) | ((bits >> 24) & 0x80)
+        codes = tl.where(magnitude > _INFINITE_BITS, 0x7F, codes).to(tl.uint8)
+    return codes
+
+
+@triton.jit
+def decode(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the values of uint8 codes, exactly, as DTYPE; 0x7f and 0xff are NaN."""
+    if NATIVE:
+        values = codes.to(tl.float8e4nv, bitcast=True)
+    else:  # as bits of a float16 they are 2 ** 8 too small, its subnormal numbers too
+        bits = codes.to(tl.uint16)
+        near = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        values = tl.where((bits & 0x7F) == 0x7F, float("nan"), near * 256.0)
+    return values.to(DTYPE)
+
+
+@triton.jit
+def bfloat16_bits(x):
+    """Return the bits of x as bfloat16, int16: its own, or rounded to nearest even.
+
+    By integers, since the interpreter truncates.
+    """
+    if x.dtype.is_bf16():
+        rounded = x.to(tl.int16, bitcast=True)
+    else:
+        bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        is_nan = (bits & 0x7FFFFFFF) > _INFINITE_BITS
+        rounded = tl.where(is_nan, 0x7FFF, rounded).to(tl.int16)
+    return rounded
+
+
+@triton.jit
+def from_bfloat16_bits(bits, DTYPE: tl.constexpr):
+    """Return what int16 bits of bfloat16 stand for, in DTYPE."""
+    if DTYPE.is_bf16():
+        values = bits.to(tl.bfloat16, bitcast=True)
+    else:
+        values = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True).to(DTYPE)
+    return values

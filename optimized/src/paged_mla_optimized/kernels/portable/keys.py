@@ -1,0 +1,185 @@
+"""Key tiles of a paged cache, and products with them, in any format (rules S-5, S-9, S-11).
+
+The latents of a tile come in SHARES, a tuple of [TILE_N, R / SHARES]; scales inside a row are of
+one share each. 16 bits hold every code exactly. Scales of keys go to scores and weights in float32,
+so that nothing but weights is ever rounded.
+
+SCALES says where scales lie, in the words of ``MlaConfig.scales``; "none" in plain formats.
+"""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.e4m3 import decode, from_bfloat16_bits
+from paged_mla_optimized.kernels.common.scales import load_row_scale, load_scales
+
+
+@triton.constexpr_function
+def has_key_scales(scales):
+    """Return whether keys, or shares of them, have scales of their own."""
+    return scales not in {"none", "scalar"}
+
+
+@triton.constexpr_function
+def is_compiled():
+    """Return whether this is no interpreter, which knows no assembly."""
+    return not triton.knobs.runtime.interpret
+
+
+@triton.constexpr_function
+def share_width(rank, shares):
+    """Return columns of a share as tiles have them: no product takes fewer than 16."""
+    return max(rank // shares, 16)
+
+
+@triton.jit
+def share_columns(share, R: tl.constexpr, SHARES: tl.constexpr):
+    """Return the columns of a share, and which of them are its own; both [1, share_width]."""
+    column = tl.arange(0, share_width(R, SHARES))[None, :]
+    return column + share * (R // SHARES), column < R // SHARES
+
+
+@triton.jit
+def load_blocks(
+    table_row_ptr, stride_table_col, tile, seq_len, block_size,
+    TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Load the block id of a key tile, or of each of its keys; none past the row is looked up."""
+    key = tile * TILE_N
+    if not TILE_IN_BLOCK:
+        key += tl.arange(0, TILE_N)
+    entry = (key // block_size).to(tl.int64) * stride_table_col
+    return tl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+
+
+@triton.jit
+def _decoded(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """Return the values of a tile of codes, each decoded by one thread."""
+    values = decode(codes, DTYPE, NATIVE)
+    if is_compiled():
+        # Nothing happens here, but Triton may not do it twice. Else it would decode in the layouts
+        # of both products' operands, in which all warps hold the same values.
+        values = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False,
+            pack=32 // values.dtype.primitive_bitwidth,
+        )  # fmt: skip
+    return values
+
+
+@triton.jit
+def load_keys(
+    cache_ptr, scales_ptr, block, stride_block, stride_token, stride_scales, tile, seq_len,
+    block_size, R: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.constexpr,
+    SHARES: tl.constexpr, NATIVE: tl.constexpr, TILE_N: tl.constexpr,
+    TILE_IN_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Load one key tile: shares of ckv, k_pe [TILE_N, P], and the shares' scales [TILE_N], if any.
+
+    Keys past the row are zeros, with scales of 1.
+    """
+    within = tl.arange(0, TILE_N)
+    key = tile * TILE_N + within
+    exists = key < seq_len
+    if TILE_IN_BLOCK:
+        first = (tile * TILE_N % block_size).to(tl.int64)
+        base = cache_ptr + block.to(tl.int64) * stride_block + first * stride_token
+        offset = within * stride_token  # inside one block: 32 bits suffice
+    else:
+        base = cache_ptr
+        offset = block.to(tl.int64) * stride_block + (key % block_size).to(tl.int64) * stride_token
+    ckv, scales = (), ()
+    for share in tl.static_range(SHARES):
+        column, is_own = share_columns(share, R, SHARES)
+        wanted = exists[:, None]
+        if share_width(R, SHARES) != R // SHARES:
+            wanted &= is_own
+        part = tl.load(base + (offset[:, None] + column), mask=wanted, other=0)
+        ckv += (part if SCALES == "none" else _decoded(part, DTYPE, NATIVE),)
+        if SCALES == "inline":
+            scales += (load_row_scale(base + offset, share, exists, R),)
+    column = tl.arange(0, P)[None, :]
+    if SCALES == "inline":
+        k_pe_at = (base + (offset + R + 4 * SHARES)).to(tl.pointer_type(tl.int16), bitcast=True)
+        bits = tl.load(k_pe_at[:, None] + column, mask=exists[:, None], other=0)
+        # float32 holds them beside queries of float16 as well.
+        k_pe = from_bfloat16_bits(bits, DTYPE if DTYPE.is_bf16() else tl.float32)
+    else:
+        k_pe = tl.load(base + R + (offset[:, None] + column), mask=exists[:, None], other=0)
+        if SCALES != "none":
+            k_pe = _decoded(k_pe, DTYPE, NATIVE)
+        if has_key_scales(SCALES):
+            place = (key % block_size).to(tl.int64)
+            scale = load_scales(
+                scales_ptr, block.to(tl.int64), place, stride_scales, block_size, exists, SCALES
+            )
+            scales += (scale,)
+    return ckv, k_pe, scales
+
+
+@triton.jit
+def load_shares(row_ptr, live, R: tl.constexpr, SHARES: tl.constexpr):
+    """Load the shares of query rows [TILE_M, R] at pointers [TILE_M]; dead ones are zeros."""
+    shares = ()
+    for share in tl.static_range(SHARES):
+        column, is_own = share_columns(share, R, SHARES)
+        wanted = live[:, None]
+        if share_width(R, SHARES) != R // SHARES:
+            wanted &= is_own
+        shares += (tl.load(row_ptr[:, None] + column, mask=wanted, other=0.0),)
+    return shares
+
+
+@triton.jit
+def store_shares(row_ptr, shares, live, R: tl.constexpr, SHARES: tl.constexpr):
+    """Store the shares of live rows [TILE_M, R] at pointers [TILE_M]."""
+    for share in tl.static_range(SHARES):
+        column, is_own = share_columns(share, R, SHARES)
+        wanted = live[:, None]
+        if share_width(R, SHARES) != R // SHARES:
+            wanted &= is_own
+        value = shares[share].to(row_ptr.dtype.element_ty)
+        tl.store(row_ptr[:, None] + column, value, mask=wanted)
+
+
+@triton.jit
+def scores_of(
+    q_nope, q_pe, ckv, k_pe, scales, scale_log2, SCALES: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    """Return the scores [TILE_M, TILE_N] of a key tile, in units of log2."""
+    factor = scale_log2
+    if has_key_scales(SCALES):
+        factor *= scales[0][None, :]
+    # Scaled one by one: summed first they would be one chain of products, for which Triton
+    # gives every warpgroup all keys of the tile instead of a share of them.
+    scores = tl.dot(q_nope[0], tl.trans(ckv[0]), input_precision="ieee") * factor
+    for share in tl.static_range(1, SHARES):
+        if SCALES == "inline":
+            factor = scale_log2 * scales[share][None, :]
+        scores += tl.dot(q_nope[share], tl.trans(ckv[share]), input_precision="ieee") * factor
+    if SCALES == "inline":
+        # float16 and bfloat16 are exact in tf32.
+        precision: tl.constexpr = "tf32" if q_pe.dtype == tl.float16 else "ieee"
+        product = tl.dot(q_pe.to(k_pe.dtype), tl.trans(k_pe), input_precision=precision)
+        scores += product * scale_log2
+    else:
+        scores += tl.dot(q_pe, tl.trans(k_pe), input_precision="ieee") * factor
+    return scores
+
+
+@triton.jit
+def weighed(
+    acc, weights, ckv, scales, largest, keep, SCALES: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    """Return `acc` times `keep` [TILE_M] and the weighed shares of a key tile.
+
+    `weights` hold the `largest` scale of each key, of which shares may have less.
+    """
+    sums = ()
+    for share in tl.static_range(SHARES):
+        mine = weights
+        if SCALES == "inline":
+            mine *= (scales[share] / largest)[None, :]
+        mine = mine.to(ckv[share].dtype)
+        rest = acc[share] * keep[:, None]
+        sums += (tl.dot(mine, ckv[share], rest, input_precision="ieee"),)
+    return sums

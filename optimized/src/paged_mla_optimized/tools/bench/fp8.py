@@ -1,0 +1,134 @@
+"""Times decode over flat FP8 caches, beside bfloat16 caches of the same numbers and FlashMLA's FP8.
+
+``python -m paged_mla_optimized.tools.bench.fp8 [--only REGEX] [--peers DIR] [--out STEM]`` needs a
+GPU. Exact and fast products, each checked against float32 first; attention with its join and, for
+fast products, with the launch that quantises queries, which FlashMLA is given quantised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.cache import Cache, LatentCache
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.runtime.device import device_record
+from paged_mla_optimized.tools.bench import peers
+from paged_mla_optimized.tools.bench.cases import FP8, Case
+from paged_mla_optimized.tools.bench.problem import Tensors, build, error
+from paged_mla_optimized.tools.bench.timing import Launch, alone, in_turns
+
+CACHE_SCALE = 2.0**-6  # a power of two: bfloat16 then holds what the FP8 cache does
+KINDS = ("exact", "fast", "bf16", "flashmla")
+_ROUNDED_LIMIT = 0.15  # relative error of a row whose queries and weights are rounded to e4m3
+
+
+def quantised(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+    """Return the case over the numbers of an FP8 cache, that cache's codes, and its scale."""
+    codes = (tensors.cache.float() / CACHE_SCALE).to(torch.float8_e4m3fn)
+    held = (codes.float() * CACHE_SCALE).to(tensors.cache.dtype)
+    scale = torch.tensor(CACHE_SCALE, device=codes.device)
+    return replace(tensors, cache=held), codes, scale
+
+
+def measure(case: Case, flashmla: Any) -> dict[str, Any]:
+    """Return errors, and times in microseconds alone and in turns, of each kind."""
+    tensors, codes, scale = quantised(build(case))
+    flat = LatentCache("fp8_e4m3", codes, scale)
+    config = replace(tensors.config, cache_format="fp8_e4m3")
+    launches = {
+        "exact": _ours(tensors, config, flat),
+        "fast": _ours(tensors, replace(config, products="fast"), flat),
+        "bf16": _ours(tensors, tensors.config, tensors.cache),
+        "flashmla": flashmla(tensors, codes, scale),
+    }
+    launches = {kind: launch for kind, launch in launches.items() if launch is not None}
+    shape = (*tensors.q.shape[:3], -1)
+    exact = {"exact", "bf16"}
+    errors = {
+        kind: error(tensors, launch().view(shape), *() if kind in exact else (_ROUNDED_LIMIT,))
+        for kind, launch in launches.items()
+    }
+    return {
+        "case": case.name,
+        "errors": errors,
+        "alone": {kind: alone(launch) for kind, launch in launches.items()},
+        "in_turns": in_turns(launches),
+    }
+
+
+def _ours(tensors: Tensors, config: MlaConfig, cache: Cache) -> Launch:
+    core = Core(config, "cuda", None, None)
+    core.fill(
+        core.plan,
+        tensors.cu_seqlens_q,
+        tensors.seq_lens,
+        tensors.block_table,
+        num_tokens=len(tensors.q_nope),
+        max_query_len=tensors.case.query_len,
+        mask=tensors.mask,
+    )
+    out = torch.full_like(tensors.q_nope, torch.nan)
+    lse = out.new_empty(out.shape[:2], dtype=torch.float32)
+
+    def launch() -> torch.Tensor:
+        core.attend(core.plan, tensors.q_nope, tensors.q_pe, cache, out=out, lse=lse)
+        return out
+
+    return launch
+
+
+def header() -> str:
+    """Return the head of the Markdown table."""
+    columns = ["case"]
+    for how in ("", ", in turns"):
+        columns += [f"{kind} us{how}" for kind in KINDS]
+        columns += [f"FlashMLA / {kind}{how}" for kind in ("exact", "fast")]
+    columns += [f"error, {kind}" for kind in KINDS]
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one row of the Markdown table."""
+    cells = [row["case"]]
+    for times in (row["alone"], row["in_turns"]):
+        cells += [f"{times[kind]:.1f}" if kind in times else "-" for kind in KINDS]
+        theirs = times.get("flashmla")
+        cells += [f"{theirs / times[kind]:.2f}" if theirs else "-" for kind in ("exact", "fast")]
+    cells += [f"{row['errors'][kind]:.1e}" if kind in row["errors"] else "-" for kind in KINDS]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.fp8")
+    parser.add_argument("--only", default="", metavar="REGEX", help="of case names")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FlashMLA")
+    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    options = parser.parse_args()
+    flashmla = peers.load_flashmla_fp8(options.peers)
+    facts = device_record()
+    lines = [str(facts), "", header()]
+    print(*lines, sep="\n", flush=True)
+    rows = []
+    for case in FP8:
+        if re.search(options.only, case.name):
+            rows.append(measure(case, flashmla))
+            lines.append(line(rows[-1]))
+            print(lines[-1], flush=True)
+            torch.cuda.empty_cache()
+            if options.out:
+                measured = json.dumps({"facts": facts, "rows": rows})
+                options.out.with_suffix(".json").write_text(measured)
+                options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Appending where tokens of a group share a scale: S-11's rule, group by group, in plain loops."""
+
+import pytest
+import torch
+from fp8_step import codes, empty_cache, scale_of, values
+from mla_step import P, R, config
+
+from paged_mla_optimized import PagedMla
+from paged_mla_optimized.launchers import append_fp8
+from paged_mla_shared.problem import Rope, RopePairing
+
+I32 = torch.int32
+NAME = "fp8_block_group"
+
+
+def instance(block_size=16, num_tokens=12, **changes):
+    """Return an instance whose step has so many tokens, whatever their slots will be."""
+    cfg = config(cache_format=NAME, block_size=block_size, max_query_tokens=128, **changes)
+    mla = PagedMla(cfg, "cpu")
+    cu, lens = torch.tensor([0, num_tokens], dtype=I32), torch.tensor([num_tokens], dtype=I32)
+    table = torch.arange(-(-num_tokens // block_size), dtype=I32)[None]
+    mla.plan(cu, lens, table, num_tokens=num_tokens)
+    return mla
+
+
+def tokens(count, seed=0, magnitude=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    size = 10 ** torch.linspace(-2, 2, count)[torch.randperm(count, generator=generator)]
+    return torch.randn(count, R + P, generator=generator) * size[:, None] * magnitude
+
+
+def append_as_specified(cache, x, slots):
+    """Write tokens [n, R + P] to `slots` in place, negative ones nowhere."""
+    rows, scales = cache.latents.view(-1, R + P), cache.scales.view(-1)
+    size = cache.latents.shape[1] // 4
+    for group in {slot // size for slot in slots if slot >= 0}:
+        mine = [t for t, slot in enumerate(slots) if slot // size == group]
+        first = min(slots[t] for t in mine)
+        start, old = group * size, scales[group].clone()
+        scale = scale_of(x[mine].flatten()[None])[0]
+        if first > start and old.isfinite() and old > 0:
+            scale = torch.maximum(scale, old)
+            if scale > old:
+                kept = rows[start:first].clone()
+                rows[start:first] = codes((values(kept).float() * old) / scale)
+        for t in mine:
+            rows[slots[t]] = codes(x[t] / scale)
+        scales[group] = scale
+
+
+def assert_same_bytes(cache, other):
+    assert torch.equal(cache.latents, other.latents)
+    assert torch.equal(cache.scales.view(I32), other.scales.view(I32))
+
+
+def check(cache, x, slots, mla=None):
+    """Append to `cache` and to a copy by the rule; both must have the same bytes."""
+    wanted = cache._replace(latents=cache.latents.clone(), scales=cache.scales.clone())
+    append_as_specified(wanted, x, slots)
+    mla = mla or instance(cache.latents.shape[1], len(x))
+    mla.append(x[:, :R], x[:, R:], cache, torch.tensor(slots))
+    assert_same_bytes(cache, wanted)
+
+
+def test_token_by_token():
+    """S-11: a group grows, and is encoded again only when its scale does."""
+    cache, x = empty_cache(NAME, 2, 16), tokens(12)
+    for t in range(12):
+        check(cache, x[t : t + 1], [16 + t])
+
+
+def test_a_prompt_at_once_and_what_follows():
+    """S-11: groups begun, filled up and begun anew by later steps."""
+    cache = empty_cache(NAME, 3, 16)
+    check(cache, tokens(12), list(range(16, 28)))
+    check(cache, tokens(5, seed=1, magnitude=30), list(range(26, 31)))
+    check(cache, tokens(5, seed=2, magnitude=0.1), list(range(26, 31)))
+    check(cache, tokens(4, seed=3, magnitude=0.01), list(range(24, 28)))
+
+
+def test_slots_in_any_order():
+    """S-10, S-11: mates far apart, descending, with gaps, and none before the first."""
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(1))[:12].tolist()
+    for slots in (order, list(range(27, 15, -1)), [3, 17, 1, 18, -1, 2, 40, 19, -7, 16, 41, 43]):
+        cache = empty_cache(NAME, 3, 16)
+        check(cache, tokens(12, seed=4), slots)
+        check(cache, tokens(12, seed=5, magnitude=8), slots)
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 64, 128])
+def test_groups_of_one_to_many_tokens(block_size):
+    """S-11: also more than a program works on together."""
+    cache = empty_cache(NAME, 128 // block_size, block_size)
+    slots = list(range(23, 35))
+    check(cache, tokens(12), slots)
+    check(cache, tokens(12, seed=1, magnitude=16), [slot + 5 for slot in slots])
+
+
+def test_steps_longer_than_what_is_looked_at_together(monkeypatch):
+    """S-11: mates are found on both sides of every seam."""
+    monkeypatch.setattr(append_fp8, "_SLOTS", 8)
+    generator = torch.Generator().manual_seed(2)
+    for count in (7, 8, 9, 33):
+        cache = empty_cache(NAME, 4, 16)
+        slots = torch.randperm(64, generator=generator)[:count].tolist()
+        check(cache, tokens(count), slots)
+        check(cache, tokens(count, seed=6, magnitude=4), sorted(slots))
+
+
+@pytest.mark.parametrize("old", [0.0, -1.0, torch.inf, torch.nan, 2.0**-126, 1e30])
+def test_what_an_unwritten_scale_may_hold(old):
+    """S-9, S-11: a scale that is none keeps nothing; any other is one."""
+    cache = empty_cache(NAME, 2, 16)
+    cache.scales.fill_(old)
+    check(cache, tokens(5), [18, 19, 20, 25, 26])
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_odd_numbers():
+    """S-11: infinities and NaN take no part in a scale; zeros have the smallest one."""
+    cache, x = empty_cache(NAME, 2, 16), tokens(8)
+    x[0, ::5], x[1, ::7], x[2] = torch.inf, torch.nan, 0.0
+    x[4:] = 0.0
+    check(cache, x, [17, 18, 19, 20, 24, 25, 26, 27])
+    check(cache, tokens(1), [28])
+
+
+def test_padded_and_reserved_slots():
+    """S-10: the plan's own slots, and one that is never written, nor part of a group."""
+    mla = instance(num_tokens=6, reserved_slot=2)
+    cache, x = empty_cache(NAME, 2, 16), tokens(6)
+    wanted = cache._replace(latents=cache.latents.clone(), scales=cache.scales.clone())
+    append_as_specified(wanted, x, [0, 1, -1, 3, 4, 5])
+    mla.append(x[:, :R], x[:, R:], cache)
+    assert_same_bytes(cache, wanted)
+
+
+@pytest.mark.parametrize("pairing", list(RopePairing))
+def test_keys_are_rotated_at_their_own_positions(pairing):
+    """S-12: as in a cache where each token has its scale, whichever program writes them."""
+    x = tokens(12)
+    mla = instance(rope=Rope(pairing))
+    plain = PagedMla(config(rope=Rope(pairing)), "cpu")
+    plain.plan(
+        torch.tensor([0, 12], dtype=I32),
+        torch.tensor([12], dtype=I32),
+        torch.tensor([[0]], dtype=I32),
+        num_tokens=12,
+    )
+    held = torch.zeros(1, 16, R + P)
+    plain.append(x[:, :R], x[:, R:], held)
+    cache = empty_cache(NAME, 1, 16)
+    wanted = cache._replace(latents=cache.latents.clone(), scales=cache.scales.clone())
+    append_as_specified(wanted, held[0, :12], list(range(12)))
+    mla.append(x[:, :R], x[:, R:], cache)
+    assert_same_bytes(cache, wanted)

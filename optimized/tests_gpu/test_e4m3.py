@@ -1,0 +1,59 @@
+"""The device's own conversions of e4m3 are those that the tests hold, by their bits."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.e4m3 import decode, encode
+from paged_mla_optimized.planning.families import WITH_E4M3
+from paged_mla_optimized.runtime.device import device_facts
+
+CUDA = torch.device("cuda")
+
+
+@triton.jit
+def encode_kernel(x_ptr, codes_ptr, N: tl.constexpr, NATIVE: tl.constexpr):
+    at = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(codes_ptr + at, encode(tl.load(x_ptr + at), NATIVE))
+
+
+@triton.jit
+def decode_kernel(codes_ptr, values_ptr, N: tl.constexpr, NATIVE: tl.constexpr):
+    at = tl.arange(0, N)
+    values = decode(tl.load(codes_ptr + at), values_ptr.dtype.element_ty, NATIVE)
+    tl.store(values_ptr + at, values)
+
+
+@pytest.fixture(autouse=True)
+def converts():
+    """Ask devices alone that convert e4m3."""
+    arch = device_facts(CUDA).arch
+    if arch not in WITH_E4M3:
+        pytest.skip(f"{arch} has integers alone")
+
+
+def test_codes_of_every_kind_of_number():
+    """S-11: all exponents and ties, subnormal numbers, infinities, and NaN of any bits."""
+    high = torch.arange(1 << 16, dtype=torch.int32, device=CUDA) << 16
+    low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32, device=CUDA)
+    x = (high[:, None] | low).view(torch.float32).flatten().contiguous()
+    found = []
+    for native in (False, True):
+        codes = torch.zeros(len(x), dtype=torch.uint8, device=CUDA)
+        encode_kernel[(len(x) // 1024,)](x, codes, 1024, native)
+        found.append(codes)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_values_of_every_code(dtype):
+    """S-11: exact, both zeros too; NaN is NaN."""
+    codes = torch.arange(256, dtype=torch.int32, device=CUDA).to(torch.uint8)
+    expected = codes.view(torch.float8_e4m3fn).to(dtype)
+    for native in (False, True):
+        values = torch.zeros(256, dtype=dtype, device=CUDA)
+        decode_kernel[(1,)](codes, values, 256, native)
+        assert torch.equal(values.isnan(), expected.isnan())
+        assert torch.equal(values.nan_to_num(), expected.nan_to_num())
+        assert torch.equal(values.signbit() & ~values.isnan(), expected.signbit() & ~values.isnan())
