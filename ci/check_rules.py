@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from ci.packages import ROOT
 from paged_mla_reference.rules import RULES
-from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.cases import CASES
 
 SUITE = ROOT / "conformance/src/paged_mla_conformance/suite"
 TESTS = ROOT / "reference/tests"
@@ -26,7 +26,7 @@ RULE = re.compile(r"\bS-\d+\b")
 
 def asked_by_cases() -> Counter[str]:
     """Count the suite's cases that name each rule."""
-    return Counter(rule for cases in GROUPS.values() for case in cases for rule in case.rules)
+    return Counter(rule for cases in CASES.values() for case in cases for rule in case.rules)
 
 
 def asked_by_tests() -> Counter[str]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paged_mla_conformance.mutants.backends import MutantBackend
 from paged_mla_conformance.mutants.passing import Passing
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
@@ -155,6 +156,25 @@ class GathersOneArray(Passing):
         return np.concatenate(self.inner.gather_context(batch), axis=1)  # type: ignore[return-value]
 
 
+class WritesKeys(Passing):
+    """Scaled in place."""
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Double a key."""
+        answer = self.inner.prefill(batch)
+        batch.k_nope[0] *= 2
+        return answer
+
+
+class PrefillsWithItsInput(Passing):
+    """Answers lie where values lay."""
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Answer with values."""
+        answer = self.inner.prefill(batch)
+        return Output(batch.v[: len(answer.out)], answer.lse)
+
+
 class Raises(Passing):
     """Something is not implemented."""
 
@@ -205,6 +225,8 @@ _RUNNERS: dict[str, type[Passing]] = {
     "reads-bytes": ReadsBytes,
     "reads-words": ReadsWords,
     "gathers-one-array": GathersOneArray,
+    "writes-keys": WritesKeys,
+    "prefills-with-its-input": PrefillsWithItsInput,
     "raises": Raises,
     "warns": Warns,
     "skips": _ending(lambda: pytest.skip("not today")),

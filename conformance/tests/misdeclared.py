@@ -44,6 +44,7 @@ _FACTORIES: dict[str, Any] = {
     "strange-dtype": _declaring(dtypes=frozenset({"fp32"})),
     "sizes-in-words": _declaring(block_sizes=frozenset({"64"})),
     "flat-head-dims": _declaring(head_dims=frozenset({32, 16})),
+    "flat-prefill-dims": _declaring(prefill_dims=frozenset({(128, 64)})),
     "endless-queries": _declaring(max_query_len=float("inf")),
 }
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.mutants.backends import MutantBackend
 from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output
 
 
@@ -19,6 +21,10 @@ class Base2(Passing):
     def attend(self, batch: Batch) -> Output:
         """Divide by ln 2."""
         return _bits(self.inner.attend(batch))
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Divide by ln 2."""
+        return _bits(self.inner.prefill(batch))
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Merge nats."""
@@ -33,6 +39,10 @@ class HeadsFirst(Passing):
         """Transpose."""
         return _transposed(self.inner.attend(batch))
 
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Transpose."""
+        return _transposed(self.inner.prefill(batch))
+
     def merge(self, partials: Sequence[Output]) -> Output:
         """Transpose both ways."""
         return _transposed(self.inner.merge([_transposed(p) for p in partials]))
@@ -44,6 +54,11 @@ class PlusInfinity(Passing):
     def attend(self, batch: Batch) -> Output:
         """Turn the sign."""
         answer = self.inner.attend(batch)
+        return Output(answer.out, _turned(answer.lse))
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Turn the sign."""
+        answer = self.inner.prefill(batch)
         return Output(answer.out, _turned(answer.lse))
 
     def merge(self, partials: Sequence[Output]) -> Output:
@@ -58,6 +73,11 @@ class Silent(Passing):
     def attend(self, batch: Batch) -> Output:
         """Return NaN for it."""
         answer = self.inner.attend(batch)
+        return Output(answer.out, np.full_like(answer.lse, np.nan))
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Return NaN for it."""
+        answer = self.inner.prefill(batch)
         return Output(answer.out, np.full_like(answer.lse, np.nan))
 
 
@@ -76,11 +96,12 @@ class EmptyRowsAreNaN(Passing):
     def attend(self, batch: Batch) -> Output:
         """Divide zero by zero."""
         answer = self.inner.attend(batch)
-        empty = np.isneginf(answer.lse)
-        return Output(
-            np.where(empty[..., None], np.array(np.nan, answer.out.dtype), answer.out),
-            np.where(empty, np.float32(np.nan), answer.lse),
-        )
+        return _nan_where(np.isneginf(answer.lse), answer)
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Divide zero by zero where a row has no key."""
+        keyless = keys_of_tokens(batch)[:, None] == 0
+        return _nan_where(keyless, self.inner.prefill(batch))
 
 
 class Vllm(HeadsFirst, EmptyRowsAreNaN, TableOfIds):
@@ -96,6 +117,10 @@ class Vllm(HeadsFirst, EmptyRowsAreNaN, TableOfIds):
         """Attend."""
         TableOfIds.attend(self, batch)
         return EmptyRowsAreNaN.attend(self, batch)
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Attend to keys and values."""
+        return EmptyRowsAreNaN.prefill(self, batch)
 
 
 class Sglang(TableOfIds):
@@ -119,6 +144,13 @@ def _without_slot_0(batch: Batch) -> Batch:
     assert batch.slot_mapping is not None
     assert (batch.slot_mapping >= 0).all()
     return replace(batch, slot_mapping=np.where(batch.slot_mapping == 0, -1, batch.slot_mapping))
+
+
+def _nan_where(empty: NDArray[np.bool_], answer: Output) -> Output:
+    return Output(
+        np.where(empty[..., None], np.array(np.nan, answer.out.dtype), answer.out),
+        np.where(empty, np.float32(np.nan), answer.lse),
+    )
 
 
 def _bits(answer: Output) -> Output:

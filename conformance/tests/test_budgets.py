@@ -7,12 +7,17 @@ import pytest
 
 from paged_mla_conformance import budgets
 from paged_mla_conformance.compare import Mismatch, check_output
-from paged_mla_conformance.trial import Stage
+from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
+from paged_mla_reference.backend import create
+from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
-from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.cases import GROUPS, PREFILLS
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output, Problem
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -64,3 +69,25 @@ def test_an_lse_stored_in_bfloat16_is_outside(dtype: str):
     coarse = (off.lse.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     with pytest.raises(Mismatch, match="S-7"):
         check_output(problem, batch, Output(off.out, coarse), exact, rounded)
+
+
+def parts(dtype: str) -> tuple[PrefillBatch, list[budgets.Part], Trial]:
+    """Return a prefill in chunks, each part answered by the reference."""
+    [case] = [c for c in PREFILLS if c.name == "chunks-of-100"]
+    trial = Trial(create(), case, SMALL, dtype)
+    runner = trial.prepare()
+    [batch] = build_prefills(case, SMALL, dtype)
+    return batch, [trial.prefill(runner, part) for part in chunked.parts_of(batch, 100)], trial
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_merge_in_another_base_is_outside(dtype: str):
+    """S-21: contexts weighed by 2^lse are past the budget of a merge, right ones within."""
+    batch, found, trial = parts(dtype)
+    exact = prefill(trial.problem, batch, Rounding.EXACT)
+    out, _ = budgets.chunk_budget(found)
+    right = chunked.merge_parts([part.answer for part in found])
+    assert (np.abs(right.out - exact.out).max(axis=(1, 2)) <= out).all()
+    contexts = [Output(p.answer.out, p.answer.lse / np.float32(np.log(2))) for p in found[:-1]]
+    wrong = chunked.merge_parts([*contexts, found[-1].answer])
+    assert (np.abs(wrong.out - exact.out).max(axis=(1, 2)) > out).any()

@@ -36,6 +36,8 @@ def test_the_list_is_long_and_its_rules_exist():
     ("name", "group"),
     [
         ("lse-in-base-2", "decode"),
+        ("chunk-partials-in-two-bases", "prefill"),
+        ("prefill-lse-is-in-base-2", "layer"),
         ("answers-share-one-buffer", "replay"),
         ("splits-follow-the-longest-row", "deterministic"),
         ("hash-ignores-the-last-token", "trace"),
@@ -44,7 +46,7 @@ def test_the_list_is_long_and_its_rules_exist():
     ],
 )
 def test_a_mutant_is_killed(name: str, group: str):
-    """S-7, S-8, S-13, S-17, S-20: each kind of mutant falls to the group that is meant for it."""
+    """S-7, S-8, S-13, S-17, S-20, S-21: each kind of mutant falls to the group meant for it."""
     kills = kill(name, "-k", f"test_{group}")
     assert kills.by() == [group]
 
@@ -119,10 +121,14 @@ def test_an_unknown_mutant_is_an_error():
     ("name", "changed"),
     [
         ("lse-in-base-2", {"attend"}),
+        ("chunk-partials-in-two-bases", {"prefill"}),
         ("pairing-is-always-interleaved", {"append", "attend"}),
         ("context-is-added-twice", {"plan"}),
         ("hash-ignores-the-parent", {backends.SCHEDULES}),
-        ("answers-share-one-buffer", {"plan", "append", "attend", "merge", "gather_context"}),
+        (
+            "answers-share-one-buffer",
+            {"plan", "append", "attend", "merge", "gather_context", "prefill"},
+        ),
     ],
 )
 def test_what_a_mutant_changes_is_known(name: str, changed: set[str]):

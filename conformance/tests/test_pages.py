@@ -13,6 +13,7 @@ from test_runs import run_suite
 
 from paged_mla_reference.backend import CAPABILITIES
 from paged_mla_shared.backend import Backend, Capabilities, Runner
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch
 
 ROOT = Path(__file__).parents[2]
@@ -66,5 +67,5 @@ def test_every_member_is_on_the_page(heading: str, protocol: type):
     """S-20: every call of the protocol, and every array of a batch."""
     members = {name for name, _ in inspect.getmembers(protocol) if not name.startswith("_")}
     if heading == "Runner":
-        members |= set(Batch.__dataclass_fields__)
+        members |= {*Batch.__dataclass_fields__, *PrefillBatch.__dataclass_fields__}
     assert first_column(heading) == members

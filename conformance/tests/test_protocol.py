@@ -16,8 +16,9 @@ from paged_mla_conformance.guarded import GuardedBackend, ProtocolBroken
 from paged_mla_conformance.mutants.backends import MutantBackend, mutant
 from paged_mla_conformance.mutants.kill import kill
 from paged_mla_conformance.trial import Trial
-from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.cases import GROUPS, PREFILLS
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output
 
 
@@ -38,6 +39,9 @@ def call_everything(backend: GuardedBackend) -> None:
     runner.merge([Output(answer.out.copy(), answer.lse.copy())])
     runner.gather_context(stage.batch)
     runner.read_cache(np.arange(2, dtype=np.int64))
+    [case] = [c for c in PREFILLS if c.name == "ragged"]
+    [batch] = build_prefills(case, SMALL, "float32")
+    backend.prepare(case.problem(SMALL, "float32")).prefill(batch)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,8 @@ def call_everything(backend: GuardedBackend) -> None:
         ("writes-latents", "[S-10] append wrote its input k_pe: first at (0, 0)"),
         ("writes-the-image", "[S-10] load_cache wrote its input blocks: first at (0, 0)"),
         ("writes-partials", "[S-10] merge wrote its input partials[0].lse: first at (0, 0)"),
+        ("writes-keys", "[S-10] prefill wrote its input k_nope: first at (0, 0, 0)"),
+        ("prefills-with-its-input", "[S-17] prefill: out lies in its input v"),
         ("answers-with-its-input", "[S-17] attend: out lies in its input q_nope"),
     ],
 )

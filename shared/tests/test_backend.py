@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paged_mla_shared.backend import Capabilities, mask_name
@@ -37,6 +39,15 @@ def test_a_sufficient_declaration_leaves_nothing(problem: Problem):
         ropes=frozenset({"interleaved"}),
     )
     assert capabilities.unmet(problem, ["attend"], []) == []
+
+
+def test_a_prefill_needs_its_head_dims(problem: Problem):
+    """S-21: N, P and V count for this op alone, and their absence is told by its name."""
+    narrow = Capabilities(ops=frozenset({"prefill"}), prefill_dims=frozenset({(128, 64, 128)}))
+    fitting = replace(narrow, prefill_dims=frozenset({(16, 16, 16)}))
+    [phrase] = set(narrow.unmet(problem, ["prefill"], [])) - set(fitting.unmet(problem, [], []))
+    assert phrase == "prefill of (N, P, V) (16, 16, 16) not declared"
+    assert fitting.unmet(problem, ["prefill"], []) == narrow.unmet(problem, ["merge"], [])[:-1]
 
 
 @pytest.mark.parametrize("spelling", MaskSpelling)

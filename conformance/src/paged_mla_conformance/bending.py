@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import MlaDims
 
+AnyCase = TypeVar("AnyCase", bound=Case)
 
-def bent_case(case: Case, capabilities: Capabilities) -> tuple[Case, str]:
+
+def bent_case(case: AnyCase, capabilities: Capabilities) -> tuple[AnyCase, str]:
     """Return `case` as the backend can be asked it, and what was changed, "" for nothing."""
     declared = {"num_heads": capabilities.num_heads, "block_size": capabilities.block_sizes}
     changes: dict[str, int] = {}

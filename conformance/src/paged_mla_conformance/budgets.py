@@ -17,12 +17,18 @@ from the exact answer, plus what the rounded oracle cannot show by chance:
 What a cache holds is taken as it is: the oracle reads the same bytes, so a format costs nothing
 here. Products of 8 bits have a class of their own (:mod:`paged_mla_conformance.fast`).
 
-Rule ids: S-5, S-6, S-7, S-8.
+Materialised attention rounds in the same places; its keys and values come rounded. Where both
+forms are held against one answer, exact from latents and weights, the rounded oracle also rounds
+what each form hands on: ``k_nope`` and ``v``, or absorbed queries and the mean of latents
+(:mod:`paged_mla_reference.absorb`).
+
+Rule ids: S-5, S-6, S-7, S-8, S-21.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -31,7 +37,7 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer
 from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.problem import Output, Problem
+from paged_mla_shared.problem import Output
 
 _UNIT_ROUNDOFF = 2.0**-24  # float32
 _DOT_CONFIDENCE = 4.0
@@ -47,9 +53,8 @@ def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
     return np.asarray(np.exp2(exponent) * float(info.eps), np.float64)
 
 
-def score_error(problem: Problem, exact: Answer) -> NDArray[np.float64]:
-    """Return the float32 error bound of each query's scores, [T, H]."""
-    terms = problem.dims.cached_dim
+def score_error(exact: Answer, terms: int) -> NDArray[np.float64]:
+    """Return the float32 error bound of each query's scores, sums of so many products, [T, H]."""
     return np.asarray(_DOT_CONFIDENCE * math.sqrt(terms) * _UNIT_ROUNDOFF * exact.score_bound)
 
 
@@ -59,24 +64,35 @@ def sum_error(keys: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
 
 
 def out_budget(
-    problem: Problem, exact: Answer, rounded: Answer, keys: NDArray[np.integer[Any]]
+    dtype: str, exact: Answer, rounded: Answer, keys: NDArray[np.integer[Any]], terms: int
 ) -> NDArray[np.float64]:
-    """Return the largest allowed |out - exact| of each token, [T], whose rows have `keys` [T]."""
+    """Return the largest allowed |out - exact| of each token, [T].
+
+    Parameters
+    ----------
+    dtype : str
+        Of out.
+    exact, rounded : Answer
+    keys : int [T]
+        Of each token's row.
+    terms : int
+        Products that a score sums.
+    """
     distance = _largest(np.abs(rounded.out - exact.out))  # [T]
-    floor = ulp(_largest(np.abs(exact.out)), problem.dtype)
-    weights = (2 * score_error(problem, exact) + sum_error(keys)[:, None]) * exact.value_bound
+    floor = ulp(_largest(np.abs(exact.out)), dtype)
+    weights = (2 * score_error(exact, terms) + sum_error(keys)[:, None]) * exact.value_bound
     return 2 * distance + floor + _largest(weights)  # weights [T, H]
 
 
 def lse_budget(
-    problem: Problem, exact: Answer, rounded: Answer, keys: NDArray[np.integer[Any]]
+    exact: Answer, rounded: Answer, keys: NDArray[np.integer[Any]], terms: int
 ) -> NDArray[np.float64]:
     """Return the largest allowed |lse - exact| of each query, [T, H]; 0 where lse is -inf."""
     seen = np.isfinite(exact.lse)
     exact_lse = np.where(seen, exact.lse, 0.0)
     distance = _largest(np.abs(np.where(seen, rounded.lse, 0.0) - exact_lse))[:, None]
     floor = _LSE_ULPS * ulp(np.abs(exact_lse), "float32")
-    error = score_error(problem, exact) + sum_error(keys)[:, None]
+    error = score_error(exact, terms) + sum_error(keys)[:, None]
     return np.where(seen, 2 * distance + floor + error, 0.0)
 
 
@@ -105,6 +121,39 @@ def merge_budget(partials: list[Output]) -> tuple[NDArray[np.float64], NDArray[n
     largest = np.where(seen, values, 0.0).max(axis=0)
     relative = _UNIT_ROUNDOFF * (8 + 2 * spread) * len(partials)
     return relative * largest, relative + _LSE_ULPS * ulp(spread, "float32")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A backend's answer over some of the keys: the exact one, and the budgets it kept.
+
+    Parameters
+    ----------
+    answer : Output
+    exact : Answer
+    out : float64 [T]
+    lse : float64 [T, H]
+    """
+
+    answer: Output
+    exact: Answer
+    out: NDArray[np.float64]
+    lse: NDArray[np.float64]
+
+
+def chunk_budget(parts: list[Part]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how far a merge of parts may be from the whole: out [T], lse [T, H] (S-8, S-21).
+
+    A mean of outputs is off by no more than the worst of them; an lse that is off by e moves the
+    weights by a factor of at most exp(2 e), and with them a mean of values no larger than the
+    largest. The merge itself is one of float32 partials.
+    """
+    lse = np.max([part.lse for part in parts], axis=0)  # [T, H]
+    values = np.max([part.exact.value_bound for part in parts], axis=0)  # [T, H]
+    partials = [Output(p.answer.out.astype(np.float32), p.answer.lse) for p in parts]
+    merged_out, merged_lse = merge_budget(partials)
+    moved = _largest(np.expm1(2 * lse) * values + merged_out)
+    return np.max([part.out for part in parts], axis=0) + moved, lse + merged_lse
 
 
 def _largest(values: NDArray[Any]) -> NDArray[np.float64]:

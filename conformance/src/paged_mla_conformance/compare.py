@@ -14,7 +14,7 @@ from paged_mla_reference.attention import Answer
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_shared.dtypes import bits, dtype_name
 from paged_mla_shared.layout import CacheLayout
-from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem, Rows
 
 
 class Mismatch(AssertionError):
@@ -37,7 +37,7 @@ class Check:
 
 def check_output(
     problem: Problem,
-    batch: Batch,
+    batch: Rows,
     actual: Output,
     exact: Answer,
     rounded: Answer,
@@ -67,8 +67,9 @@ def check_output(
     seen = ~np.isneginf(exact.lse)
     lse = np.where(seen, actual.lse[asked].astype(np.float64), 0.0)
     keys = keys_of_tokens(batch)[asked]
-    budget = budgets.out_budget(problem, exact, rounded, keys)[:, None, None]
-    lse_budget = budgets.lse_budget(problem, exact, rounded, keys)
+    terms = batch.query_width
+    budget = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)[:, None, None]
+    lse_budget = budgets.lse_budget(exact, rounded, keys, terms)
     if allowance is not None:
         allowance = _of_tokens(allowance, asked)
         budget = budget + allowance.out.max(axis=(1, 2), keepdims=True)
@@ -85,7 +86,7 @@ def check_output(
 class Place:
     """Where compared numbers come from: their first axis is `tokens` of `batch`."""
 
-    batch: Batch
+    batch: Rows
     tokens: NDArray[np.int64]
 
     def describe(self, wrong: NDArray[np.bool_]) -> str:
@@ -104,9 +105,7 @@ def _of_tokens(answer: Answer, tokens: NDArray[np.int64]) -> Answer:
     )
 
 
-def _mismatch(
-    rule: str, what: str, detail: str, wrong: NDArray[np.bool_], batch: Batch
-) -> Mismatch:
+def _mismatch(rule: str, what: str, detail: str, wrong: NDArray[np.bool_], batch: Rows) -> Mismatch:
     """Return a mismatch at the first of the `wrong` queries [T, H]."""
     return Mismatch(rule, what, f"{detail}: {describe(wrong, batch)}", _first(wrong))
 
@@ -137,12 +136,12 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
 
 
 def both_budgets(
-    problem: Problem, batch: Batch, exact: Answer, rounded: Answer
+    problem: Problem, batch: Rows, exact: Answer, rounded: Answer
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return how far two right answers may lie apart: out [T], lse [T, H]."""
-    keys = keys_of_tokens(batch)
-    out = budgets.out_budget(problem, exact, rounded, keys)
-    return 2 * out, 2 * budgets.lse_budget(problem, exact, rounded, keys)
+    keys, terms = keys_of_tokens(batch), batch.query_width
+    out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
+    return 2 * out, 2 * budgets.lse_budget(exact, rounded, keys, terms)
 
 
 def check_same(
@@ -284,7 +283,7 @@ def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: st
 def _same_anomalies(
     actual: Output,
     exact: Answer,
-    batch: Batch | None,
+    batch: Rows | None,
     *,
     where_seen: str = "S-9",
     where_empty: str = "S-6",
@@ -305,7 +304,7 @@ def _same_anomalies(
         raise Mismatch(where_empty, "lse", detail, at)
 
 
-def _pattern(wrong: NDArray[np.bool_], batch: Batch | None) -> str:
+def _pattern(wrong: NDArray[np.bool_], batch: Rows | None) -> str:
     return "" if batch is None else f"; {describe(wrong, batch)}"
 
 

@@ -30,6 +30,11 @@ _WORDS = {  # the reference does everything there is
     "features": CAPABILITIES.features,
 }
 
+_TUPLES = {
+    "head_dims": (2, "pairs of integers (R, P)"),
+    "prefill_dims": (3, "triples of integers (N, P, V)"),
+}
+
 
 def check_backend(name: str, backend: object) -> Backend:
     """Return what a factory made, which is a backend.
@@ -85,9 +90,10 @@ def _not_allowed(field: str, member: object) -> str:
     """Return what would be allowed in a field, empty if `member` is."""
     if field in _WORDS:
         return "" if member in _WORDS[field] else ", ".join(sorted(_WORDS[field]))
-    if field == "head_dims":
-        pair = isinstance(member, tuple) and len(member) == 2 and all(map(_is_integer, member))
-        return "" if pair else "pairs of integers (R, P)"
+    if field in _TUPLES:
+        length, allowed = _TUPLES[field]
+        fits = isinstance(member, tuple) and len(member) == length
+        return "" if fits and all(map(_is_integer, cast("tuple[object, ...]", member))) else allowed
     return "" if _is_integer(member) else "integers"
 
 

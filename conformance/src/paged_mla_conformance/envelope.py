@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
-from paged_mla_shared.cases import GROUPS, MERGES, Case, MergeCase
+from paged_mla_shared.cases import CASES, MERGES, Case, MergeCase
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.problem import Mask
 
@@ -63,6 +63,8 @@ PRODUCTION: dict[str, Envelope] = {
     "formats": {"keys": 150, "queries": 4, "rows": 128, "heads": 32},
     "invariance": {"keys": 2048},
     "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
+    "layer": {"keys": 1007, "queries": 7},
+    "prefill": {"keys": 1000, "queries": 260, "rows": 300, "heads": 128},
     "merge": {"tokens": 600, "heads": 128, "partials": 32},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
 }  # fmt: skip
@@ -70,7 +72,7 @@ PRODUCTION: dict[str, Envelope] = {
 
 def envelopes() -> dict[str, Envelope]:
     """Return the envelope of every group."""
-    found = {group: of_cases(cases) for group, cases in GROUPS.items()}
+    found = {group: of_cases(cases) for group, cases in CASES.items()}
     return found | {"merge": of_merges(MERGES), "trace": of_scenarios(CORE)}
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from paged_mla_conformance.compare import Mismatch
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 Arrays = dict[str, NDArray[Any]]
@@ -131,6 +132,14 @@ class GuardedRunner:
         self._check("gather_context", arrays, {"ckv": (ckv, 2), "k_pe": (k_pe, 2)})
         return ckv, k_pe
 
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Attend to keys and values."""
+        arrays = _arrays(batch)
+        with _watched("prefill", arrays, self._warned):
+            answer = _of_type("prefill", self._inner.prefill(batch), Output)
+        self._check("prefill", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
+        return answer
+
     def _check(self, call: str, inputs: Arrays, results: dict[str, tuple[Any, int]]) -> None:
         """Hold that each result is a NumPy array of so many axes whose memory is its own."""
         for name, (array, axes) in results.items():
@@ -217,8 +226,8 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
     return array.view(f"u{array.itemsize}")
 
 
-def _arrays(batch: Batch) -> Arrays:
-    return {name: array for name, array in vars(batch).items() if array is not None}
+def _arrays(batch: Batch | PrefillBatch) -> Arrays:
+    return {name: array for name, array in vars(batch).items() if isinstance(array, np.ndarray)}
 
 
 def _of_type(call: str, value: object, wanted: type[T]) -> T:

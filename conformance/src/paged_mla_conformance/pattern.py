@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.paging import context_lens, keys_of_tokens
-from paged_mla_shared.problem import Batch
+from paged_mla_shared.problem import Rows
 
 _MOST_RUNS = 4  # more runs of numbers than this are no pattern
 _PERIODS = (8, 16, 32, 64, 128)
 
 
-def describe(wrong: NDArray[np.bool_], batch: Batch) -> str:
+def describe(wrong: NDArray[np.bool_], batch: Rows) -> str:
     """Say what the wrong answers have in common.
 
     Parameters
     ----------
     wrong : bool [T, H] or [T]
         At least one is wrong.
-    batch : Batch
+    batch : Rows
         The step that was asked.
 
     Returns
@@ -61,7 +61,7 @@ _WORDS = {  # of each fact: what one wrong value is called, and several
 }
 
 
-def _facts(batch: Batch) -> dict[str, NDArray[np.int64]]:
+def _facts(batch: Rows) -> dict[str, NDArray[np.int64]]:
     """Return what is known of each query token, int64 [T]; row -1 marks padding."""
     tokens = batch.num_tokens
     live = int(batch.cu_seqlens_q[-1])

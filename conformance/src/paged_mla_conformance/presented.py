@@ -13,12 +13,14 @@ from paged_mla_conformance.convention import Profile
 from paged_mla_reference.attention import attend
 from paged_mla_reference.paging import NO_SLOT, used_blocks
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.backend import Backend, Capabilities, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.inputs import INT32_MAX
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem, Rows
 
 LN2 = float(np.log(2.0))
 STALE = (1.0, -2.0)  # what stale slots hold, where there would be NaN and huge numbers
@@ -135,16 +137,8 @@ class PresentedRunner:
     def attend(self, batch: Batch) -> Output:
         """Attend, and give the answer as the rules have it."""
         answer = self._inner.attend(self._pad(batch))
-        profile, out = self._profile, answer.out
-        if profile.lse == "none":
-            lse = self._oracle(batch)
-        else:
-            lse = self._ours(answer.lse, profile.lse_layout)
-        if profile.empty_rows == "ignored":
-            padding = _padding(batch)
-            out, lse = out.copy(), lse.copy()
-            out[padding], lse[padding] = 0, -np.inf
-        return Output(out, lse)
+        right = self._oracle(batch) if self._profile.lse == "none" else None
+        return self._as_ruled(answer, batch, right)
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Merge partials in the engine's terms."""
@@ -156,6 +150,25 @@ class PresentedRunner:
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Gather."""
         return self._inner.gather_context(self._relabel(batch))
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Attend to keys and values, and give the answer as the rules have it."""
+        profile = self._profile
+        answer = self._inner.prefill(_stale_keys(batch) if profile.unread == "stale" else batch)
+        right = None
+        if profile.lse == "none":
+            right = prefill(self._problem, batch, Rounding.EXACT).lse.astype(np.float32)
+        return self._as_ruled(answer, batch, right)
+
+    def _as_ruled(self, answer: Output, batch: Rows, right: NDArray[np.float32] | None) -> Output:
+        """Return an answer in the rules' terms; its lse is the `right` one if it has none."""
+        out = answer.out
+        lse = self._ours(answer.lse, self._profile.lse_layout) if right is None else right
+        if self._profile.empty_rows == "ignored":
+            padding = _padding(batch)
+            out, lse = out.copy(), lse.copy()
+            out[padding], lse[padding] = 0, -np.inf
+        return Output(out, lse)
 
     def _relabel(self, batch: Batch) -> Batch:
         """Make room for the reserved block, and fill the tails of tables."""
@@ -256,7 +269,20 @@ def _make_plain(values: NDArray[Any]) -> None:
     values[np.abs(numbers) > 1e4] = STALE[1]
 
 
-def _padding(batch: Batch) -> NDArray[np.bool_]:
+def _stale_keys(batch: PrefillBatch) -> PrefillBatch:
+    """Return a prefill with plain numbers in the queries and keys that nobody reads."""
+    live = int(batch.cu_seqlens_k[-1])
+    unread = np.ones(len(batch.k_pe), bool)
+    unread[:live] = np.repeat(batch.query_lens == 0, batch.seq_lens)
+    padding = np.arange(batch.num_tokens) >= batch.cu_seqlens_q[-1]
+    arrays: dict[str, Any] = {}
+    for name in ("q_nope", "q_pe", "k_nope", "k_pe", "v"):
+        arrays[name] = _copy(getattr(batch, name))
+        arrays[name][padding if name.startswith("q") else unread] = STALE[0]
+    return replace(batch, **arrays)
+
+
+def _padding(batch: Rows) -> NDArray[np.bool_]:
     """Return which tokens belong to no request, bool [T]."""
     padding = np.ones(batch.num_tokens, bool)
     padding[: int(batch.cu_seqlens_q[-1])] = np.repeat(batch.seq_lens == 0, batch.query_lens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from paged_mla_conformance.bending import bent_dims
 from paged_mla_conformance.convention import Profile
 from paged_mla_shared.backend import Backend
-from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.cases import CASES
 from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
@@ -37,15 +37,21 @@ class Core:
 
 CORE = {
     "gpu": Core(
-        "deepseek-v3", ("bfloat16", "float16"), frozenset({"gather_context", "deterministic"})
+        "deepseek-v3",
+        ("bfloat16", "float16"),
+        frozenset({"gather_context", "prefill", "deterministic"}),
     ),
     "interpreter": Core(
-        "small", ("float32",), frozenset({"gather_context", "deterministic", "large_offsets"})
+        "small",
+        ("float32",),
+        frozenset({"gather_context", "prefill", "deterministic", "large_offsets"}),
     ),
-    "cpu": Core("small", ("float32", "float16", "bfloat16"), frozenset({"deterministic"})),
+    "cpu": Core(
+        "small", ("float32", "float16", "bfloat16"), frozenset({"prefill", "deterministic"})
+    ),
 }
 
-SUITE_GROUPS = (*GROUPS, "merge", "errors", "trace")
+SUITE_GROUPS = (*CASES, "merge", "errors", "trace")
 
 ALL_DTYPES = ("float32", "float16", "bfloat16")
 

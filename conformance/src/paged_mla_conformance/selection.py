@@ -11,7 +11,7 @@ from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
-from paged_mla_shared.cases import GROUPS, Case, SlotOrder, formats
+from paged_mla_shared.cases import CASES, Case, SlotOrder, formats
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.formats import FORMATS, CacheFormat, types_id
 
@@ -87,7 +87,7 @@ def trace_params(run: Run) -> list[TraceParam]:
 
 def params_of_group(run: Run, group: str) -> list[CaseParam]:
     """Return the cases of `group` in every dtype, each in the cache formats it is asked in."""
-    bent = [bent_case(case, run.backend.capabilities) for case in GROUPS[group]]
+    bent = [bent_case(case, run.backend.capabilities) for case in CASES[group]]
     return [
         CaseParam(replace(case, cache_format=cache_format), dtype, note)
         for case, note in bent
@@ -163,7 +163,7 @@ def check_left_out(profile: Profile) -> None:
     ------
     ValueError
     """
-    known = {*SUITE_GROUPS, *(case.id for cases in GROUPS.values() for case in cases)}
+    known = {*SUITE_GROUPS, *(case.id for cases in CASES.values() for case in cases)}
     unknown = sorted(set(profile.left_out) - known)
     if unknown:
         raise ValueError(f"profile {profile.name}: left_out has no group or case {unknown}")

@@ -8,20 +8,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance import compare
+from paged_mla_conformance import budgets, compare
 from paged_mla_conformance.compare import Check
 from paged_mla_conformance.fast import fast_answers, may_be_fast
 from paged_mla_conformance.sampling import asked_tokens
+from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
 from paged_mla_reference.materialise import materialise
+from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.backend import Backend, Runner
-from paged_mla_shared.cases import Case
+from paged_mla_shared.cases import Case, PrefillCase
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import Step, build_steps
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Batch, Output, Problem
 
 MAX_BLOCKS_READ = 4096  # of a cache too large to read back whole
@@ -67,9 +72,14 @@ class Trial:
         """Return every step of the case, laid out."""
         return [Stage.of(step) for step in build_steps(self.case, self.dims, self.dtype)]
 
+    @property
+    def problem(self) -> Problem:
+        """The case's problem."""
+        return self.case.problem(self.dims, self.dtype)
+
     def prepare(self) -> Runner:
         """Build a runner of the case's problem."""
-        return self.backend.prepare(self.case.problem(self.dims, self.dtype))
+        return self.backend.prepare(self.problem)
 
     def check_metadata(self) -> None:
         """Plan every step; positions and slots are exact."""
@@ -123,6 +133,42 @@ class Trial:
             expected = gather_context(stage.problem, stage.batch, stage.after)
             self.checks += compare.check_gathered(actual, expected)
 
+    def check_prefill(self) -> None:
+        """Attend to keys and values of every head; in chunks of context too, where asked."""
+        assert isinstance(self.case, PrefillCase)
+        runner = self.prepare()
+        for batch in build_prefills(self.case, self.dims, self.dtype):
+            self.prefill(runner, batch)
+            if self.case.workspace:
+                self._check_chunks(runner, batch, self.case.workspace)
+
+    def _check_chunks(self, runner: Runner, batch: PrefillBatch, workspace: int) -> None:
+        """Each part of the keys is answered right, and merged they are the whole (S-8, S-21)."""
+        parts = [self.prefill(runner, part) for part in chunked.parts_of(batch, workspace)]
+        merged = chunked.merge_parts([part.answer for part in parts])
+        whole = prefill(self.problem, batch, Rounding.EXACT).output("float32")
+        seen = np.isfinite(whole.lse).all(axis=1)  # the others saw nothing in any part
+        out, lse = budgets.chunk_budget(parts)
+        self.checks += compare.check_same(
+            "S-21",
+            Output(merged.out[seen], merged.lse[seen]),
+            Output(whole.out[seen], whole.lse[seen]),
+            (out[seen], lse[seen]),
+        )
+
+    def prefill(self, runner: Runner, batch: PrefillBatch) -> budgets.Part:
+        """Attend to keys and values on a runner; compare with the oracle."""
+        problem, actual = self.problem, runner.prefill(batch)
+        exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
+        self.checks += compare.check_output(problem, batch, actual, exact, rounded)
+        keys, terms = keys_of_tokens(batch), batch.query_width
+        return budgets.Part(
+            actual,
+            exact,
+            budgets.out_budget(problem.dtype, exact, rounded, keys, terms),
+            budgets.lse_budget(exact, rounded, keys, terms),
+        )
+
     def check_bits_kept(self, stage: Stage, changed: Batch, affected: Sequence[bool]) -> None:
         """Attend to `stage` and to `changed`: exactly the `affected` tokens' bits differ (S-4)."""
         runner = self.prepare()
@@ -155,10 +201,10 @@ class Trial:
         again: Output,
     ) -> None:
         """Hold `again`, of some `tokens` of `stage`, against `whole`; each has its budget."""
-        budgets = compare.both_budgets(stage.problem, stage.batch, *stage.answers())
+        allowed = compare.both_budgets(stage.problem, stage.batch, *stage.answers())
         mine = Output(whole.out[tokens], whole.lse[tokens])
         self.checks += compare.check_same(
-            rule, again, mine, (budgets[0][tokens], budgets[1][tokens])
+            rule, again, mine, (allowed[0][tokens], allowed[1][tokens])
         )
 
     def _plan(self, runner: Runner, stage: Stage) -> None:

@@ -109,6 +109,7 @@ def _same(stored: dict[str, NDArray[Any]], made: dict[str, NDArray[Any]]) -> boo
 def _arrays(case: Case, dtype: str) -> dict[str, NDArray[Any]]:
     stage = Stage.of(build_steps(case, SMALL, dtype)[0])
     exact, rounded = stage.answers()
+    terms = stage.batch.query_width
     derived, keys = metadata(stage.problem, stage.batch), keys_of_tokens(stage.batch)
     arrays: dict[str, NDArray[Any] | None] = {
         **{name: getattr(stage.batch, name) for name in stage.batch.__dataclass_fields__},
@@ -120,8 +121,8 @@ def _arrays(case: Case, dtype: str) -> dict[str, NDArray[Any]]:
         "expected_slot_mapping": derived.slot_mapping,
         "out": exact.out,
         "lse": exact.lse,
-        "out_budget": out_budget(stage.problem, exact, rounded, keys),
-        "lse_budget": lse_budget(stage.problem, exact, rounded, keys),
+        "out_budget": out_budget(stage.problem.dtype, exact, rounded, keys, terms),
+        "lse_budget": lse_budget(exact, rounded, keys, terms),
     }
     return {name: np.ascontiguousarray(a) for name, a in arrays.items() if a is not None}
 

@@ -1,94 +1,75 @@
-"""Absorbed and materialised attention are one function of the same weights (S-5).
+"""Rule S-21: materialised and absorbed attention are one function of the same weights.
 
-The materialised form up-projects each latent into a key and a value per head. The absorbed
-form moves both projections to the query's side, so that the cached latent is attended to
-as it is; it is what every other module computes.
+The materialised form up-projects each latent into a key and a value per head
+(:mod:`paged_mla_reference.prefill`). The absorbed form moves both projections to the query's
+side, so that the cached latent is attended to as it is (:mod:`paged_mla_reference.attention`):
+``(q W_UK) . ckv = q . (ckv W_UK)``, and a mean of ``ckv W_UV`` is the mean of ``ckv``, times
+``W_UV``. The scores are the same, and so is the lse.
+
+In 16 bits each form rounds what it hands on, once and to the problem's dtype, and nothing else:
+``k_nope`` and ``v`` here, absorbed queries and the mean of latents there.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_shared.dims import MlaDims
 
 Array = NDArray[np.float64]
 
 
-def absorb_queries(q: Array, w_uk: Array) -> Array:
-    """Return absorbed queries ``q_nope``, float64 [T, H, R].
+@dataclass(frozen=True)
+class UpProjection:
+    """The weights from latents to the heads' keys and values.
 
     Parameters
     ----------
-    q : float64 [T, H, N]
-        The part of the query that is not rotated.
-    w_uk : float64 [H, N, R]
-        Up-projection of latents to keys.
+    w_uk : float [H, N, R]
+    w_uv : float [H, V, R]
     """
-    q_nope: Array = np.einsum("thn,hnr->thr", q, w_uk)
-    return q_nope
+
+    w_uk: NDArray[Any]
+    w_uv: NDArray[Any]
+
+    @classmethod
+    def of_kv_b_proj(cls, weight: NDArray[Any], dims: MlaDims) -> UpProjection:
+        """Split the weight ``kv_b_proj`` [H * (N + V), R] of a checkpoint.
+
+        Notes
+        -----
+        Source: ``DeepseekV3Attention`` in the transformers library: head by head, the key's rows
+        before the value's.
+        """
+        nope, rank = dims.qk_nope_head_dim, dims.kv_lora_rank
+        heads = weight.reshape(dims.num_heads, nope + dims.v_head_dim, rank)
+        return cls(heads[:, :nope], heads[:, nope:])
+
+    def materialise(
+        self, ckv: NDArray[Any], dtype: str, rounding: Rounding = Rounding.SPEC
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return ``k_nope`` [K, H, N] and ``v`` [K, H, V] of latents [K, R]."""
+        k_nope = np.einsum("kr,hnr->khn", widen(ckv), widen(self.w_uk))
+        v = np.einsum("kr,hvr->khv", widen(ckv), widen(self.w_uv))
+        return _handed_on(k_nope, dtype, rounding), _handed_on(v, dtype, rounding)
+
+    def absorb(
+        self, q: NDArray[Any], dtype: str, rounding: Rounding = Rounding.SPEC
+    ) -> NDArray[Any]:
+        """Return absorbed queries ``q_nope`` [T, H, R] of the part [T, H, N] without position."""
+        absorbed = np.einsum("thn,hnr->thr", widen(q), widen(self.w_uk))
+        return _handed_on(absorbed, dtype, rounding)
+
+    def project(self, out: NDArray[Any]) -> Array:
+        """Return the heads' outputs, float64 [T, H, V], of means of latents [T, H, R]."""
+        projected: Array = np.einsum("thr,hvr->thv", widen(out), widen(self.w_uv))
+        return projected
 
 
-def project_values(out: Array, w_uv: Array) -> Array:
-    """Return the heads' outputs, float64 [T, H, V], from absorbed ones [T, H, R].
-
-    Parameters
-    ----------
-    out : float64 [T, H, R]
-        Weighted means of latents.
-    w_uv : float64 [H, V, R]
-        Up-projection of latents to values.
-    """
-    projected: Array = np.einsum("thr,hvr->thv", out, w_uv)
-    return projected
-
-
-def attend_materialised(
-    q: Array,
-    q_pe: Array,
-    keys: tuple[Array, Array],
-    values: Array,
-    visible: NDArray[np.bool_],
-    *,
-    softmax_scale: float,
-) -> tuple[Array, Array]:
-    """Attend in the form of the paper: one key and one value per head (S-5).
-
-    Parameters
-    ----------
-    q, q_pe : float64 [T, H, N] and [T, H, P]
-    keys : float64 [K, H, N] and [K, P]
-        Up-projected keys (:func:`materialise_keys`) and the rotated key all heads share.
-    values : float64 [K, H, V]
-    visible : bool [T, K]
-        Every query sees at least one key.
-    softmax_scale : float
-        ``(N + P) ** -0.5`` times the squared yarn mscale: this form is what fixes it.
-
-    Returns
-    -------
-    out : float64 [T, H, V]
-    lse : float64 [T, H]
-
-    Notes
-    -----
-    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
-    """
-    k, k_pe = keys
-    scores = np.einsum("thn,khn->thk", q, k) + np.einsum("thp,kp->thk", q_pe, k_pe)
-    scores = np.where(visible[:, None, :], softmax_scale * scores, -np.inf)  # [T, H, K]
-    highest = scores.max(axis=2, keepdims=True)  # [T, H, 1]
-    weights = np.exp(scores - highest)  # [T, H, K]
-    total = weights.sum(axis=2)  # [T, H]
-    out = np.einsum("thk,khv->thv", weights, values) / total[..., None]
-    return out, highest[..., 0] + np.log(total)
-
-
-def materialise_keys(ckv: Array, w_uk: Array) -> Array:
-    """Return one key per head, float64 [K, H, N], from latents [K, R]."""
-    keys: Array = np.einsum("kr,hnr->khn", ckv, w_uk)
-    return keys
-
-
-def materialise_values(ckv: Array, w_uv: Array) -> Array:
-    """Return one value per head, float64 [K, H, V], from latents [K, R]."""
-    values: Array = np.einsum("kr,hvr->khv", ckv, w_uv)
-    return values
+def _handed_on(x: Array, dtype: str, rounding: Rounding) -> NDArray[Any]:
+    return x if rounding is Rounding.EXACT else round_to(x, dtype)

@@ -107,7 +107,8 @@ def attend_visible(
         How one query token attends: :func:`attend_one`, unless a deviation is to be shown.
     """
     attend_query = attend_query or attend_one
-    answer = nothing_visible(problem, batch.num_tokens)
+    dims = problem.dims
+    answer = nothing_visible(batch.num_tokens, dims.num_heads, dims.kv_lora_rank)
     asked = np.ones(batch.num_tokens, bool) if asked is None else asked
     positions = metadata(problem, batch).positions
     for row, span in enumerate(query_spans(batch)):
@@ -149,19 +150,42 @@ def attend_one(
     out, lse, score_bound, value_bound
         This token's share of an :class:`Answer`.
     """
+    values = keys[:, : problem.dims.kv_lora_rank]  # [K, R]
+    scores = problem.softmax_scale * (query @ keys.T)  # [H, K]
+    out, lse = weighted_mean(scores, values, problem.dtype, rounding)
+    magnitudes = problem.softmax_scale * (np.abs(query) @ np.abs(keys).T)  # [H, K]
+    return out, lse, magnitudes.max(axis=1), float(np.abs(values).max())
+
+
+def weighted_mean(
+    scores: NDArray[np.float64], values: NDArray[np.float64], dtype: str, rounding: Rounding
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean of the values, weighted by the scores' softmax, and the lse (S-5, S-7).
+
+    Parameters
+    ----------
+    scores : float64 [n, K]
+        Scaled; -inf where a query does not see the key. Every query sees one.
+    values : float64 [K, W]
+    dtype : str
+        Of weights that meet values, and of the mean, where `rounding` rounds.
+    rounding : Rounding
+
+    Returns
+    -------
+    out : float64 [n, W]
+    lse : float64 [n]
+    """
 
     def rounded(x: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
         return x if rounding is Rounding.EXACT else widen(round_to(x, dtype))
 
-    values = keys[:, : problem.dims.kv_lora_rank]  # [K, R]
-    scores = rounded(problem.softmax_scale * (query @ keys.T), "float32")  # [H, K]
-    highest = scores.max(axis=1, keepdims=True)  # [H, 1]
-    weights = rounded(np.exp(scores - highest), "float32")  # [H, K]
-    total = weights.sum(axis=1, keepdims=True)  # [H, 1]
-    out = rounded(rounded(weights, problem.dtype) @ values / total, problem.dtype)  # [H, R]
-    lse = rounded((highest + np.log(total))[:, 0], "float32")  # [H]
-    magnitudes = problem.softmax_scale * (np.abs(query) @ np.abs(keys).T)  # [H, K]
-    return out, lse, magnitudes.max(axis=1), float(np.abs(values).max())
+    scores = rounded(scores, "float32")
+    highest = scores.max(axis=1, keepdims=True)  # [n, 1]
+    weights = rounded(np.exp(scores - highest), "float32")  # [n, K]
+    total = weights.sum(axis=1, keepdims=True)  # [n, 1]
+    out = rounded(rounded(weights, dtype) @ values / total, dtype)  # [n, W]
+    return out, rounded((highest + np.log(total))[:, 0], "float32")
 
 
 def _queries(
@@ -179,11 +203,11 @@ def _queries(
     return np.concatenate([widen(q_nope), widen(q_pe)], axis=2)
 
 
-def nothing_visible(problem: Problem, num_tokens: int) -> Answer:
-    """Return the answer of `num_tokens` queries that see nothing (S-6)."""
-    shape = (num_tokens, problem.dims.num_heads)
+def nothing_visible(num_tokens: int, num_heads: int, width: int) -> Answer:
+    """Return the answer of `num_tokens` queries that see nothing, `width` numbers a head (S-6)."""
+    shape = (num_tokens, num_heads)
     return Answer(
-        out=np.zeros((*shape, problem.dims.kv_lora_rank)),
+        out=np.zeros((*shape, width)),
         lse=np.full(shape, -np.inf),
         score_bound=np.zeros(shape),
         value_bound=np.zeros(shape),

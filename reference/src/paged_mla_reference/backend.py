@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 import paged_mla_reference
 from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.validate import validate_batch, validate_problem
+from paged_mla_reference.validate import validate_batch, validate_prefill, validate_problem
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 CAPABILITIES = Capabilities(
-    ops=frozenset({"plan", "append", "attend", "merge", "gather_context"}),
+    ops=frozenset({"plan", "append", "attend", "merge", "gather_context", "prefill"}),
     dtypes=frozenset(PLAIN_FORMAT_OF_DTYPE),
     cache_formats=frozenset(ENCODINGS),
     block_sizes=frozenset(range(1, 257)),
@@ -40,6 +41,12 @@ CAPABILITIES = Capabilities(
             "validation",
             "deterministic",
         }
+    ),
+    prefill_dims=frozenset(
+        (n, p, v)
+        for n in (16, 32, 64, 128, 192)
+        for p in (8, 16, 32, 64)
+        for v in (16, 32, 64, 128, 256)
     ),
     max_query_len=2**20,
 )
@@ -105,6 +112,11 @@ class ReferenceRunner:
         """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P]."""
         validate_batch(self._problem, batch)
         return self._oracle.gather_context(self._problem, batch, self._image)
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Attend to keys and values of every head (S-21)."""
+        validate_prefill(self._problem, batch)
+        return self._oracle.prefill(self._problem, batch)
 
 
 def create() -> ReferenceBackend:

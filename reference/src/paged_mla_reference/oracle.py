@@ -1,4 +1,4 @@
-"""The rules as five functions, so that one of them can be exchanged for a wrong one."""
+"""The rules as six functions, so that one of them can be exchanged for a wrong one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from paged_mla_reference.attention import attend
 from paged_mla_reference.cache import append, gather_context
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
 def answer(problem: Problem, batch: Batch, image: CacheImage) -> Output:
     """Return the answer as a backend gives it, rounded where the rules round."""
     return attend(problem, batch, image, Rounding.SPEC).output(problem.dtype)
+
+
+def prefilled(problem: Problem, batch: PrefillBatch) -> Output:
+    """Return a prefill's answer as a backend gives it, rounded where the rules round."""
+    return prefill(problem, batch, Rounding.SPEC).output(problem.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,8 @@ class Oracle:
         (S-1, S-9), :func:`paged_mla_reference.cache.gather_context`.
     merge : callable
         (S-8), :func:`paged_mla_reference.merge.merge`.
+    prefill : callable
+        (S-21), :func:`prefilled`.
     """
 
     metadata: Callable[[Problem, Batch], Metadata] = metadata
@@ -47,6 +56,7 @@ class Oracle:
         gather_context
     )
     merge: Callable[[Sequence[Output]], Output] = merge
+    prefill: Callable[[Problem, PrefillBatch], Output] = prefilled
 
 
 RIGHT = Oracle()

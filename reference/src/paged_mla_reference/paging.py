@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_shared.problem import Batch
+from paged_mla_shared.problem import Batch, Rows
 
 NO_SLOT = -1
 
@@ -50,7 +50,7 @@ def slots_of(
     return block_ids * block_size + positions % block_size
 
 
-def context_lens(batch: Batch) -> NDArray[np.int64]:
+def context_lens(batch: Rows) -> NDArray[np.int64]:
     """Return the tokens each row had before this step, int64 [B] (S-2).
 
     ``context_len = seq_len - query_len``; 0 for a padded row (``seq_len`` 0), however many
@@ -60,13 +60,13 @@ def context_lens(batch: Batch) -> NDArray[np.int64]:
     return np.where(seq_lens > 0, seq_lens - batch.query_lens, 0)
 
 
-def query_spans(batch: Batch) -> list[slice]:
+def query_spans(batch: Rows) -> list[slice]:
     """Return the query tokens of each row as a slice of the token axis."""
     bounds = batch.cu_seqlens_q.tolist()
     return [slice(start, stop) for start, stop in pairwise(bounds)]
 
 
-def keys_of_tokens(batch: Batch) -> NDArray[np.int64]:
+def keys_of_tokens(batch: Rows) -> NDArray[np.int64]:
     """Return the length of each query token's row, int64 [T]; 0 for padding."""
     keys = np.zeros(batch.num_tokens, np.int64)
     keys[: int(batch.cu_seqlens_q[-1])] = np.repeat(batch.seq_lens, batch.query_lens)

@@ -20,7 +20,8 @@ from paged_mla_reference.validate_mask import validate_mask
 from paged_mla_shared.dtypes import dtype_name, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
-from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope, Rows
 
 
 def validate_problem(problem: Problem) -> None:
@@ -110,6 +111,34 @@ def validate_batch(problem: Problem, batch: Batch) -> None:
     _validate_slots(problem, batch)
 
 
+def validate_prefill(problem: Problem, batch: PrefillBatch) -> None:
+    """Raise ``InvalidArgument`` if no rule allows `batch` on a runner of `problem` (S-21)."""
+    dims, dtype = problem.dims, problem.dtype
+    heads, nope, rope = dims.num_heads, dims.qk_nope_head_dim, dims.qk_rope_head_dim
+    tokens, keys = batch.q_nope.shape[:1], batch.k_nope.shape[:1]
+    if not tokens:
+        raise InvalidArgument("q_nope", "no axis", "[T, H, N]")
+    if not keys:
+        raise InvalidArgument("k_nope", "no axis", "[Tk, H, N]")
+    rows = batch.num_rows
+    if rows < 0:
+        raise InvalidArgument("cu_seqlens_q", "no entry", "[B + 1]")
+    _check("q_nope", batch.q_nope, dtype, (*tokens, heads, nope))
+    _check("q_pe", batch.q_pe, dtype, (*tokens, heads, rope))
+    _check("k_nope", batch.k_nope, dtype, (*keys, heads, nope))
+    _check("k_pe", batch.k_pe, dtype, (*keys, rope))
+    _check("v", batch.v, dtype, (*keys, heads, dims.v_head_dim))
+    _check("cu_seqlens_q", batch.cu_seqlens_q, "int32", (rows + 1,))
+    _check("cu_seqlens_k", batch.cu_seqlens_k, "int32", (rows + 1,))
+    _validate_capacity(problem, batch)
+    _validate_prefix_sums("cu_seqlens_q", batch.cu_seqlens_q, "T", *tokens)
+    _validate_prefix_sums("cu_seqlens_k", batch.cu_seqlens_k, "Tk", *keys)
+    longest = int(batch.seq_lens.max(initial=0))
+    if longest > problem.max_model_len:
+        allowed = f"rows of <= max_model_len = {problem.max_model_len}"
+        raise InvalidArgument("cu_seqlens_k", f"a row of {longest} keys", allowed)
+
+
 def validate_partials(partials: Sequence[Output]) -> None:
     """Raise ``InvalidArgument`` unless `partials` can be merged (S-8)."""
     if not partials:
@@ -150,6 +179,10 @@ def _validate_arrays(problem: Problem, batch: Batch) -> None:
     _check("block_table", batch.block_table, "int32", (rows, batch.block_table.shape[1]))
     if batch.slot_mapping is not None:
         _check("slot_mapping", batch.slot_mapping, "int64", tokens)
+    _validate_capacity(problem, batch)
+
+
+def _validate_capacity(problem: Problem, batch: Rows) -> None:
     if batch.num_rows > problem.max_rows:
         raise InvalidArgument("max_rows", f"{batch.num_rows} rows", f"<= {problem.max_rows}")
     if batch.num_tokens > problem.max_query_tokens:
@@ -157,15 +190,19 @@ def _validate_arrays(problem: Problem, batch: Batch) -> None:
         raise InvalidArgument("max_query_tokens", f"{batch.num_tokens} tokens", allowed)
 
 
+def _validate_prefix_sums(name: str, sums: NDArray[np.int32], axis: str, limit: int) -> None:
+    sums = sums.astype(np.int64)
+    if sums[0] != 0:
+        raise InvalidArgument(name, f"first entry {sums[0]}", "0")
+    if (np.diff(sums) < 0).any():
+        raise InvalidArgument(name, "decreasing entries", "prefix sums")
+    if sums[-1] > limit:
+        raise InvalidArgument(name, f"last entry {sums[-1]}", f"<= {axis} = {limit}")
+
+
 def _validate_lengths(problem: Problem, batch: Batch) -> None:
-    cu_seqlens_q, seq_lens = batch.cu_seqlens_q.astype(np.int64), batch.seq_lens
-    if cu_seqlens_q[0] != 0:
-        raise InvalidArgument("cu_seqlens_q", f"first entry {cu_seqlens_q[0]}", "0")
-    if (np.diff(cu_seqlens_q) < 0).any():
-        raise InvalidArgument("cu_seqlens_q", "decreasing entries", "prefix sums")
-    if cu_seqlens_q[-1] > batch.num_tokens:
-        allowed = f"<= T = {batch.num_tokens}"
-        raise InvalidArgument("cu_seqlens_q", f"last entry {cu_seqlens_q[-1]}", allowed)
+    seq_lens = batch.seq_lens
+    _validate_prefix_sums("cu_seqlens_q", batch.cu_seqlens_q, "T", batch.num_tokens)
     if (seq_lens < 0).any():
         raise InvalidArgument("seq_lens", f"{seq_lens.min()}", ">= 0")
     if (seq_lens > problem.max_model_len).any():

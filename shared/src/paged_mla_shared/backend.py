@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
 PRODUCTS = ("exact", "fast")
@@ -22,7 +23,7 @@ class Capabilities:
 
     Parameters
     ----------
-    ops : frozenset of {"plan", "append", "attend", "merge", "gather_context"}
+    ops : frozenset of {"plan", "append", "attend", "merge", "gather_context", "prefill"}
     dtypes, cache_formats : frozenset of str
     block_sizes, num_heads : frozenset of int
     head_dims : frozenset of (R, P)
@@ -36,6 +37,8 @@ class Capabilities:
         caches past 2^31 elements; "explicit_slots": ``Batch.slot_mapping``;
         "validation": bad input raises before anything is written; "deterministic": a row has
         the same bits whatever its batch mates (S-20).
+    prefill_dims : frozenset of (N, P, V)
+        Head dims of the op "prefill".
     max_query_len : int
         Longest query of one row.
     products : str
@@ -52,6 +55,7 @@ class Capabilities:
     masks: frozenset[str] = field(default_factory=frozenset)
     ropes: frozenset[str] = field(default_factory=frozenset)
     features: frozenset[str] = field(default_factory=frozenset)
+    prefill_dims: frozenset[tuple[int, int, int]] = field(default_factory=frozenset)
     max_query_len: int = 0
     products: str = "exact"
 
@@ -73,6 +77,9 @@ class Capabilities:
         if problem.rope is not None:
             needs.append(("rope", str(problem.rope.pairing), self.ropes))
         needs += [("op", op, self.ops) for op in ops]
+        if "prefill" in ops:
+            head = (dims.qk_nope_head_dim, dims.qk_rope_head_dim, dims.v_head_dim)
+            needs.append(("prefill of (N, P, V)", head, self.prefill_dims))
         needs += [("feature", feature, self.features) for feature in features]
         return [f"{kind} {value} not declared" for kind, value, have in needs if value not in have]
 
@@ -114,6 +121,10 @@ class Runner(Protocol):
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P], K = sum of ``seq_lens``."""
         raise Unsupported(f"gather_context of {batch.num_rows} rows is not declared")
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Attend to keys and values of every head, causal or not; reads no cache (S-21)."""
+        raise Unsupported(f"prefill of {batch.num_rows} rows is not declared")
 
 
 class Backend(Protocol):

@@ -23,7 +23,7 @@ class MlaDims:
     Notes
     -----
     Source: DeepSeek-V2, arXiv:2405.04434, section 2.1, and the published configs; of Mistral Small
-    4, ``Mistral4Config`` in the transformers library.
+    4 and GLM-4.7-Flash, ``Mistral4Config`` and ``Glm4MoeLiteConfig`` in the transformers library.
     """
 
     num_heads: int
@@ -46,6 +46,7 @@ DEEPSEEK_V3 = MlaDims(128, 512, 64, 128, 128)
 DEEPSEEK_V2 = DEEPSEEK_V3
 DEEPSEEK_V2_LITE = DEEPSEEK_V3.with_heads(16)
 MISTRAL_SMALL_4 = MlaDims(32, 256, 64, 64, 128)
+GLM_4_7_FLASH = MlaDims(20, 512, 64, 192, 256)
 SMALL = MlaDims(4, 32, 16, 16, 16)
 
 PRESETS = {
@@ -53,5 +54,6 @@ PRESETS = {
     "deepseek-v2": DEEPSEEK_V2,
     "deepseek-v2-lite": DEEPSEEK_V2_LITE,
     "mistral-small-4": MISTRAL_SMALL_4,
+    "glm-4.7-flash": GLM_4_7_FLASH,
     "small": SMALL,
 }

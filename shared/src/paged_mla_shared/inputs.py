@@ -70,7 +70,7 @@ def _build_step(
     real[:live_tokens] = np.repeat([row.seq_len > 0 for row in rows], query_lens)
 
     def tensor(*inner: int, scale: Scale = 1.0) -> NDArray[Any]:
-        values = _normal(rng, (tokens, *inner), dtype, scale)
+        values = normal(rng, (tokens, *inner), dtype, scale)
         values[~real] = np.nan
         return _strided(values) if case.strided_inputs else values
 
@@ -110,9 +110,10 @@ def _build_step(
     )
 
 
-def _normal(
+def normal(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: Scale = 1.0
 ) -> NDArray[Any]:
+    """Return normally distributed numbers, drawn as float32 whatever the type, times `scale`."""
     values = rng.standard_normal(shape, dtype=np.float32) * np.asarray(scale, np.float32)
     return values.astype(numpy_dtype(dtype))
 
@@ -147,16 +148,16 @@ def _contexts(
     k_pe: list[NDArray[Any]] = []
     for row in rows:
         scales = _magnitudes(case, dims, rng, row.context_len)
-        ckv.append(_normal(rng, (row.context_len, dims.kv_lora_rank), dtype, scales[0]))
-        k_pe.append(_normal(rng, (row.context_len, dims.qk_rope_head_dim), dtype, scales[1]))
+        ckv.append(normal(rng, (row.context_len, dims.kv_lora_rank), dtype, scales[0]))
+        k_pe.append(normal(rng, (row.context_len, dims.qk_rope_head_dim), dtype, scales[1]))
         if row.shares_prefix_of is not None:
             shared = _shared_blocks(row, rows, problem.block_size) * problem.block_size
             ckv[-1][:shared] = ckv[row.shares_prefix_of][:shared]
             k_pe[-1][:shared] = k_pe[row.shares_prefix_of][:shared]
     if not rows:
         return (
-            _normal(rng, (0, dims.kv_lora_rank), dtype),
-            _normal(rng, (0, dims.qk_rope_head_dim), dtype),
+            normal(rng, (0, dims.kv_lora_rank), dtype),
+            normal(rng, (0, dims.qk_rope_head_dim), dtype),
         )
     return np.concatenate(ckv), np.concatenate(k_pe)
 

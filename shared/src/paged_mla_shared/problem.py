@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +136,34 @@ class Problem:
         )
 
 
+class Rows(Protocol):
+    """Ragged rows, whatever their queries attend to; see :class:`Batch`."""
+
+    @property
+    def cu_seqlens_q(self) -> NDArray[np.int32]:
+        """Prefix sums of query lengths, int32 [B + 1]."""
+
+    @property
+    def seq_lens(self) -> NDArray[np.int32]:
+        """Keys of each row, int32 [B]."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T, padded queries included."""
+
+    @property
+    def query_lens(self) -> NDArray[np.int32]:
+        """Queries of each row, int32 [B]."""
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a query, whose products with a key a score sums."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """One step. Arrays may be non-contiguous views; implementations take them by strides.
@@ -186,6 +214,11 @@ class Batch:
         """Query tokens of each row, int32 [B]."""
         return np.diff(self.cu_seqlens_q).astype(np.int32)
 
+    @property
+    def query_width(self) -> int:
+        """R + P."""
+        return int(self.q_nope.shape[2] + self.q_pe.shape[2])
+
 
 @dataclass(frozen=True)
 class Metadata:
@@ -209,7 +242,7 @@ class Output:
 
     Parameters
     ----------
-    out : [T, H, R]
+    out : [T, H, R], or [T, H, V] of materialised attention
         In the problem's dtype for a whole answer, float32 for a partial.
     lse : float32 [T, H]
         Natural-log sum of exponentials of the scaled scores (S-7).

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
@@ -52,3 +53,7 @@ class Passing:
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Hand on."""
         return self.inner.gather_context(batch)
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Hand on."""
+        return self.inner.prefill(batch)

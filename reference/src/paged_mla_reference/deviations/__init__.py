@@ -17,6 +17,7 @@ from paged_mla_reference.deviations import (
     masks,
     merging,
     packing,
+    prefill,
     rotation,
     scores,
     sizes,
@@ -38,6 +39,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         packing,
         sizes,
         formats,
+        prefill,
     )
 )
 ENGINE: dict[str, Deviation] = deviations_of((engine,))

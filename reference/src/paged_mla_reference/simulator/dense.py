@@ -61,7 +61,8 @@ class Dense:
         group, rank : ContextParallel, int
             Positions of other ranks are left out (S-18).
         """
-        answer = nothing_visible(self._problem, num_tokens)
+        dims = self._problem.dims
+        answer = nothing_visible(num_tokens, dims.num_heads, dims.kv_lora_rank)
         token = 0
         for row in rows:
             states = self._histories.of_queries(row)

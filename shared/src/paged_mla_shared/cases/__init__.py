@@ -13,6 +13,7 @@ from paged_mla_shared.cases import (
     gather,
     invariance,
     large_offsets,
+    layer,
     layouts,
     masks,
     metadata,
@@ -24,6 +25,9 @@ from paged_mla_shared.cases import (
 )
 from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.cases.merge import MERGES, MergeCase
+from paged_mla_shared.cases.prefill import CASES as PREFILLS
+from paged_mla_shared.cases.prefill import GROUP as PREFILL
+from paged_mla_shared.cases.prefill import PrefillCase
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     module.GROUP: module.CASES
@@ -46,7 +50,23 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         formats,
         invariance,
         deterministic,
+        layer,
     )
 }
 
-__all__ = ["GROUPS", "MERGES", "Case", "MergeCase", "Row", "SlotOrder", "TableTail", "Tree"]
+CASES: dict[str, tuple[Case, ...]] = {**GROUPS, PREFILL: PREFILLS}
+"""Those of :data:`GROUPS`, which are steps over a cache, and those that need none."""
+
+__all__ = [
+    "CASES",
+    "GROUPS",
+    "MERGES",
+    "PREFILLS",
+    "Case",
+    "MergeCase",
+    "PrefillCase",
+    "Row",
+    "SlotOrder",
+    "TableTail",
+    "Tree",
+]

@@ -1,0 +1,14 @@
+"""Absorbed and materialised, a step of a layer has one answer (S-21)."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_mla_conformance.both_forms import check_both_forms
+from paged_mla_conformance.trial import Trial
+
+pytestmark = pytest.mark.mla(group="layer", ops=("prefill", "attend"))
+
+
+def test_layer(trial: Trial) -> None:
+    check_both_forms(trial)

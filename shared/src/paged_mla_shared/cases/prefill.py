@@ -1,0 +1,225 @@
+"""Attention over keys and values of every head, on ragged rows (S-21)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.dims import DEEPSEEK_V3, GLM_4_7_FLASH, MlaDims
+from paged_mla_shared.problem import Problem
+
+GROUP = "prefill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillCase(Case):
+    """A case without a cache: a row's ``seq_len`` counts its keys, and may be below `query_len`.
+
+    Parameters
+    ----------
+    dims : MlaDims or None
+        ``None`` takes the run's.
+    causal : bool
+    workspace : int
+        The same answers are asked for in parts too: keys before a row's queries in chunks of so
+        many tokens of all rows, then the rest. 0 asks for none.
+    """
+
+    dims: MlaDims | None = None
+    causal: bool = True
+    workspace: int = 0
+
+    def problem(self, dims: MlaDims, dtype: str) -> Problem:
+        """Return the static problem, of the case's own dims if it has some."""
+        return super().problem(self.dims or dims, dtype)
+
+
+def _prefill(name: str, why: str, *rows: tuple[int, int], **more: Any) -> PrefillCase:
+    """Return a case whose rows have so many keys and queries; `more` are fields of it."""
+    return PrefillCase(
+        group=GROUP,
+        name=name,
+        why=why,
+        rows=tuple(Row(keys, queries) for keys, queries in rows),
+        **{"rules": ("S-4", "S-5", "S-7", "S-9", "S-21"), "num_heads": 2, **more},
+    )
+
+
+_TILES = (63, 64, 65, 127, 128, 129)  # around the edges of common tiles
+_MODELS = {"v3": DEEPSEEK_V3, "glm": GLM_4_7_FLASH}
+_RAGGED = ((50, 50), (1, 1), (90, 90), (17, 17), (64, 64), (33, 33), (5, 5))
+
+CASES = (
+    *(_prefill(f"q{n}", "rows that end at the edge of a tile", (n, n)) for n in _TILES),
+    _prefill(
+        "edges-of-keys",
+        "keys that end at the edge of a tile, queries that do not",
+        *((n, 3) for n in _TILES),
+    ),
+    _prefill(
+        "edges-of-contexts",
+        "the diagonal begins anywhere in a tile of keys",
+        *((n + 66, 66) for n in (1, *_TILES)),
+        num_heads=1,
+    ),
+    *(
+        _prefill(f"{name}-ragged", "head dims of a model, rows of any length", *rows, dims=dims)
+        for name, dims in _MODELS.items()
+        for rows in [((65, 65), (3, 3), (130, 20), (1, 1))]
+    ),
+    *(
+        _prefill(
+            f"{name}-chunk",
+            "a chunk behind its context, at head dims of a model",
+            (200, 9),
+            (70, 70),
+            (129, 1),
+            dims=dims,
+            strided_inputs=True,
+            causal=causal,
+        )
+        for name, dims, causal in (
+            ("v3", DEEPSEEK_V3, True),
+            ("v3-whole", DEEPSEEK_V3, False),
+            ("glm", GLM_4_7_FLASH, True),
+        )
+    ),
+    _prefill("ragged", "short rows of many lengths", *_RAGGED, num_heads=3),
+    _prefill("ragged-whole", "the same, each query sees its row", *_RAGGED, causal=False),
+    _prefill("1000", "a long row beside short ones", (1000, 260), (1, 1), (300, 300), num_heads=1),
+    _prefill(
+        "300-rows",
+        "offsets of many rows",
+        *((1 + i % 7, 1 + i % 3 % (1 + i % 7)) for i in range(300)),
+        num_heads=1,
+    ),
+    *(
+        _prefill(
+            f"h{h}",
+            "head counts that are no tile multiple",
+            (70, 9),
+            num_heads=h,
+            fixed=("num_heads",),
+        )
+        for h in (1, 5, 128)
+    ),
+    _prefill(
+        "one-query",
+        "a single query over many keys, as decode has",
+        *((n, 1) for n in (1, 2, 64, 65, 300)),
+    ),
+    _prefill(
+        "whole-chunks",
+        "context without the queries' own keys",
+        (64, 7),
+        (129, 70),
+        (5, 90),
+        causal=False,
+    ),
+    *(
+        _prefill(
+            f"empty-{name}",
+            "rows without queries, whose keys are poison, and rows without keys",
+            (0, 5),
+            (70, 0),
+            (66, 66),
+            (0, 0),
+            (70, 0),
+            (3, 1),
+            (0, 65),
+            (64, 0),
+            causal=causal,
+            padded_tokens=3,
+            rules=("S-6", "S-9", "S-21"),
+        )
+        for name, causal in (("causal", True), ("whole", False))
+    ),
+    _prefill(
+        "all-empty",
+        "a chunk of context that no row has",
+        (0, 3),
+        (0, 70),
+        causal=False,
+        rules=("S-6", "S-9", "S-21"),
+    ),
+    _prefill("no-row", "a step of padding alone", padded_tokens=5, rules=("S-6", "S-9", "S-21")),
+    _prefill(
+        "more-queries",
+        "rows with more queries than keys: the first ones see nothing",
+        (3, 5),
+        (64, 70),
+        (1, 130),
+        (65, 129),
+        rules=("S-4", "S-6", "S-21"),
+    ),
+    _prefill(
+        "padding",
+        "padded queries are answered with nothing",
+        (9, 9),
+        (70, 3),
+        padded_tokens=67,
+        rules=("S-6", "S-9", "S-21"),
+    ),
+    _prefill(
+        "halves",
+        "k_nope and v are halves of one projection, between rows that nobody asks",
+        (70, 9),
+        (65, 0),
+        (33, 33),
+        num_heads=3,
+        strided_inputs=True,
+        padded_tokens=2,
+    ),
+    _prefill("high-scores", "scores in the hundreds", (130, 66), (5, 5), query_scale=60.0),
+    _prefill("flat-scores", "weights that are all alike", (130, 66), (5, 5), query_scale=1e-3),
+    _prefill(
+        "scale",
+        "the scale is the problem's, not one of the widths",
+        (70, 9),
+        (33, 33),
+        softmax_scale=0.21,
+    ),
+    _prefill(
+        "again",
+        "longer, shorter and other rows on one runner",
+        (70, 9),
+        (3, 3),
+        then=(
+            (Row(200, 130), Row(1, 1)),
+            (Row(0, 2), Row(5, 5), Row(64, 1)),
+            (Row(70, 9), Row(3, 3)),
+        ),
+        spare=3,
+    ),
+    _prefill(
+        "prefix-1000",
+        "a prefix hit and 7 new tokens, in one piece and in chunks",
+        (1007, 7),
+        workspace=256,
+    ),
+    *(
+        _prefill(
+            f"chunks-of-{workspace}",
+            "rows with and without context, whose chunks end anywhere",
+            (130, 3),
+            (9, 9),
+            (64, 1),
+            (0, 4),
+            (200, 70),
+            (33, 33),
+            (71, 7),
+            workspace=workspace,
+            rules=("S-7", "S-8", "S-21"),
+        )
+        for workspace in (64, 100, 1000)
+    ),
+    _prefill(
+        "chunks-many-rows",
+        "every third of many rows has a context",
+        *((5 + 40 * (i % 3 == 0), 5) for i in range(24)),
+        num_heads=1,
+        workspace=97,
+        rules=("S-7", "S-8", "S-21"),
+    ),
+)

@@ -1,0 +1,65 @@
+"""Seeded inputs of a prefill: what nobody may read is NaN and huge, in turn."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_shared.cases.prefill import PrefillCase
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.dtypes import largest_below
+from paged_mla_shared.inputs import normal
+from paged_mla_shared.poison import HUGE
+from paged_mla_shared.prefill import PrefillBatch
+
+SPARE_KEYS = 70  # behind the last row: more than a tile
+
+
+def build_prefills(case: PrefillCase, dims: MlaDims, dtype: str) -> list[PrefillBatch]:
+    """Return the steps of `case` at `dims` in element type `dtype`."""
+    dims = case.problem(dims, dtype).dims
+    rng = np.random.default_rng(zlib.crc32(case.id.encode()))
+    return [_build(case, dims, dtype, step, rng) for step in range(len(case.steps))]
+
+
+def _build(
+    case: PrefillCase, dims: MlaDims, dtype: str, step: int, rng: np.random.Generator
+) -> PrefillBatch:
+    rows = case.steps[step]
+    queries = np.array([row.query_len for row in rows], np.int64)
+    keys = np.array([row.seq_len for row in rows], np.int64)
+    asked = np.arange(queries.sum() + case.padded_tokens) < queries.sum()  # [T]
+    read = np.append(np.repeat(queries > 0, keys), np.zeros(SPARE_KEYS, bool))  # [Tk]
+
+    def tensor(live: NDArray[np.bool_], *inner: int, scale: float = 1.0) -> NDArray[Any]:
+        values = normal(rng, (len(live), *inner), dtype, scale)
+        values[~live] = np.nan
+        values[np.flatnonzero(~live)[1::2]] = largest_below(dtype, HUGE)
+        return values
+
+    heads, nope, rope = dims.num_heads, dims.qk_nope_head_dim, dims.qk_rope_head_dim
+    q = tensor(asked, heads, nope + rope, scale=case.query_scale)
+    kv = tensor(read, heads, nope + dims.v_head_dim)  # as kv_b_proj makes it
+    latents = tensor(read, dims.cached_dim)
+    parts = {
+        "q_nope": q[..., :nope],
+        "q_pe": q[..., nope:],
+        "k_nope": kv[..., :nope],
+        "k_pe": latents[:, dims.kv_lora_rank :],
+        "v": kv[..., nope:],
+    }
+    if not case.strided_inputs:
+        parts = {name: np.ascontiguousarray(part) for name, part in parts.items()}
+    return PrefillBatch(
+        cu_seqlens_q=_prefix_sums(queries),
+        cu_seqlens_k=_prefix_sums(keys),
+        **parts,
+        causal=case.causal,
+    )
+
+
+def _prefix_sums(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
