@@ -98,6 +98,12 @@ def test_a_row_without_context_contributes_nothing():
     assert merged.lse[2:].tobytes() == answers[-1].lse[2:].tobytes()
 
 
+def test_a_row_without_a_query_costs_nothing():
+    """S-9, S-21: none of its keys, which may hold anything, is in a part."""
+    parts = parts_of(rows((9, 2), (7, 0), (4, 4)), 4)
+    assert [part.seq_lens.tolist() for part in parts] == [[4, 0, 0], [3, 0, 0], [2, 0, 4]]
+
+
 def test_partials_in_base_2_are_not_the_whole():
     """S-7, S-21: a context whose lse is in base 2 is weighed too much."""
     batch = rows((12, 2))

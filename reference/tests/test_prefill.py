@@ -104,7 +104,11 @@ def test_one_key_is_its_value():
     answer = prefill(problem_of(), batch, Rounding.EXACT)
     np.testing.assert_array_equal(answer.out[0], batch.v[0])
     assert answer.lse[0, 1] == pytest.approx(_score(batch, 0, 0, 1), abs=1e-12)
-    assert (answer.score_bound[0] >= np.abs(answer.lse[0])).all()
+    q, k = (
+        np.concatenate(parts).astype(float)
+        for parts in ((batch.q_nope[0, 1], batch.q_pe[0, 1]), (batch.k_nope[0, 1], batch.k_pe[0]))
+    )
+    assert answer.score_bound[0, 1] == pytest.approx(SCALE * np.abs(q * k).sum(), rel=1e-12)
     np.testing.assert_array_equal(answer.value_bound[0], np.abs(batch.v[0]).max(axis=-1))
 
 
