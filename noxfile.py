@@ -90,8 +90,9 @@ def tests(session: nox.Session, package: str) -> None:
     """Run the tests of one distribution."""
     extra = ("pytest", "pytest-xdist", "hypothesis", "jsonschema")
     install_packages(session, package, extra=extra)
-    workers = ("--numprocesses=auto",) if package == "optimized" else ()
-    session.run("pytest", f"{PACKAGES[package].folder}/tests", *workers, *session.posargs)
+    session.run(
+        *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto"), *session.posargs
+    )
 
 
 @nox.session

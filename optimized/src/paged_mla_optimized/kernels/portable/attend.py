@@ -198,7 +198,7 @@ def attend_kernel(
             if SCALES == "scalar":
                 mean *= layer_scale
             if has_key_scales(SCALES):
-                mean *= tl.exp2(tl.where(is_empty, 0.0, value_peak - peak))[:, None]
+                mean *= tl.exp2(value_peak - tl.where(is_empty, 0.0, peak))[:, None]
             out += (mean,)
         lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
         if (unit == group_begin) & (stop == group_end):
