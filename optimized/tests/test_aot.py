@@ -36,6 +36,8 @@ def run(*command):
         "rotate-overlapped-p64-bf16-neox",
         "hopper-few-m16",
         "hopper-tile-m64",
+        "prefill-m128n64",
+        "hopper-prefill",
     ],
 )
 def test_compiles_without_a_gpu(prefix):

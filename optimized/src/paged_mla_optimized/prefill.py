@@ -9,6 +9,7 @@ import torch
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, heads_fit
 from paged_mla_optimized.launchers.prefill import (
     Heads,
     PortablePrefill,
@@ -16,7 +17,7 @@ from paged_mla_optimized.launchers.prefill import (
     largest_power_of_two,
 )
 from paged_mla_optimized.planning.families import INTERPRETER
-from paged_mla_optimized.planning.prefill import prefill_variant
+from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -126,9 +127,11 @@ class Prefill:
                 f"dtype {config.dtype}: Triton's interpreter computes on its raw bits; "
                 "allowed there: float32, float16"
             )
-        variant = prefill_variant(facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
+        demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
+        variant = prefill_variant(*demand)
         self._plan = PrefillPlan(config, variant.tile_m, self.device)
         self._portable = PortablePrefill(config, variant)
+        self._hopper = HopperPrefill(config, facts.num_sms) if is_for_hopper(*demand) else None
 
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
@@ -209,7 +212,11 @@ class Prefill:
             lse = q_nope.new_empty(lines, dtype=torch.float32)
         self._check_one("out", out, (*lines, self.config.v_head_dim))
         check_tensor("lse", lse, lines, torch.float32, self.device)
-        if self._plan.num_tokens > 0:
+        if self._plan.num_tokens == 0:
+            return out, lse
+        if self._hopper is not None and heads_fit(heads):
+            self._hopper.launch(self._plan, heads, out=out, lse=lse)
+        else:
             self._portable.launch(self._plan, heads, out=out, lse=lse)
         return out, lse
 
