@@ -84,7 +84,7 @@ def test_who_serves(arch, dtype, dims, serves):
 
 
 def test_descriptors_cover_every_head():
-    """Lines hold all heads, from the first column of the first; a half ends before the line does."""
+    """Lines hold all heads, from the first column of the first; a half ends before its line."""
     heads = heads_of(k_nope=PROJECTED[..., :128], v=PROJECTED[..., 128:])
     q_nope, q_pe, k_nope, k_pe, v = describe(heads).descriptors
     assert [d.shape for d in (q_nope, q_pe, k_pe)] == [[6, 512], [6, 256], [9, 64]]

@@ -2,6 +2,7 @@ import pytest
 import torch
 from prefill_step import NOPE, V, assert_close, build, config, prefix_sums
 
+from paged_mla_optimized.launchers import prefill as launchers
 from paged_mla_optimized.launchers.prefill import PrefillPlan
 from paged_mla_optimized.prefill import Prefill, PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -171,6 +172,18 @@ def test_heads_in_groups_that_fit_in_l2():
     plan = PrefillPlan(cfg, 128, torch.device("cpu"))
     plan.fill(prefix_sums([8192]), prefix_sums([8192]), 8192)
     assert plan.work.tolist() == [64, 7, 0, 0]
+
+
+@pytest.mark.parametrize("num_heads", [1, 5, 8])
+def test_groups_of_heads_leave_nothing_out(monkeypatch, num_heads):
+    """Each tile of each head once, also where the last group has fewer heads than the others."""
+    step = build((70, 40), (5, 5), (40, 33), num_heads=num_heads)
+    key_bytes = (NOPE + V) * 4
+    monkeypatch.setattr(launchers, "_L2_BYTES", 3 * 115 * key_bytes)  # three heads of all keys
+    assert_close(step.attend(), step)
+    plan = PrefillPlan(step.config, 32, torch.device("cpu"))
+    plan.fill(prefix_sums([40, 5, 33]), prefix_sums([70, 5, 40]), 78)
+    assert plan.work.tolist() == [5, min(num_heads, 3), 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ HOPPER_DIMS = (128, 64, 128)
 """Head sizes that kernel is made for: keys without and with position, values."""
 
 _INTERPRETED = PrefillVariant(tile_m=32, tile_n=32, num_warps=1, num_stages=1)
-_FLOAT32 = PrefillVariant(tile_m=16, tile_n=16, num_warps=8, num_stages=2)
+_FLOAT32 = PrefillVariant(tile_m=32, tile_n=16, num_warps=8, num_stages=2)
 _SMALL = PrefillVariant(tile_m=64, tile_n=32, num_warps=4, num_stages=2)
 _LARGE = PrefillVariant(tile_m=128, tile_n=64, num_warps=8, num_stages=2)
 _WIDE = PrefillVariant(tile_m=64, tile_n=32, num_warps=8, num_stages=2)
