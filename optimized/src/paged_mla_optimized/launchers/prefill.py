@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from paged_mla_optimized.prefill import PrefillConfig
 
 _L2_BYTES = 30_000_000  # for keys and values, of the 50 MB of an H200
-_COMPARISONS = 8192  # of a tile with a row, by one program of the plan
+_COMPARISONS = 4096  # of a tile with a row, by one program of the plan
+PLAN_WARPS = 8
 
 
 class Heads(NamedTuple):
@@ -58,7 +59,7 @@ class PrefillPlan:
         self.num_tokens = 0
         constants = plan_constants(config, tile_m)
         self._tiles_of_program = constants["TILES"]
-        self._kernel = Launcher(prefill_plan_kernel, constants)
+        self._kernel = Launcher(prefill_plan_kernel, constants, num_warps=PLAN_WARPS)
 
     @property
     def most_tiles(self) -> int:

@@ -47,7 +47,12 @@ from paged_mla_optimized.launchers.hopper_prefill import (
 )
 from paged_mla_optimized.launchers.merge import merge_constants
 from paged_mla_optimized.launchers.portable import attend_constants
-from paged_mla_optimized.launchers.prefill import Heads, plan_constants, portable_constants
+from paged_mla_optimized.launchers.prefill import (
+    PLAN_WARPS,
+    Heads,
+    plan_constants,
+    portable_constants,
+)
 from paged_mla_optimized.launchers.rotate import rotate_constants
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import (
@@ -311,6 +316,7 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
             prefill_plan_kernel,
             "i32",
             _dense(prefill_plan_kernel, plan_constants(config, variant.tile_m)),
+            PLAN_WARPS,
         )
         yield Job(
             f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}",
