@@ -37,7 +37,8 @@ OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too l
 
 def install(session: nox.Session, *packages: str) -> None:
     """Install what is named, at the versions in constraints.txt."""
-    session.install("-c", "constraints.txt", *packages)
+    # Python compiles what it imports, which is little of what is installed.
+    session.install("--no-compile", "-c", "constraints.txt", *packages)
 
 
 def install_packages(session: nox.Session, *names: str, extra: tuple[str, ...] = ()) -> None:

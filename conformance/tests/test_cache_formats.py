@@ -215,6 +215,22 @@ def test_schedules_are_asked_where_tokens_do_not_depend_on_each_other(
     ]
 
 
+def test_interpreters_are_asked_one_format_a_case():
+    """S-11: formats take turns, and no format is left out; their own group asks them all."""
+    every = sorted(name for name, stored in FORMATS.items() if not stored.is_plain)
+    capabilities = replace(CAPABILITIES, cache_formats=CAPABILITIES.cache_formats | set(every))
+    run = run_of(replace(BACKEND, mode="interpreter", capabilities=capabilities))
+    asked = Counter(
+        param.case.cache_format
+        for param in params_of_group(run, "append")
+        if param.case.cache_format
+    )
+    assert sorted(asked) == every
+    assert max(asked.values()) - min(asked.values()) <= 2 * len(run.dtypes)
+    of_group = {param.case.cache_format for param in params_of_group(run, "formats")}
+    assert of_group - {None} == set(every)
+
+
 def test_scales_count_towards_the_memory_a_case_needs():
     """S-11: a cache that only fits without its scales is not asked."""
     case = case_of("decode", "h9")

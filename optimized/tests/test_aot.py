@@ -39,6 +39,8 @@ def run(*command):
         "hopper-tile_fp8-m64",
         "quantise-overlapped",
         "hopper-few_fp8-m64",
+        "prefill-m128n64",
+        "hopper-prefill",
     ],
 )
 def test_compiles_without_a_gpu(prefix):

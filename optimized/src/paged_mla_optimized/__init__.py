@@ -4,6 +4,7 @@ from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge import merge_partials
+from paged_mla_optimized.prefill import Prefill, PrefillConfig
 from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
 from paged_mla_optimized.stepping.events import LayerEvents
 from paged_mla_optimized.stepping.graph import GraphedStep, StaleGraph
@@ -21,6 +22,8 @@ __all__ = [
     "LayerEvents",
     "MlaConfig",
     "PagedMla",
+    "Prefill",
+    "PrefillConfig",
     "RequestMap",
     "StaleGraph",
     "StepInputs",

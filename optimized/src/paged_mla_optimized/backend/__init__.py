@@ -13,12 +13,13 @@ from paged_mla_optimized.backend.eager import EagerRunner
 from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_shared.backend import Capabilities, mask_name
+from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Problem
 
-_OPS = frozenset({"plan", "append", "attend", "merge", "gather_context"})
+_OPS = frozenset({"plan", "append", "attend", "merge", "gather_context", "prefill"})
 _FEATURES = frozenset(
     {
         "mixed", "padding", "replay", "strided_cache", "strided_inputs", "explicit_slots",
@@ -92,6 +93,10 @@ class TritonBackend:
             ropes=frozenset({"interleaved", "neox"}),
             features=features,
             max_query_len=1 << 20,
+            prefill_dims=frozenset(
+                (dims.qk_nope_head_dim, dims.qk_rope_head_dim, dims.v_head_dim)
+                for dims in PRESETS.values()
+            ),
             products=self.settings.get("products", "exact"),
         )
 

@@ -15,9 +15,11 @@ from paged_mla_optimized.backend.arrays import to_numpy, to_torch
 from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge import merge_partials
+from paged_mla_optimized.prefill import Prefill, PrefillConfig
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
@@ -31,6 +33,7 @@ class EagerRunner:
         self._cache = self._memory.cache
         self._planned: Batch | None = None
         self._tensors: dict[str, torch.Tensor] = {}
+        self._prefills: dict[bool, Prefill] = {}
 
     def load_cache(self, image: CacheImage) -> None:
         """Make the cache equal `image`, where it lies."""
@@ -79,6 +82,44 @@ class EagerRunner:
         )
         self._mla.gather_context(self._cache, ckv, k_pe)
         return to_numpy(ckv), to_numpy(k_pe)
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Attend to materialised heads, into buffers full of NaN."""
+        device = self._mla.device
+        tensors = {
+            name: to_torch(name, array, device)
+            for name, array in vars(batch).items()
+            if isinstance(array, np.ndarray)
+        }
+        lengths = [tensors.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+        q_nope, v = tensors["q_nope"], tensors["v"]
+        out = torch.full((*q_nope.shape[:2], v.shape[-1]), torch.nan, dtype=v.dtype, device=device)
+        lse = torch.full(q_nope.shape[:2], torch.nan, device=device)
+        prefill = self._prefill_of(batch.causal)
+        num_tokens = batch.num_tokens
+        prefill.check(*lengths, num_tokens=num_tokens, num_keys=len(tensors["k_nope"]))
+        prefill.plan(*lengths, num_tokens=num_tokens)
+        prefill.attend(**tensors, out=out, lse=lse)
+        return Output(to_numpy(out), to_numpy(lse))
+
+    def _prefill_of(self, causal: bool) -> Prefill:  # noqa: FBT001 - a field of the batch
+        if causal not in self._prefills:
+            problem, config = self._problem, self._mla.config
+            self._prefills[causal] = Prefill(
+                PrefillConfig(
+                    num_heads=config.num_heads,
+                    softmax_scale=config.softmax_scale,
+                    max_rows=config.max_rows,
+                    max_tokens=config.max_query_tokens,
+                    qk_nope_head_dim=problem.dims.qk_nope_head_dim,
+                    qk_rope_head_dim=problem.dims.qk_rope_head_dim,
+                    v_head_dim=problem.dims.v_head_dim,
+                    dtype=config.dtype,
+                    causal=causal,
+                ),
+                self._mla.device,
+            )
+        return self._prefills[causal]
 
     def _prepare(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Check and plan `batch` unless it is the planned one; return its tensors."""

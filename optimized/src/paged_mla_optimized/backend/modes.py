@@ -59,6 +59,7 @@ def fast() -> TritonBackend:
     return _mode("fast", settings={"products": "fast"})
 
 
-def _mode(name: str, **changes: Any) -> TritonBackend:
-    plain = create()
-    return replace(plain, name=f"{plain.name} {name}", **changes)
+def _mode(name: str, *, left_out: frozenset[str] = frozenset(), **changes: Any) -> TritonBackend:
+    """Return the plain backend in a mode of its steps; prefill knows none of them."""
+    plain, left_out = create(), left_out | {"prefill"}
+    return replace(plain, name=f"{plain.name} {name}", left_out=left_out, **changes)

@@ -33,18 +33,25 @@ def check_values(
         _check_slots(config, slot_mapping, num_blocks * config.block_size)
 
 
+def check_prefix_sums(
+    name: str, sums: NDArray[np.int32], limit: str, most: int
+) -> NDArray[np.int32]:
+    """Return the lengths whose prefix sums are `sums`, of which the last is `most` at most."""
+    lengths = np.diff(sums)
+    if sums[0] != 0:
+        raise InvalidArgument(name, f"first entry {sums[0]}", "0")
+    if (lengths < 0).any():
+        raise InvalidArgument(name, "decreasing entries", "prefix sums")
+    if sums[-1] > most:
+        raise InvalidArgument(name, f"last entry {sums[-1]}", f"at most {limit} = {most}")
+    return lengths
+
+
 def _check_lengths(
     config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
 ) -> NDArray[np.int32]:
     """Return query_lens [B]."""
-    query_lens = np.diff(cu_seqlens_q)
-    if cu_seqlens_q[0] != 0:
-        raise InvalidArgument("cu_seqlens_q", f"first entry {cu_seqlens_q[0]}", "0")
-    if (query_lens < 0).any():
-        raise InvalidArgument("cu_seqlens_q", "decreasing entries", "prefix sums")
-    if cu_seqlens_q[-1] > num_tokens:
-        allowed = f"at most T = {num_tokens}"
-        raise InvalidArgument("cu_seqlens_q", f"last entry {cu_seqlens_q[-1]}", allowed)
+    query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "T", num_tokens)
     if (seq_lens < 0).any() or (seq_lens > config.max_model_len).any():
         given = f"entries from {seq_lens.min()} to {seq_lens.max()}"
         raise InvalidArgument("seq_lens", given, f"0 to max_model_len = {config.max_model_len}")

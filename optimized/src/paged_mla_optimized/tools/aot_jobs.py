@@ -16,16 +16,19 @@ import torch
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paged_mla_optimized.config import MASKS, MlaConfig
+from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
 from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.kernels.common.merge import merge_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
 from paged_mla_optimized.kernels.common.quantise import quantise_kernel
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
+from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
+from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
 from paged_mla_optimized.launchers.append import append_constants
 from paged_mla_optimized.launchers.append_fp8 import NUM_WARPS as APPEND_WARPS
 from paged_mla_optimized.launchers.append_fp8 import append_fp8_kernel_of
@@ -41,8 +44,21 @@ from paged_mla_optimized.launchers.hopper import (
     hopper_layout,
     hopper_options,
 )
+from paged_mla_optimized.launchers.hopper_prefill import (
+    BOXES,
+    hopper_prefill_constants,
+)
+from paged_mla_optimized.launchers.hopper_prefill import (
+    NUM_WARPS as PREFILL_WARPS,
+)
 from paged_mla_optimized.launchers.merge import merge_constants
 from paged_mla_optimized.launchers.portable import attend_constants
+from paged_mla_optimized.launchers.prefill import (
+    PLAN_WARPS,
+    Heads,
+    plan_constants,
+    portable_constants,
+)
 from paged_mla_optimized.launchers.quantise import quantise_constants
 from paged_mla_optimized.launchers.rotate import rotate_constants
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
@@ -54,12 +70,17 @@ from paged_mla_optimized.planning.families import (
     variants_by_query_len,
 )
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
+from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
+from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
 _TYPES = {
     "cu_seqlens_q_ptr": "*i32",
+    "cu_seqlens_k_ptr": "*i32",
+    "tiles_ptr": "*i32",
+    "work_ptr": "*i32",
     "seq_lens_ptr": "*i32",
     "token_starts_ptr": "*i32",
     "row_lens_ptr": "*i32",
@@ -93,6 +114,8 @@ _TYPES = {
 }
 _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
     "stride_cu": 1,
+    "stride_cu_q": 1,
+    "stride_cu_k": 1,
     "stride_lens": 1,
     "stride_slots": 1,
     "stride_slot": 1,
@@ -175,14 +198,19 @@ def jobs_of_arch(arch: str) -> list[Job]:
             found.append(iter([_rotate_job(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
+    for job in (*_fp8_jobs(arch), *prefill_jobs(arch)):
+        jobs.setdefault(job.name, job)
+    return list(jobs.values())
+
+
+def _fp8_jobs(arch: str) -> Iterator[Job]:
+    """Yield what serves flat FP8 caches alone: Hopper's kernels, and what they need."""
     for config in (*_fast_configs(), *_fp8_configs()):
         for variant in variants_by_query_len(demand_of(config, arch), most_query_len(config)):
-            own = [*_hopper_jobs(config, variant)] if variant.family != PORTABLE else []
+            if variant.family != PORTABLE:
+                yield from _hopper_jobs(config, variant)
             if variant.family == TILE_FP8:
-                own.append(_quantise_job(config, arch))
-            for job in own:
-                jobs.setdefault(job.name, job)
-    return list(jobs.values())
+                yield _quantise_job(config, arch)
 
 
 def _configs() -> Iterator[MlaConfig]:
@@ -380,6 +408,46 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         max_registers=options.get("maxnreg"),
         types=types,
     )
+
+
+def prefill_jobs(arch: str) -> Iterator[Job]:
+    """Return every variant of prefill: DeepSeek's heads and GLM's."""
+    base = PrefillConfig(num_heads=16, softmax_scale=1.0, max_rows=256, max_tokens=1)
+    glm = replace(base, qk_nope_head_dim=192, v_head_dim=256)
+    for heads, dtype, causal in itertools.product((base, glm), _SHORT, (True, False)):
+        config = replace(heads, dtype=dtype, causal=causal)
+        demand = (arch, DTYPE_NAMES[dtype], config.head_dims)
+        variant = prefill_variant(*demand)
+        mask = "causal" if causal else "non_causal"
+        name = f"{'x'.join(map(str, config.head_dims))}-{_SHORT[dtype]}-{mask}"
+        yield Job(
+            f"prefill-plan-m{variant.tile_m}-{mask}",
+            prefill_plan_kernel,
+            "i32",
+            _dense(prefill_plan_kernel, plan_constants(config, variant.tile_m)),
+            PLAN_WARPS,
+        )
+        yield Job(
+            f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}",
+            prefill_kernel,
+            _SHORT[dtype],
+            portable_constants(config, variant),
+            variant.num_warps,
+            variant.num_stages,
+        )
+        if is_for_hopper(*demand):
+            boxes = zip(Heads._fields, BOXES, strict=True)
+            yield Job(
+                f"hopper-prefill-{name}",
+                hopper_prefill_kernel,
+                _SHORT[dtype],
+                hopper_prefill_constants(config),
+                PREFILL_WARPS,
+                types={
+                    f"{field}_desc": f"tensordesc<{_SHORT[dtype]}{box},{hopper_layout(box)!r}>"
+                    for field, box in boxes
+                },
+            )
 
 
 def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""Which query tile comes when in a prefill: the longest first, in groups of heads that fit in L2.
+
+A *query tile* is TILE_M tokens of one row. `prefill_plan_kernel` writes one record for each, sorted
+by the blocks of keys it sees, and an attend kernel works on each once for every head. An *item* is
+one tile of one head. Items are counted group of heads by group of heads, then tile by tile, so that
+keys and values of a group stay in L2 while all its tiles read them, and short tiles fill the gaps
+that long ones leave.
+
+No tile is cut over its keys, and each belongs to one row: no row's bits depend on another row.
+"""
+
+import triton
+import triton.language as tl
+
+BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared
+
+
+@triton.jit
+def _tiles_above(blocks, query_lens, key_lens, CAUSAL: tl.constexpr, TILE_M: tl.constexpr):
+    """Return how many tiles of each row see more than `blocks` blocks; each sees at least one.
+
+    Later tiles of a row see more: the count is that of the tiles behind the first that does.
+    """
+    tiles = tl.cdiv(query_lens, TILE_M)
+    keys = blocks * BLOCK_N
+    fewer = 0
+    if CAUSAL:
+        fewer = tl.maximum(keys - (key_lens - query_lens), 0) // TILE_M
+        fewer = tl.minimum(fewer, tl.maximum(tiles - 1, 0))
+    above = tl.where(key_lens > keys, tiles - fewer, 0)
+    return tl.where(blocks < 1, tiles, above)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+def prefill_plan_kernel(
+    cu_seqlens_q_ptr,  # int32 [B + 1]
+    cu_seqlens_k_ptr,  # int32 [B + 1]
+    tiles_ptr,  # out int32 [tiles, 8], see ``load_tile``
+    work_ptr,  # out int32 [4]: tiles, heads of a group, and 0 for what ``claim_item`` counts
+    stride_cu_q,
+    stride_cu_k,
+    num_rows,
+    num_tokens,
+    num_heads,
+    CAUSAL: tl.constexpr,
+    TILE_M: tl.constexpr,
+    L2_KEYS: tl.constexpr,  # of one head, with their values, that fit in L2
+    ROWS: tl.constexpr,  # power of two > B
+    TILES: tl.constexpr,  # tiles of one program
+):
+    # Row `num_rows` is padding: it has the tokens past the last row, and no keys.
+    row = tl.arange(0, ROWS)
+    is_row = row < num_rows
+    at = cu_seqlens_q_ptr + row * stride_cu_q
+    starts = tl.load(at, mask=row <= num_rows, other=num_tokens)
+    query_lens = tl.load(at + stride_cu_q, mask=is_row, other=num_tokens) - starts
+    at = cu_seqlens_k_ptr + row * stride_cu_k
+    key_lens = tl.load(at + stride_cu_k, mask=is_row, other=0) - tl.load(at, mask=is_row, other=0)
+    tile_ends = tl.cumsum(tl.cdiv(query_lens, TILE_M))
+    num_tiles = tl.max(tile_ends)
+
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    exists = tile < num_tiles
+    is_before = tile_ends[None, :] <= tile[:, None]
+    owner = tl.minimum(tl.sum(is_before.to(tl.int32), axis=1), num_rows)
+    index = tile - tl.max(tl.where(is_before, tile_ends[None, :], 0), axis=1)
+    has_keys = exists & (owner < num_rows)
+    at = cu_seqlens_q_ptr + owner * stride_cu_q
+    row_start = tl.load(at)
+    query_len = tl.load(at + stride_cu_q, mask=owner < num_rows, other=num_tokens) - row_start
+    at = cu_seqlens_k_ptr + owner * stride_cu_k
+    key_start = tl.load(at, mask=has_keys, other=0)
+    key_len = tl.load(at + stride_cu_k, mask=has_keys, other=0) - key_start
+    first = index * TILE_M
+    last = tl.minimum(first + TILE_M, query_len)
+    seen = key_len
+    if CAUSAL:
+        seen = key_len - query_len + last
+    blocks = tl.maximum(tl.cdiv(seen, BLOCK_N), 1)
+
+    # Before a tile come those that see more, and of those that see as much the ones in front.
+    above = _tiles_above(blocks[:, None], query_lens, key_lens, CAUSAL, TILE_M)
+    no_fewer = _tiles_above(blocks[:, None] - 1, query_lens, key_lens, CAUSAL, TILE_M)
+    in_front = above + tl.where(row[None, :] < owner[:, None], no_fewer - above, 0)
+    in_row = _tiles_above(blocks - 1, query_len, key_len, CAUSAL, TILE_M)
+    fewer = tl.cdiv(query_len, TILE_M) - in_row
+    rank = tl.sum(in_front, axis=1) + index - fewer
+    at = tiles_ptr + rank * 8
+    tl.store(at, row_start + first, mask=exists)
+    tl.store(at + 1, last - first, mask=exists)
+    tl.store(at + 2, key_start, mask=exists)
+    tl.store(at + 3, key_len - query_len + first, mask=exists)
+    tl.store(at + 4, key_len, mask=exists)
+
+    if tl.program_id(0) == 0:
+        keys = tl.maximum(tl.sum(key_lens), 1)
+        groups = tl.cdiv(num_heads, tl.minimum(tl.maximum(L2_KEYS // keys, 1), num_heads))
+        tl.store(work_ptr, num_tiles)
+        tl.store(work_ptr + 1, tl.cdiv(num_heads, groups))
+        tl.store(work_ptr + 2, 0)
+        tl.store(work_ptr + 3, 0)
+
+
+@triton.jit
+def find_item(work_ptr, item, num_heads):
+    """Return tile and head of an item; (-1, 0) where there are no more."""
+    tiles = tl.load(work_ptr)
+    heads = tl.load(work_ptr + 1)
+    of_group = tl.maximum(tiles * heads, 1)
+    first = item // of_group * heads
+    width = tl.maximum(tl.minimum(heads, num_heads - first), 1)
+    within = item % of_group
+    exists = item < tiles * num_heads
+    return tl.where(exists, within // width, -1), tl.where(exists, first + within % width, 0)
+
+
+@triton.jit
+def load_tile(tiles_ptr, tile):
+    """Return what a query tile is.
+
+    Returns
+    -------
+    token, count : its first token, and how many it has
+    key_start, key_len : the keys of its row
+    context : keys in front of its first token's own; negative where tokens come before all keys
+    """
+    at = tiles_ptr + tile * 8
+    token = tl.load(at)
+    count = tl.load(at + 1)
+    key_start = tl.load(at + 2)
+    context = tl.load(at + 3)
+    key_len = tl.load(at + 4)
+    return token, count, key_start, key_len, context

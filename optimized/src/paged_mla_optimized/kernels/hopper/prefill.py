@@ -1,0 +1,502 @@
+"""Attention of whole prompts on Hopper: 128 queries of one head, blocks of 128 keys.
+
+One warpgroup copies, two compute 64 queries each, with a ring of two blocks of keys and two of
+values. A tile's blocks are walked from the last one back, so that masks come first. In step `g`
+each computing warpgroup issues `QK` of block `g` and `PV` of block `g - 1`, and has the softmax of
+`g` run beside that `PV` and the other warpgroup's products. Steps are counted across tiles: the
+first `QK` of a tile runs beside the last `PV` of the tile before. The two take turns in issuing,
+half a step apart.
+
+Each program claims its next item (see ``kernels/common/prefill_plan.py``) as it begins one.
+
+==================  ==========================================================================
+``k_full``          a block's keys are loaded
+``v_full``          its values are, and are zeros past the row's end
+``v_raw``           values of a block that passes the row's end are loaded
+``k_read0``, ``1``  one warpgroup is through with a block's keys
+``v_read``          both are with its values
+``q_full``          a warpgroup's queries are loaded
+``named``           the next item is known
+``turn0``, ``1``    one warpgroup may issue its products
+==================  ==========================================================================
+
+Apart, since one array of barriers would cost two more barriers of warps a step.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile
+from paged_mla_optimized.kernels.hopper.common import FLOOR, LN_2
+
+_ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
+_ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+
+
+@gluon.jit
+def _blocks_of(count, key_len, context, CAUSAL: gl.constexpr):
+    """Return how many blocks of keys a tile walks: one even if it sees none."""
+    seen = key_len
+    if CAUSAL:
+        seen = gl.minimum(context + count, key_len)
+    return gl.maximum((seen + 127) // 128, 1)
+
+
+@gluon.jit
+def _part_sums(x):
+    """Sum each row's columns that one thread holds: no shuffles."""
+    return gl.sum(gl.sum(gl.reshape(x, [64, 16, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _hide(s, limit):
+    """Return `s` where column <= limit of the row, else -inf.
+
+    A thread's columns are constants plus twice its place in the quad, which goes to the row's side:
+    one comparison and one select for each score.
+    """
+    x = gl.reshape(s, [64, 16, 4, 2])
+    layout: gl.constexpr = x.type.layout
+    of_pair: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, layout))
+    quad = gl.arange(0, 4, layout=gl.SliceLayout(0, of_pair))
+    limit = gl.convert_layout(limit, gl.SliceLayout(1, of_pair))[:, None] - 2 * quad[None, :]
+    limit = gl.expand_dims(gl.expand_dims(limit, 1), 3)
+    of_eight: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout)))
+    of_two: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    eight = 8 * gl.arange(0, 16, layout=of_eight)
+    eight = gl.expand_dims(gl.expand_dims(gl.expand_dims(eight, 0), 2), 3)
+    two = gl.arange(0, 2, layout=of_two)
+    two = gl.expand_dims(gl.expand_dims(gl.expand_dims(two, 0), 1), 2)
+    x = gl.where(eight + two <= limit, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, [64, 128]), s.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def _limits(first, layout: gl.constexpr):
+    """Return first + 0, 1, .. [64], as one value: its parts would be spilled where roles begin."""
+    return gl.inline_asm_elementwise(
+        "add.s32 $0, $1, $2;", "=r,r,r",
+        [gl.full([64], first, gl.int32, layout), gl.arange(0, 64, layout=layout)],
+        dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _pack(weights, DTYPE: gl.constexpr):
+    """Round weights to pairs of 16 bits in an int32: loops that carry 16 bits shuffle them."""
+    low, high = gl.split(gl.reshape(weights, [64, 64, 2]))
+    if gl.bfloat16 == DTYPE:
+        convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    else:
+        convert: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(
+        convert, "=r,f,f", [low, high], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _unpack(pairs, DTYPE: gl.constexpr, layout: gl.constexpr):
+    """Return what ``_pack`` packed."""
+    if gl.bfloat16 == DTYPE:
+        both: gl.constexpr = (gl.bfloat16, gl.bfloat16)
+    else:
+        both: gl.constexpr = (gl.float16, gl.float16)
+    low, high = gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=both, is_pure=True, pack=1
+    )
+    return gl.convert_layout(gl.reshape(gl.join(low, high), [64, 128]), layout, assert_trivial=True)
+
+
+@gluon.jit
+def _rescaled(acc, keep):
+    """Return acc * keep, predicated off where `keep` is 1, as it nearly always is."""
+    return gl.inline_asm_elementwise(
+        "{.reg .pred p; setp.neu.f32 p, $2, 0f3F800000; mov.b32 $0, $1; @p mul.f32 $0, $1, $2;}",
+        "=f,f,f", [acc, keep], dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _name_item(tile, head, item_tile, item_head, named, item):
+    """Tell both warpgroups what the `item`-th item of this program is."""
+    slot = item & (_ITEMS - 1)
+    item_tile.index(slot).store(gl.full([1], tile, gl.int32, _ONE))
+    item_head.index(slot).store(gl.full([1], head, gl.int32, _ONE))
+    mbarrier.arrive(named.index(slot))
+
+
+@gluon.jit
+def _field_of_item(fields, item):
+    """Return tile or head of the `item`-th item of this program."""
+    return gl.max(fields.index(item & (_ITEMS - 1)).load(_ONE), 0)
+
+
+@gluon.jit
+def _next_tile(item_tile, named, item):
+    """Return the tile of the `item`-th item of this program, -1 if it has no more."""
+    mbarrier.wait(named.index(item & (_ITEMS - 1)), (item // _ITEMS) & 1)
+    return _field_of_item(item_tile, item)
+
+
+@gluon.jit
+def _clear_tail(values, valid):
+    """Zero lines [valid, 128) of a block of values: 0 * NaN must not reach a sum.
+
+    Few columns at a time, since a warp that copies has few registers.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
+    line = gl.arange(0, 128, layout=gl.SliceLayout(1, layout))
+    for column in gl.static_range(0, 128, 8):
+        part = values.slice(column, 8, dim=1)
+        held = part.load(layout)
+        part.store(gl.where((line < valid)[:, None], held, gl.zeros_like(held)))
+
+
+@gluon.jit
+def _copy_values(v_desc, v, v_full, v_raw, v_read, g, at, column, valid, tails):
+    """Ask for values of block `g`; return how many blocks passed their row's end so far."""
+    slot = g & 1
+    mbarrier.wait(v_read.index(slot), ((g >> 1) & 1) ^ 1)
+    if valid < 128:
+        mbarrier.expect(v_raw, 128 * 256)
+        tma.async_copy_global_to_shared(v_desc, [at, column], v_raw, v.index(slot))
+        mbarrier.wait(v_raw, tails & 1)
+        _clear_tail(v.index(slot), valid)
+        fence_async_shared()
+        mbarrier.arrive(v_full.index(slot))
+        tails += 1
+    else:
+        mbarrier.expect(v_full.index(slot), 128 * 256)
+        tma.async_copy_global_to_shared(v_desc, [at, column], v_full.index(slot), v.index(slot))
+    return tails
+
+
+@gluon.jit
+def _copy(
+    q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, q_nope, q_pe, k_nope, k_pe, v,
+    item_tile, item_head, k_full, v_full, v_raw, k_read0, k_read1, v_read, q_full, named, tiles_ptr,
+    work_ptr, stride_q_nope_head, stride_q_pe_head, stride_k_nope_head, stride_v_head, num_heads,
+    CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """Claim items, and copy their queries, keys and values."""
+    programs = gl.num_programs(0)
+    tile, head = find_item(work_ptr, gl.program_id(0), num_heads)
+    g = 0
+    item = 0
+    tails = 0
+    v_at = 0
+    v_column = 0
+    v_valid = 128
+    _name_item(tile, head, item_tile, item_head, named, item)
+    while tile >= 0:
+        claimed = gl.atomic_add(work_ptr + 2, 1) + programs
+        token, count, key_start, key_len, context = load_tile(tiles_ptr, tile)
+        blocks = _blocks_of(count, key_len, context, CAUSAL)
+        for block in range(blocks):
+            key = (blocks - 1 - block) * 128
+            slot = g & 1
+            phase = ((g >> 1) & 1) ^ 1
+            mbarrier.wait(k_read0.index(slot), phase)
+            mbarrier.wait(k_read1.index(slot), phase)
+            ready = k_full.index(slot)
+            at = key_start + key
+            mbarrier.expect(ready, 128 * 384)
+            tma.async_copy_global_to_shared(
+                k_nope_desc, [at, head * stride_k_nope_head], ready, k_nope.index(slot)
+            )
+            tma.async_copy_global_to_shared(k_pe_desc, [at, 0], ready, k_pe.index(slot))
+            if g > 0:  # after the keys of `g`: their slot is free half a step before
+                tails = _copy_values(
+                    v_desc, v, v_full, v_raw, v_read, g - 1, v_at, v_column, v_valid, tails
+                )
+            if block == 0:  # once each warpgroup is through with QK of the tile before
+                before = ((g - 1) >> 1) & 1
+                mbarrier.wait(k_read0.index(slot ^ 1), before, pred=g > 0)
+                ready = q_full.index(0)
+                mbarrier.expect(ready, 64 * 384)
+                tma.async_copy_global_to_shared(
+                    q_nope_desc, [token, head * stride_q_nope_head], ready, q_nope.index(0)
+                )
+                tma.async_copy_global_to_shared(
+                    q_pe_desc, [token, head * stride_q_pe_head], ready, q_pe.index(0)
+                )
+                mbarrier.wait(k_read1.index(slot ^ 1), before, pred=g > 0)
+                ready = q_full.index(1)
+                mbarrier.expect(ready, 64 * 384)
+                tma.async_copy_global_to_shared(
+                    q_nope_desc, [token + 64, head * stride_q_nope_head], ready, q_nope.index(1)
+                )
+                tma.async_copy_global_to_shared(
+                    q_pe_desc, [token + 64, head * stride_q_pe_head], ready, q_pe.index(1)
+                )
+            v_at = at
+            v_column = head * stride_v_head
+            v_valid = key_len - key
+            g += 1
+        item += 1
+        tile, head = find_item(work_ptr, claimed, num_heads)
+        _name_item(tile, head, item_tile, item_head, named, item)
+    if g > 0:
+        _copy_values(v_desc, v, v_full, v_raw, v_read, g - 1, v_at, v_column, v_valid, tails)
+        slot = g & 1
+        mbarrier.wait(k_read0.index(slot), ((g >> 1) & 1) ^ 1)
+        mbarrier.wait(k_read1.index(slot), ((g >> 1) & 1) ^ 1)
+        mbarrier.arrive(k_full.index(slot))  # they wait for one block more
+    # The last program to stop leaves the counts as the next launch wants them.
+    if gl.atomic_add(work_ptr + 3, 1) == programs - 1:
+        gl.store(work_ptr + 2, 0)
+        gl.store(work_ptr + 3, 0)
+
+
+@gluon.jit
+def _step(
+    acc, peak, total, pairs, g, key, limit, q_nope, q_pe, k_nope, k_pe, v, k_full, v_full, k_read,
+    v_read, my_turn, their_turn, scale: gl.constexpr, HALF: gl.constexpr, MASK: gl.constexpr,
+    FIRST: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Do `QK` of block `g` beside `PV` of block `g - 1`, whose weights are `pairs`.
+
+    With FIRST `acc` belongs to the tile before.
+    """
+    weights = _unpack(pairs, v.dtype, gl.DotOperandLayout(0, layout, 2))
+    slot = g & 1
+    before = slot ^ 1
+    mbarrier.wait(my_turn, (g & 1) ^ (1 if HALF == 0 else 0))
+    s = gl.zeros([64, 128], gl.float32, layout)
+    s = warpgroup_mma(q_nope, k_nope.index(slot).permute((1, 0)), s, use_acc=False, is_async=True)
+    s = warpgroup_mma(q_pe, k_pe.index(slot).permute((1, 0)), s, is_async=True)
+    mbarrier.wait(v_full.index(before), ((g - 1) >> 1) & 1, pred=g > 0)
+    acc = warpgroup_mma(weights, v.index(before), acc, is_async=True)
+    peak = warpgroup_mma_wait(3, deps=[peak])
+    mbarrier.arrive(their_turn)
+    s = warpgroup_mma_wait(1, deps=[s])
+    mbarrier.arrive(k_read.index(slot))
+    if FIRST:
+        peak = gl.full([64], FLOOR, gl.float32, gl.SliceLayout(1, layout))
+    if MASK:
+        s = _hide(s, limit - key)
+    highest = gl.max(s, 1) * scale
+    new_peak = gl.where(highest > peak + 8.0, highest, peak)  # rises only by more than 2 ** 8
+    keep = gl.exp2(peak - new_peak)
+    p = gl.exp2(s * scale - new_peak[:, None])
+    if FIRST:
+        total = _part_sums(p)
+    else:
+        kept = gl.convert_layout(keep, gl.SliceLayout(1, total.type.layout))
+        total = total * kept[:, None] + _part_sums(p)
+    pairs = _pack(p, v.dtype)
+    # The wait for the next keys stands here for its branch: ptxas moves the wait for PV up to the
+    # last one, ahead of the exponentials.
+    mbarrier.wait(k_full.index(before), ((g + 1) >> 1) & 1)
+    acc, weights, pairs = warpgroup_mma_wait(0, deps=[acc, weights, pairs])
+    mbarrier.arrive(v_read.index(before), pred=g > 0)
+    if not FIRST:
+        kept, _ = gl.broadcast(keep[:, None], acc)
+        acc = _rescaled(acc, kept)
+    return acc, new_peak, total, pairs
+
+
+@gluon.jit
+def _finish(
+    acc, peak, total, out_ptr, lse_ptr, tiles_ptr, item_tile, item_head, item, stride_out_token,
+    stride_out_head, stride_lse_token, stride_lse_head, HALF: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Store the answer of the `item`-th item of this program."""
+    lines: gl.constexpr = gl.SliceLayout(1, layout)
+    tile = _field_of_item(item_tile, item)
+    first, count, _start, _len, _context = load_tile(tiles_ptr, tile)
+    total = gl.convert_layout(gl.sum(total, 1), lines)
+    index = HALF * 64 + gl.arange(0, 64, layout=lines)
+    live = index < count
+    token = (first + index).to(gl.int64)
+    is_empty = total == 0.0
+    lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+    head = _field_of_item(item_head, item).to(gl.int64)
+    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    share = gl.where(is_empty, 0.0, 1.0 / total)
+    answer = (acc * share[:, None]).to(out_ptr.dtype.element_ty)
+    line = token * stride_out_token + head * stride_out_head
+    column = gl.arange(0, 128, layout=gl.SliceLayout(0, layout))
+    gl.store(out_ptr + line[:, None] + column[None, :], answer, mask=live[:, None])
+
+
+@gluon.jit
+def _compute(
+    q_nope, q_pe, k_nope, k_pe, v, item_tile, item_head, k_full, v_full, k_read, v_read, q_full,
+    named, my_turn, their_turn, tiles_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head, scale: gl.constexpr, CAUSAL: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    """Attend half of each tile's queries."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    lines: gl.constexpr = gl.SliceLayout(1, layout)
+    g = 0
+    item = 0
+    acc = gl.zeros([64, 128], gl.float32, layout)
+    peak = gl.full([64], FLOOR, gl.float32, lines)
+    total = _part_sums(acc)
+    pairs = _pack(acc, v.dtype)
+    tile = _next_tile(item_tile, named, item)
+    mbarrier.wait(k_full.index(0), 0, pred=tile >= 0)
+    while tile >= 0:
+        _token, count, _start, key_len, context = load_tile(tiles_ptr, tile)
+        blocks = _blocks_of(count, key_len, context, CAUSAL)
+        if CAUSAL:
+            first = context + 64 * HALF
+            limit = _limits(first, lines)
+            seen_by_all = gl.maximum(first + 1, 0)
+        else:
+            limit = gl.full([64], key_len - 1, gl.int32, lines)
+            seen_by_all = key_len
+        whole = gl.minimum(seen_by_all // 128, blocks - 1)
+        # Without queries a warpgroup computes one block, for the pipeline's sake.
+        works = count > 64 * HALF
+        whole = gl.where(works, whole, 0)
+        end = gl.where(works, g + blocks, g + 1)
+        last = g + blocks - 1
+        mbarrier.wait(q_full.index(HALF), item & 1)
+        done_peak = peak
+        done_total = total
+        q0 = q_nope.index(HALF)
+        q1 = q_pe.index(HALF)
+        acc, peak, total, pairs = _step(
+            acc, peak, total, pairs, g, (blocks - 1) * 128, limit, q0, q1, k_nope, k_pe, v, k_full,
+            v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, True, layout,
+        )  # fmt: skip
+        if item > 0:
+            _finish(
+                acc, done_peak, done_total, out_ptr, lse_ptr, tiles_ptr, item_tile, item_head,
+                item - 1, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+                HALF, layout,
+            )  # fmt: skip
+        acc = gl.zeros([64, 128], gl.float32, layout)
+        for t in range(g + 1, end - whole):
+            acc, peak, total, pairs = _step(
+                acc, peak, total, pairs, t, (last - t) * 128, limit, q0, q1, k_nope, k_pe, v,
+                k_full, v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, False,
+                layout,
+            )  # fmt: skip
+        for t in range(end - whole, end):
+            acc, peak, total, pairs = _step(
+                acc, peak, total, pairs, t, 0, limit, q0, q1, k_nope, k_pe, v, k_full, v_full,
+                k_read, v_read, my_turn, their_turn, scale, HALF, False, False, layout,
+            )  # fmt: skip
+        for t in range(end, g + blocks):
+            before = (t & 1) ^ 1
+            mbarrier.wait(my_turn, (t & 1) ^ (1 if HALF == 0 else 0))
+            mbarrier.arrive(their_turn)
+            mbarrier.arrive(k_read.index(t & 1))
+            mbarrier.wait(v_full.index(before), ((t - 1) >> 1) & 1)
+            mbarrier.arrive(v_read.index(before))
+            mbarrier.wait(k_full.index(before), ((t + 1) >> 1) & 1)
+        g += blocks
+        item += 1
+        tile = _next_tile(item_tile, named, item)
+    if item > 0:
+        weights = _unpack(pairs, v.dtype, gl.DotOperandLayout(0, layout, 2))
+        slot = (g - 1) & 1
+        mbarrier.wait(v_full.index(slot), ((g - 1) >> 1) & 1)
+        acc = warpgroup_mma(weights, v.index(slot), acc, is_async=True)
+        acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
+        _finish(
+            acc, peak, total, out_ptr, lse_ptr, tiles_ptr, item_tile, item_head, item - 1,
+            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, HALF, layout,
+        )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["stride_lse_token", "stride_lse_head"])
+def hopper_prefill_kernel(
+    tiles_ptr,
+    work_ptr,
+    out_ptr,  # [T, H, 128]
+    lse_ptr,  # float32 [T, H]
+    q_nope_desc,  # [T, H * stride], in boxes of [64, 128]
+    q_pe_desc,  # [T, H * stride], [64, 64]
+    k_nope_desc,  # [K, H * stride], [128, 128]
+    k_pe_desc,  # [K, 64], [128, 64]
+    v_desc,  # [K, H * stride], [128, 128]
+    stride_q_nope_head,
+    stride_q_pe_head,
+    stride_k_nope_head,
+    stride_v_head,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    num_heads,
+    scale: gl.constexpr,  # of scores, to base 2
+    CAUSAL: gl.constexpr,
+):
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    layout: gl.constexpr = q_nope_desc.layout
+    q_nope = gl.allocate_shared_memory(dtype, [2, 64, 128], layout)
+    q_pe = gl.allocate_shared_memory(dtype, [2, 64, 64], layout)
+    k_nope = gl.allocate_shared_memory(dtype, [2, 128, 128], layout)
+    k_pe = gl.allocate_shared_memory(dtype, [2, 128, 64], layout)
+    v = gl.allocate_shared_memory(dtype, [2, 128, 128], layout)
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    item_tile = gl.allocate_shared_memory(gl.int32, [_ITEMS, 1], flat)
+    item_head = gl.allocate_shared_memory(gl.int32, [_ITEMS, 1], flat)
+    k_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_read0 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    k_read1 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    v_read = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    named = gl.allocate_shared_memory(gl.int64, [_ITEMS, 1], mbarrier.MBarrierLayout())
+    v_raw = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    turn0 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    turn1 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(2):
+        mbarrier.init(k_full.index(slot), count=1)
+        mbarrier.init(v_full.index(slot), count=1)
+        mbarrier.init(k_read0.index(slot), count=1)
+        mbarrier.init(k_read1.index(slot), count=1)
+        mbarrier.init(v_read.index(slot), count=2)
+        mbarrier.init(q_full.index(slot), count=1)
+    for slot in gl.static_range(_ITEMS):
+        mbarrier.init(named.index(slot), count=1)
+    mbarrier.init(v_raw, count=1)
+    mbarrier.init(turn0, count=1)
+    mbarrier.init(turn1, count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (
+                _copy,
+                (
+                    q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, q_nope, q_pe, k_nope,
+                    k_pe, v, item_tile, item_head, k_full, v_full, v_raw, k_read0, k_read1, v_read,
+                    q_full, named, tiles_ptr, work_ptr, stride_q_nope_head, stride_q_pe_head,
+                    stride_k_nope_head, stride_v_head, num_heads, CAUSAL,
+                ),
+            ),
+            (
+                _compute,
+                (
+                    q_nope, q_pe, k_nope, k_pe, v, item_tile, item_head, k_full, v_full, k_read0,
+                    v_read, q_full, named, turn0, turn1, tiles_ptr, out_ptr, lse_ptr,
+                    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, scale,
+                    CAUSAL, 0,
+                ),
+            ),
+            (
+                _compute,
+                (
+                    q_nope, q_pe, k_nope, k_pe, v, item_tile, item_head, k_full, v_full, k_read1,
+                    v_read, q_full, named, turn1, turn0, tiles_ptr, out_ptr, lse_ptr,
+                    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, scale,
+                    CAUSAL, 1,
+                ),
+            ),
+        ],
+        [4, 4],
+        [240, 240],
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""Launches prefill's Gluon kernel for Hopper, where its copy engine can address the tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
+from paged_mla_optimized.launchers.hopper import hopper_layout
+from paged_mla_optimized.launchers.prefill import Heads, PrefillPlan
+from paged_mla_optimized.runtime.launch import Descriptors, Launcher
+
+if TYPE_CHECKING:
+    from paged_mla_optimized.prefill import PrefillConfig
+
+NUM_WARPS = 4  # of the role that copies; the others bring their own
+BOXES = ([64, 128], [64, 64], [128, 128], [128, 64], [128, 128])
+"""What one copy takes of each tensor: lines and columns."""
+
+
+def heads_fit(heads: Heads) -> bool:
+    """Return whether TMA can address every tensor: lines of one stride, each on 16 bytes."""
+    return len(heads.k_pe) > 0 and all(map(_fits, heads))
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    stride_bytes = tensor.stride(0) * tensor.element_size()
+    aligned = (tensor.data_ptr() | stride_bytes) % 16 == 0
+    return aligned and stride_bytes > 0 and _columns(tensor) < 2**31
+
+
+def _columns(tensor: torch.Tensor) -> int:
+    """Return columns of a tensor [lines, H, width], or [lines, width], whose heads lie in lines."""
+    *heads, width = tensor.shape
+    return width if len(heads) == 1 else (heads[1] - 1) * tensor.stride(1) + width
+
+
+class HopperPrefill:
+    """Launcher of ``hopper_prefill_kernel``.
+
+    Parameters
+    ----------
+    config : PrefillConfig
+    programs : int
+        Size of the grid; each works on one item after the other.
+    """
+
+    def __init__(self, config: PrefillConfig, programs: int) -> None:
+        self.config = config
+        self.programs = programs
+        self._kernel = Launcher(
+            hopper_prefill_kernel, hopper_prefill_constants(config), num_warps=NUM_WARPS
+        )
+
+    def launch(
+        self, plan: PrefillPlan, heads: Heads, *, out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        """Write `out` and `lse` of the planned step; T > 0, and the heads fit."""
+        by_head = (heads.q_nope, heads.q_pe, heads.k_nope, heads.v)
+        strides = (*(tensor.stride(1) for tensor in by_head), *out.stride()[:2])
+        self._kernel(
+            (self.programs, 1, 1),
+            strides,
+            (plan.tiles, plan.work, out, lse),
+            (*strides, *lse.stride(), self.config.num_heads),
+            describe(heads),
+        )
+
+
+def describe(heads: Heads) -> Descriptors:
+    """Return descriptors of a layer's tensors, each as lines that hold all its heads."""
+    return Descriptors(
+        *(
+            TensorDescriptor(
+                t, [t.shape[0], _columns(t)], [t.stride(0), 1], box, hopper_layout(box)
+            )
+            for t, box in zip(heads, BOXES, strict=True)
+        )
+    )
+
+
+def hopper_prefill_constants(config: PrefillConfig) -> dict[str, Any]:
+    """Return what ``hopper_prefill_kernel`` is specialised for."""
+    return {"scale": config.softmax_scale / math.log(2), "CAUSAL": config.causal}

@@ -1,0 +1,264 @@
+"""Attention of whole prompts in materialised heads: plan once per step, attend once per layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.inspect.values import check_prefix_sums
+from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, heads_fit
+from paged_mla_optimized.launchers.prefill import (
+    Heads,
+    PortablePrefill,
+    PrefillPlan,
+    largest_power_of_two,
+)
+from paged_mla_optimized.planning.families import INTERPRETER
+from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
+from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+_MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one tile are 32-bit
+_SMALLEST_DIM, _LARGEST_DIM = 16, 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillConfig:
+    """One layer's heads on one rank, and the largest step they will see.
+
+    Parameters
+    ----------
+    num_heads : int
+        H, heads on this rank, >= 1.
+    softmax_scale : float
+        Multiplies the logits; finite and > 0. The model's value (S-5).
+    max_rows, max_tokens : int
+        Largest B and T of any step; >= 1. Keys have no limit.
+    qk_nope_head_dim : int
+        16 to 256: a power of two, or the sum of two of at least 16.
+    qk_rope_head_dim, v_head_dim : int
+        Powers of two in 16..64 and 16..256.
+    dtype : torch.dtype
+        Of queries, keys, values and outputs: bfloat16, float16 or float32.
+    causal : bool
+        Query i of a row sees keys up to ``i + key_len - query_len`` (S-4), else all of the row.
+
+    Raises
+    ------
+    InvalidArgument
+        A value no implementation could accept.
+    Unsupported
+        Head sizes or dtypes these kernels do not know.
+    """
+
+    num_heads: int
+    softmax_scale: float
+    max_rows: int
+    max_tokens: int
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(name, getattr(self, name), ">= 1")
+        if not math.isfinite(self.softmax_scale) or self.softmax_scale <= 0:
+            raise InvalidArgument("softmax_scale", self.softmax_scale, "finite and > 0")
+        if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
+            raise InvalidArgument("qk_rope_head_dim", self.qk_rope_head_dim, "even and > 0")
+        if self.dtype not in DTYPE_NAMES:
+            raise Unsupported(f"dtype {self.dtype}: float32, float16 or bfloat16")
+        for name, largest in (("qk_rope_head_dim", 64), ("v_head_dim", _LARGEST_DIM)):
+            value = getattr(self, name)
+            if not _is_dim(value, largest):
+                raise Unsupported(f"{name} {value}: powers of two from 16 to {largest}")
+        nope = self.qk_nope_head_dim
+        rest = nope - largest_power_of_two(nope)
+        if nope > _LARGEST_DIM or nope < _SMALLEST_DIM or (rest and not _is_dim(rest, nope)):
+            raise Unsupported(
+                f"qk_nope_head_dim {nope}: up to {_LARGEST_DIM}, a power of two of at least "
+                f"{_SMALLEST_DIM} or the sum of two"
+            )
+
+    @property
+    def head_dims(self) -> tuple[int, int, int]:
+        """Sizes of a key without and with position, and of a value."""
+        return self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+
+
+def _is_dim(value: int, largest: int) -> bool:
+    return value & (value - 1) == 0 and _SMALLEST_DIM <= value <= largest
+
+
+class Prefill:
+    """Ragged attention to materialised keys and values. Every buffer is allocated here, none later.
+
+    ``plan`` and ``attend`` launch one kernel each on the current stream and never wait for the
+    device, so they can be captured in a CUDA graph; a replay reads the lengths again. Layers that
+    run at the same time need an instance each.
+
+    A row's bits depend on its own lengths and tensors alone (S-20): no tile of queries is cut over
+    its keys, and none holds queries of two rows.
+
+    Parameters
+    ----------
+    config : PrefillConfig
+    device : str or torch.device
+        A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
+
+    Raises
+    ------
+    Unsupported
+        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+    """
+
+    def __init__(self, config: PrefillConfig, device: str | torch.device = "cuda") -> None:
+        self.config = config
+        self.device = torch.empty(0, device=device).device  # "cuda" names its index
+        facts = device_facts(self.device)
+        if facts.arch == INTERPRETER and config.dtype is torch.bfloat16:
+            raise Unsupported(
+                f"dtype {config.dtype}: Triton's interpreter computes on its raw bits; "
+                "allowed there: float32, float16"
+            )
+        demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
+        variant = prefill_variant(*demand)
+        self._plan = PrefillPlan(config, variant.tile_m, self.device)
+        self._portable = PortablePrefill(config, variant)
+        self._hopper = HopperPrefill(config, facts.num_sms) if is_for_hopper(*demand) else None
+
+    def plan(
+        self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
+    ) -> None:
+        """Describe a step. One launch; lengths are read on the device only.
+
+        Parameters
+        ----------
+        cu_seqlens_q : int32 [B + 1]
+            Prefix sums of query lengths, from 0; rows may be empty. Tokens at or past the last
+            entry are padding (S-6).
+        cu_seqlens_k : int32 [B + 1]
+            Prefix sums of key lengths, likewise. What lies past the last entry is never used.
+        num_tokens : int
+            T, the tokens of the step's queries, padded ones included.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype or device is wrong, or a capacity is exceeded. Values of
+            tensors are not looked at.
+        """
+        self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
+        self._plan.fill(cu_seqlens_q, cu_seqlens_k, num_tokens)
+
+    def attend(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        k_nope: torch.Tensor,
+        k_pe: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend every query of the planned step to the keys of its row (S-4 to S-7).
+
+        Last strides are 1, others any; `k_nope` and `v` may be halves of one projection.
+
+        Parameters
+        ----------
+        q_nope : dtype [T, H, qk_nope_head_dim]
+        q_pe : dtype [T, H, qk_rope_head_dim]
+        k_nope : dtype [K, H, qk_nope_head_dim]
+        k_pe : dtype [K, qk_rope_head_dim]
+            Rotated, as `q_pe` is; one for all heads.
+        v : dtype [K, H, v_head_dim]
+        out : dtype [T, H, v_head_dim] or None
+        lse : float32 [T, H] or None
+            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+
+        Returns
+        -------
+        out : dtype [T, H, v_head_dim]
+        lse : float32 [T, H]
+            Natural logarithms (S-7). Queries that see nothing, and padded tokens, have (0, -inf).
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or stride is wrong.
+        """
+        heads = Heads(q_nope, q_pe, k_nope, k_pe, v)
+        self._check_heads(heads)
+        lines = (self._plan.num_tokens, self.config.num_heads)
+        if out is None:
+            out = q_nope.new_empty((*lines, self.config.v_head_dim))
+        if lse is None:
+            lse = q_nope.new_empty(lines, dtype=torch.float32)
+        self._check_one("out", out, (*lines, self.config.v_head_dim))
+        check_tensor("lse", lse, lines, torch.float32, self.device)
+        if self._plan.num_tokens == 0:
+            return out, lse
+        if self._hopper is not None and heads_fit(heads):
+            self._hopper.launch(self._plan, heads, out=out, lse=lse)
+        else:
+            self._portable.launch(self._plan, heads, out=out, lse=lse)
+        return out, lse
+
+    def check(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        *,
+        num_tokens: int,
+        num_keys: int,
+    ) -> None:
+        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+
+        Parameters are those of :meth:`plan`; `num_keys` is Tk, the lines of ``k_nope``.
+
+        Raises
+        ------
+        InvalidArgument
+            Names the argument that no rule allows.
+        """
+        self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
+        check_prefix_sums("cu_seqlens_q", cu_seqlens_q.cpu().numpy(), "T", num_tokens)
+        check_prefix_sums("cu_seqlens_k", cu_seqlens_k.cpu().numpy(), "Tk", num_keys)
+
+    def _check_lengths(
+        self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_tokens: int
+    ) -> None:
+        check_tensor("cu_seqlens_q", cu_seqlens_q, (None,), torch.int32, self.device)
+        num_rows = cu_seqlens_q.shape[0] - 1
+        if not 0 <= num_rows <= self.config.max_rows:
+            allowed = f"1 to {self.config.max_rows + 1} entries"
+            raise InvalidArgument("cu_seqlens_q", f"{num_rows + 1} entries", allowed)
+        check_tensor("cu_seqlens_k", cu_seqlens_k, (num_rows + 1,), torch.int32, self.device)
+        if not 0 <= num_tokens <= self.config.max_tokens:
+            allowed = f"0 to {self.config.max_tokens} (max_tokens)"
+            raise InvalidArgument("num_tokens", num_tokens, allowed)
+
+    def _check_heads(self, heads: Heads) -> None:
+        num_heads, (nope, rope, value) = self.config.num_heads, self.config.head_dims
+        tokens, keys = self._plan.num_tokens, heads.k_nope.shape[0]
+        self._check_one("q_nope", heads.q_nope, (tokens, num_heads, nope))
+        self._check_one("q_pe", heads.q_pe, (tokens, num_heads, rope))
+        self._check_one("k_nope", heads.k_nope, (None, num_heads, nope))
+        self._check_one("k_pe", heads.k_pe, (keys, rope))
+        self._check_one("v", heads.v, (keys, num_heads, value))
+
+    def _check_one(self, name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
+        check_tensor(name, tensor, shape, self.config.dtype, self.device, unit_stride=True)
+        if tensor.stride(0) >= _MAX_TOKEN_STRIDE:
+            raise InvalidArgument(
+                name, f"token stride {tensor.stride(0)}", f"< {_MAX_TOKEN_STRIDE}"
+            )
