@@ -414,7 +414,7 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
     """Return every variant of prefill: DeepSeek's heads and GLM's."""
     base = PrefillConfig(num_heads=16, softmax_scale=1.0, max_rows=256, max_tokens=1)
     glm = replace(base, qk_nope_head_dim=192, v_head_dim=256)
-    for heads, dtype, causal in itertools.product((base, glm), _SHORT, (True, False)):
+    for heads, dtype, causal in itertools.product((base, glm), DTYPE_NAMES, (True, False)):
         config = replace(heads, dtype=dtype, causal=causal)
         demand = (arch, DTYPE_NAMES[dtype], config.head_dims)
         variant = prefill_variant(*demand)
