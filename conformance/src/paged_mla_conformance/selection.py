@@ -99,15 +99,16 @@ def params_of_group(run: Run, group: str) -> list[CaseParam]:
 def _formats_of(run: Run, case: Case) -> tuple[str | None, ...]:
     """Return the formats that `case` is asked in; ``None`` is the plain one.
 
-    Interpreters are slow: of them, cases of other groups are asked in one format each, in turns.
+    Interpreters are slow: they are asked each case in one format, in turns.
     """
     own = case.group == formats.GROUP
     plain: tuple[str | None, ...] = () if own and case.cache_scale == 1 else (None,)
     if not own and case.id not in formats.IN_EVERY_FORMAT:
         return plain
     named = [name for name in run.formats if _allows(FORMATS[name], case)]
-    if named and not own and run.backend.mode == "interpreter":
-        named = [named[formats.IN_EVERY_FORMAT.index(case.id) % len(named)]]
+    if named and run.backend.mode == "interpreter":
+        asked = [*formats.IN_EVERY_FORMAT, *(own_case.id for own_case in formats.CASES)]
+        named = [named[asked.index(case.id) % len(named)]]
     return (*plain, *named)
 
 
