@@ -6,7 +6,7 @@ from fp8_step import codes, empty_cache, scale_of, values
 from mla_step import P, R, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers import append_fp8
+from paged_mla_optimized.launchers import append
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32
@@ -98,7 +98,7 @@ def test_groups_of_one_to_many_tokens(block_size):
 
 def test_steps_longer_than_what_is_looked_at_together(monkeypatch):
     """S-11: mates are found on both sides of every seam."""
-    monkeypatch.setattr(append_fp8, "_SLOTS", 8)
+    monkeypatch.setattr(append, "_SLOTS", 8)
     generator = torch.Generator().manual_seed(2)
     for count in (7, 8, 9, 33):
         cache = empty_cache(NAME, 4, 16)

@@ -1,3 +1,4 @@
+import json
 import re
 import shlex
 import sys
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_mla_optimized.tools.bench import fp8, peers
+from paged_mla_optimized.tools.bench import fp8, peers, table
 from paged_mla_optimized.tools.bench.__main__ import main, parse
 from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
 from paged_mla_optimized.tools.bench.problem import build, error
@@ -168,3 +169,20 @@ def test_a_row_of_fp8_fills_its_header():
     assert head.count("|") == rule.count("|") == cells.count("|")
     columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
     assert (columns["FlashMLA / fast"], columns["FlashMLA / fast, in turns"]) == ("-", "1.50")
+
+
+def test_a_table_is_written_as_it_grows(tmp_path, monkeypatch):
+    """Rows that were measured are kept where a later one fails; ``--only`` chooses by name."""
+    monkeypatch.setattr(table, "device_record", lambda: {"device": "none"})
+    steps = [SimpleNamespace(name=name) for name in ("h16 a", "h32", "h16 b")]
+    options = SimpleNamespace(only="h16", out=tmp_path / "stem")
+
+    def measure(step):
+        if step.name == "h16 b":
+            raise ArithmeticError(step.name)
+        return {"step": step.name}
+
+    with pytest.raises(ArithmeticError, match="h16 b"):
+        table.run(steps, measure, lambda row: f"| {row['step']} |", "| step |\n|---|", options)
+    assert (tmp_path / "stem.md").read_text().splitlines()[2:] == ["| step |", "|---|", "| h16 a |"]
+    assert json.loads((tmp_path / "stem.json").read_text())["rows"] == [{"step": "h16 a"}]

@@ -124,20 +124,13 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     assert hopper_boxes(config, served(config)) == boxes
 
 
+@pytest.mark.parametrize(("config", "columns"), [(FAST, 128), (FP8, 256)], ids=["fast", "exact"])
 @pytest.mark.parametrize("block_size", [1, 16, 64])
-def test_boxes_of_fp8_caches_are_words(block_size):
-    """S-11: two codes are a word, half of a row's latent columns a copy."""
+def test_boxes_of_fp8_caches_are_words(config, columns, block_size):
+    """S-11: two codes are a word; half of a row's latent columns a copy, or all of them."""
     keys = hopper_box(block_size) or 64
-    config = replace(FAST, block_size=block_size)
-    assert hopper_boxes(config, served(config)) == ([keys, 128], [keys, 32])
-
-
-@pytest.mark.parametrize("block_size", [1, 16, 64])
-def test_boxes_of_exact_fp8_are_words(block_size):
-    """S-11: two codes are a word; a copy takes all of a row's latent columns."""
-    keys = hopper_box(block_size) or 64
-    config = replace(FP8, block_size=block_size)
-    assert hopper_boxes(config, served(config)) == ([keys, 256], [keys, 32])
+    config = replace(config, block_size=block_size)
+    assert hopper_boxes(config, served(config)) == ([keys, columns], [keys, 32])
 
 
 @pytest.mark.parametrize(
@@ -193,17 +186,18 @@ def test_descriptors_cover_the_cache(attention):
     assert (wide.block_shape, slim.block_shape) == ([64, 512], [64, 64])
 
 
-def test_descriptors_of_fp8_caches_are_words():
+@pytest.mark.parametrize(("config", "columns"), [(FAST, 128), (FP8, 256)], ids=["fast", "exact"])
+def test_descriptors_of_fp8_caches_are_words(config, columns):
     """S-1, S-11: as many rows, of half as many words as bytes, swizzled as wide as a box."""
     padded = cache(592, 65 * 592, dtype=torch.uint8)
-    attention = HopperAttention(FAST, served(FAST), programs=132)
+    attention = HopperAttention(config, served(config), programs=132)
     wide, slim = attention.rows_of(padded).descriptors.descriptors
     for descriptor in (wide, slim):
         assert descriptor.base.data_ptr() == padded.data_ptr()
         assert descriptor.base.dtype == torch.int16
         assert descriptor.shape == [3 * 65 + 64, 288]
         assert descriptor.strides == [296, 1]
-    assert (wide.block_shape, slim.block_shape) == ([64, 128], [64, 32])
+    assert (wide.block_shape, slim.block_shape) == ([64, columns], [64, 32])
     assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
 
 
@@ -241,20 +235,6 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     ((first, second, *_, cached, cache_scale, _out, _lse, _partial_out, _partial_lse),) = launched
     assert (first is codes, second is scales) == (True, True)
     assert (cached is latents, cache_scale is scale) == (True, True)
-
-
-def test_descriptors_of_exact_fp8_are_words():
-    """S-1, S-11: as many rows, of half as many words as bytes, swizzled as wide as a box."""
-    padded = cache(592, 65 * 592, dtype=torch.uint8)
-    attention = HopperAttention(FP8, served(FP8), programs=132)
-    wide, slim = attention.rows_of(padded).descriptors.descriptors
-    for descriptor in (wide, slim):
-        assert descriptor.base.data_ptr() == padded.data_ptr()
-        assert descriptor.base.dtype == torch.int16
-        assert descriptor.shape == [3 * 65 + 64, 288]
-        assert descriptor.strides == [296, 1]
-    assert (wide.block_shape, slim.block_shape) == ([64, 256], [64, 32])
-    assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
 
 
 def test_steps_over_e4m3_reach_their_kernel(monkeypatch):

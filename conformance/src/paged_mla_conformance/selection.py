@@ -15,6 +15,8 @@ from paged_mla_shared.cases import CASES, Case, SlotOrder, formats
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.formats import FORMATS, CacheFormat, types_id
 
+_OF_FORMATS = (*formats.IN_EVERY_FORMAT, *(case.id for case in formats.CASES))
+_TURNS = {name: turn for turn, name in enumerate(_OF_FORMATS)}
 SCENARIOS_IN_FORMATS = ("prefixes", "preemption", "chains", "trees", "branches", "ranks")
 
 
@@ -107,8 +109,7 @@ def _formats_of(run: Run, case: Case) -> tuple[str | None, ...]:
         return plain
     named = [name for name in run.formats if _allows(FORMATS[name], case)]
     if named and run.backend.mode == "interpreter":
-        asked = [*formats.IN_EVERY_FORMAT, *(own_case.id for own_case in formats.CASES)]
-        named = [named[asked.index(case.id) % len(named)]]
+        named = [named[_TURNS[case.id] % len(named)]]
     return (*plain, *named)
 
 

@@ -12,7 +12,6 @@ from paged_mla_optimized.cache import Cache, LatentCache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
-from paged_mla_optimized.launchers.append_fp8 import AppendFp8
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import launch_gather
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
@@ -81,11 +80,7 @@ class Core:
         self._attentions = [
             Attention(config, v, self.facts, self.workspace, self.quantise) for v in self.variants
         ]
-        self._append = (
-            AppendFp8(config, self.facts.arch, self.tables)
-            if config.is_fp8
-            else Append(config, self.tables)
-        )
+        self._append = Append(config, self.facts.arch, self.tables)
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)

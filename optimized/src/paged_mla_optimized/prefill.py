@@ -15,9 +15,8 @@ from paged_mla_optimized.launchers.prefill import (
     Heads,
     PortablePrefill,
     PrefillPlan,
-    largest_power_of_two,
 )
-from paged_mla_optimized.planning.families import INTERPRETER
+from paged_mla_optimized.planning.families import INTERPRETER, largest_power_of_two
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
 from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_shared.errors import InvalidArgument, Unsupported

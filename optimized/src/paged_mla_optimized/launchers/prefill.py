@@ -9,6 +9,7 @@ import triton
 
 from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
+from paged_mla_optimized.planning.families import largest_power_of_two
 from paged_mla_optimized.planning.prefill import PrefillVariant
 from paged_mla_optimized.runtime.launch import Launcher
 
@@ -133,11 +134,6 @@ def portable_constants(config: PrefillConfig, variant: PrefillVariant) -> dict[s
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
     }
-
-
-def largest_power_of_two(most: int) -> int:
-    """Return the largest power of two up to `most`."""
-    return 1 << (most.bit_length() - 1)
 
 
 def _most_tiles(num_rows: int, num_tokens: int, tile_m: int) -> int:

@@ -205,28 +205,17 @@ def _portable_variant(demand: Demand, height: int) -> AttendVariant:
     return tile if demand.num_heads <= tile.tile_m else replace(tile, lanes=2)
 
 
-_FEW = (
-    AttendVariant(
-        tile_m=16,
-        tile_n=64,
-        num_warps=8,
-        num_stages=2,
-        overhead=2,
-        slack=6,
-        family=FEW,
-        split_tiles=16,
-    ),
-    AttendVariant(
-        tile_m=32,
-        tile_n=64,
-        num_warps=8,
-        num_stages=2,
-        overhead=2,
-        slack=6,
-        family=FEW,
-        split_tiles=32,
-    ),
+_FEW_16 = AttendVariant(
+    tile_m=16,
+    tile_n=64,
+    num_warps=8,
+    num_stages=2,
+    overhead=2,
+    slack=6,
+    family=FEW,
+    split_tiles=16,
 )
+_FEW = (_FEW_16, replace(_FEW_16, tile_m=32, split_tiles=32))
 _TILE = AttendVariant(
     tile_m=64,
     tile_n=64,
@@ -240,7 +229,7 @@ _TILE = AttendVariant(
 
 
 _FEW_FP8 = tuple(
-    replace(_FEW[0], tile_m=pairs, overhead=4, family=FEW_FP8, split_tiles=max(pairs, 32))
+    replace(_FEW_16, tile_m=pairs, overhead=4, family=FEW_FP8, split_tiles=max(pairs, 32))
     for pairs in (16, 32, 64)
 )
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
@@ -352,14 +341,14 @@ def fixed_splits(variant: AttendVariant, max_rows: int, kv_lora_rank: int) -> in
     A power of two, as :func:`row_share` is: kernels are compiled for each of them.
     """
     split_bytes = max_rows * variant.tile_m * kv_lora_rank * 4
-    return _power_of_two(min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
+    return largest_power_of_two(min(FIXED_SPLIT_BYTES // split_bytes, MAX_FIXED_SPLITS))
 
 
 def row_share(max_rows: int) -> int:
     """Return how many programs a row is cut for, of those that `max_rows` rows share."""
-    return _power_of_two(MAX_FIXED_SPLITS // max_rows)
+    return largest_power_of_two(MAX_FIXED_SPLITS // max_rows)
 
 
-def _power_of_two(most: int) -> int:
+def largest_power_of_two(most: int) -> int:
     """Return the largest power of two up to `most`, or 1."""
     return 1 << max(most.bit_length() - 1, 0)

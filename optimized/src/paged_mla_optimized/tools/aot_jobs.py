@@ -17,7 +17,6 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
-from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.common.gather import gather_kernel
@@ -29,9 +28,7 @@ from paged_mla_optimized.kernels.common.rope import rotate_kernel
 from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
-from paged_mla_optimized.launchers.append import append_constants
-from paged_mla_optimized.launchers.append_fp8 import NUM_WARPS as APPEND_WARPS
-from paged_mla_optimized.launchers.append_fp8 import append_fp8_kernel_of
+from paged_mla_optimized.launchers.append import append_kernel_of, append_warps
 from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
@@ -335,12 +332,14 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         combine_constants(config, variant),
         COMBINE_WARPS,
     )
-    if config.is_fp8:
-        append, warps = append_fp8_kernel_of(config, arch), APPEND_WARPS
-    else:
-        append, warps = (append_kernel, append_constants(config)), 4
+    append = append_kernel_of(config, arch)
     yield Job(
-        f"append-{dims}-{types}-{rope}", append[0], dtype, _dense(*append), warps, types=cache
+        f"append-{dims}-{types}-{rope}",
+        append[0],
+        dtype,
+        _dense(*append),
+        append_warps(config),
+        types=cache,
     )
     for name, kernel, constants in (
         (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),

@@ -9,6 +9,20 @@ from paged_mla_optimized.kernels.common.scales import finite_magnitude, largest_
 
 
 @triton.jit
+def load_tokens(
+    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, live,
+    R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr,
+):  # fmt: skip
+    """Load float32 latents and halves of rotated keys; of dead tokens, anything for keys."""
+    source = ckv_ptr + token[:, None] * stride_ckv + tl.arange(0, R)[None, :]
+    ckv = tl.load(source, mask=live[:, None], other=0.0).to(tl.float32)
+    position = tl.load(positions_ptr + token, mask=live, other=0)
+    source = k_pe_ptr + token * stride_k_pe
+    first, second = load_halves(source, position, live, cos_ptr, sin_ptr, P, ROPE)
+    return ckv, first, second
+
+
+@triton.jit
 def store_tokens(
     row_ptr, ckv, first, second, scale, live, R: tl.constexpr, P: tl.constexpr,
     ROPE: tl.constexpr, NATIVE: tl.constexpr,
@@ -56,20 +70,17 @@ def append_fp8_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=token < num_tokens, other=-1)
     live = (slot >= 0) & (slot != reserved_slot)
-    position = tl.load(positions_ptr + token, mask=live, other=0)
     block, place = slot // block_size, slot % block_size
     row = cache_ptr + block * stride_cache_block + place * stride_cache_token
-
-    column = tl.arange(0, R)
-    source = ckv_ptr + token[:, None] * stride_ckv + column[None, :]
-    ckv = tl.load(source, mask=live[:, None], other=0.0).to(tl.float32)
-    source = k_pe_ptr + token * stride_k_pe
-    first, second = load_halves(source, position, live, cos_ptr, sin_ptr, P, ROPE)
+    ckv, first, second = load_tokens(
+        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, live,
+        R, P, ROPE,
+    )  # fmt: skip
     if SCALES == "inline":
         shares = tl.reshape(ckv, [TOKENS, SHARES, R // SHARES])
         scale = scale_of(tl.max(finite_magnitude(shares), axis=2))
         codes = tl.reshape(encode(tl.div_rn(shares, scale[:, :, None]), NATIVE), [TOKENS, R])
-        tl.store(row[:, None] + column[None, :], codes, mask=live[:, None])
+        tl.store(row[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
         at = (row + R).to(tl.pointer_type(tl.float32), bitcast=True)
         tl.store(at[:, None] + tl.arange(0, SHARES)[None, :], scale, mask=live[:, None])
         at = (row + R + 4 * SHARES).to(tl.pointer_type(tl.int16), bitcast=True)

@@ -8,9 +8,8 @@ they tend to follow each other, the others find an earlier one soon.
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.append_fp8 import store_tokens
+from paged_mla_optimized.kernels.common.append_fp8 import load_tokens, store_tokens
 from paged_mla_optimized.kernels.common.e4m3 import decode, encode
-from paged_mla_optimized.kernels.common.rope import load_halves
 from paged_mla_optimized.kernels.common.scales import GROUPS, largest_of, scale_of
 
 
@@ -59,22 +58,6 @@ def _tokens_at(
             found = tl.maximum(found, tl.max(tl.where(goes, token[None, :], -1), axis=1))
         begin += SLOTS
     return found
-
-
-@triton.jit
-def _load_tokens(
-    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
-    R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr,
-):  # fmt: skip
-    """Load latents and halves of rotated keys, float32; of no token, -1, anything for keys."""
-    live = token >= 0
-    token = token.to(tl.int64)
-    source = ckv_ptr + token[:, None] * stride_ckv + tl.arange(0, R)[None, :]
-    ckv = tl.load(source, mask=live[:, None], other=0.0).to(tl.float32)
-    position = tl.load(positions_ptr + token, mask=live, other=0)
-    source = k_pe_ptr + token * stride_k_pe
-    first, second = load_halves(source, position, live, cos_ptr, sin_ptr, P, ROPE)
-    return ckv, first.to(tl.float32), second.to(tl.float32)
 
 
 @triton.jit
@@ -136,10 +119,11 @@ def append_groups_kernel(
             slot_mapping_ptr, stride_slots, mine, num_tokens, group_slot, size, place,
             reserved_slot, SLOTS,
         )  # fmt: skip
-        ckv, first, second = _load_tokens(
-            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
-            R, P, ROPE,
+        ckv, first, second = load_tokens(
+            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
+            token.to(tl.int64), token >= 0, R, P, ROPE,
         )  # fmt: skip
+        first, second = first.to(tl.float32), second.to(tl.float32)
         found = tl.where(token >= 0, largest_of(ckv, first, second), 0.0)
         amax = tl.maximum(amax, tl.max(found, axis=0))
         lowest = tl.minimum(lowest, tl.min(tl.where(token >= 0, place, size), axis=0))
@@ -161,10 +145,11 @@ def append_groups_kernel(
             slot_mapping_ptr, stride_slots, mine, num_tokens, group_slot, size, place,
             reserved_slot, SLOTS,
         )  # fmt: skip
-        ckv, first, second = _load_tokens(
-            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
-            R, P, ROPE,
+        ckv, first, second = load_tokens(
+            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
+            token.to(tl.int64), token >= 0, R, P, ROPE,
         )  # fmt: skip
+        first, second = first.to(tl.float32), second.to(tl.float32)
         row = cache_ptr + place.to(tl.int64) * stride_cache_token
         store_tokens(row, ckv, first, second, scale, token >= 0, R, P, ROPE, NATIVE)
     tl.store(scale_at, scale)

@@ -99,6 +99,16 @@ def query_pairs(
 
 
 @gluon.jit
+def store_lse(
+    lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Store the lse [64] of a query tile."""
+    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
+    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+
+
+@gluon.jit
 def copy_queries(
     q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
     TILE_M: gl.constexpr, FIRST: gl.constexpr, WIDTH: gl.constexpr,

@@ -39,6 +39,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
+    store_lse,
 )
 
 # Offsets of the barriers in their array, three slots each but for the last.
@@ -113,16 +114,6 @@ def _hand_over(peak, total, sums, bars):
 
 
 @gluon.jit
-def _store_lse(
-    lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Store the lse [64] of a query tile."""
-    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
-    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
-
-
-@gluon.jit
 def _weigh(
     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
@@ -185,7 +176,7 @@ def _weigh(
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
         lse = _hand_over(peak, total, sums, bars)
         if is_whole:
-            _store_lse(
+            store_lse(
                 lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
                 stride_lse_head, pair_layout,
             )  # fmt: skip

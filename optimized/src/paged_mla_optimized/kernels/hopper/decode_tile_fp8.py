@@ -47,6 +47,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     partial_pairs,
     query_pairs,
     sees,
+    store_lse,
 )
 
 _SLOTS = gl.constexpr(5)
@@ -192,16 +193,6 @@ def _hand_over(peak, total, cache_scale, sums, bars, odd):
 
 
 @gluon.jit
-def _store_lse(
-    lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Store the lse [64] of a query tile."""
-    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
-    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
-
-
-@gluon.jit
 def _weigh(
     q_ptr, q_scale_ptr, cache_scale_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_words, q_pe_words,
     keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
@@ -251,7 +242,7 @@ def _weigh(
         lse = _hand_over(peak, total, cache_scale, sums, bars, odd)
         odd ^= 1
         if is_whole:
-            _store_lse(
+            store_lse(
                 lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
                 stride_lse_head, pair_layout,
             )  # fmt: skip

@@ -16,7 +16,7 @@ from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import GROUPS, Case
-from paged_mla_optimized.tools.bench.problem import Tensors, build, error
+from paged_mla_optimized.tools.bench.problem import Tensors, build, error, plan
 from paged_mla_optimized.tools.bench.report import header, line, plot, summary, write
 from paged_mla_optimized.tools.bench.timing import Launch, alone, ceilings, in_turns
 
@@ -66,12 +66,12 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
         core.attend(core.plan, *inputs, out=out, lse=lse)
 
     def step() -> None:
-        _plan(core, tensors)
+        plan(core, tensors)
         attend(core)
 
     errors = []
     for each in (core, without_gluon):
-        _plan(each, tensors)
+        plan(each, tensors)
         attend(each)
         errors.append(error(tensors, out.view(*tensors.q.shape[:3], -1)))
     return {
@@ -80,17 +80,6 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
         "main_us": lambda: core.attention.attend(core.plan, *inputs, out=out, lse=lse),
         "portable_us": lambda: attend(without_gluon),
     }, errors[0]
-
-
-def _plan(core: Core, tensors: Tensors) -> None:
-    lengths = (tensors.cu_seqlens_q, tensors.seq_lens, tensors.block_table)
-    core.fill(
-        core.plan,
-        *lengths,
-        num_tokens=len(tensors.q_nope),
-        max_query_len=tensors.case.query_len,
-        mask=tensors.mask,
-    )
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

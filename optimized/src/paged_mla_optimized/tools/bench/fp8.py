@@ -8,9 +8,8 @@ fast products, with the launch that quantises queries, which FlashMLA is given q
 from __future__ import annotations
 
 import argparse
-import json
-import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ import torch
 from paged_mla_optimized.cache import Cache, LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
-from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import FP8, Case
-from paged_mla_optimized.tools.bench.problem import Tensors, build, error
+from paged_mla_optimized.tools.bench.problem import Tensors, build, error, plan
+from paged_mla_optimized.tools.bench.table import options_of, run
 from paged_mla_optimized.tools.bench.timing import Launch, alone, in_turns
 
 CACHE_SCALE = 2.0**-6  # a power of two: bfloat16 then holds what the FP8 cache does
@@ -66,15 +65,7 @@ def measure(case: Case, flashmla: Any) -> dict[str, Any]:
 
 def _ours(tensors: Tensors, config: MlaConfig, cache: Cache) -> Launch:
     core = Core(config, "cuda", None, None)
-    core.fill(
-        core.plan,
-        tensors.cu_seqlens_q,
-        tensors.seq_lens,
-        tensors.block_table,
-        num_tokens=len(tensors.q_nope),
-        max_query_len=tensors.case.query_len,
-        mask=tensors.mask,
-    )
+    plan(core, tensors)
     out = torch.full_like(tensors.q_nope, torch.nan)
     lse = out.new_empty(out.shape[:2], dtype=torch.float32)
 
@@ -109,25 +100,10 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.fp8")
-    parser.add_argument("--only", default="", metavar="REGEX", help="of case names")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FlashMLA")
-    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
-    options = parser.parse_args()
+    options = options_of(parser)
     flashmla = peers.load_flashmla_fp8(options.peers)
-    facts = device_record()
-    lines = [str(facts), "", header()]
-    print(*lines, sep="\n", flush=True)
-    rows = []
-    for case in FP8:
-        if re.search(options.only, case.name):
-            rows.append(measure(case, flashmla))
-            lines.append(line(rows[-1]))
-            print(lines[-1], flush=True)
-            torch.cuda.empty_cache()
-            if options.out:
-                measured = json.dumps({"facts": facts, "rows": rows})
-                options.out.with_suffix(".json").write_text(measured)
-                options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    run(FP8, partial(measure, flashmla=flashmla), line, header(), options)
 
 
 if __name__ == "__main__":

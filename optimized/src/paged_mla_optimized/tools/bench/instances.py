@@ -9,18 +9,15 @@ rotation of queries inside.
 from __future__ import annotations
 
 import argparse
-import json
-import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.tools.bench.cases import MAIN, P, R
 from paged_mla_optimized.tools.bench.problem import SCALE
+from paged_mla_optimized.tools.bench.table import options_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -159,28 +156,17 @@ def line(row: dict[str, object]) -> str:
     return "| " + " | ".join([*cells, str(row["bits"])]) + " |"
 
 
+def header() -> str:
+    """Return the head of the table."""
+    names = ("sized us", "general / sized", "fixed / sized", "rope - sized us")
+    heads = ["step", *names, *(f"{name}, in turns" for name in names), "bits that differ alone"]
+    return "| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|"
+
+
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.instances")
-    parser.add_argument("--only", default="", metavar="REGEX", help="of names of steps")
-    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
-    options = parser.parse_args()
-    names = ("sized us", "general / sized", "fixed / sized", "rope - sized us")
-    heads = ["step", *names, *(f"{name}, in turns" for name in names), "bits that differ alone"]
-    facts = device_record()
-    lines = [str(facts), "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    print(*lines, sep="\n", flush=True)
-    rows = []
-    for step in STEPS:
-        if re.search(options.only, step.name):
-            rows.append(measure(step))
-            lines.append(line(rows[-1]))
-            print(lines[-1], flush=True)
-            torch.cuda.empty_cache()
-            if options.out:
-                measured = json.dumps({"facts": facts, "rows": rows})
-                options.out.with_suffix(".json").write_text(measured)
-                options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    run(STEPS, measure, line, header(), options_of(parser))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.core import Core
 from paged_mla_optimized.tools.bench.cases import Case, P, R
 
 SCALE = 192**-0.5
@@ -78,6 +79,18 @@ def _visible(case: Case) -> torch.Tensor:
         for node in range(1, count):
             visible[node] |= visible[(node - 1) // 2]
     return visible
+
+
+def plan(core: Core, tensors: Tensors) -> None:
+    """Describe the step of a case in the plan of `core`."""
+    lengths = (tensors.cu_seqlens_q, tensors.seq_lens, tensors.block_table)
+    core.fill(
+        core.plan,
+        *lengths,
+        num_tokens=len(tensors.q_nope),
+        max_query_len=tensors.case.query_len,
+        mask=tensors.mask,
+    )
 
 
 def error(tensors: Tensors, out: torch.Tensor, limit: float = _LIMIT) -> float:

@@ -1,0 +1,56 @@
+"""A table whose rows are measured one after the other, printed and written as they come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from paged_mla_optimized.runtime.device import device_record
+
+
+class Named(Protocol):
+    """Whatever has the name of a row."""
+
+    @property
+    def name(self) -> str:
+        """The first cell."""
+
+
+Step = TypeVar("Step", bound=Named)
+
+
+def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Add what every table asks, ``--only`` and ``--out``; return what the command line says."""
+    parser.add_argument("--only", default="", metavar="REGEX", help="of names of rows")
+    parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
+    return parser.parse_args()
+
+
+def run(
+    steps: Iterable[Step],
+    measure: Callable[[Step], dict[str, Any]],
+    line: Callable[[dict[str, Any]], str],
+    header: str,
+    options: argparse.Namespace,
+) -> None:
+    """Measure the chosen steps, and leave all of them so far behind each."""
+    facts = device_record()
+    lines = [str(facts), "", header]
+    print(*lines, sep="\n", flush=True)
+    rows = []
+    for step in steps:
+        if re.search(options.only, step.name):
+            rows.append(measure(step))
+            lines.append(line(rows[-1]))
+            print(lines[-1], flush=True)
+            torch.cuda.empty_cache()
+            if options.out:
+                measured = json.dumps({"facts": facts, "rows": rows})
+                options.out.with_suffix(".json").write_text(measured)
+                options.out.with_suffix(".md").write_text("\n".join(lines) + "\n")
