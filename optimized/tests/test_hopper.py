@@ -201,6 +201,23 @@ def test_descriptors_of_fp8_caches_are_words(config, columns):
     assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
 
 
+def test_a_scale_tensor_of_other_strides_is_another_kernel(monkeypatch):
+    """S-11: which element of it holds a block's scales is compiled in."""
+    strides = []
+    monkeypatch.setattr(
+        hopper,
+        "Launcher",
+        lambda _kernel, constants, **_: strides.append(constants["stride_scales_block"]),
+    )
+    config = replace(FAST, cache_format="fp8_block_token")
+    attention = HopperAttention(config, served(config), programs=132)
+    latents = cache(576, 64 * 576, dtype=torch.uint8)
+    first = attention.rows_of(latents, 64)
+    assert attention.rows_of(latents, 128) is not first
+    assert attention.rows_of(latents, 64) is first
+    assert strides == [64, 128]
+
+
 @pytest.mark.parametrize("products", ["fast", "exact"])
 def test_there_is_room_for_codes_where_they_are_asked_for(products):
     """S-17: allocated once, for the largest step, and told."""

@@ -281,6 +281,12 @@ def _fast_configs() -> Iterator[MlaConfig]:
     yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
     yield replace(config, deterministic=True)
     yield replace(config, deterministic=True, block_size=1)
+    for name in ("fp8_block_token", "fp8_block_group"):
+        scaled = replace(config, cache_format=name)
+        yield scaled
+        yield replace(scaled, block_size=4)
+        yield replace(scaled, block_size=16)
+        yield replace(scaled, mask=MASKS[-1], max_draft_tokens=1)
 
 
 def _fp8_configs() -> Iterator[MlaConfig]:
@@ -397,12 +403,16 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     if config.is_fp8:
         types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
     stride_row = config.stored.token_bytes(config) // 2
+    stride_scales = config.stored.scales_per_block(config.block_size)
+    cached = f"{dtype}-{config.scales}" if config.is_fp8 else dtype
     yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{dtype}-{mask}"
+        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{cached}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,
-        _dense(kernel, hopper_constants(config, variant, config.block_size, stride_row)),
+        _dense(
+            kernel, hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
+        ),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
         types=types,
