@@ -1,8 +1,7 @@
 """FlashMLA's dense decode of FP8 caches on Hopper, out of vLLM, whose fork alone has it.
 
-vLLM carries it as ``vllm/_flashmla_extension_C.abi3.so``, which is loaded by itself. It takes queries
-in e4m3 with one scale for all; engines bring a scale from the checkpoint, or 1. The adapter takes the
-largest that no query exceeds.
+vLLM carries it as ``vllm/_flashmla_extension_C.abi3.so``, which is loaded by itself. It takes
+queries in e4m3, with one scale for all. The adapter takes the smallest that lets none saturate.
 """
 
 from __future__ import annotations

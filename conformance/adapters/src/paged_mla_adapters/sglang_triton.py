@@ -3,8 +3,8 @@
 ``sglang.kernels.ops.attention.decode_attention``, before 0.5.10 or so
 ``sglang.srt.layers.attention.triton_ops.decode_attention``.
 
-Where the cache is FP8 it rounds queries, but for their rotated part, and weights to FP8 as they are,
-and takes the cache's scale out of scores and outputs.
+Where the cache is FP8 it rounds weights, and queries but for their rotated part, to FP8 as they
+are; scores and outputs take the cache's scale.
 
 It returns no lse. Every split leaves its own, natural and float32; their sum of exponentials is
 what the adapter answers.
