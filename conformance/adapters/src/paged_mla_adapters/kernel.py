@@ -123,7 +123,9 @@ class KernelRunner:
         written = slots >= 0
         rows = np.hstack([batch.ckv[written], batch.k_pe[written]])
         if self._is_fp8:
-            rows = quantise(rows.astype(np.float32), np.float32(self._problem.cache_scale))
+            rows = quantise(
+                rows.astype(np.float32), np.array(self._problem.cache_scale, np.float32)
+            )
         at = self._tensor(slots[written])
         self._cache()[at // layout.block_size, at % layout.block_size] = self._tensor(rows)
 

@@ -153,9 +153,9 @@ def held(cache: LatentCache) -> torch.Tensor:
         return cache.latents.double()
     rows = cache.latents.view(torch.uint8)
     if stored.inline_scales:
-        codes, scales, keys = rows.split([R, 4 * stored.inline_scales, 2 * P], dim=2)
+        codes, scales, keys = rows.tensor_split((R, R + 4 * stored.inline_scales), dim=2)
         values = codes.contiguous().view(torch.float8_e4m3fn).double()
-        shares = values.unflatten(2, (stored.inline_scales, -1))
+        shares = values.view(*values.shape[:2], stored.inline_scales, -1)
         shares = shares * scales.contiguous().view(torch.float32).double()[..., None]
         return torch.cat([shares.flatten(2), keys.contiguous().view(torch.bfloat16)], dim=2)
     assert cache.scales is not None
