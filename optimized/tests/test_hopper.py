@@ -239,7 +239,8 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     )
     quantise = QuantiseQueries(FAST, "sm90", torch.device("cpu"))
     asked = []
-    monkeypatch.setattr(quantise, "_kernel", lambda _grid, _key, taken, _: asked.append(taken))
+    from_data = [lambda _grid, _key, taken, _: asked.append(taken)]
+    monkeypatch.setattr(quantise._quantise, "_kernels", from_data)
     memory = Workspace(FAST, [served(FAST)], 132, torch.device("cpu"), None)
     attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise)
     q_nope = torch.zeros(4 * 128 * 512 + 8)[offset:][: 4 * 128 * 512].view(4, 128, 512)
@@ -247,7 +248,7 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))
     latents, scale = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(())
     attention.attend(plan, q_nope, q_pe, LatentCache("fp8_e4m3", latents, scale), out=out, lse=lse)
-    ((*queries, codes, scales),) = asked
+    ((*queries, codes, scales, _scale, _positions, _cos, _sin),) = asked
     assert [q.data_ptr() for q in queries] == [q_nope.data_ptr(), q_pe.data_ptr()]
     ((first, second, *_, cached, cache_scale, _out, _lse, _partial_out, _partial_lse),) = launched
     assert (first is codes, second is scales) == (True, True)

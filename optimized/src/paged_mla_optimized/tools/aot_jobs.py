@@ -105,6 +105,7 @@ _TYPES = {
     "partial_lse_ptr": "*fp32",
     "codes_ptr": "*u8",
     "q_scale_ptr": "*fp32",
+    "given_scale_ptr": "*fp32",
     "cache_scale_ptr": "*fp32",
     "scales_ptr": "*fp32",
     "softmax_scale": "fp32",
@@ -192,7 +193,7 @@ def jobs_of_arch(arch: str) -> list[Job]:
             if variant.family != PORTABLE:
                 found.append(_hopper_jobs(config, variant))
         if config.rope is not None:
-            found.append(iter([_rotate_job(config, arch)]))
+            found.append(iter([_rotate_job(config, arch), *_quantise_jobs(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
     for job in (*_fp8_jobs(arch), *prefill_jobs(arch)):
@@ -207,7 +208,7 @@ def _fp8_jobs(arch: str) -> Iterator[Job]:
             if variant.family != PORTABLE:
                 yield from _hopper_jobs(config, variant)
             if variant.family == TILE_FP8:
-                yield _quantise_job(config, arch)
+                yield from _quantise_jobs(config, arch)
 
 
 def _configs() -> Iterator[MlaConfig]:
@@ -383,12 +384,13 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
     )
 
 
-def _quantise_job(config: MlaConfig, arch: str) -> Job:
-    constants = quantise_constants(config, arch)
-    overlap = "overlapped" if constants["OVERLAP"] else "alone"
-    dtype = _SHORT[config.dtype]
-    name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}"
-    return Job(name, quantise_kernel, dtype, constants)
+def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
+    dtype, rope = _SHORT[config.dtype], config.rope_pairing
+    for scale in ("data", "given"):
+        constants = quantise_constants(config, arch, rope, is_given=scale == "given")
+        overlap = "overlapped" if constants["OVERLAP"] else "alone"
+        name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
+        yield Job(name, quantise_kernel, dtype, constants)
 
 
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:

@@ -18,6 +18,7 @@ from paged_mla_reference.deviations import (
     merging,
     packing,
     prefill,
+    queries,
     rotation,
     scores,
     sizes,
@@ -39,6 +40,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         packing,
         sizes,
         formats,
+        queries,
         prefill,
     )
 )
