@@ -19,7 +19,7 @@ import torch
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, Tensors
 
-Launch = Callable[[], torch.Tensor]  # returns out, [B, query_len, H, R]
+Launch = Callable[[], torch.Tensor]  # returns out; that of decode is [B, query_len, H, R]
 
 
 def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
@@ -64,6 +64,29 @@ def load_flashmla_fp8(
         scales = (torch.ones(1, device=q.device), scale.view(1))
         fixed = (q, codes.unsqueeze(2), R, tensors.seq_lens, tensors.block_table, SCALE, True)
         return lambda: ops.fwd_kvcache_mla_fp8(*fixed, *plan, *scales)[0]
+
+    return build
+
+
+def load_fa3_prefill(folder: Path | None) -> Callable[..., Launch] | None:
+    """Return what builds FA3's causal prefill, or None where the kernel is not there.
+
+    It takes q [T, H, 192], k [K, H, 192] and v [K, H, 128], where their rows start, and the most
+    queries and keys of one; the launch returns out, [T, H, 128].
+    """
+    path = _find(folder, _BINARIES["fa3"][0])
+    if path is None:
+        return None
+    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+
+    def build(
+        heads: tuple[torch.Tensor, ...], starts: tuple[torch.Tensor, ...], most: tuple[int, ...]
+    ) -> Launch:
+        arguments = (
+            *heads, *[None] * 4, *starts, *[None] * 3, *most,
+            *[None] * 9, SCALE, True, -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None,
+        )  # fmt: skip
+        return lambda: torch.ops._vllm_fa3_C.fwd(*arguments)[0]
 
     return build
 
