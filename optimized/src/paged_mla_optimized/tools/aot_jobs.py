@@ -423,7 +423,7 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
             f"prefill-plan-m{variant.tile_m}-{mask}",
             prefill_plan_kernel,
             "i32",
-            _dense(prefill_plan_kernel, plan_constants(config, variant.tile_m)),
+            _dense(prefill_plan_kernel, plan_constants(config, variant.tile_m, arch)),
             PLAN_WARPS,
         )
         yield Job(
