@@ -11,8 +11,9 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Rope, RopePairing
 
 N, V = 16, 32
-ROWS = ((33, 1), (70, 3), (0, 2), (40, 40), (90, 20), (5, 0), (100, 7))
-ROOM = 80  # of 328 keys of the rows with queries
+ROWS = ((33, 1), (70, 3), (0, 2), (30, 30), (5, 0), (60, 7))
+ROOM = 50  # of 193 keys of the rows with queries
+HEADS = 2
 
 
 def weights_of(num_heads: int, dtype: torch.dtype = torch.float32) -> HeadWeights:
@@ -65,11 +66,11 @@ def assert_right(
 
 
 @pytest.mark.parametrize("room", [ROOM, 1000], ids=["parts", "whole"])
-@pytest.mark.parametrize("absorbed", [0, 2, 7], ids=["materialised", "mixed", "absorbed"])
+@pytest.mark.parametrize("absorbed", [0, 2, 6], ids=["materialised", "mixed", "absorbed"])
 def test_forms_have_one_answer(absorbed, room):
     """S-21: over NaN, with empty rows, rows without context and padding, whatever the parts."""
-    step = build(*ROWS, padded_tokens=3, max_query_tokens=76)
-    weights = weights_of(4)
+    step = build(*ROWS, padded_tokens=3, num_heads=HEADS, max_query_tokens=46)
+    weights = weights_of(HEADS)
     q = queries_of(step, weights)
     layer = MlaLayer(layer_config(step.config, room), "cpu")
     plan(layer, step, absorbed_rows=absorbed, **lens_of(step))
@@ -78,8 +79,8 @@ def test_forms_have_one_answer(absorbed, room):
 
 def test_without_lengths_all_rows_are_absorbed():
     """S-21: what a captured step does."""
-    step = build((33, 1), (70, 1), (0, 1))
-    weights = weights_of(4)
+    step = build((33, 1), (70, 1), (0, 1), num_heads=HEADS)
+    weights = weights_of(HEADS)
     q = queries_of(step, weights)
     layer = MlaLayer(layer_config(step.config), "cpu")
     plan(layer, step)
@@ -88,54 +89,55 @@ def test_without_lengths_all_rows_are_absorbed():
 
 def test_bounds_may_be_loose():
     """S-9: parts that the host expects and the device does not have change nothing."""
-    step = build((100, 7), (60, 20))
-    weights = weights_of(4)
+    step = build((100, 7), (60, 20), num_heads=HEADS, max_query_tokens=27)
+    weights = weights_of(HEADS)
     q = queries_of(step, weights)
-    layer = MlaLayer(layer_config(step.config, 64), "cpu")
+    layer = MlaLayer(layer_config(step.config, 40), "cpu")
     plan(layer, step, query_lens=[7, 20], max_seq_lens=[200, 256], absorbed_rows=0)
     assert_right(attend(layer, step, q, weights), step, weights)
 
 
-@pytest.mark.parametrize("absorbed", [0, 1])
-@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group"])
-def test_fp8_caches(name, absorbed):
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla"])
+def test_fp8_caches(name):
     """S-11, S-21: both forms read what the cache holds, of the step's own tokens too."""
-    step = build_fp8(name, (70, 3), (100, 40))
-    weights = weights_of(4)
+    step = build_fp8(name, (70, 3), (60, 20), num_heads=HEADS, max_query_tokens=23)
+    weights = weights_of(HEADS)
     q = queries_of(step, weights)
-    layer = MlaLayer(layer_config(step.config, 64), "cpu")
-    plan(layer, step, absorbed_rows=absorbed, **lens_of(step))
+    layer = MlaLayer(layer_config(step.config, 40), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
     assert_right(attend(layer, step, q, weights), step, weights)
 
 
 def test_one_plan_serves_every_layer():
     """S-21: parts of one layer leave those of the next as planned."""
-    step = build((100, 7), (90, 20))
-    weights = weights_of(4)
+    step = build((50, 7), (40, 20), num_heads=HEADS, max_query_tokens=27)
+    weights = weights_of(HEADS)
     q = queries_of(step, weights)
-    layer = MlaLayer(layer_config(step.config, 64), "cpu")
+    layer = MlaLayer(layer_config(step.config, 40), "cpu")
     plan(layer, step, absorbed_rows=0, **lens_of(step))
     for _ in range(2):
         assert_right(attend(layer, step, q, weights), step, weights)
 
 
-@pytest.mark.parametrize("absorbed", [0, 1, 2])
+@pytest.mark.parametrize("absorbed", [0, 1])
 def test_a_rope_inside(absorbed):
     """S-12, S-21: keys are rotated as they are cached, queries at their own positions."""
     rope = Rope(RopePairing.NEOX)
-    weights = weights_of(4)
+    weights = weights_of(HEADS)
     generator = torch.Generator().manual_seed(2)
     tokens = {
         name: torch.randn(shape, generator=generator)
-        for name, shape in (("ckv", (40, R)), ("k_pe", (40, P)), ("q", (40, 4, N + P)))
+        for name, shape in (("ckv", (40, R)), ("k_pe", (40, P)), ("q", (40, HEADS, N + P)))
     }
 
     def answers(chunks, absorbed):
         """Attend to both rows in chunks of (first, last) positions; return out by position."""
-        layer = MlaLayer(layer_config(config(rope=rope), 64), "cpu")
+        layer = MlaLayer(
+            layer_config(config(rope=rope, num_heads=HEADS, max_query_tokens=40)), "cpu"
+        )
         cache = torch.full((4, 16, R + P), torch.nan)
         table = torch.tensor([[2, 1], [0, 3]], dtype=torch.int32)
-        found = torch.empty(2, 20, 4, V)
+        found = torch.empty(2, 20, HEADS, V)
         for begin, end in chunks:
             lines = torch.cat([torch.arange(begin, end) + 20 * row for row in (0, 1)])
             count = end - begin
@@ -151,7 +153,7 @@ def test_a_rope_inside(absorbed):
             layer.append(tokens["ckv"][lines], tokens["k_pe"][lines], cache)
             q = tokens["q"][lines]
             out, _ = layer.attend(q[..., :N], q[..., N:], cache, weights)
-            found[:, begin:end] = out.view(2, count, 4, V)
+            found[:, begin:end] = out.view(2, count, HEADS, V)
         return found
 
     whole = answers([(0, 20)], 2)
@@ -160,8 +162,8 @@ def test_a_rope_inside(absorbed):
 
 def test_base_2():
     """S-7: lse of both forms in the config's base."""
-    step = build((33, 1), (60, 20), lse_base="2")
-    weights = weights_of(4)
+    step = build((33, 1), (60, 20), num_heads=HEADS, lse_base="2")
+    weights = weights_of(HEADS)
     q = queries_of(step, weights)
     layer = MlaLayer(layer_config(step.config), "cpu")
     plan(layer, step, absorbed_rows=1, **lens_of(step))
@@ -171,10 +173,10 @@ def test_base_2():
 
 def test_nothing_to_do():
     """S-2: rows without queries, a table of width 0, no rows at all."""
-    weights = weights_of(4)
-    layer = MlaLayer(layer_config(config()), "cpu")
+    weights = weights_of(HEADS)
+    layer = MlaLayer(layer_config(config(num_heads=HEADS)), "cpu")
     for rows, padded in (((), 3), (((0, 2),), 0), ((), 0)):
-        step = build(*rows, padded_tokens=padded)
+        step = build(*rows, padded_tokens=padded, num_heads=HEADS)
         step.block_table = step.block_table[:, :0]
         q = queries_of(step, weights)
         plan(layer, step, absorbed_rows=0, **lens_of(step))
@@ -231,28 +233,27 @@ def test_bad_lengths(argument, host):
 
 
 BAD_TENSORS = [
-    ("q_nope", {"q_nope": torch.empty(4, 4, N + 1)}),
-    ("q_pe", {"q_pe": torch.empty(3, 4, P)}),
-    ("w_uk", {"weights": weights_of(3)}),
-    ("w_uk", {"weights": weights_of(4, torch.float16)}),
-    ("out", {"out": torch.empty(4, 4, V).half()}),
+    ("q_nope", {"q_nope": torch.empty(4, HEADS, N + 1)}),
+    ("q_pe", {"q_pe": torch.empty(3, HEADS, P)}),
+    ("w_uk", {"weights": weights_of(HEADS + 1)}),
+    ("w_uk", {"weights": weights_of(HEADS, torch.float16)}),
+    ("out", {"out": torch.empty(4, HEADS, V).half()}),
     ("lse", {"lse": torch.empty(4, 5)}),
     ("cache", {"cache": torch.empty(4, 8, R + P)}),
 ]
 
 
-@pytest.mark.parametrize("absorbed", [0, 2])
 @pytest.mark.parametrize(("argument", "change"), BAD_TENSORS)
-def test_bad_tensors(argument, change, absorbed):
-    """Shapes, dtypes and the cache, in either form."""
-    step = build((33, 1), (70, 3))
+def test_bad_tensors(argument, change):
+    """Shapes, dtypes and the cache."""
+    step = build((33, 1), (70, 3), num_heads=HEADS)
     layer = MlaLayer(layer_config(step.config), "cpu")
-    plan(layer, step, absorbed_rows=absorbed, **lens_of(step))
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
     given = {
-        "q_nope": torch.zeros(4, 4, N),
-        "q_pe": torch.zeros(4, 4, P),
+        "q_nope": torch.zeros(4, HEADS, N),
+        "q_pe": torch.zeros(4, HEADS, P),
         "cache": step.cache,
-        "weights": weights_of(4),
+        "weights": weights_of(HEADS),
     }
     with pytest.raises(InvalidArgument, match=argument):
         layer.attend(**(given | change))

@@ -123,8 +123,8 @@ def _pairs(
     computed: NDArray[np.int64], query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return pairs of query and key, of a row's own keys only those that causal queries see."""
-    pairs: NDArray[np.float64] = computed * np.maximum(key_lens - (query_lens - 1) / 2, 0)
-    return pairs
+    seen: NDArray[np.float64] = np.maximum(key_lens - (query_lens - 1) / 2, 0.0)
+    return computed.astype(np.float64) * seen
 
 
 def _sums(x: NDArray[np.float64]) -> NDArray[np.float64]:
