@@ -24,13 +24,13 @@ class Spans(NamedTuple):
     block_table : int32 [B, M]
     key_starts : int32 [B + 1]
         Prefix sums of how many each row has, from 0.
-    firsts : int32 [B] or None
-        The first one of each row; ``None`` where that is token 0.
+    firsts : int32 [B]
+        The first one of each row.
     """
 
     block_table: torch.Tensor
     key_starts: torch.Tensor
-    firsts: torch.Tensor | None = None
+    firsts: torch.Tensor
 
 
 def launch_gather(

@@ -12,7 +12,7 @@ from paged_mla_optimized.kernels.common.parts import part_kernel
 from paged_mla_optimized.launchers.prefill import PrefillPlan
 from paged_mla_optimized.runtime.launch import Launcher
 
-MERGE_WARPS = 8
+_LINES = 32  # of one program of a merge
 
 
 class Part:
@@ -71,7 +71,8 @@ class MergeTiles:
 
     def __init__(self, tile_m: int, v_head_dim: int) -> None:
         constants = merge_tiles_constants(tile_m, v_head_dim)
-        self._kernel = Launcher(merge_tiles_kernel, constants, num_warps=MERGE_WARPS)
+        self._shares = tile_m // constants["LINES"]
+        self._kernel = Launcher(merge_tiles_kernel, constants)
 
     def launch(
         self,
@@ -88,7 +89,7 @@ class MergeTiles:
         num_heads = out.shape[1]
         strides = (*out.stride()[:2], *lse.stride())
         self._kernel(
-            (plan.most_tiles * num_heads, 1, 1),
+            (plan.most_tiles * self._shares * num_heads, 1, 1),
             (strides[:2], num_heads),
             (plan.tiles, plan.work, out, lse, rest, *chunk),
             (*strides, num_heads),
@@ -102,4 +103,4 @@ def part_constants(max_rows: int) -> dict[str, Any]:
 
 def merge_tiles_constants(tile_m: int, v_head_dim: int) -> dict[str, Any]:
     """Return what ``merge_tiles_kernel`` is specialised for."""
-    return {"V": v_head_dim, "TILE_M": tile_m}
+    return {"V": v_head_dim, "TILE_M": tile_m, "LINES": min(tile_m, _LINES)}

@@ -27,14 +27,17 @@ def merge_tiles_kernel(
     num_heads,
     V: tl.constexpr,
     TILE_M: tl.constexpr,
+    LINES: tl.constexpr,  # tokens of one program; divides TILE_M
 ):
-    tile = tl.program_id(0) // num_heads
+    head = (tl.program_id(0) % num_heads).to(tl.int64)
+    share = tl.program_id(0) // num_heads
+    tile = share // (TILE_M // LINES)
     if tile >= tl.load(work_ptr):
         return
-    head = (tl.program_id(0) % num_heads).to(tl.int64)
     first, count, _key_start, _key_len, _context = load_tile(tiles_ptr, tile)
-    live = tl.arange(0, TILE_M) < count
-    token = first.to(tl.int64) + tl.arange(0, TILE_M)
+    index = share % (TILE_M // LINES) * LINES + tl.arange(0, LINES)
+    live = index < count
+    token = first.to(tl.int64) + index
     column = tl.arange(0, V)[None, :]
     out_at = out_ptr + (token * stride_out_token + head * stride_out_head)[:, None] + column
     lse_at = lse_ptr + token * stride_lse_token + head * stride_lse_head
@@ -44,7 +47,7 @@ def merge_tiles_kernel(
     out = tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
     out += tl.load(rest_at, mask=mask, other=0.0).to(tl.float32)
     lse = tl.load(lse_at, mask=live, other=float("-inf"))
-    acc, total, peak = empty_sum(TILE_M, V)
+    acc, total, peak = empty_sum(LINES, V)
     acc, total, peak = add_partial(acc, total, peak, out, lse)
     chunk_at = chunk_out_ptr + line[:, None] * V + column
     chunk = tl.load(chunk_at, mask=mask, other=0.0).to(tl.float32)
