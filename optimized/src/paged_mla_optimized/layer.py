@@ -131,7 +131,8 @@ class MlaLayer:
         self._leading = core.new_plan()  # of absorbed rows before materialised ones
         self._absorbed = core.plan  # of the planned step's absorbed rows
         self._absorbed_tokens = 0
-        self._materialised = Materialised(config.prefill, config.room, config.shape, core)
+        self.materialised = Materialised(config.prefill, config.room, config.shape, core)
+        """What attends to the materialised rows."""
 
     def plan(
         self,
@@ -200,7 +201,7 @@ class MlaLayer:
                 mask=None,
             )
         live = np.where(queries[rows:] > 0, keys[rows:], 0)
-        self._materialised.plan(
+        self.materialised.plan(
             cu_seqlens_q[rows:],
             seq_lens[rows:],
             table[rows:],
@@ -276,7 +277,7 @@ class MlaLayer:
         if tokens < core.plan.num_tokens:
             answer = out[tokens:], lse[tokens:]
             queries = q_nope[tokens:], q_pe[tokens:]
-            self._materialised.attend(queries, cache, weights, answer)
+            self.materialised.attend(queries, cache, weights, answer)
             if config.attention.lse_base == "2":
                 answer[1].mul_(_LOG2_E)
         return out, lse

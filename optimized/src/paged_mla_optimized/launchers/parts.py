@@ -12,7 +12,7 @@ from paged_mla_optimized.kernels.common.parts import part_kernel
 from paged_mla_optimized.launchers.prefill import PrefillPlan
 from paged_mla_optimized.runtime.launch import Launcher
 
-_LINES = 32  # of one program of a merge
+_LINES = 16  # of one program of a merge
 
 
 class Part:
