@@ -86,10 +86,10 @@ class Right:
 
 
 def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
-    """Yield absorbed rows and workspace: half the rows and one part, then none and many parts."""
-    problem, batch = stage.problem, stage.batch
-    yield batch.num_rows // 2, max(int(batch.seq_lens.sum()), problem.max_query_tokens)
-    yield 0, problem.max_query_tokens
+    """Yield absorbed rows and workspace: half the rows and one part, then none and several."""
+    keys, fewest = int(stage.batch.seq_lens.sum()), stage.problem.max_query_tokens
+    yield stage.batch.num_rows // 2, max(keys, fewest)
+    yield 0, max(keys // 4, fewest)
 
 
 def _in_chunks(runner: Runner, layer: Layer, step: Batch) -> Output:

@@ -21,13 +21,13 @@ CASES = (
     _layer(
         "edges",
         "contexts and tokens that end at the edge of a block, or one off it",
-        *(Row(context + new, new) for context, new in ((64, 1), (63, 1), (65, 63), (128, 64))),
+        *(Row(context + new, new) for context, new in ((64, 1), (63, 1), (65, 3), (64, 64))),
         num_heads=1,
     ),
     _layer(
         "hits",
         "every third of many rows has a context, rows without queries among them",
-        *(Row(5 + 70 * (i % 3 == 0), 5 * (i % 5 != 4)) for i in range(15)),
+        *(Row(5 + 70 * (i % 3 == 0), 5 * (i % 5 != 4)) for i in range(9)),
         num_heads=1,
         padded_tokens=3,
     ),
