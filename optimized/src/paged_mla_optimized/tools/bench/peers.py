@@ -48,7 +48,7 @@ def load_flashmla_fp8(
     """Return what builds FlashMLA's FP8 decode from a case, its e4m3 cache and the cache's scale.
 
     It returns None for cases it cannot run, and always where the kernel is not there. Queries are
-    given to it as e4m3, with a scale of 1.
+    given to it as e4m3, with the smallest scale that saturates none.
     """
     path = _find(folder, "vllm/_flashmla_extension_C.abi3.so")
     if path is not None:
@@ -61,8 +61,9 @@ def load_flashmla_fp8(
         ops = torch.ops._flashmla_extension_C
         pairs = case.query_len * case.num_heads
         plan = ops.get_mla_decoding_metadata_dense_fp8(tensors.seq_lens, pairs, 1)
-        q = tensors.q.to(torch.float8_e4m3fn)
-        scales = (torch.ones(1, device=q.device), scale.view(1))
+        q_scale = tensors.q.abs().max().float() / torch.finfo(torch.float8_e4m3fn).max
+        q = (tensors.q.float() / q_scale).to(torch.float8_e4m3fn)
+        scales = (q_scale.view(1), scale.view(1))
         fixed = (q, codes.unsqueeze(2), R, tensors.seq_lens, tensors.block_table, SCALE, True)
         return lambda: ops.fwd_kvcache_mla_fp8(*fixed, *plan, *scales)[0]
 
