@@ -274,8 +274,7 @@ class PagedMla:
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        plan = self._core.plan
-        self._core.gather(Spans(plan.block_table, plan.key_starts, plan.firsts), cache, ckv, k_pe)
+        self._core.gather(Spans.whole(self._core.plan), cache, ckv, k_pe)
 
     def memory(self) -> list[Buffer]:
         """Return every tensor this instance holds on its device, largest first."""

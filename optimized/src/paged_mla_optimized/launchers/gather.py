@@ -11,6 +11,7 @@ from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.planning.families import INTERPRETER, WITH_E4M3
+from paged_mla_optimized.planning.plan import Plan
 
 _TOKENS_PER_PROGRAM = 16
 _TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
@@ -31,6 +32,11 @@ class Spans(NamedTuple):
     block_table: torch.Tensor
     key_starts: torch.Tensor
     firsts: torch.Tensor
+
+    @classmethod
+    def whole(cls, plan: Plan) -> Spans:
+        """Return all tokens of the planned rows."""
+        return cls(plan.block_table, plan.key_starts, plan.firsts)
 
 
 def launch_gather(
