@@ -135,7 +135,7 @@ def test_an_unknown_mutant_is_an_error():
         ("hash-ignores-the-parent", {backends.SCHEDULES}),
         (
             "answers-share-one-buffer",
-            {"plan", "append", "attend", "merge", "gather_context", "prefill"},
+            {"plan", "append", "attend", "merge", "gather_context", "prefill", "layer"},
         ),
     ],
 )
