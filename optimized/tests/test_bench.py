@@ -9,7 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_mla_optimized.tools.bench import accuracy, append, fp8, peers, prefill, table
+from paged_mla_optimized.tools.bench import (
+    accuracy,
+    append,
+    formats,
+    fp8,
+    peers,
+    prefill,
+    table,
+)
 from paged_mla_optimized.tools.bench.__main__ import main, parse
 from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
 from paged_mla_optimized.tools.bench.problem import build, empty_cache, error
@@ -222,6 +230,16 @@ def put(cache, values, scale):
     else:
         cache.latents.view(torch.uint8).copy_(codes)
         cache.scales.fill_(scale)
+
+
+def test_a_row_of_formats_fills_its_header():
+    """S-11: what a format costs is said beside the flat one, in each kind of products."""
+    kinds = [f"{name} {products}" for name in formats.FORMAT_NAMES for products in formats.PRODUCTS]
+    times = {kind: 10.0 + place for place, kind in enumerate(kinds)}
+    row = {"case": "h16", "alone": times, "in_turns": times}
+    head, rule = formats.header().splitlines()
+    assert head.count("|") == rule.count("|") == formats.line(row).count("|")
+    assert "| 10.0 / 10.0 | 12.0 / 12.0 (1.20 / 1.20) |" in formats.line(row)
 
 
 @pytest.mark.parametrize("name", accuracy.FORMAT_NAMES[1:])

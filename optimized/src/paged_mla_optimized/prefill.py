@@ -45,6 +45,9 @@ class PrefillConfig:
         Of queries, keys, values and outputs: bfloat16, float16 or float32.
     causal : bool
         Query i of a row sees keys up to ``i + key_len - query_len`` (S-4), else all of the row.
+    writes_empty : bool
+        Rows without keys, and padded tokens, are answered with (0, -inf) (S-6). Else they are left
+        as they are and cost nothing, which is what chunks of context want that are merged.
 
     Raises
     ------
@@ -63,6 +66,7 @@ class PrefillConfig:
     v_head_dim: int = 128
     dtype: torch.dtype = torch.bfloat16
     causal: bool = True
+    writes_empty: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim"):
@@ -132,6 +136,11 @@ class Prefill:
         self._plan = PrefillPlan(config, variant.tile_m, facts, self.device)
         self._portable = PortablePrefill(config, variant)
         self._hopper = HopperPrefill(config, facts.num_sms) if is_for_hopper(*demand) else None
+
+    @property
+    def tiles(self) -> PrefillPlan:
+        """Tiles of the planned step's queries."""
+        return self._plan
 
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int

@@ -46,6 +46,7 @@ class PrefillPlan:
 
     Attributes
     ----------
+    tile_m : int
     tiles : int32 [most tiles, 8]
     work : int32 [4]
         See ``kernels/common/prefill_plan.py``.
@@ -57,7 +58,7 @@ class PrefillPlan:
         self, config: PrefillConfig, tile_m: int, facts: DeviceFacts, device: torch.device
     ) -> None:
         self.config = config
-        self._tile_m = tile_m
+        self.tile_m = tile_m
         self._programs = facts.num_sms
         most = _most_tiles(config.max_rows, config.max_tokens, tile_m)
         self.tiles = torch.zeros((most, 8), dtype=torch.int32, device=device)
@@ -71,7 +72,7 @@ class PrefillPlan:
     @property
     def most_tiles(self) -> int:
         """Query tiles of the planned step, at most."""
-        return _most_tiles(self.num_rows, self.num_tokens, self._tile_m)
+        return _most_tiles(self.num_rows, self.num_tokens, self.tile_m)
 
     def fill(self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_tokens: int) -> None:
         """Describe a step. One launch."""
@@ -122,6 +123,7 @@ def plan_constants(config: PrefillConfig, tile_m: int, arch: str) -> dict[str, A
     key_bytes = (config.qk_nope_head_dim + config.v_head_dim) * config.dtype.itemsize
     return {
         "CAUSAL": config.causal,
+        "WRITES_EMPTY": config.writes_empty,
         "TILE_M": tile_m,
         "L2_KEYS": _L2_BYTES // key_bytes,
         "HEADS": triton.next_power_of_2(config.num_heads),

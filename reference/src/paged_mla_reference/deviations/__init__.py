@@ -14,6 +14,7 @@ from paged_mla_reference.deviations import (
     emptiness,
     engine,
     formats,
+    layer,
     masks,
     merging,
     packing,
@@ -40,6 +41,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         sizes,
         formats,
         prefill,
+        layer,
     )
 )
 ENGINE: dict[str, Deviation] = deviations_of((engine,))

@@ -58,6 +58,7 @@ def prefill_plan_kernel(
     num_heads,
     num_programs,  # of the attend kernel that run at a time
     CAUSAL: tl.constexpr,
+    WRITES_EMPTY: tl.constexpr,  # rows without keys, and padding, have tiles too
     TILE_M: tl.constexpr,
     L2_KEYS: tl.constexpr,  # of one head, with their values, that fit in L2
     HEADS: tl.constexpr,  # power of two >= H
@@ -75,6 +76,8 @@ def prefill_plan_kernel(
     query_lens = tl.load(at + stride_cu_q, mask=is_row, other=num_tokens) - starts
     at = cu_seqlens_k_ptr + row * stride_cu_k
     key_lens = tl.load(at + stride_cu_k, mask=is_row, other=0) - tl.load(at, mask=is_row, other=0)
+    if not WRITES_EMPTY:
+        query_lens = tl.where(key_lens > 0, query_lens, 0)
     tile_ends = tl.cumsum(tl.cdiv(query_lens, TILE_M))
     num_tiles = tl.max(tile_ends)
 

@@ -19,7 +19,8 @@ import torch
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, Tensors
 
-Launch = Callable[[], torch.Tensor]  # returns out; that of decode is [B, query_len, H, R]
+Launch = Callable[[], torch.Tensor]  # returns out, [B, query_len, H, R]
+Prefill = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # (q, k, v), (cu_q, cu_k), lens, causal
 
 
 def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
@@ -69,27 +70,26 @@ def load_flashmla_fp8(
     return build
 
 
-def load_fa3_prefill(folder: Path | None) -> Callable[..., Launch] | None:
-    """Return what builds FA3's causal prefill, or None where the kernel is not there.
-
-    It takes q [T, H, 192], k [K, H, 192] and v [K, H, 128], where their rows start, and the most
-    queries and keys of one; the launch returns out, [T, H, 128].
-    """
+def load_fa3(folder: Path | None) -> Prefill | None:
+    """Return FlashAttention 3 over ragged rows of concatenated heads, if it is there."""
     path = _find(folder, _BINARIES["fa3"][0])
     if path is None:
         return None
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
 
-    def build(
-        heads: tuple[torch.Tensor, ...], starts: tuple[torch.Tensor, ...], most: tuple[int, ...]
-    ) -> Launch:
-        arguments = (
-            *heads, *[None] * 4, *starts, *[None] * 3, *most,
-            *[None] * 9, SCALE, True, -1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None,
-        )  # fmt: skip
-        return lambda: torch.ops._vllm_fa3_C.fwd(*arguments)[0]
+    def attend(
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        starts: tuple[torch.Tensor, torch.Tensor],
+        longest: tuple[int, int],
+        causal: bool,  # noqa: FBT001 - as the kernel takes it
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = torch.ops._vllm_fa3_C.fwd(
+            *heads, *[None] * 4, *starts, *[None] * 3, *longest, *[None] * 9, SCALE, causal,
+            *(-1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None),
+        )[:2]  # fmt: skip
+        return out, lse
 
-    return build
+    return attend
 
 
 def _find(folder: Path | None, binary: str) -> Path | None:
