@@ -60,6 +60,25 @@ def test_a_row_does_not_touch_the_next(causal):
         assert torch.equal(mine[330:], theirs[330:])
 
 
+@pytest.mark.parametrize("rows", [[(0, 3), (64, 64), (0, 70), (200, 5)], [(0, 7)], []])
+def test_rows_without_keys_may_be_left_alone(rows):
+    """S-6: without `writes_empty` they and padded tokens cost nothing and stay as they are."""
+    step = build(rows, causal=False, writes_empty=False)
+    prefill = Prefill(step.config)
+    step.plan(prefill)
+    answer = step.attend(prefill)
+    expected = step.expected()
+    token = 0
+    for keys, queries in [*rows, (0, 100)]:
+        mine = slice(token, token + queries)
+        token += queries
+        for actual, wanted in zip(answer, expected, strict=True):
+            if keys == 0:
+                assert actual[mine].isnan().all()
+            else:
+                torch.testing.assert_close(actual[mine].float(), wanted[mine], rtol=0, atol=2e-2)
+
+
 @pytest.mark.parametrize(("width", "first"), [(192, 0), (136, 8), (131, 3)])
 def test_answers_go_where_they_are_asked(width, first):
     """S-6: lines of `out` on 16 bytes or not, and none beside them is written."""
