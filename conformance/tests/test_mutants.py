@@ -104,10 +104,18 @@ def test_every_project_is_cited():
 
 def test_the_command_takes_names(capsys: pytest.CaptureFixture[str]):
     """S-7: one mutant, printed with the groups that kill it."""
-    assert __main__.main(["lse-in-base-2", "--workers", "2"]) == 0
+    assert __main__.main(["lse-in-base-2", "--workers", "2", "-k", "test_decode"]) == 0
     printed = capsys.readouterr().out
-    assert "lse-in-base-2: decode" in printed
+    assert "lse-in-base-2: decode\n" in printed
     assert "1 of 1 mutants killed" in printed
+
+
+@pytest.mark.parametrize("part", [["lse-in-base-2"], ["-k", "test_decode"]])
+def test_a_page_of_a_part_is_an_error(part: list[str], capsys: pytest.CaptureFixture[str]):
+    """A page says what becomes of every mutant."""
+    with pytest.raises(SystemExit):
+        __main__.main([*part, "--page", "mutants.md"])
+    assert "--page needs every mutant, and every test" in capsys.readouterr().err
 
 
 def test_an_unknown_mutant_is_an_error():
@@ -136,6 +144,7 @@ def test_an_unknown_mutant_is_an_error():
                 "gather_context",
                 "quantise_queries",
                 "prefill",
+                "layer",
             },
         ),
     ],

@@ -134,24 +134,18 @@ def test_boxes_of_fp8_caches_are_words(config, columns, block_size):
 
 
 @pytest.mark.parametrize(
-    ("query_len", "stages"), [(1, 4), (2, 4), (4, 4)], ids=["16-pairs", "32-pairs", "64-pairs"]
+    ("config", "query_len"),
+    [(CONFIG, 1), (CONFIG, 2), (FP8, 1), (FP8, 2), (FP8, 4)],
+    ids=["bf16-16-pairs", "bf16-32-pairs", "fp8-16-pairs", "fp8-32-pairs", "fp8-64-pairs"],
 )
-def test_warpgroups_have_as_many_stages_of_fp8(query_len, stages):
-    """S-9: every second stage is one's own, beside queries and weights of up to 32 pairs each."""
-    variant = serving_variant(demand_of(FP8, "sm90"), query_len)
-    assert hopper_constants(FP8, variant, 64, 288)["STAGES"] == stages
-    pairs = min(variant.tile_m, 32)
-    taken = 64 * stages * 576 + 2 * pairs * (576 + 64) * 2
-    assert taken < SHARED_MEMORY["sm90"] <= taken + 2 * 64 * 576
-
-
-@pytest.mark.parametrize("num_heads", [16, 32])
-def test_the_ring_holds_as_many_key_tiles_as_fit(num_heads):
+def test_the_ring_holds_as_many_key_tiles_as_fit(config, query_len):
     """Queries, weights and key tiles share what a program may have."""
-    config = replace(CONFIG, num_heads=num_heads)
-    stages = hopper_constants(config, served(config), 64, 576)["STAGES"]
-    taken = (num_heads + 64 * stages) * 576 * 2 + 64 * num_heads * 2
-    assert taken < SHARED_MEMORY["sm90"] <= taken + 64 * 576 * 2 + 1024
+    variant = serving_variant(demand_of(config, "sm90"), query_len)
+    stages = hopper_constants(config, variant, 64, 288)["STAGES"]
+    tile = variant.tile_n * 576 * (1 if config.is_fp8 else 2)
+    taken = tile * stages + variant.tile_m * (576 + variant.tile_n) * 2
+    assert stages > 1
+    assert taken < SHARED_MEMORY["sm90"] <= taken + tile + 1024
 
 
 @pytest.mark.parametrize(

@@ -162,16 +162,25 @@ def test_portable_serves_the_rest(asked, reason):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_few_queries_have_a_kernel_for_e4m3(dtype):
-    """Up to 64 pairs of token and head, whatever the queries' type."""
+def test_exact_products_have_a_kernel_for_e4m3(dtype):
+    """However many pairs of token and head, whatever the queries' type."""
     asked = demand(16, dtype=dtype, cache_format="fp8_e4m3")
-    found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4)]
-    assert [v.family for v in found] == [FEW_FP8] * 4
-    assert [v.tile_m for v in found] == [16, 32, 64, 64]
-    assert serving_variant(asked, 5).family == PORTABLE
+    found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4, 5, 16)]
+    assert [v.family for v in found] == [FEW_FP8] * 6
+    assert [(v.tile_m, v.lanes) for v in found] == [
+        (16, 1), (32, 1), (64, 1), (64, 1), (64, 2), (64, 2),
+    ]  # fmt: skip
     reasons = passed_over(asked, 5)
-    assert reasons[FEW_FP8] == "holds 64 pairs of token and head, not 80"
     assert reasons[TILE] == "made for bf16, fp16 caches, not cache_format fp8_e4m3"
+
+
+def test_fast_products_leave_16_pairs_to_exact_ones():
+    """Where memory limits both, FP8 products win nothing."""
+    asked = demand(16, **FAST)
+    assert serving_variant(asked, 1).family == FEW_FP8
+    assert serving_variant(asked, 2).family == TILE_FP8
+    reason = passed_over(asked, 2)[FEW_FP8]
+    assert reason == "slower than FP8 products for 32 pairs of token and head"
 
 
 def test_half_the_latents_have_a_kernel_for_few_queries():

@@ -35,6 +35,8 @@ STEPS = {
     "e4m3-32-pairs": (E4M3, PAIRED),
     "e4m3-64-pairs": (replace(E4M3, num_heads=32), PAIRED),
     "e4m3-48-pairs": (replace(E4M3, num_heads=24), PAIRED),
+    "e4m3-128-pairs": (replace(E4M3, num_heads=64), PAIRED),
+    "e4m3-128-heads": (replace(E4M3, num_heads=128), random_lens(E4M3, 13, 100, 3)),
     "e4m3-many-partials": (replace(E4M3, num_heads=64), [(4095, 1)]),
     "e4m3-deterministic": (replace(E4M3, deterministic=True), PAIRED),
     "e4m3-deterministic-64-pairs": (replace(E4M3, num_heads=32, deterministic=True), PAIRED),

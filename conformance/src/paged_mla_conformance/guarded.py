@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.compare import Mismatch
 from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
@@ -147,6 +148,14 @@ class GuardedRunner:
         with _watched("prefill", arrays, self._warned):
             answer = _of_type("prefill", self._inner.prefill(batch), Output)
         self._check("prefill", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
+        return answer
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append and attend, between a layer's projections."""
+        arrays = batch.arrays
+        with _watched("layer", arrays, self._warned):
+            answer = _of_type("layer", self._inner.layer(batch), Output)
+        self._check("layer", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
         return answer
 
     def _check(self, call: str, inputs: Arrays, results: dict[str, tuple[Any, int]]) -> None:

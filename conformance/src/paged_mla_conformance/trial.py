@@ -102,7 +102,7 @@ class Trial:
         for stage in self.stages():
             runner.load_cache(stage.after)
             self.attend(runner, stage)
-            self._compare_cache(runner, stage, rotated=False)
+            self.compare_cache(runner, stage, rotated=False)
 
     def check_step(self) -> list[Output]:
         """Plan, append and attend every step on one runner; return the answers."""
@@ -229,7 +229,7 @@ class Trial:
         runner.append(stage.batch)
         if kept != (stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()):
             raise compare.Mismatch("S-10", "ckv or k_pe", "append changed its inputs")
-        self._compare_cache(runner, stage, rotated=stage.problem.rope is not None)
+        self.compare_cache(runner, stage, rotated=stage.problem.rope is not None)
 
     def attend(self, runner: Runner, stage: Stage) -> Output:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
@@ -245,7 +245,8 @@ class Trial:
         )
         return actual
 
-    def _compare_cache(self, runner: Runner, stage: Stage, *, rotated: bool) -> None:
+    def compare_cache(self, runner: Runner, stage: Stage, *, rotated: bool) -> None:
+        """Hold every byte of a runner's cache against what it is after the append."""
         block_ids = _blocks_to_read(stage.after)
         self.checks += compare.check_cache(
             stage.after.layout,

@@ -13,6 +13,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
 from paged_mla_optimized.inspect.values import check_values
+from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
@@ -305,7 +306,7 @@ class PagedMla:
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        self._core.gather(self._core.plan, cache, ckv, k_pe)
+        self._core.gather(Spans.whole(self._core.plan), cache, ckv, k_pe)
 
     def memory(self) -> list[Buffer]:
         """Return every tensor this instance holds on its device, largest first."""

@@ -13,7 +13,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
-from paged_mla_optimized.launchers.gather import launch_gather
+from paged_mla_optimized.launchers.gather import Spans, launch_gather
 from paged_mla_optimized.launchers.quantise import Quantise, QuantiseQueries
 from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.launchers.rotate import RotateQueries
@@ -71,7 +71,7 @@ class Core:
         self.variants = list(dict.fromkeys(served))
         self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
         num_sms = self.facts.num_sms
-        self.plan = Plan(config, self.variants, num_sms, self.device)
+        self.plan = self.new_plan()
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
         self.quantise = None
@@ -88,6 +88,10 @@ class Core:
         self._has_inline_scales = config.stored.inline_scales > 0
         # Layouts that passed: looking again costs host time.
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
+
+    def new_plan(self) -> Plan:
+        """Return buffers for one more step; those of :attr:`plan` are the first."""
+        return Plan(self.config, self.variants, self.facts.num_sms, self.device)
 
     @property
     def attention(self) -> Attention:
@@ -198,15 +202,15 @@ class Core:
             )
         return codes.view(torch.float8_e4m3fn), scales
 
-    def gather(self, plan: Plan, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
-        """Check and read the cached rows of the step in `plan`."""
+    def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
+        """Check and read cached tokens of rows."""
         cache = self._as_cache(cache)
         checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)
-        if ckv.shape[0] > 0 and plan.num_rows > 0:
-            launch_gather(self.config, self.facts.arch, plan, cache, ckv=ckv, k_pe=k_pe)
+        if ckv.shape[0] > 0 and len(spans.block_table) > 0:
+            launch_gather(self.config, self.facts.arch, spans, cache, ckv=ckv, k_pe=k_pe)
 
     def _as_cache(self, cache: Cache) -> LatentCache:
         """Return `cache` as an object; its address is no part of a layout."""

@@ -14,6 +14,7 @@ from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.validate import (
     validate_batch,
+    validate_layer,
     validate_prefill,
     validate_problem,
     validate_query_scale,
@@ -21,13 +22,23 @@ from paged_mla_reference.validate import (
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 CAPABILITIES = Capabilities(
     ops=frozenset(
-        {"plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill"}
+        {
+            "plan",
+            "append",
+            "attend",
+            "merge",
+            "gather_context",
+            "quantise_queries",
+            "prefill",
+            "layer",
+        }
     ),
     dtypes=frozenset(PLAIN_FORMAT_OF_DTYPE),
     cache_formats=frozenset(ENCODINGS),
@@ -132,6 +143,12 @@ class ReferenceRunner:
         """Attend to keys and values of every head (S-21)."""
         validate_prefill(self._problem, batch)
         return self._oracle.prefill(self._problem, batch)
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append a step's latents and attend to the cache, between a layer's projections (S-21)."""
+        validate_layer(self._problem, batch)
+        self._image = self._oracle.append(self._problem, batch.step, self._image)
+        return self._oracle.layer(self._problem, batch, self._image)
 
 
 def create() -> ReferenceBackend:

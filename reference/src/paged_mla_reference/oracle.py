@@ -1,4 +1,4 @@
-"""The rules as seven functions, so that one of them can be exchanged for a wrong one."""
+"""The rules as eight functions, so that one of them can be exchanged for a wrong one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.attention import attend
 from paged_mla_reference.cache import append, gather_context
+from paged_mla_reference.layer import layer
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.queries import quantise_queries
 from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
@@ -51,6 +53,8 @@ class Oracle:
         (S-8), :func:`paged_mla_reference.merge.merge`.
     prefill : callable
         (S-21), :func:`prefilled`.
+    layer : callable
+        (S-21), :func:`paged_mla_reference.layer.layer`.
     """
 
     metadata: Callable[[Problem, Batch], Metadata] = metadata
@@ -64,6 +68,7 @@ class Oracle:
     ] = quantise_queries
     merge: Callable[[Sequence[Output]], Output] = merge
     prefill: Callable[[Problem, PrefillBatch], Output] = prefilled
+    layer: Callable[[Problem, LayerBatch, CacheImage], Output] = layer
 
 
 RIGHT = Oracle()

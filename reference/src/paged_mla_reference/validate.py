@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from paged_mla_reference.validate_mask import validate_mask
 from paged_mla_shared.dtypes import dtype_name, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope, Rows
 
@@ -147,6 +149,22 @@ def validate_prefill(problem: Problem, batch: PrefillBatch) -> None:
     if longest > problem.max_model_len:
         allowed = f"rows of <= max_model_len = {problem.max_model_len}"
         raise InvalidArgument("cu_seqlens_k", f"a row of {longest} keys", allowed)
+
+
+def validate_layer(problem: Problem, batch: LayerBatch) -> None:
+    """Raise ``InvalidArgument`` if no rule allows `batch` on a runner of `problem` (S-21)."""
+    dims, step = problem.dims, batch.step
+    heads, nope = dims.num_heads, dims.qk_nope_head_dim
+    _check("q_nope", step.q_nope, problem.dtype, (*step.q_nope.shape[:1], heads, nope))
+    absorbed = np.zeros((*step.q_nope.shape[:2], dims.kv_lora_rank), step.q_nope.dtype)
+    validate_batch(problem, replace(step, q_nope=absorbed))
+    lines = heads * (nope + dims.v_head_dim)
+    _check("kv_b_proj", batch.kv_b_proj, problem.dtype, (lines, dims.kv_lora_rank))
+    if not 0 <= batch.absorbed_rows <= step.num_rows:
+        raise InvalidArgument("absorbed_rows", batch.absorbed_rows, f"0 to {step.num_rows} rows")
+    if batch.workspace < problem.max_query_tokens:
+        allowed = f">= max_query_tokens = {problem.max_query_tokens}"
+        raise InvalidArgument("workspace", batch.workspace, allowed)
 
 
 def validate_partials(partials: Sequence[Output]) -> None:

@@ -20,7 +20,7 @@ from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Problem
 
 _OPS = frozenset(
-    {"plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill"}
+    {"plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill", "layer"}
 )
 _FEATURES = frozenset(
     {

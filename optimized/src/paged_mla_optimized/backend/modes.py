@@ -62,6 +62,6 @@ def fast() -> TritonBackend:
 
 
 def _mode(name: str, *, left_out: frozenset[str] = frozenset(), **changes: Any) -> TritonBackend:
-    """Return the plain backend in a mode of its steps; prefill knows none of them."""
-    plain, left_out = create(), left_out | {"prefill"}
+    """Return the plain backend in a mode of its steps; prefill and layers know none of them."""
+    plain, left_out = create(), left_out | {"prefill", "layer"}
     return replace(plain, name=f"{plain.name} {name}", left_out=left_out, **changes)

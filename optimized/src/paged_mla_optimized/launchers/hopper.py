@@ -35,7 +35,9 @@ from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
 _BOX = 64  # most keys of one copy
 _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
-_FEW_REGISTERS = 152  # on average: 248 for those that compute, 56 for those that copy
+# Registers on average: more for those that compute, fewer for those that copy.
+_FEW_REGISTERS = 152
+_FEW_FP8_REGISTERS = 168
 MAX_CACHES = 4096
 """Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
 MAX_KERNELS = 64
@@ -73,13 +75,14 @@ def queries_fit(q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class _Start:
-    """Where a cache starts: all that Triton asks of a descriptor's tensor, and no storage."""
+class Origin:
+    """Where a tensor starts: all that Triton asks of a descriptor's tensor, and no storage."""
 
     address: int
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
+        """Return the address."""
         return self.address
 
 
@@ -195,10 +198,10 @@ class HopperAttention:
                 cluster=_cluster(self.variant, self.programs),
                 **hopper_options(self.variant),
             )
-        start = _Start(cache.data_ptr(), hopper_dtype(self.config))
+        origin = Origin(cache.data_ptr(), hopper_dtype(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
-            TensorDescriptor(start, shape, [stride_row, 1], box, hopper_layout(box))
+            TensorDescriptor(origin, shape, [stride_row, 1], box, hopper_layout(box))
             for box in hopper_boxes(self.config, self.variant)
         )
         return Rows(kernel, Descriptors(*descriptors))
@@ -214,6 +217,8 @@ def hopper_options(variant: AttendVariant) -> dict[str, int]:
     options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
     if variant.family == FEW:
         options["maxnreg"] = _FEW_REGISTERS
+    if variant.family == FEW_FP8:
+        options |= {"num_warps": 8, "maxnreg": _FEW_FP8_REGISTERS}
     return options
 
 
@@ -255,11 +260,9 @@ def _stages(config: MlaConfig, variant: AttendVariant) -> int:
     """Return how many key tiles the ring for few queries holds: as many as fit."""
     width = config.kv_lora_rank + config.qk_rope_head_dim
     query, weights = width * 2, variant.tile_n * 2
+    key = width if config.is_fp8 else width * 2
     room = SHARED_MEMORY["sm90"] - _BARRIERS
-    if variant.family == FEW_FP8:  # two warpgroups, with their own queries and every second stage
-        pairs = 2 * min(variant.tile_m, 32)
-        return (room - pairs * (query + weights)) // (variant.tile_n * width) // 2 * 2
-    return (room - variant.tile_m * (query + weights)) // (variant.tile_n * width * 2)
+    return (room - variant.tile_m * (query + weights)) // (variant.tile_n * key)
 
 
 def hopper_constants(

@@ -53,7 +53,7 @@ class AttendVariant:
     tile_n : int
         Keys of one key tile; a power of two >= 16.
     num_warps, num_stages : int
-        Triton's launch options.
+        Triton's launch options, of the portable kernel.
     programs_per_sm : int
         The grid has this many programs for each multiprocessor.
     lanes : int
@@ -228,9 +228,11 @@ _TILE = AttendVariant(
 )
 
 
-_FEW_FP8 = tuple(
-    replace(_FEW_16, tile_m=pairs, overhead=4, family=FEW_FP8, split_tiles=max(pairs, 32))
-    for pairs in (16, 32, 64)
+_FEW_FP8 = tuple(  # the portable kernel has no room for two tiles of 128 keys
+    replace(
+        _FEW_16, tile_m=pairs, tile_n=keys, num_stages=1, family=FEW_FP8, split_tiles=split_tiles
+    )
+    for pairs, keys, split_tiles in ((16, 128, 16), (32, 128, 16), (64, 64, 64))
 )
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 
@@ -254,17 +256,16 @@ def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...]
 
 
 def _few_misfit(demand: Demand, height: int) -> str:
-    return _hopper_misfit(demand, 512, 256) or _too_many(_FEW, height)
+    most = _FEW[-1].tile_m
+    too_many = f"holds {most} pairs of token and head, not {height}" if height > most else ""
+    return _hopper_misfit(demand, 512, 256) or too_many
 
 
 def _few_fp8_misfit(demand: Demand, height: int) -> str:
-    tiles = _FEW_FP8[:1] if demand.products == "fast" else _FEW_FP8  # FP8 products are faster
-    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or _too_many(tiles, height)
-
-
-def _too_many(tiles: tuple[AttendVariant, ...], height: int) -> str:
-    most = tiles[-1].tile_m
-    return f"holds {most} pairs of token and head, not {height}" if height > most else ""
+    misfit = _hopper_misfit(demand, 512, formats=("fp8_e4m3",))
+    if misfit or demand.products == "exact" or height <= _FEW_FP8[0].tile_m:
+        return misfit
+    return f"slower than FP8 products for {height} pairs of token and head"
 
 
 def _few_variant(_demand: Demand, height: int) -> AttendVariant:
@@ -272,7 +273,9 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
-    return next(tile for tile in _FEW_FP8 if tile.tile_m >= height)
+    highest = _FEW_FP8[-1]
+    # Two programs read the keys of more pairs together.
+    return next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:

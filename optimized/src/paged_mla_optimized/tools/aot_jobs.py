@@ -21,6 +21,8 @@ from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.kernels.common.merge_tiles import merge_tiles_kernel
+from paged_mla_optimized.kernels.common.parts import part_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
 from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
 from paged_mla_optimized.kernels.common.quantise import quantise_kernel
@@ -49,6 +51,7 @@ from paged_mla_optimized.launchers.hopper_prefill import (
     NUM_WARPS as PREFILL_WARPS,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
+from paged_mla_optimized.launchers.parts import merge_tiles_constants, part_constants
 from paged_mla_optimized.launchers.portable import attend_constants
 from paged_mla_optimized.launchers.prefill import (
     PLAN_WARPS,
@@ -82,6 +85,8 @@ _TYPES = {
     "token_starts_ptr": "*i32",
     "row_lens_ptr": "*i32",
     "key_starts_ptr": "*i32",
+    "query_starts_ptr": "*i32",
+    "firsts_ptr": "*i32",
     "req_to_token_ptr": "*i32",
     "request_ids_ptr": "*i64",
     "table_ptr": "*i32",
@@ -101,6 +106,7 @@ _TYPES = {
     "tree_words_ptr": "*i32",
     "lse_ptr": "*fp32",
     "lses_ptr": "*fp32",
+    "chunk_lse_ptr": "*fp32",
     "partial_out_ptr": "*fp32",
     "partial_lse_ptr": "*fp32",
     "codes_ptr": "*u8",
@@ -431,13 +437,9 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
         variant = prefill_variant(*demand)
         mask = "causal" if causal else "non_causal"
         name = f"{'x'.join(map(str, config.head_dims))}-{_SHORT[dtype]}-{mask}"
-        yield Job(
-            f"prefill-plan-m{variant.tile_m}-{mask}",
-            prefill_plan_kernel,
-            "i32",
-            _dense(prefill_plan_kernel, plan_constants(config, variant.tile_m)),
-            PLAN_WARPS,
-        )
+        yield _prefill_plan_job(config, variant.tile_m, arch, mask)
+        if not causal:
+            yield from _chunk_jobs(config, variant.tile_m, arch)
         yield Job(
             f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}",
             prefill_kernel,
@@ -459,6 +461,29 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
                     for field, box in boxes
                 },
             )
+
+
+def _prefill_plan_job(config: PrefillConfig, tile_m: int, arch: str, keys: str) -> Job:
+    return Job(
+        f"prefill-plan-m{tile_m}-{keys}",
+        prefill_plan_kernel,
+        "i32",
+        _dense(prefill_plan_kernel, plan_constants(config, tile_m, arch)),
+        PLAN_WARPS,
+    )
+
+
+def _chunk_jobs(config: PrefillConfig, tile_m: int, arch: str) -> Iterator[Job]:
+    """Yield what chunks of context need beyond a prefill that is not causal."""
+    yield _prefill_plan_job(replace(config, writes_empty=False), tile_m, arch, "chunk")
+    yield Job("part", part_kernel, "i32", _dense(part_kernel, part_constants(config.max_rows)))
+    dtype, width = _SHORT[config.dtype], config.v_head_dim
+    yield Job(
+        f"merge-tiles-m{tile_m}-v{width}-{dtype}",
+        merge_tiles_kernel,
+        dtype,
+        merge_tiles_constants(tile_m, width),
+    )
 
 
 def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

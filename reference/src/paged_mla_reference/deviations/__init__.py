@@ -14,6 +14,7 @@ from paged_mla_reference.deviations import (
     emptiness,
     engine,
     formats,
+    layer,
     masks,
     merging,
     packing,
@@ -42,6 +43,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         formats,
         queries,
         prefill,
+        layer,
     )
 )
 ENGINE: dict[str, Deviation] = deviations_of((engine,))

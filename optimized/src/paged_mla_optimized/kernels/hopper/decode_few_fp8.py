@@ -1,10 +1,10 @@
-"""Split attention over e4m3 caches for few query pairs a tile on Hopper (rules S-4 to S-7).
+"""Split attention over e4m3 caches by 16-bit products on Hopper (rules S-4 to S-7).
 
 Exact: products are of float16, which holds e4m3 values in full. As in ``decode_few.py`` operands
 are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^T``, and here the keys of both products come from
 registers, so that nothing unpacked goes back to shared memory (``e4m3.py``). One warp copies key
-tiles into a ring. Of two warpgroups each attends to every second tile, and at a segment's end they
-swap half of their sums; or, of more than 32 pairs, each takes half, and every tile.
+tiles into a ring. Two warpgroups share each tile: the keys for scores, the columns for answers. Of
+more than 64 pairs several programs take 64 each.
 
 Queries are float16 as well, after a power of two for each pair that scores undo: bfloat16 has fewer
 bits than float16 but a wider range. What is at least 2 ** -32 of a pair's largest component loses
@@ -21,10 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import (
-    partial_of_program,
-    share_of_program,
-)
+from paged_mla_optimized.kernels.common.schedule import share_of_program
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LAZY,
@@ -34,6 +31,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     clear_tail,
     copy_tiles,
     find_segment,
+    partial_pairs,
     query_pairs,
     raised,
     sees,
@@ -41,7 +39,7 @@ from paged_mla_optimized.kernels.hopper.common import (
 )
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, transposed
 
-_WARPS = gl.constexpr(4)
+_WARPS = gl.constexpr(8)
 _SMALLEST = gl.constexpr(2.0**-126)  # scores of a scale of zero are zero, and hidden ones -inf
 
 
@@ -67,17 +65,17 @@ def _store_queries(q, factor, buffer, FIRST: gl.constexpr):
 
 @gluon.jit
 def _stage_queries(
-    q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, scale, stride_q_nope_token, stride_q_nope_head,
-    stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, own, num_heads, R: gl.constexpr,
-    P: gl.constexpr,
+    q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, scale, stride_q_nope_token,
+    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
+    num_heads, R: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Stage this warpgroup's query tile `own`, and `scale` in `scales`, less each pair's factor."""
+    """Stage a query tile, `scale` in `scales`, less each pair's factor, and the lowest `peaks`."""
     PAIRS: gl.constexpr = scales.shape[0]
-    ROWS: gl.constexpr = 16
+    ROWS: gl.constexpr = min(PAIRS, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [_WARPS, 1], [1, 0])
     for first in gl.static_range(0, PAIRS, ROWS):
         token, head, _, live = query_pairs(
-            token_starts_ptr, row, own * (PAIRS // ROWS) + first // ROWS, num_heads, ROWS,
+            token_starts_ptr, row, tile_m * (PAIRS // ROWS) + first // ROWS, num_heads, ROWS,
             gl.SliceLayout(1, layout),
         )  # fmt: skip
         nope = _load_queries(
@@ -96,6 +94,7 @@ def _stage_queries(
         _store_queries(pe, factor, q_pe, first)
         lowered = ((254 - power) << 23).to(gl.float32, bitcast=True) * scale
         scales.slice(first, ROWS).store(gl.maximum(lowered, _SMALLEST))
+        peaks.slice(first, ROWS).store(gl.full_like(lowered, FLOOR))
     fence_async_shared()
     thread_barrier()
 
@@ -109,38 +108,47 @@ def _own_sum(weights):
 
 
 @gluon.jit
+def _by_warp(scores):
+    """Arrange scores [keys, pairs] as [warps, each warp's], which moves nothing."""
+    KEYS: gl.constexpr = scores.shape[0]
+    PAIRS: gl.constexpr = scores.shape[1]
+    ALONG: gl.constexpr = min(_WARPS, KEYS // 16)
+    ACROSS: gl.constexpr = _WARPS // ALONG
+    scores = scores.reshape([ALONG, KEYS // ALONG, ACROSS, PAIRS // ACROSS]).permute((0, 2, 1, 3))
+    return scores.reshape([_WARPS, KEYS * PAIRS // _WARPS])
+
+
+@gluon.jit
 def _attend_tiles(
     q_nope, q_pe, ckv, k_pe, weights_smem, scales, peaks, exceeds, ready, empty, tile_begin,
-    tile_end, tile_edge, stage, phase, own, row, seq_len, context_len, token_starts_ptr,
+    tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len, token_starts_ptr,
     tree_words_ptr, num_heads, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, s_layout: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Attend the staged queries to every TURNS-th tile from `tile_begin` on.
+    """Attend the staged queries to key tiles.
 
     Returns
     -------
-    even_low, uneven_low, even_high, uneven_high : [R / 4, pairs]
-        Sums of weighted values, of the even and the uneven columns of each half of them.
-    peak, total : [pairs]
-        What weights are relative to, and their sum.
+    even, uneven : [R / 2, pairs]
+        Sums of weighted values, of the even and the uneven columns.
+    total : [pairs]
+        The sum of weights, which are relative to `peaks`.
     stage, phase : of the ring, past these tiles
     """
     PAIRS: gl.constexpr = weights_smem.shape[1]
-    QUARTER: gl.constexpr = R // 4
-    COLUMNS: gl.constexpr = 1024 // PAIRS  # of pairs of columns at a time, and keys
-    KEYS: gl.constexpr = 512 // PAIRS
+    COLUMNS: gl.constexpr = 64 if PAIRS < 64 else 32  # pairs of columns at a time
+    KEYS: gl.constexpr = 32 if PAIRS < 64 else 16
+    s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    s_pair: gl.constexpr = gl.SliceLayout(0, s_layout)
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
-    everywhere: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    even_low = gl.zeros([QUARTER, PAIRS], gl.float32, layout)
-    uneven_low = gl.zeros([QUARTER, PAIRS], gl.float32, layout)
-    even_high = gl.zeros([QUARTER, PAIRS], gl.float32, layout)
-    uneven_high = gl.zeros([QUARTER, PAIRS], gl.float32, layout)
-    peaks.store(gl.full([PAIRS], FLOOR, gl.float32, pair_layout))
-    sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, layout))  # [TILE_N / 16, 8, PAIRS]
+    everywhere: gl.constexpr = gl.BlockedLayout([_WARPS], [32], [_WARPS], [0])
+    even = gl.zeros([R // 2, PAIRS], gl.float32, layout)
+    uneven = gl.zeros([R // 2, PAIRS], gl.float32, layout)
+    sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
     own_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout))
-    for tile in range(tile_begin, tile_end, TURNS):
+    for tile in range(tile_begin, tile_end):
         mbarrier.wait(ready.index(stage), phase)
         keys = ckv.index(stage)
         # Seen to vary: else what products are told of the queries is kept, in scarce registers.
@@ -149,15 +157,20 @@ def _attend_tiles(
             clear_tail(keys, seq_len - tile * TILE_N, TILE_N, R // 2, _WARPS)
             fence_async_shared()
             thread_barrier()
-        # Products read registers as they run: those of the last two are kept until they are done.
-        last_left, last_right = contracted(k_pe.index(stage).load(operand))
-        s = gl.zeros([TILE_N, PAIRS], gl.float32, layout)
+        # Words are loaded a chunk before they are unpacked. Products read registers as they run:
+        # those of the last two are kept until they are done.
+        words = k_pe.index(stage).load(s_operand)
+        following = keys.slice(0, COLUMNS, dim=1).load(s_operand)
+        last_left, last_right = contracted(words)
+        s = gl.zeros([TILE_N, PAIRS], gl.float32, s_layout)
         queries = q_pe.index(zero).permute((1, 0))
         s = warpgroup_mma(last_left, queries, s, use_acc=False, is_async=True)
         queries = q_pe.index(zero + 1).permute((1, 0))
         s = warpgroup_mma(last_right, queries, s, is_async=True)
         for first in gl.static_range(0, R // 2, COLUMNS):
-            left, right = contracted(keys.slice(first, COLUMNS, dim=1).load(operand))
+            left, right = contracted(following)
+            if first + COLUMNS < R // 2:
+                following = keys.slice(first + COLUMNS, COLUMNS, dim=1).load(s_operand)
             queries = q_nope.index(zero).slice(first, COLUMNS, dim=1)
             s = warpgroup_mma(left, queries.permute((1, 0)), s, is_async=True)
             queries = q_nope.index(zero + 1).slice(first, COLUMNS, dim=1)
@@ -165,118 +178,73 @@ def _attend_tiles(
             last_left, last_right = warpgroup_mma_wait(2, deps=[last_left, last_right])
             last_left = left
             last_right = right
+        words = keys.slice(0, KEYS).permute((1, 0)).load(operand)
         s, last_left, last_right = warpgroup_mma_wait(0, deps=[s, last_left, last_right])
         if tile >= tile_edge:
-            key = tile * TILE_N + gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))
+            key = tile * TILE_N + gl.arange(0, TILE_N, layout=gl.SliceLayout(1, s_layout))
             token, _, index, live = query_pairs(
-                token_starts_ptr, row, own, num_heads, PAIRS, pair_layout
+                token_starts_ptr, row, tile_m, num_heads, PAIRS, s_pair
             )
             visible = sees(
                 key[:, None], seq_len, context_len, index[None, :], token[None, :],
                 live[None, :], tree_words_ptr, MASK, TREE_WORDS,
             )  # fmt: skip
             s = gl.where(visible, s, float("-inf"))
-        scale = scales.load(pair_layout)
-        peak = peaks.load(pair_layout)
+        scale = scales.load(s_pair)
+        peak = peaks.load(s_pair)
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
         power = s * scale[None, :] - peak[None, :]
         weights = gl.exp2(power)
         weights_smem.store(weights.to(gl.float16))
-        high = (power > LAZY).to(gl.int32).reshape([_WARPS, TILE_N * PAIRS // _WARPS])
+        high = _by_warp((power > LAZY).to(gl.int32))
         exceeds.store(gl.max(high, 1))
         fence_async_shared()
         thread_barrier()
         if gl.max(exceeds.load(everywhere), 0) > 0:
             new_peak = raised(peak, gl.max(s, 0) * scale)
             weights = gl.exp2(s * scale[None, :] - new_peak[None, :])
+            keep = gl.exp2(peak - new_peak)
+            sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
             weights_smem.store(weights.to(gl.float16))
             fence_async_shared()
-            keep = gl.exp2(peak - new_peak)
             peaks.store(new_peak)
-            even_low = even_low * keep[None, :]
-            uneven_low = uneven_low * keep[None, :]
-            even_high = even_high * keep[None, :]
-            uneven_high = uneven_high * keep[None, :]
-            sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
+            keep = gl.convert_layout(keep, pair_layout)
+            even = even * keep[None, :]
+            uneven = uneven * keep[None, :]
             thread_barrier()
         sums += _own_sum(weights)
         for first in gl.static_range(0, TILE_N, KEYS):
             part = weights_smem.slice(first, KEYS)
-            for half in gl.static_range(2):
-                values = keys.slice(first, KEYS).slice(half * QUARTER, QUARTER, dim=1)
-                of_even, of_uneven = transposed(values.permute((1, 0)).load(operand))
-                if half == 0:
-                    even_low = warpgroup_mma(of_even, part, even_low, is_async=True)
-                    uneven_low = warpgroup_mma(of_uneven, part, uneven_low, is_async=True)
-                else:
-                    even_high = warpgroup_mma(of_even, part, even_high, is_async=True)
-                    uneven_high = warpgroup_mma(of_uneven, part, uneven_high, is_async=True)
-                if first + half == 0:
-                    last_even = of_even
-                    last_uneven = of_uneven
-                last_even, last_uneven = warpgroup_mma_wait(2, deps=[last_even, last_uneven])
+            of_even, of_uneven = transposed(words)
+            if first + KEYS < TILE_N:
+                words = keys.slice(first + KEYS, KEYS).permute((1, 0)).load(operand)
+            even = warpgroup_mma(of_even, part, even, is_async=True)
+            uneven = warpgroup_mma(of_uneven, part, uneven, is_async=True)
+            if first == 0:
                 last_even = of_even
                 last_uneven = of_uneven
-        even_low, uneven_low, even_high, uneven_high, last_even, last_uneven = warpgroup_mma_wait(
-            0, deps=[even_low, uneven_low, even_high, uneven_high, last_even, last_uneven]
+            last_even, last_uneven = warpgroup_mma_wait(2, deps=[last_even, last_uneven])
+            last_even = of_even
+            last_uneven = of_uneven
+        even, uneven, last_even, last_uneven = warpgroup_mma_wait(
+            0, deps=[even, uneven, last_even, last_uneven]
         )
         mbarrier.arrive(empty.index(stage))
-        stage += TURNS
-        phase = gl.where(stage >= STAGES, phase ^ 1, phase)
-        stage = gl.where(stage >= STAGES, stage - STAGES, stage)
+        stage += 1
+        phase = gl.where(stage == STAGES, phase ^ 1, phase)
+        stage = gl.where(stage == STAGES, 0, stage)
 
     total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
-    return (
-        even_low,
-        uneven_low,
-        even_high,
-        uneven_high,
-        peaks.load(pair_layout),
-        total,
-        stage,
-        phase,
-    )
+    return even, uneven, total, stage, phase
 
 
 @gluon.jit
-def _swap_halves(
-    even, uneven, own_even, own_uneven, peak, total, handed, other, stats, given, turn,
-    WARPGROUP: gl.constexpr,
-):  # fmt: skip
-    """Hand the sums of half of the columns to the other warpgroup, and take its of the own half.
-
-    Returns the sums of both warpgroups of the own half, their peak and their total.
-    """
-    OTHER: gl.constexpr = 1 - WARPGROUP
-    layout: gl.constexpr = even.type.layout
-    pair_layout: gl.constexpr = peak.type.layout
-    handed.index(0).store(even)  # where the queries were
-    handed.index(1).store(uneven)
-    stats.index(2 * WARPGROUP).store(peak)
-    stats.index(2 * WARPGROUP + 1).store(total)
-    mbarrier.arrive(given.index(WARPGROUP))
-    mbarrier.wait(given.index(OTHER), turn)
-    other_peak = stats.index(2 * OTHER).load(pair_layout)
-    top = gl.maximum(peak, other_peak)
-    keep = gl.exp2(peak - top)
-    other_keep = gl.exp2(other_peak - top)
-    total = total * keep + stats.index(2 * OTHER + 1).load(pair_layout) * other_keep
-    other_even = other.index(0).load(layout)
-    own_even = own_even * keep[None, :] + other_even * other_keep[None, :]
-    other_uneven = other.index(1).load(layout)
-    own_uneven = own_uneven * keep[None, :] + other_uneven * other_keep[None, :]
-    return own_even, own_uneven, top, total
-
-
-@gluon.jit
-def _store_columns(
-    even, uneven, factor, base_ptr, at, live, FIRST: gl.constexpr, dtype: gl.constexpr
-):
-    """Store answers from column FIRST on, those of pair i at ``base_ptr + at[i]``."""
+def _store_columns(even, uneven, factor, base_ptr, at, live, dtype: gl.constexpr):
+    """Store answers, those of pair i at ``base_ptr + at[i]``."""
     out = gl.join(even * factor[None, :], uneven * factor[None, :])
     out = out.permute((0, 2, 1)).reshape([2 * even.shape[0], even.shape[1]])
     layout: gl.constexpr = out.type.layout
-    column = FIRST + gl.arange(0, out.shape[0], layout=gl.SliceLayout(1, layout))
+    column = gl.arange(0, out.shape[0], layout=gl.SliceLayout(1, layout))
     of_pair: gl.constexpr = gl.SliceLayout(0, layout)
     at = gl.convert_layout(at, of_pair)
     live = gl.convert_layout(live, of_pair)
@@ -285,26 +253,26 @@ def _store_columns(
 
 @gluon.jit
 def _attend(
-    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, handed,
-    other, scales, ckv, k_pe, weights, peaks, exceeds, stats, ready, empty, given, taken,
-    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-    cache_scale_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-    R: gl.constexpr, P: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr, WARPGROUP: gl.constexpr,
+    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, scales,
+    ckv, k_pe, weights, peaks, exceeds, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr,
+    token_starts_ptr, row_lens_ptr, tree_words_ptr, cache_scale_ptr, stride_q_nope_token,
+    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R: gl.constexpr, P: gl.constexpr,
+    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
+    BOX: gl.constexpr, STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
-    PAIRS: gl.constexpr = scales.shape[0]
-    TURNS: gl.constexpr = 2 * PAIRS // TILE_M
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, PAIRS, 16])
+    ALONG: gl.constexpr = min(_WARPS, TILE_N // 16)
+    ACROSS: gl.constexpr = _WARPS // ALONG
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [ALONG, ACROSS], [16, TILE_M // ACROSS, 16]
+    )
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, TILE_M, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     cache_scale = gl.load(cache_scale_ptr)
     unit, end, row = share_of_program(shares_ptr)
-    stage = WARPGROUP if TURNS == 2 else 0
+    stage = 0
     phase = 0
-    position = 0
-    turn = 0
     while unit < end:
         (
             following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
@@ -313,67 +281,31 @@ def _attend(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, TILE_M, TILE_N, FIXED_SPLITS,
         )  # fmt: skip
-        own = tile_m if TURNS == 2 else tile_m * 2 + WARPGROUP
         _stage_queries(
-            q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, cache_scale * softmax_scale * LOG2_E,
+            q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, cache_scale * softmax_scale * LOG2_E,
             stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, own, num_heads, R, P,
+            token_starts_ptr, row, tile_m, num_heads, R, P,
         )  # fmt: skip
-        # Each warpgroup has its own stages of the ring, and so every second tile.
-        first = tile_begin + ((WARPGROUP - position) & 1 if TURNS == 2 else 0)
-        position += gl.maximum(tile_end - tile_begin, 0)
-        even_low, uneven_low, even_high, uneven_high, peak, total, stage, phase = _attend_tiles(
-            q_nope, q_pe, ckv, k_pe, weights, scales, peaks, exceeds, ready, empty, first, tile_end,
-            tile_edge, stage, phase, own, row, seq_len, context_len, token_starts_ptr,
-            tree_words_ptr, num_heads, R, MASK, TREE_WORDS, TILE_N, BOX, STAGES, TURNS, layout,
+        even, uneven, total, stage, phase = _attend_tiles(
+            q_nope, q_pe, ckv, k_pe, weights, scales, peaks, exceeds, ready, empty, tile_begin,
+            tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len, token_starts_ptr,
+            tree_words_ptr, num_heads, R, MASK, TREE_WORDS, TILE_N, BOX, STAGES, s_layout, layout,
         )  # fmt: skip
-        if TURNS == 2:
-            if WARPGROUP == 0:
-                even_low, uneven_low, peak, total = _swap_halves(
-                    even_high, uneven_high, even_low, uneven_low, peak, total, handed, other, stats,
-                    given, turn, 0,
-                )  # fmt: skip
-            else:
-                even_high, uneven_high, peak, total = _swap_halves(
-                    even_low, uneven_low, even_high, uneven_high, peak, total, handed, other, stats,
-                    given, turn, 1,
-                )  # fmt: skip
-            mbarrier.arrive(taken.index(1 - WARPGROUP))
         is_empty = total == 0.0
         factor = gl.where(is_empty, 0.0, cache_scale / total)
-        lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+        lse = (peaks.load(pair_layout) + gl.log2(total)) * LN_2
+        lse = gl.where(is_empty, float("-inf"), lse)
         if is_whole:
             token, head, _, live = query_pairs(
-                token_starts_ptr, row, own, num_heads, PAIRS, pair_layout
+                token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
             )
             at = token * stride_out_token + head * stride_out_head
-            dtype: gl.constexpr = out_ptr.dtype.element_ty
-            if TURNS == 1 or WARPGROUP == 0:
-                _store_columns(even_low, uneven_low, factor, out_ptr, at, live, 0, dtype)
-                gl.store(
-                    lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live
-                )
-            if TURNS == 1 or WARPGROUP == 1:
-                _store_columns(even_high, uneven_high, factor, out_ptr, at, live, R // 2, dtype)
+            _store_columns(even, uneven, factor, out_ptr, at, live, out_ptr.dtype.element_ty)
+            gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
-            tile = place if FIXED_SPLITS > 0 else partial_of_program(cut_ptr, shares_ptr, place)
-            pair = tile * TILE_M + gl.arange(0, PAIRS, layout=pair_layout)
-            if TURNS == 1:
-                pair += WARPGROUP * PAIRS
-            live = pair >= 0
-            if TURNS == 1 or WARPGROUP == 0:
-                _store_columns(
-                    even_low, uneven_low, factor, partial_out_ptr, pair * R, live, 0, gl.float32
-                )
-                gl.store(partial_lse_ptr + pair, lse)
-            if TURNS == 1 or WARPGROUP == 1:
-                _store_columns(
-                    even_high, uneven_high, factor, partial_out_ptr, pair * R, live, R // 2,
-                    gl.float32,
-                )  # fmt: skip
-        if TURNS == 2:
-            mbarrier.wait(taken.index(WARPGROUP), turn)  # before queries take the place of sums
-            turn ^= 1
+            pair = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, TILE_M, pair_layout)
+            _store_columns(even, uneven, factor, partial_out_ptr, pair * R, pair >= 0, gl.float32)
+            gl.store(partial_lse_ptr + pair, lse)
         unit = following
 
 
@@ -426,37 +358,24 @@ def decode_few_fp8_kernel(
     FIXED_SPLITS: gl.constexpr,
 ):
     cache_ptr = cache_ptr.to(gl.pointer_type(gl.int16))
-    PAIRS: gl.constexpr = min(TILE_M, 32)
-    TURNS: gl.constexpr = 2 * PAIRS // TILE_M
     wide: gl.constexpr = ckv_desc.layout
     slim: gl.constexpr = k_pe_desc.layout
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ckv = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, R // 2], wide)
     k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P // 2], slim)
-    q_nope_0 = gl.allocate_shared_memory(gl.float16, [2, PAIRS, R // 2], wide)
-    q_nope_1 = gl.allocate_shared_memory(gl.float16, [2, PAIRS, R // 2], wide)
-    q_pe_0 = gl.allocate_shared_memory(gl.float16, [2, PAIRS, P // 2], slim)
-    q_pe_1 = gl.allocate_shared_memory(gl.float16, [2, PAIRS, P // 2], slim)
-    of_sums: gl.constexpr = gl.NVMMASharedLayout(PAIRS * 4, 32, 2)
-    sums_0 = q_nope_0._reinterpret(gl.float32, [2, R // 4, PAIRS], of_sums)
-    sums_1 = q_nope_1._reinterpret(gl.float32, [2, R // 4, PAIRS], of_sums)
-    scales = gl.allocate_shared_memory(gl.float32, [2, PAIRS], flat)
-    peaks = gl.allocate_shared_memory(gl.float32, [2, PAIRS], flat)
+    q_nope = gl.allocate_shared_memory(gl.float16, [2, TILE_M, R // 2], wide)
+    q_pe = gl.allocate_shared_memory(gl.float16, [2, TILE_M, P // 2], slim)
     weights = gl.allocate_shared_memory(
-        gl.float16, [2, TILE_N, PAIRS], gl.NVMMASharedLayout(PAIRS * 2, 16, 2)
+        gl.float16, [TILE_N, TILE_M], gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
     )
-    exceeds = gl.allocate_shared_memory(gl.int32, [2, _WARPS], flat)
-    stats = gl.allocate_shared_memory(gl.float32, [4, PAIRS], flat)
+    scales = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
+    peaks = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
+    exceeds = gl.allocate_shared_memory(gl.int32, [_WARPS], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    given = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    taken = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=arrivals(BOX))
-        mbarrier.init(empty.index(stage), count=2 // TURNS)
-    for warpgroup in gl.static_range(2):
-        mbarrier.init(given.index(warpgroup), count=1)
-        mbarrier.init(taken.index(warpgroup), count=1)
+        mbarrier.init(empty.index(stage), count=1)
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
@@ -466,26 +385,12 @@ def decode_few_fp8_kernel(
                 _attend,
                 (
                     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-                    q_nope_0, q_pe_0, sums_0, sums_1, scales.index(0), ckv, k_pe, weights.index(0),
-                    peaks.index(0), exceeds.index(0), stats, ready, empty, given, taken,
+                    q_nope, q_pe, scales, ckv, k_pe, weights, peaks, exceeds, ready, empty,
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     tree_words_ptr, cache_scale_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
                     stride_lse_token, stride_lse_head, softmax_scale, num_heads, R, P, MASK,
-                    TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS, 0,
-                ),
-            ),
-            (
-                _attend,
-                (
-                    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-                    q_nope_1, q_pe_1, sums_1, sums_0, scales.index(1), ckv, k_pe, weights.index(1),
-                    peaks.index(1), exceeds.index(1), stats, ready, empty, given, taken,
-                    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-                    tree_words_ptr, cache_scale_ptr, stride_q_nope_token, stride_q_nope_head,
-                    stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-                    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R, P, MASK,
-                    TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS, 1,
+                    TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
                 ),
             ),
             (
@@ -498,6 +403,6 @@ def decode_few_fp8_kernel(
                 ),
             ),
         ],
-        [4, 4 if BOX == 0 else 1],
-        [232, 40] if BOX == 0 else [240, 24],
+        [4 if BOX == 0 else 1],
+        [40 if BOX == 0 else 24],
     )  # fmt: skip

@@ -21,22 +21,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache, as_cache
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core
-from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import Case, P, R
-from paged_mla_optimized.tools.bench.problem import SCALE, Tensors, build, empty_cache, plan
+from paged_mla_optimized.tools.bench.formatted import FLAT, held, written
+from paged_mla_optimized.tools.bench.problem import SCALE, Tensors, attention, build
 from paged_mla_optimized.tools.bench.table import options_of, run
 from paged_mla_shared.formats import FORMATS
 
-FLAT = "fp8_e4m3"
 FORMAT_NAMES = ("bf16", FLAT, "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
 ROWS, KEYS = 8, 4096
 SPREAD = 3.0  # standard deviation of scores
 PEAK = 14.0  # what the dominant key's score is above the others'
-_LARGEST = 448.0
 
 
 class Step(NamedTuple):
@@ -104,25 +101,10 @@ def inputs(scores: str, num_heads: int, device: str = "cuda") -> tuple[Tensors, 
 
 
 def write(config: MlaConfig, tensors: Tensors, latents: torch.Tensor) -> LatentCache:
-    """Return a cache that ``append`` wrote; a flat one has the smallest scale that saturates none.
-
-    Tokens go to slots as the block table has them.
-    """
-    device, size = latents.device, config.block_size
-    cache = empty_cache(config, len(tensors.cache), str(device))
-    if config.cache_format == FLAT:
-        cache = cache._replace(scales=latents.abs().max().float() / _LARGEST)
-    offsets = torch.arange(size, device=device)
-    slots = (tensors.block_table.long()[..., None] * size + offsets).flatten()
-    core = Core(config, device, None, None)
-    Append(config, core.facts.arch, core.tables).launch(
-        latents[:, :R],
-        latents[:, R:],
-        as_cache(config.cache_format, cache),
-        slot_mapping=slots,
-        positions=torch.zeros_like(slots),
-    )
-    return cache
+    """Return a cache that holds tokens [N * S, R + P] where the block table has them."""
+    offsets = torch.arange(config.block_size, device=latents.device)
+    slots = (tensors.block_table.long()[..., None] * config.block_size + offsets).flatten()
+    return written(config, latents, slots, len(tensors.cache))
 
 
 def answer(step: Step, tensors: Tensors, cache: LatentCache, flashmla: Any) -> torch.Tensor | None:
@@ -131,12 +113,7 @@ def answer(step: Step, tensors: Tensors, cache: LatentCache, flashmla: Any) -> t
         launch = flashmla(tensors, cache.latents, cache.scales)
         return None if launch is None else launch()[:, 0]
     config = replace(tensors.config, cache_format=step.cache_format, products=step.products)
-    core = Core(config, tensors.q.device, None, None)
-    plan(core, tensors)
-    out = torch.full_like(tensors.q_nope, torch.nan)
-    lse = out.new_empty(out.shape[:2], dtype=torch.float32)
-    core.attend(core.plan, tensors.q_nope, tensors.q_pe, cache, out=out, lse=lse)
-    return out
+    return attention(tensors, config, cache)()
 
 
 def by_blocks(latents: torch.Tensor, tensors: Tensors) -> torch.Tensor:
@@ -144,25 +121,6 @@ def by_blocks(latents: torch.Tensor, tensors: Tensors) -> torch.Tensor:
     placed = latents.new_zeros(tensors.cache.shape)
     placed[tensors.block_table.flatten().long()] = latents.view(placed.shape)
     return placed
-
-
-def held(cache: LatentCache) -> torch.Tensor:
-    """Return the numbers of a cache (S-11), float64 [num_blocks, block_size, R + P]."""
-    stored = FORMATS[cache.format]
-    if stored.is_plain:
-        return cache.latents.double()
-    rows = cache.latents.view(torch.uint8)
-    if stored.inline_scales:
-        codes, scales, keys = rows.tensor_split((R, R + 4 * stored.inline_scales), dim=2)
-        values = codes.contiguous().view(torch.float8_e4m3fn).double()
-        shares = values.view(*values.shape[:2], stored.inline_scales, -1)
-        shares = shares * scales.contiguous().view(torch.float32).double()[..., None]
-        return torch.cat([shares.flatten(2), keys.contiguous().view(torch.bfloat16)], dim=2)
-    assert cache.scales is not None
-    scales = cache.scales.double()
-    if scales.dim():
-        scales = scales[:, 0].repeat_interleave(rows.shape[1] // scales.shape[2], 1)[..., None]
-    return rows.view(torch.float8_e4m3fn).double() * scales
 
 
 def attend(tensors: Tensors, numbers: torch.Tensor) -> torch.Tensor:

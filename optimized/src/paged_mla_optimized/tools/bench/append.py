@@ -17,6 +17,7 @@ import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
+from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, empty_cache
 from paged_mla_optimized.tools.bench.table import options_of, run
@@ -114,7 +115,7 @@ def _append(step: Step) -> Launch:
 
     launch()
     found = torch.empty_like(latents[0])
-    core.gather(core.plan, caches[0], found[:, :R], found[:, R:])
+    core.gather(Spans.whole(core.plan), caches[0], found[:, :R], found[:, R:])
     want = latents[0, :, :R].float()
     error = (found[:, :R].float() - want).norm() / want.norm()
     if not error < _ERROR:
