@@ -338,7 +338,8 @@ def _step(
     if KEYS == 128:
         pairs = _pack(p, v.dtype)
     else:
-        pairs = _with_zeros(_pack(p, v.dtype), pairs.type.layout)
+        of_pairs: gl.constexpr = pairs.type.layout
+        pairs = _with_zeros(_pack(p, v.dtype), of_pairs)
     # The wait for the next keys stands here for its branch: ptxas moves the wait for PV up to the
     # last one, ahead of the exponentials.
     mbarrier.wait(k_full.index(before), ((g + 1) >> 1) & 1)
