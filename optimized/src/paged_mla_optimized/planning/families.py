@@ -237,6 +237,7 @@ _FEW_FP8 = tuple(  # the portable kernel has no room for two tiles of 128 keys
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 
 _PLAIN = ("bf16", "fp16")
+_FP8_FORMATS = tuple(name for name, stored in FORMATS.items() if not stored.is_plain)
 
 
 def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
@@ -261,8 +262,8 @@ def _few_misfit(demand: Demand, height: int) -> str:
 
 
 def _few_fp8_misfit(demand: Demand, height: int) -> str:
-    misfit = _hopper_misfit(demand, 512, formats=("fp8_e4m3",))
-    if misfit or demand.products == "exact" or height <= _FEW_FP8[0].tile_m:
+    misfit = _hopper_misfit(demand, 512, formats=_FP8_FORMATS)
+    if misfit or _tile_fp8_misfit(demand, height) or height <= _FEW_FP8[0].tile_m:
         return misfit
     return f"slower than FP8 products for {height} pairs of token and head"
 
@@ -271,10 +272,14 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
     return next(tile for tile in _FEW if tile.tile_m >= height)
 
 
-def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+def _few_fp8_variant(demand: Demand, height: int) -> AttendVariant:
     highest = _FEW_FP8[-1]
     # Two programs read the keys of more pairs together.
-    return next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
+    found = next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
+    if FORMATS[demand.cache_format].inline_scales and found.tile_m == 32:
+        # Weights of each share leave no room for two tiles of 128 keys.
+        return replace(found, tile_n=64, split_tiles=2 * found.split_tiles)
+    return found
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:

@@ -303,6 +303,8 @@ def _fp8_configs() -> Iterator[MlaConfig]:
         yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
         yield replace(config, deterministic=True)
         yield replace(config, deterministic=True, block_size=1)
+        for name in ("fp8_block_token", "fp8_block_group", "fp8_ds_mla"):
+            yield replace(config, cache_format=name)
 
 
 def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
@@ -397,8 +399,9 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     if config.is_fp8:
         types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
     stride_row = config.stored.token_bytes(config) // 2
+    stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
     yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{dtype}-{mask}"
+        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,
