@@ -13,6 +13,7 @@ from test_runs import run_suite
 
 from paged_mla_reference.backend import CAPABILITIES
 from paged_mla_shared.backend import Backend, Capabilities, Runner
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch
 
@@ -67,5 +68,6 @@ def test_every_member_is_on_the_page(heading: str, protocol: type):
     """S-20: every call of the protocol, and every array of a batch."""
     members = {name for name, _ in inspect.getmembers(protocol) if not name.startswith("_")}
     if heading == "Runner":
-        members |= {*Batch.__dataclass_fields__, *PrefillBatch.__dataclass_fields__}
+        batches = (Batch, PrefillBatch, LayerBatch)
+        members |= {name for batch in batches for name in batch.__dataclass_fields__}
     assert first_column(heading) == members

@@ -2,16 +2,25 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from paged_mla_optimized.tools.bench import fp8, peers, table
+from paged_mla_optimized.tools.bench import (
+    accuracy,
+    append,
+    formats,
+    fp8,
+    peers,
+    prefill,
+    table,
+)
 from paged_mla_optimized.tools.bench.__main__ import main, parse
 from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
-from paged_mla_optimized.tools.bench.problem import build, error
+from paged_mla_optimized.tools.bench.problem import build, empty_cache, error
 from paged_mla_optimized.tools.bench.report import header, line, summary
 
 
@@ -169,6 +178,125 @@ def test_a_row_of_fp8_fills_its_header():
     assert head.count("|") == rule.count("|") == cells.count("|")
     columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
     assert (columns["FlashMLA / fast"], columns["FlashMLA / fast, in turns"]) == ("-", "1.50")
+
+
+def test_work_of_a_prefill():
+    """S-4: the last query sees every key, each before it one fewer; 192 and 128 columns of each."""
+    case = prefill.PrefillCase("chunk", 3, ((5, 2), (1, 1)))
+    assert case.flops == 2 * 3 * (192 + 128) * (5 + 4 + 1)
+
+
+def test_drawn_prefills_stay_the_same():
+    """More cases change none; all have names of their own and fit in memory."""
+    assert prefill.drawn(10)[:3] == prefill.drawn(3)
+    assert len({case.name for case in prefill.CASES}) == len(prefill.CASES) == 16
+    for case in prefill.CASES:
+        assert all(1 <= queries <= keys for keys, queries in case.rows)
+        assert case.num_heads * sum(keys for keys, _ in case.rows) <= 1 << 21
+
+
+def test_prefills_are_held_against_plain_attention():
+    """S-5: torch's attention of two prompts passes, the same a query later does not."""
+    tensors = prefill.build(prefill.PrefillCase("two", 2, ((300, 300), (300, 300))), "cpu")
+    heads = [t.float().unflatten(0, (2, 300)).transpose(1, 2) for t in tensors.whole]
+    out = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, scale=192**-0.5)
+    out = out.transpose(1, 2).flatten(0, 1)
+    assert prefill.error(tensors, out) < 1e-5
+    with pytest.raises(ArithmeticError, match="row"):
+        prefill.error(tensors, out.roll(1, 0))
+
+
+def test_a_row_of_prefill_fills_its_header():
+    """A peer that is not there leaves its cells, and the ratios to it, empty."""
+    times = dict.fromkeys(("with plan", "attend", "FA3"), 2.0)
+    row = {"case": "h16", "flops": 10**9, "errors": times, "alone": times}
+    row["in_turns"] = times | {"FA3": 3.0}
+    head, rule = prefill.header().splitlines()
+    cells = prefill.line(row)
+    assert head.count("|") == rule.count("|") == cells.count("|")
+    columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
+    assert columns["TFLOP/s with plan"] == "500"
+    assert columns["cuDNN / with plan"] == "-"
+    assert columns["FA3 / with plan, in turns"] == "1.500"
+
+
+def put(cache, values, scale):
+    """Write values over one scale for everything, as codes; keys of 656-byte rows as they are."""
+    codes = (values / scale).to(torch.float8_e4m3fn).view(torch.uint8)
+    if cache.format == "fp8_ds_mla":
+        cache.latents[..., :512] = codes[..., :512]
+        cache.latents[..., 512:528].view(torch.float32).fill_(scale)
+        cache.latents[..., 528:].view(torch.bfloat16).copy_(values[..., 512:])
+    else:
+        cache.latents.view(torch.uint8).copy_(codes)
+        cache.scales.fill_(scale)
+
+
+def test_a_row_of_formats_fills_its_header():
+    """S-11: what a format costs is said beside the flat one, in each kind of products."""
+    kinds = [f"{name} {products}" for name in formats.FORMAT_NAMES for products in formats.PRODUCTS]
+    times = {kind: 10.0 + place for place, kind in enumerate(kinds)}
+    row = {"case": "h16", "alone": times, "in_turns": times}
+    head, rule = formats.header().splitlines()
+    assert head.count("|") == rule.count("|") == formats.line(row).count("|")
+    assert "| 10.0 / 10.0 | 12.0 / 12.0 (1.20 / 1.20) |" in formats.line(row)
+
+
+@pytest.mark.parametrize("name", accuracy.FORMAT_NAMES[1:])
+def test_held_is_what_a_cache_stands_for(name):
+    """S-11: codes times scales, whatever lies where; other scales change their tokens alone."""
+    tensors = build(Case("one row", 4, 1, seq_lens=(16,), block_size=8), "cpu")
+    cache = empty_cache(replace(tensors.config, cache_format=name), 2, "cpu")
+    values = torch.arange(2 * 8 * 576).remainder(15).sub(7).view(2, 8, 576) / 4
+    put(cache, values, 0.25)
+    assert torch.equal(accuracy.held(cache), values.double())
+    if cache.scales is not None and cache.scales.dim():
+        cache.scales[1, 0, -1] = 0.5
+        last = 8 // cache.scales.shape[2]
+        values[1, -last:] *= 2
+        assert torch.equal(accuracy.held(cache), values.double())
+
+
+def test_accuracy_is_zero_where_answers_are_right(monkeypatch):
+    """S-5: keys lie where the block table says; a dominant key weighs nearly all."""
+    monkeypatch.setattr(accuracy, "KEYS", 128)
+    tensors, latents = accuracy.inputs("peaked", 2, "cpu")
+    numbers = accuracy.by_blocks(latents.double(), tensors)
+    want = accuracy.attend(tensors, numbers)
+    keys = latents.double().view(len(tensors.seq_lens), 128, 576)
+    weights = (accuracy.SCALE * tensors.q[:, 0].double() @ keys.mT).softmax(2)
+    assert weights.amax(2).min() > 0.9
+    assert accuracy.errors(weights @ keys[..., :512], want) == pytest.approx((0, 1))
+    assert accuracy.errors(2 * want, want) == pytest.approx((1, 1))
+
+
+def test_a_row_of_accuracy_fills_its_header():
+    """A peer that is not there leaves its cells empty."""
+    head, rule = accuracy.header().splitlines()
+    for row in ({"step": "h16"}, {"step": "h16", "given": (0.1, 0.9), "cached": (0.01, 1.0)}):
+        assert head.count("|") == rule.count("|") == accuracy.line(row).count("|")
+    names = [step.name for step in accuracy.steps()]
+    assert len(set(names)) == len(names)
+
+
+def test_bytes_of_an_append():
+    """S-10: latents and keys in bfloat16 once, rows with their scales once."""
+    sizes = {step.name: step.bytes // append.TOKENS for step in append.STEPS}
+    assert sizes["bf16, rotates nothing"] == 2 * 1152
+    assert sizes["fp8_e4m3, rotates keys"] == 1152 + 576
+    assert sizes["fp8_ds_mla, rotates keys"] == 1152 + 656
+    assert sizes["fp8_block_token, rotates nothing"] == 1152 + 576 + 4
+    queries = sizes["bf16, rotates keys and queries"] - sizes["bf16, rotates keys"]
+    assert queries == 2 * 2 * append.HEADS * 64
+
+
+def test_a_row_of_appends_fills_its_header():
+    """S-10: what an append reaches of a copy is the last cell."""
+    row = {"step": "h16", "bytes": 10**6, "append": 2.0, "copy": 1.0}
+    row |= {"append_gbs": 500.0, "copy_gbs": 1000.0}
+    head, rule = append.header().splitlines()
+    assert head.count("|") == rule.count("|") == append.line(row).count("|")
+    assert append.line(row).endswith(" 0.50 |")
 
 
 def test_a_table_is_written_as_it_grows(tmp_path, monkeypatch):

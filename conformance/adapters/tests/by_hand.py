@@ -1,7 +1,7 @@
 """Kernels in plain torch, in the place of those that need a GPU.
 
 ``BatchMLAPagedAttentionWrapper`` has the interface that FlashInfer documents, and refuses what
-FlashInfer's own planner refuses.
+FlashInfer's own planner refuses. ``fwd_kvcache_mla_fp8`` is called as FlashMLA's is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from paged_mla_adapters import flashmla_fp8 as adapted
 from paged_mla_adapters.declared import FEATURES, capabilities
 from paged_mla_adapters.flashinfer import attend
 from paged_mla_adapters.kernel import Call, KernelBackend
@@ -24,10 +25,16 @@ def flashinfer():
 
 def uniform():
     """Return a backend that takes rows of one length, as decode kernels do."""
-    return _backend(_attend_rows, FEATURES)
+    return _backend(_attend_rows, FEATURES, cache_formats=frozenset({"fp32", "fp8_e4m3"}))
 
 
-def _backend(kernel, features):
+def flashmla_fp8():
+    """Return FlashMLA's FP8 interface as a backend: queries of 8 bits, one scale for all."""
+    kernel = partial(adapted.attend, sys.modules[__name__])
+    return _backend(kernel, FEATURES, cache_formats=frozenset({"fp8_e4m3"}), products="fast")
+
+
+def _backend(kernel, features, **more):
     return KernelBackend(
         name="by-hand",
         version="0",
@@ -38,23 +45,63 @@ def _backend(kernel, features):
             masks=("causal", "non_causal"),
             features=features,
             max_query_len=1 << 20,
+            **more,
         ),
     )
 
 
 def _attend_rows(call: Call):
-    rows = len(call.seq_lens)
-    q = call.q.unflatten(0, (rows, -1))
+    q = call.q.unflatten(0, (len(call.seq_lens), -1))
     assert call.cu_seqlens_q.tolist() == list(range(0, len(call.q) + 1, q.shape[1]))
+    is_fp8 = call.cache.dtype is torch.float8_e4m3fn
+    out, lse = _attend_uniform(
+        q,
+        call.cache,
+        call.seq_lens,
+        call.block_table,
+        call.problem.softmax_scale,
+        cache_scale=call.problem.cache_scale if is_fp8 else 1.0,
+        causal=call.problem.mask == "causal",
+    )
+    return out.flatten(0, 1)[..., : call.problem.dims.kv_lora_rank], lse.flatten(0, 1)
+
+
+def _attend_uniform(q, cache, seq_lens, table, softmax_scale, *, cache_scale, causal):
+    """Return what queries [N, q, H, D] get of their rows, and the lse [N, q, H]."""
     out, lse = [], []
-    for row, length in enumerate(call.seq_lens.tolist()):
-        pages = call.block_table[row, : -(-length // call.problem.block_size)]
-        keys = call.cache[pages.long()].flatten(0, 1)[:length]
-        causal = call.problem.mask == "causal"
-        answer = _softmax(q[row], keys, call.problem.softmax_scale, causal=causal)
+    for row, length in enumerate(seq_lens.tolist()):
+        pages = table[row, : -(-length // cache.shape[1])]
+        keys = cache[pages.long()].flatten(0, 1)[:length].float() * cache_scale
+        answer = _softmax(q[row], keys, softmax_scale, causal=causal)
         out.append(answer[0])
         lse.append(answer[1])
-    return torch.cat(out)[..., : call.problem.dims.kv_lora_rank], torch.cat(lse)
+    return torch.stack(out), torch.stack(lse)
+
+
+def get_mla_decoding_metadata_dense_fp8(seq_lens, pairs, heads_k):
+    assert heads_k == 1
+    return seq_lens.clone(), torch.tensor(pairs)
+
+
+def fwd_kvcache_mla_fp8(
+    q, cache, rank, seq_lens, table, softmax_scale, is_causal, plan, pairs, descale_q, descale_k
+):
+    assert q.dtype is cache.dtype is torch.float8_e4m3fn
+    assert cache.shape[2] == 1
+    assert torch.equal(plan, seq_lens)
+    assert pairs == q.shape[1] * q.shape[2]
+    assert descale_q.shape == descale_k.shape == (1,)
+    assert descale_q.dtype is descale_k.dtype is torch.float32
+    out, lse = _attend_uniform(
+        q.float() * descale_q,
+        cache.squeeze(2),
+        seq_lens,
+        table,
+        softmax_scale,
+        cache_scale=descale_k,
+        causal=is_causal,
+    )
+    return out[..., :rank], lse.transpose(1, 2)
 
 
 def _softmax(q, keys, scale, *, causal):

@@ -19,6 +19,7 @@ NEEDS = {
     "vllm_triton:create": "vllm",
     "sglang_triton:create": "sglang",
     "flashmla:create": "flash_mla",
+    "flashmla_fp8:create": "vllm",
     "flashinfer:fa2": "flashinfer",
     "flashinfer:fa3": "flashinfer",
 }
@@ -66,7 +67,8 @@ def test_what_is_expected_to_fail_is_what_failed(report: Path):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "profile"), [("flashinfer", "base-2,kernel"), ("uniform", "kernel")]
+    ("kernel", "profile"),
+    [("flashinfer", "base-2,kernel"), ("uniform", "kernel"), ("flashmla_fp8", "kernel")],
 )
 def test_a_right_kernel_passes_the_whole_suite(kernel: str, profile: str):
     """What adapters do around a kernel costs no test, neither for ragged nor for uniform rows."""

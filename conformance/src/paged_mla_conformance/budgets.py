@@ -156,6 +156,25 @@ def chunk_budget(parts: list[Part]) -> tuple[NDArray[np.float64], NDArray[np.flo
     return np.max([part.out for part in parts], axis=0) + moved, lse + merged_lse
 
 
+def parts_budget(
+    dtype: str,
+    exact: Answer,
+    allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
+    parts: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what is `allowed` once an answer may have been merged of so many unknown parts (S-8).
+
+    As :func:`chunk_budget`, where only the whole is known: a part's values are no larger than the
+    largest, of which its rounded weights and its rounded output lose half an ulp each.
+    """
+    out, lse = allowed
+    spread = np.where(np.isfinite(exact.lse), np.abs(exact.lse), 0.0)  # [T, H]
+    relative = _UNIT_ROUNDOFF * (8 + 2 * spread) * parts
+    moved = _largest((np.expm1(2 * lse) + relative) * exact.value_bound)
+    rounded = ulp(_largest(exact.value_bound), dtype)
+    return out + moved + rounded, lse + relative + _LSE_ULPS * ulp(spread, "float32")
+
+
 def _largest(values: NDArray[Any]) -> NDArray[np.float64]:
     """Return the maximum over all axes but the first, 0 for no elements."""
     flat = values.reshape(len(values), -1) if values.size else np.zeros((len(values), 1))

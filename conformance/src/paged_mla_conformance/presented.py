@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.convention import Profile
 from paged_mla_reference.attention import attend
+from paged_mla_reference.layer import absorbed_step
 from paged_mla_reference.paging import NO_SLOT, used_blocks
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
@@ -18,6 +19,7 @@ from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.backend import Backend, Capabilities, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.inputs import INT32_MAX
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem, Rows
@@ -151,6 +153,12 @@ class PresentedRunner:
         """Gather."""
         return self._inner.gather_context(self._relabel(batch))
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Quantise queries."""
+        return self._inner.quantise_queries(self._pad(batch), scale)
+
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values, and give the answer as the rules have it."""
         profile = self._profile
@@ -159,6 +167,14 @@ class PresentedRunner:
         if profile.lse == "none":
             right = prefill(self._problem, batch, Rounding.EXACT).lse.astype(np.float32)
         return self._as_ruled(answer, batch, right)
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append and attend, and give the answer as the rules have it."""
+        answer = self._inner.layer(replace(batch, step=self._pad(batch.step)))
+        right = None
+        if self._profile.lse == "none":
+            right = self._oracle(absorbed_step(self._problem, batch))
+        return self._as_ruled(answer, batch.step, right)
 
     def _as_ruled(self, answer: Output, batch: Rows, right: NDArray[np.float32] | None) -> Output:
         """Return an answer in the rules' terms; its lse is the `right` one if it has none."""

@@ -39,15 +39,26 @@ CORE = {
     "gpu": Core(
         "deepseek-v3",
         ("bfloat16", "float16"),
-        frozenset({"gather_context", "prefill", "deterministic"}),
+        frozenset({"gather_context", "quantise_queries", "prefill", "layer", "deterministic"}),
     ),
     "interpreter": Core(
         "small",
         ("float32",),
-        frozenset({"gather_context", "prefill", "deterministic", "large_offsets"}),
+        frozenset(
+            {
+                "gather_context",
+                "quantise_queries",
+                "prefill",
+                "layer",
+                "deterministic",
+                "large_offsets",
+            }
+        ),
     ),
     "cpu": Core(
-        "small", ("float32", "float16", "bfloat16"), frozenset({"prefill", "deterministic"})
+        "small",
+        ("float32", "float16", "bfloat16"),
+        frozenset({"quantise_queries", "prefill", "layer", "deterministic"}),
     ),
 }
 

@@ -94,22 +94,24 @@ def params_of_group(run: Run, group: str) -> list[CaseParam]:
         CaseParam(replace(case, cache_format=cache_format), dtype, note)
         for case, note in bent
         for dtype in run.dtypes
-        for cache_format in _formats_of(run, case)
+        for cache_format in _formats_of(run, case, dtype)
     ]
 
 
-def _formats_of(run: Run, case: Case) -> tuple[str | None, ...]:
-    """Return the formats that `case` is asked in; ``None`` is the plain one.
+def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
+    """Return the formats that `case` is asked in with `dtype`; ``None`` is the plain one.
 
-    Interpreters are slow: they are asked each case in one format, in turns.
+    Every format is asked with the first dtype of the run, and one, in turns, with each other.
+    Interpreters are slow: they are asked each case in one format.
     """
     own = case.group == formats.GROUP
     plain: tuple[str | None, ...] = () if own and case.cache_scale == 1 else (None,)
     if not own and case.id not in formats.IN_EVERY_FORMAT:
         return plain
     named = [name for name in run.formats if _allows(FORMATS[name], case)]
-    if named and run.backend.mode == "interpreter":
-        named = [named[_TURNS[case.id] % len(named)]]
+    turn = run.dtypes.index(dtype)
+    if named and (turn > 0 or run.backend.mode == "interpreter"):
+        named = [named[(_TURNS[case.id] + turn) % len(named)]]
     return (*plain, *named)
 
 

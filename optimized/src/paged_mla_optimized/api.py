@@ -13,6 +13,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
 from paged_mla_optimized.inspect.values import check_values
+from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
@@ -253,6 +254,38 @@ class PagedMla:
         )
         return out, lse
 
+    def quantise_queries(
+        self, q_nope: torch.Tensor, q_pe: torch.Tensor, *, scale: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the planned step's queries as e4m3 codes, rotated, with scales (S-11, S-12).
+
+        One launch, for kernels of FP8 products that are not this package's: :meth:`attend` takes
+        queries as they are.
+
+        Parameters
+        ----------
+        q_nope : dtype [T, H, R]
+        q_pe : dtype [T, H, P]
+            Unrotated if the config has a rope.
+        scale : float32 [] or None
+            Finite and > 0, on the device, not looked at: what divides all queries, of which those
+            past 448 times it become that. ``None`` takes a scale from the data for each token and
+            head.
+
+        Returns
+        -------
+        codes : float8_e4m3fn [T, H, R + P]
+            Dense; infinite numbers are NaN.
+        scales : float32 [T, H]
+            What each line's codes are multiplied by.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or last stride is wrong.
+        """
+        return self._core.quantise_queries(self._core.plan, q_nope, q_pe, scale)
+
     def gather_context(self, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Read every planned row's cached tokens, row after row (S-1, S-9). One launch.
 
@@ -273,7 +306,7 @@ class PagedMla:
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        self._core.gather(self._core.plan, cache, ckv, k_pe)
+        self._core.gather(Spans.whole(self._core.plan), cache, ckv, k_pe)
 
     def memory(self) -> list[Buffer]:
         """Return every tensor this instance holds on its device, largest first."""

@@ -13,8 +13,8 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
-from paged_mla_optimized.launchers.gather import launch_gather
-from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.launchers.gather import Spans, launch_gather
+from paged_mla_optimized.launchers.quantise import Quantise, QuantiseQueries
 from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
@@ -71,7 +71,7 @@ class Core:
         self.variants = list(dict.fromkeys(served))
         self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
         num_sms = self.facts.num_sms
-        self.plan = Plan(config, self.variants, num_sms, self.device)
+        self.plan = self.new_plan()
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
         self.quantise = None
@@ -81,12 +81,17 @@ class Core:
             Attention(config, v, self.facts, self.workspace, self.quantise) for v in self.variants
         ]
         self._append = Append(config, self.facts.arch, self.tables)
+        self._quantise = Quantise(config, self.facts.arch, self.tables)
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
         # Layouts that passed: looking again costs host time.
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
+
+    def new_plan(self) -> Plan:
+        """Return buffers for one more step; those of :attr:`plan` are the first."""
+        return Plan(self.config, self.variants, self.facts.num_sms, self.device)
 
     @property
     def attention(self) -> Attention:
@@ -175,15 +180,37 @@ class Core:
             if config.lse_base == "2":
                 lse.mul_(_LOG2_E)
 
-    def gather(self, plan: Plan, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
-        """Check and read the cached rows of the step in `plan`."""
+    def quantise_queries(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Check and quantise the queries of the step in `plan`; return codes and scales."""
+        config, device, num_tokens = self.config, self.device, plan.num_tokens
+        checks.check_queries(config, q_nope, q_pe, num_tokens, device)
+        if scale is not None:
+            checks.check_tensor("scale", scale, (), torch.float32, device)
+        lines = (num_tokens, config.num_heads)
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        codes = torch.empty((*lines, width), dtype=torch.uint8, device=device)
+        scales = torch.empty(lines, dtype=torch.float32, device=device)
+        if num_tokens > 0:
+            self._quantise.launch(
+                q_nope, q_pe, codes, scales, positions=plan.positions, scale=scale
+            )
+        return codes.view(torch.float8_e4m3fn), scales
+
+    def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
+        """Check and read cached tokens of rows."""
         cache = self._as_cache(cache)
         checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)
-        if ckv.shape[0] > 0 and plan.num_rows > 0:
-            launch_gather(self.config, self.facts.arch, plan, cache, ckv=ckv, k_pe=k_pe)
+        if ckv.shape[0] > 0 and len(spans.block_table) > 0:
+            launch_gather(self.config, self.facts.arch, spans, cache, ckv=ckv, k_pe=k_pe)
 
     def _as_cache(self, cache: Cache) -> LatentCache:
         """Return `cache` as an object; its address is no part of a layout."""

@@ -10,7 +10,7 @@ import torch
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.inspect.values import check_prefix_sums
-from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, heads_fit
+from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
 from paged_mla_optimized.launchers.prefill import (
     Heads,
     PortablePrefill,
@@ -45,6 +45,9 @@ class PrefillConfig:
         Of queries, keys, values and outputs: bfloat16, float16 or float32.
     causal : bool
         Query i of a row sees keys up to ``i + key_len - query_len`` (S-4), else all of the row.
+    writes_empty : bool
+        Rows without keys, and padded tokens, are answered with (0, -inf) (S-6). Else they are left
+        as they are and cost nothing, which is what chunks of context want that are merged.
 
     Raises
     ------
@@ -63,6 +66,7 @@ class PrefillConfig:
     v_head_dim: int = 128
     dtype: torch.dtype = torch.bfloat16
     causal: bool = True
+    writes_empty: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim"):
@@ -129,9 +133,14 @@ class Prefill:
             )
         demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
         variant = prefill_variant(*demand)
-        self._plan = PrefillPlan(config, variant.tile_m, self.device)
+        self._plan = PrefillPlan(config, variant.tile_m, facts, self.device)
         self._portable = PortablePrefill(config, variant)
         self._hopper = HopperPrefill(config, facts.num_sms) if is_for_hopper(*demand) else None
+
+    @property
+    def tiles(self) -> PrefillPlan:
+        """Tiles of the planned step's queries."""
+        return self._plan
 
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
@@ -206,10 +215,11 @@ class Prefill:
         check_tensor("lse", lse, lines, torch.float32, self.device)
         if self._plan.num_tokens == 0:
             return out, lse
-        if self._hopper is not None and heads_fit(heads):
-            self._hopper.launch(self._plan, heads, out=out, lse=lse)
-        else:
+        descriptors = None if self._hopper is None else self._hopper.describe(heads)
+        if self._hopper is None or descriptors is None:
             self._portable.launch(self._plan, heads, out=out, lse=lse)
+        else:
+            self._hopper.launch(descriptors, self._plan, heads, out=out, lse=lse)
         return out, lse
 
     def check(

@@ -12,16 +12,34 @@ from numpy.typing import NDArray
 import paged_mla_reference
 from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.validate import validate_batch, validate_prefill, validate_problem
+from paged_mla_reference.validate import (
+    validate_batch,
+    validate_layer,
+    validate_prefill,
+    validate_problem,
+    validate_query_scale,
+)
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 CAPABILITIES = Capabilities(
-    ops=frozenset({"plan", "append", "attend", "merge", "gather_context", "prefill"}),
+    ops=frozenset(
+        {
+            "plan",
+            "append",
+            "attend",
+            "merge",
+            "gather_context",
+            "quantise_queries",
+            "prefill",
+            "layer",
+        }
+    ),
     dtypes=frozenset(PLAIN_FORMAT_OF_DTYPE),
     cache_formats=frozenset(ENCODINGS),
     block_sizes=frozenset(range(1, 257)),
@@ -113,10 +131,24 @@ class ReferenceRunner:
         validate_batch(self._problem, batch)
         return self._oracle.gather_context(self._problem, batch, self._image)
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Return the queries as e4m3 codes with scales (S-11)."""
+        validate_batch(self._problem, batch)
+        validate_query_scale(scale)
+        return self._oracle.quantise_queries(self._problem, batch, scale)
+
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values of every head (S-21)."""
         validate_prefill(self._problem, batch)
         return self._oracle.prefill(self._problem, batch)
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append a step's latents and attend to the cache, between a layer's projections (S-21)."""
+        validate_layer(self._problem, batch)
+        self._image = self._oracle.append(self._problem, batch.step, self._image)
+        return self._oracle.layer(self._problem, batch, self._image)
 
 
 def create() -> ReferenceBackend:

@@ -1,4 +1,4 @@
-"""The rules as six functions, so that one of them can be exchanged for a wrong one."""
+"""The rules as eight functions, so that one of them can be exchanged for a wrong one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import attend
 from paged_mla_reference.cache import append, gather_context
+from paged_mla_reference.layer import layer
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
+from paged_mla_reference.queries import quantise_queries
 from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
@@ -43,10 +47,14 @@ class Oracle:
         (S-4 to S-7), :func:`answer`.
     gather_context : callable
         (S-1, S-9), :func:`paged_mla_reference.cache.gather_context`.
+    quantise_queries : callable
+        (S-11), :func:`paged_mla_reference.queries.quantise_queries`.
     merge : callable
         (S-8), :func:`paged_mla_reference.merge.merge`.
     prefill : callable
         (S-21), :func:`prefilled`.
+    layer : callable
+        (S-21), :func:`paged_mla_reference.layer.layer`.
     """
 
     metadata: Callable[[Problem, Batch], Metadata] = metadata
@@ -55,8 +63,12 @@ class Oracle:
     gather_context: Callable[[Problem, Batch, CacheImage], tuple[NDArray[Any], NDArray[Any]]] = (
         gather_context
     )
+    quantise_queries: Callable[
+        [Problem, Batch, float | None], tuple[NDArray[np.uint8], NDArray[np.float32]]
+    ] = quantise_queries
     merge: Callable[[Sequence[Output]], Output] = merge
     prefill: Callable[[Problem, PrefillBatch], Output] = prefilled
+    layer: Callable[[Problem, LayerBatch, CacheImage], Output] = layer
 
 
 RIGHT = Oracle()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from paged_mla_reference.validate_mask import validate_mask
 from paged_mla_shared.dtypes import dtype_name, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope, Rows
 
@@ -34,9 +36,7 @@ def validate_problem(problem: Problem) -> None:
     if stored.is_plain and stored.ckv_dtype != problem.dtype:
         allowed = f"{PLAIN_FORMAT_OF_DTYPE[problem.dtype]} for dtype {problem.dtype}"
         raise InvalidArgument("cache_format", problem.cache_format, allowed)
-    cache_scale = round_to(np.array(problem.cache_scale), "float32")
-    if not (np.isfinite(cache_scale) and cache_scale > 0):
-        raise InvalidArgument("cache_scale", problem.cache_scale, "a finite float32 > 0")
+    _validate_scale("cache_scale", problem.cache_scale)
     _validate_sizes(problem)
     _validate_shares(problem, stored)
     itemsize = numpy_dtype(stored.ckv_dtype).itemsize
@@ -49,6 +49,18 @@ def validate_problem(problem: Problem) -> None:
         raise InvalidArgument("softmax_scale", scale, "a finite number > 0")
     if problem.rope is not None:
         _validate_rope(problem.rope)
+
+
+def validate_query_scale(scale: float | None) -> None:
+    """Raise ``InvalidArgument`` if no query can be divided by `scale` (S-11)."""
+    if scale is not None:
+        _validate_scale("scale", scale)
+
+
+def _validate_scale(name: str, scale: float) -> None:
+    rounded = round_to(np.array(scale), "float32")
+    if not (np.isfinite(rounded) and rounded > 0):
+        raise InvalidArgument(name, scale, "a finite float32 > 0")
 
 
 def _validate_sizes(problem: Problem) -> None:
@@ -137,6 +149,22 @@ def validate_prefill(problem: Problem, batch: PrefillBatch) -> None:
     if longest > problem.max_model_len:
         allowed = f"rows of <= max_model_len = {problem.max_model_len}"
         raise InvalidArgument("cu_seqlens_k", f"a row of {longest} keys", allowed)
+
+
+def validate_layer(problem: Problem, batch: LayerBatch) -> None:
+    """Raise ``InvalidArgument`` if no rule allows `batch` on a runner of `problem` (S-21)."""
+    dims, step = problem.dims, batch.step
+    heads, nope = dims.num_heads, dims.qk_nope_head_dim
+    _check("q_nope", step.q_nope, problem.dtype, (*step.q_nope.shape[:1], heads, nope))
+    absorbed = np.zeros((*step.q_nope.shape[:2], dims.kv_lora_rank), step.q_nope.dtype)
+    validate_batch(problem, replace(step, q_nope=absorbed))
+    lines = heads * (nope + dims.v_head_dim)
+    _check("kv_b_proj", batch.kv_b_proj, problem.dtype, (lines, dims.kv_lora_rank))
+    if not 0 <= batch.absorbed_rows <= step.num_rows:
+        raise InvalidArgument("absorbed_rows", batch.absorbed_rows, f"0 to {step.num_rows} rows")
+    if batch.workspace < problem.max_query_tokens:
+        allowed = f">= max_query_tokens = {problem.max_query_tokens}"
+        raise InvalidArgument("workspace", batch.workspace, allowed)
 
 
 def validate_partials(partials: Sequence[Output]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
@@ -23,7 +24,9 @@ class Capabilities:
 
     Parameters
     ----------
-    ops : frozenset of {"plan", "append", "attend", "merge", "gather_context", "prefill"}
+    ops : frozenset of str
+        "plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill",
+        "layer".
     dtypes, cache_formats : frozenset of str
     block_sizes, num_heads : frozenset of int
     head_dims : frozenset of (R, P)
@@ -38,7 +41,7 @@ class Capabilities:
         "validation": bad input raises before anything is written; "deterministic": a row has
         the same bits whatever its batch mates (S-20).
     prefill_dims : frozenset of (N, P, V)
-        Head dims of the op "prefill".
+        Head dims of the ops "prefill" and "layer".
     max_query_len : int
         Longest query of one row.
     products : str
@@ -77,7 +80,7 @@ class Capabilities:
         if problem.rope is not None:
             needs.append(("rope", str(problem.rope.pairing), self.ropes))
         needs += [("op", op, self.ops) for op in ops]
-        if "prefill" in ops:
+        if {"prefill", "layer"} & set(ops):
             head = (dims.qk_nope_head_dim, dims.qk_rope_head_dim, dims.v_head_dim)
             needs.append(("prefill of (N, P, V)", head, self.prefill_dims))
         needs += [("feature", feature, self.features) for feature in features]
@@ -122,9 +125,22 @@ class Runner(Protocol):
         """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P], K = sum of ``seq_lens``."""
         raise Unsupported(f"gather_context of {batch.num_rows} rows is not declared")
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Return the queries, rotated, as e4m3 codes [T, H, R + P] with scales [T, H] (S-11).
+
+        All have the one `scale` given; ``None`` takes one from the data for each token and head.
+        """
+        raise Unsupported(f"e4m3 of {batch.num_tokens} queries, scale {scale}, is not declared")
+
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values of every head, causal or not; reads no cache (S-21)."""
         raise Unsupported(f"prefill of {batch.num_rows} rows is not declared")
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append a step's latents and attend, between a layer's projections: [T, H, V] (S-21)."""
+        raise Unsupported(f"a layer of {batch.num_tokens} tokens is not declared")
 
 
 class Backend(Protocol):

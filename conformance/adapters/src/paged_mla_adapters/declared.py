@@ -51,26 +51,40 @@ def need_gpu(what: str, *majors: int) -> None:
         raise Unsupported(f"{what} needs a GPU of compute capability {allowed}")
 
 
+def plain_formats(dtypes: frozenset[str]) -> frozenset[str]:
+    """Return the cache formats whose elements are of these types."""
+    return frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes)
+
+
+def triton_formats(dtypes: frozenset[str]) -> frozenset[str]:
+    """Return the plain formats, and flat e4m3 where Triton has that type: since Ada."""
+    has_e4m3 = mode() == "interpreter" or torch.cuda.get_device_capability() >= (8, 9)
+    return plain_formats(dtypes) | ({"fp8_e4m3"} if has_e4m3 else set())
+
+
 def capabilities(
     dtypes: frozenset[str],
     *,
+    cache_formats: frozenset[str] | None = None,
+    products: str = "exact",
     block_sizes: Iterable[int] = range(1, 257),
     head_dims: Iterable[tuple[int, int]],
     masks: Iterable[str] = ("causal",),
     features: frozenset[str] = FEATURES,
     max_query_len: int = 1,
 ) -> Capabilities:
-    """Return what a kernel of these types serves; it reads a cache of its own type."""
+    """Return what a kernel of these types serves; without `cache_formats`, the plain ones."""
     return Capabilities(
         ops=frozenset({"plan", "append", "attend"}),
         dtypes=dtypes,
-        cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes),
+        cache_formats=plain_formats(dtypes) if cache_formats is None else cache_formats,
         block_sizes=frozenset(block_sizes),
         num_heads=frozenset(range(1, 129)),
         head_dims=frozenset(head_dims),
         masks=frozenset(masks),
         features=features,
         max_query_len=max_query_len,
+        products=products,
     )
 
 

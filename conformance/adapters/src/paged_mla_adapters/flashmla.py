@@ -78,10 +78,8 @@ def _from_package() -> tuple[Launch, str] | None:
 
 
 def _from_vllm() -> tuple[Launch, str]:
-    found = [path for entry in sys.path if (path := Path(entry) / BINARY).exists()]
-    if not found:
-        raise ModuleNotFoundError(f"neither flash_mla nor {BINARY} is installed", name="flash_mla")
-    torch.ops.load_library(str(found[0]))  # type: ignore[no-untyped-call]  # torch has no types
+    path = library_of_vllm(BINARY)
+    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
 
     def launch(call: Call, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, *_ = torch.ops._flashmla_C.dense_decode_fwd(
@@ -98,4 +96,18 @@ def _from_vllm() -> tuple[Launch, str]:
         )
         return out, lse
 
-    return launch, version_of("vllm", found[0])
+    return launch, version_of("vllm", path)
+
+
+def library_of_vllm(binary: str) -> Path:
+    """Return the path of a library that vLLM carries, wherever it is on Python's path.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        It is not there.
+    """
+    found = [path for entry in sys.path if (path := Path(entry) / binary).exists()]
+    if not found:
+        raise ModuleNotFoundError(f"{binary} is not installed", name="flash_mla")
+    return found[0]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paged_mla_adapters.arrays import DTYPES, to_numpy, to_torch
 from paged_mla_adapters.declared import mode
+from paged_mla_reference.fp8 import quantise
 from paged_mla_reference.positions import metadata
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.errors import Unsupported
@@ -31,8 +32,9 @@ class Call:
     ----------
     problem : Problem
     q : dtype [T, H, R + P]
-    cache : dtype [num_blocks, block_size, R + P]
-        A view; its first two strides may exceed what it carries.
+    cache : dtype or float8_e4m3fn [num_blocks, block_size, R + P]
+        A view; its first two strides may exceed what it carries. What e4m3 stands for is to be
+        multiplied by ``problem.cache_scale``.
     cu_seqlens_q : int32 [N + 1]
         Where the tokens of each row begin; as far apart for each row unless the backend declares
         the feature "mixed".
@@ -119,9 +121,13 @@ class KernelRunner:
         layout, slots = self._problem.layout, batch.slot_mapping
         slots = self.plan(batch).slot_mapping if slots is None else slots
         written = slots >= 0
-        rows = self._tensor(np.hstack([batch.ckv[written], batch.k_pe[written]]))
+        rows = np.hstack([batch.ckv[written], batch.k_pe[written]])
+        if self._is_fp8:
+            rows = quantise(
+                rows.astype(np.float32), np.array(self._problem.cache_scale, np.float32)
+            )
         at = self._tensor(slots[written])
-        self._cache()[at // layout.block_size, at % layout.block_size] = rows
+        self._cache()[at // layout.block_size, at % layout.block_size] = self._tensor(rows)
 
     def attend(self, batch: Batch) -> Output:
         """Launch the kernel on the rows of the batch, then on rows of padded tokens."""
@@ -135,10 +141,11 @@ class KernelRunner:
         lens = np.pad(lens, (0, padded), constant_values=padded_len)
         q = np.concatenate([batch.q_nope, batch.q_pe], axis=-1)
         q = np.concatenate([q, np.zeros((int(lens.sum()) - tokens, *q.shape[1:]), q.dtype)])
+        cache = self._cache()
         call = Call(
             problem=self._problem,
             q=self._tensor(q),
-            cache=self._cache(),
+            cache=cache.view(torch.float8_e4m3fn) if self._is_fp8 else cache,
             cu_seqlens_q=self._tensor(np.pad(lens.cumsum(), (1, 0)).astype(np.int32)),
             block_table=self._tensor(np.pad(batch.block_table[rows], ((0, padded), (0, 0)))),
             seq_lens=self._tensor(np.pad(batch.seq_lens[rows], (0, padded))),
@@ -157,9 +164,15 @@ class KernelRunner:
             raise Unsupported(f"rows of different query lengths: {sorted(lengths)}")
         return asking, lengths.pop()
 
+    @property
+    def _is_fp8(self) -> bool:
+        return self._problem.cache_format == "fp8_e4m3"
+
     def _cache(self) -> torch.Tensor:
+        """Return [num_blocks, block_size, R + P], of e4m3 the codes."""
         layout = self._problem.layout
-        elements = self._storage.view(DTYPES[self._problem.dtype])
+        storage, dtype = self._storage, DTYPES[self._problem.dtype]
+        elements = storage if self._is_fp8 else storage.view(dtype)
         size = elements.element_size()
         return elements.as_strided(
             (layout.num_blocks, layout.block_size, layout.dims.cached_dim),

@@ -3,6 +3,9 @@
 ``sglang.kernels.ops.attention.decode_attention``, before 0.5.10 or so
 ``sglang.srt.layers.attention.triton_ops.decode_attention``.
 
+Where the cache is FP8 it rounds weights, and queries but for their rotated part, to FP8 as they
+are; scores and outputs take the cache's scale.
+
 It returns no lse. Every split leaves its own, natural and float32; their sum of exponentials is
 what the adapter answers.
 """
@@ -16,7 +19,13 @@ from types import ModuleType
 
 import torch
 
-from paged_mla_adapters.declared import FEATURES, capabilities, triton_dtypes, version_of
+from paged_mla_adapters.declared import (
+    FEATURES,
+    capabilities,
+    triton_dtypes,
+    triton_formats,
+    version_of,
+)
 from paged_mla_adapters.kernel import Call, KernelBackend
 
 SPLITS = 4
@@ -36,6 +45,8 @@ def create() -> KernelBackend:
         kernel=kernel,
         capabilities=capabilities(
             dtypes,
+            cache_formats=triton_formats(dtypes),
+            products="fast",
             head_dims=((512, 64), (256, 32)),
             features=FEATURES if kernel.takes_pages else FEATURES - {"strided_cache"},
         ),
@@ -82,7 +93,8 @@ class SglangDecode:
         partial = torch.full((rows, heads, SPLITS, rank), torch.nan, device=device)
         lse = torch.full((rows, heads, SPLITS), -torch.inf, device=device)
         splits = torch.full((rows,), SPLITS, dtype=torch.int32, device=device)
-        options = {"k_scale": 1.0, "v_scale": 1.0, "has_mla": True, "page_size": page_size}
+        scale = call.problem.cache_scale if call.cache.dtype is torch.float8_e4m3fn else 1.0
+        options = {"k_scale": scale, "v_scale": scale, "has_mla": True, "page_size": page_size}
         self._launch(
             call.q,
             keys,

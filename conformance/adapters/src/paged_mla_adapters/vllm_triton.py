@@ -1,5 +1,7 @@
 """vLLM's Triton MLA decode kernel: ``vllm.v1.attention.ops.triton_decode_attention``.
 
+It reads FP8 caches as their numbers, multiplied by the scale, in the queries' type.
+
 The lse buffer is the caller's. This one is float32; vLLM's own layer passes one of the queries'
 dtype (``v1/attention/backends/mla/triton_mla.py`` in 0.33).
 """
@@ -14,7 +16,12 @@ from typing import Any
 
 import torch
 
-from paged_mla_adapters.declared import capabilities, triton_dtypes, version_of
+from paged_mla_adapters.declared import (
+    capabilities,
+    triton_dtypes,
+    triton_formats,
+    version_of,
+)
 from paged_mla_adapters.kernel import Call, KernelBackend
 
 MODULE = "vllm.v1.attention.ops.triton_decode_attention"
@@ -28,7 +35,11 @@ def create() -> KernelBackend:
         name="vllm-triton",
         version=version_of("vllm", Path(str(module.__file__))),
         kernel=partial(attend, module.decode_attention_fwd),
-        capabilities=capabilities(dtypes, head_dims=((512, 64), (256, 32), (32, 16))),
+        capabilities=capabilities(
+            dtypes,
+            cache_formats=triton_formats(dtypes),
+            head_dims=((512, 64), (256, 32), (32, 16)),
+        ),
     )
 
 
@@ -40,6 +51,7 @@ def attend(launch: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.
     out = torch.full((rows, heads, rank), torch.nan, dtype=call.q.dtype, device=device)
     lse = torch.full((rows, heads), torch.nan, device=device)
     keys = call.cache.unsqueeze(2)
+    scale = torch.tensor(call.problem.cache_scale, device=device)
     launch(
         call.q,
         keys,
@@ -52,6 +64,8 @@ def attend(launch: Callable[..., Any], call: Call) -> tuple[torch.Tensor, torch.
         SPLITS,
         call.problem.softmax_scale,
         call.problem.block_size,
+        k_scale=scale,
+        v_scale=scale,
         is_mla=True,
     )
     return out, lse

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 from paged_mla_conformance.mutants import MUTANTS
@@ -21,22 +22,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="paged_mla_conformance.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count(), help="processes")
+    parser.add_argument("-k", metavar="EXPRESSION", help="ask these tests alone, as pytest's -k")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="also writes JSON beside it")
     options = parser.parse_args(arguments)
-    if options.page and options.names:
-        parser.error("--page needs every mutant")
+    if options.page and (options.names or options.k):
+        parser.error("--page needs every mutant, and every test")
     if options.page and not options.page.parent.is_dir():
         parser.error(f"--page: got {options.page}; allowed: a file in a folder that is there")
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
         parser.error(f"no mutants: {sorted(unknown)}")
     names = [RIGHT_BACKEND, *(options.names or MUTANTS)]
+    chosen = ("-k", options.k) if options.k else ()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
         results = []
-        for k in pool.map(kill, names):
+        for k in pool.map(kill, names, *map(repeat, chosen)):
             print(f"{k.name}: {', '.join(k.by()) or '-'}", flush=True)
             results.append(k)
     right, *kills = results

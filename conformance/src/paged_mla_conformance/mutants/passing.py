@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_shared.backend import Runner
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
@@ -54,6 +55,16 @@ class Passing:
         """Hand on."""
         return self.inner.gather_context(batch)
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Hand on."""
+        return self.inner.quantise_queries(batch, scale)
+
     def prefill(self, batch: PrefillBatch) -> Output:
         """Hand on."""
         return self.inner.prefill(batch)
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Hand on."""
+        return self.inner.layer(batch)

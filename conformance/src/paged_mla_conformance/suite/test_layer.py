@@ -1,10 +1,11 @@
-"""Absorbed and materialised, a step of a layer has one answer (S-21)."""
+"""Absorbed and materialised, whole and in parts, a step of a layer has one answer (S-21)."""
 
 from __future__ import annotations
 
 import pytest
 
 from paged_mla_conformance.both_forms import check_both_forms
+from paged_mla_conformance.layered import check_layer
 from paged_mla_conformance.trial import Trial
 
 pytestmark = pytest.mark.mla(group="layer", ops=("prefill", "attend"))
@@ -12,3 +13,8 @@ pytestmark = pytest.mark.mla(group="layer", ops=("prefill", "attend"))
 
 def test_layer(trial: Trial) -> None:
     check_both_forms(trial)
+
+
+@pytest.mark.mla(group="layer", ops=("layer",))
+def test_layer_whole(trial: Trial) -> None:
+    check_layer(trial)

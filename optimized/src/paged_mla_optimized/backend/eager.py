@@ -15,9 +15,12 @@ from paged_mla_optimized.backend.arrays import to_numpy, to_torch
 from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge import merge_partials
+from paged_mla_optimized.layer import LayerConfig, MlaLayer
 from paged_mla_optimized.prefill import Prefill, PrefillConfig
 from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
@@ -34,6 +37,7 @@ class EagerRunner:
         self._planned: Batch | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._prefills: dict[bool, Prefill] = {}
+        self._layers: dict[int, MlaLayer] = {}
 
     def load_cache(self, image: CacheImage) -> None:
         """Make the cache equal `image`, where it lies."""
@@ -83,6 +87,15 @@ class EagerRunner:
         self._mla.gather_context(self._cache, ckv, k_pe)
         return to_numpy(ckv), to_numpy(k_pe)
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Quantise the batch's queries."""
+        tensors = self._prepare(batch)
+        given = None if scale is None else torch.tensor(scale, device=self._mla.device)
+        codes, scales = self._mla.quantise_queries(tensors["q_nope"], tensors["q_pe"], scale=given)
+        return to_numpy(codes.view(torch.uint8)), to_numpy(scales)
+
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to materialised heads, into buffers full of NaN."""
         device = self._mla.device
@@ -101,6 +114,47 @@ class EagerRunner:
         prefill.plan(*lengths, num_tokens=num_tokens)
         prefill.attend(**tensors, out=out, lse=lse)
         return Output(to_numpy(out), to_numpy(lse))
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append and attend, between a layer's projections, into buffers full of NaN."""
+        config, device, dims = self._mla.config, self._mla.device, self._problem.dims
+        step = batch.step
+        tensors = {name: to_torch(name, array, device) for name, array in batch.arrays.items()}
+        lengths = (tensors["cu_seqlens_q"], tensors["seq_lens"], tensors["block_table"])
+        slots = tensors.get("slot_mapping")
+        num_blocks, num_tokens = self._problem.num_blocks, step.num_tokens
+        self._mla.check(*lengths, num_blocks=num_blocks, num_tokens=num_tokens, slot_mapping=slots)
+        checks.check_latents(config, tensors["ckv"], tensors["k_pe"], num_tokens, device)
+        weights = HeadWeights.of_kv_b_proj(
+            tensors["kv_b_proj"], dims.num_heads, dims.qk_nope_head_dim
+        )
+        q_nope, q_pe = tensors["q_nope"], tensors["q_pe"]
+        lines = (num_tokens, dims.num_heads)
+        out = torch.full((*lines, dims.v_head_dim), torch.nan, dtype=q_nope.dtype, device=device)
+        lse = torch.full(lines, torch.nan, device=device)
+        layer = self._layer_of(batch.workspace)
+        layer.plan(
+            *lengths,
+            num_tokens=num_tokens,
+            query_lens=step.query_lens.tolist(),
+            max_seq_lens=step.seq_lens.tolist(),
+            absorbed_rows=batch.absorbed_rows,
+        )
+        layer.append(tensors["ckv"], tensors["k_pe"], self._cache, slots)
+        layer.attend(q_nope, q_pe, self._cache, weights, out=out, lse=lse)
+        return Output(to_numpy(out), to_numpy(lse))
+
+    def _layer_of(self, workspace: int) -> MlaLayer:
+        if workspace not in self._layers:
+            dims = self._problem.dims
+            config = LayerConfig(
+                attention=self._mla.config,
+                qk_nope_head_dim=dims.qk_nope_head_dim,
+                v_head_dim=dims.v_head_dim,
+                workspace_tokens=workspace,
+            )
+            self._layers[workspace] = MlaLayer(config, self._mla.device)
+        return self._layers[workspace]
 
     def _prefill_of(self, causal: bool) -> Prefill:  # noqa: FBT001 - a field of the batch
         if causal not in self._prefills:

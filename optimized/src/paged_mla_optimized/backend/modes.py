@@ -28,7 +28,9 @@ def graphed() -> TritonBackend:
     Unsupported
         There is no CUDA device to record them on.
     """
-    backend = _mode("graphed", runner=GraphedRunner, left_out=frozenset({"gather_context"}))
+    backend = _mode(
+        "graphed", runner=GraphedRunner, left_out=frozenset({"gather_context", "quantise_queries"})
+    )
     if backend.mode != "gpu":
         raise Unsupported(f"CUDA graphs on {backend.device}: they need a CUDA device")
     return backend
@@ -60,6 +62,6 @@ def fast() -> TritonBackend:
 
 
 def _mode(name: str, *, left_out: frozenset[str] = frozenset(), **changes: Any) -> TritonBackend:
-    """Return the plain backend in a mode of its steps; prefill knows none of them."""
-    plain, left_out = create(), left_out | {"prefill"}
+    """Return the plain backend in a mode of its steps; prefill and layers know none of them."""
+    plain, left_out = create(), left_out | {"prefill", "layer"}
     return replace(plain, name=f"{plain.name} {name}", left_out=left_out, **changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,32 +17,53 @@ _TOKENS_PER_PROGRAM = 16
 _TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
 
 
+class Spans(NamedTuple):
+    """Which tokens of each row are read, and to which lines.
+
+    Parameters
+    ----------
+    block_table : int32 [B, M]
+    key_starts : int32 [B + 1]
+        Prefix sums of how many each row has, from 0.
+    firsts : int32 [B]
+        The first one of each row.
+    """
+
+    block_table: torch.Tensor
+    key_starts: torch.Tensor
+    firsts: torch.Tensor
+
+    @classmethod
+    def whole(cls, plan: Plan) -> Spans:
+        """Return all tokens of the planned rows."""
+        return cls(plan.block_table, plan.key_starts, plan.firsts)
+
+
 def launch_gather(
     config: MlaConfig,
     arch: str,
-    plan: Plan,
+    spans: Spans,
     cache: LatentCache,
     *,
     ckv: torch.Tensor,
     k_pe: torch.Tensor,
 ) -> None:
-    """Write the first ``cu_seqlens_k[B]`` rows of `ckv` and `k_pe`; B and K > 0."""
+    """Write the first ``key_starts[B]`` lines of `ckv` and `k_pe`; B and K > 0."""
     capacity, latents, constants = ckv.shape[0], cache.latents, gather_constants(config, arch)
     scales, scales_stride = scales_and_stride(cache)
     with torch.cuda.device(latents.get_device()):
         gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
             latents,
             scales,
-            plan.block_table,
-            plan.key_starts,
+            *spans,
             ckv,
             k_pe,
             *latents.stride()[:2],
             scales_stride,
-            *plan.block_table.stride(),
+            *spans.block_table.stride(),
             ckv.stride(0),
             k_pe.stride(0),
-            plan.num_rows,
+            len(spans.block_table),
             capacity,
             config.block_size,
             **constants,

@@ -14,7 +14,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from paged_mla_optimized.cache import LatentCache, scales_and_stride, tensors_of
+from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_few_fp8 import decode_few_fp8_kernel
@@ -75,13 +75,14 @@ def queries_fit(q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class _Start:
-    """Where a cache starts: all that Triton asks of a descriptor's tensor, and no storage."""
+class Origin:
+    """Where a tensor starts: all that Triton asks of a descriptor's tensor, and no storage."""
 
     address: int
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
+        """Return the address."""
         return self.address
 
 
@@ -117,19 +118,22 @@ class HopperAttention:
         self.variant = variant
         self.programs = programs
         self._quantise = quantise if variant.family == TILE_FP8 else None
-        self._kernels: Bounded[tuple[int, int], Launcher] = Bounded(MAX_KERNELS)
+        self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def takes(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
         """Return whether the kernel can read queries, its own or those handed in."""
         return self._quantise is not None or queries_fit(q_nope, q_pe)
 
-    def rows_of(self, latents: torch.Tensor) -> Rows | None:
-        """Return a cache's latents as rows, None where TMA cannot address them."""
-        key = (latents.data_ptr(), latents.shape, latents.stride())
+    def rows_of(self, latents: torch.Tensor, stride_scales: int = 0) -> Rows | None:
+        """Return a cache's latents as rows, None where TMA cannot address them.
+
+        `stride_scales` is that of a block in the scale tensor, if there is one.
+        """
+        key = (latents.data_ptr(), latents.shape, latents.stride(), stride_scales)
         rows = self._caches.get(key)
         if rows is None and cache_fits(latents):
-            rows = self._caches[key] = self._as_rows(latents)
+            rows = self._caches[key] = self._as_rows(latents, stride_scales)
         return rows
 
     def launch(
@@ -154,11 +158,7 @@ class HopperAttention:
         queries = (q_nope, q_pe)
         if self._quantise is not None:
             queries, of_queries = self._quantise.launch(q_nope, q_pe), ()
-        scales: list[torch.Tensor] = tensors_of(cache)[1:]
-        of_scales: tuple[int, ...] = ()
-        if self.variant.family == FEW_FP8:
-            tensor, stride = scales_and_stride(cache)
-            scales, of_scales = [tensor], (stride,)
+        scales = scales_and_stride(cache)[:1] if self.config.is_fp8 else ()
         of_table, of_out = table.stride(), out.stride()
         rows.kernel(
             (self.programs, 1, 1),
@@ -177,7 +177,6 @@ class HopperAttention:
             ),
             (
                 *of_queries,
-                *of_scales,
                 *of_table,
                 *of_out[:2],
                 *lse.stride(),
@@ -186,13 +185,13 @@ class HopperAttention:
             rows.descriptors,
         )
 
-    def _as_rows(self, cache: torch.Tensor) -> Rows:
+    def _as_rows(self, cache: torch.Tensor, stride_scales: int) -> Rows:
         num_blocks, block_size, width = cache.shape
         stride_block, stride_token, _ = cache.stride()
         block_rows = stride_block // stride_token
         # Kernels read words of 16 bits, whatever the cache keeps in them.
         stride_row, width = (n * cache.element_size() // 2 for n in (stride_token, width))
-        geometry = (block_rows, stride_row)
+        geometry = (block_rows, stride_row, stride_scales)
         kernel = self._kernels.get(geometry)
         if kernel is None:
             kernel = self._kernels[geometry] = Launcher(
@@ -201,10 +200,10 @@ class HopperAttention:
                 cluster=_cluster(self.variant, self.programs),
                 **hopper_options(self.variant),
             )
-        start = _Start(cache.data_ptr(), hopper_dtype(self.config))
+        origin = Origin(cache.data_ptr(), hopper_dtype(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
-            TensorDescriptor(start, shape, [stride_row, 1], box, hopper_layout(box))
+            TensorDescriptor(origin, shape, [stride_row, 1], box, hopper_layout(box))
             for box in hopper_boxes(self.config, self.variant)
         )
         return Rows(kernel, Descriptors(*descriptors))
@@ -282,18 +281,23 @@ def _shares(config: MlaConfig) -> int:
 
 
 def hopper_constants(
-    config: MlaConfig, variant: AttendVariant, block_rows: int, stride_row: int
+    config: MlaConfig,
+    variant: AttendVariant,
+    block_rows: int,
+    stride_row: int,
+    stride_scales: int = 0,
 ) -> dict[str, Any]:
     """Return what a kernel is specialised for.
 
     `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
-    of 16 bits.
+    of 16 bits, `stride_scales` that of a block in the scale tensor.
     """
     constants = {
         "num_heads": config.num_heads,
         "block_size": config.block_size,
         "block_rows": block_rows,
         "stride_cache_row": stride_row,
+        "stride_scales_block": stride_scales,
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": hopper_box(config.block_size),

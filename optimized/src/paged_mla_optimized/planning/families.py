@@ -238,6 +238,7 @@ _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 
 _PLAIN = ("bf16", "fp16")
 _FP8_FORMATS = tuple(name for name, stored in FORMATS.items() if not stored.is_plain)
+_E4M3_ROWS = tuple(name for name in _FP8_FORMATS if not FORMATS[name].inline_scales)
 
 
 def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
@@ -246,7 +247,7 @@ def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...]
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
     if demand.cache_format not in formats:
-        made_for = " and ".join(formats)
+        made_for = ", ".join(formats)
         return f"made for {made_for} caches, not cache_format {demand.cache_format}"
     rank, rope_dim = demand.head_dims
     if rank not in kv_lora_ranks or rope_dim != 64:
@@ -287,7 +288,7 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
-    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or (
+    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS) or (
         "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
     )
 

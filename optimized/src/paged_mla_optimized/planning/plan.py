@@ -60,6 +60,8 @@ class Plan:
         ``seq_lens``, then 0 for the padded tokens.
     key_starts : int32 [max_rows + 2]
         Prefix sums of ``row_lens``, from 0; sums past 2 ** 31 - 1 stay there.
+    firsts : int32 [max_rows]
+        The first token of each row that is gathered: 0.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
     cut : int64 [4], or [4 + max_rows + 1] with ``deterministic``
@@ -96,6 +98,7 @@ class Plan:
     token_starts: torch.Tensor
     row_lens: torch.Tensor
     key_starts: torch.Tensor
+    firsts: torch.Tensor
     unit_starts: torch.Tensor
     cut: torch.Tensor
     shares: torch.Tensor
@@ -288,6 +291,7 @@ def _buffers(
         "token_starts": ((rows + 2,), torch.int32),
         "row_lens": ((rows + 1,), torch.int32),
         "key_starts": ((rows + 2,), torch.int32),
+        "firsts": ((rows,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
         "cut": ((4 + split_rows,), torch.int64),
         "shares": ((max(programs), 4), torch.int64),

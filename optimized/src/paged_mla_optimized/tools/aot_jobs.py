@@ -21,6 +21,8 @@ from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.kernels.common.merge_tiles import merge_tiles_kernel
+from paged_mla_optimized.kernels.common.parts import part_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
 from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
 from paged_mla_optimized.kernels.common.quantise import quantise_kernel
@@ -49,6 +51,7 @@ from paged_mla_optimized.launchers.hopper_prefill import (
     NUM_WARPS as PREFILL_WARPS,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
+from paged_mla_optimized.launchers.parts import merge_tiles_constants, part_constants
 from paged_mla_optimized.launchers.portable import attend_constants
 from paged_mla_optimized.launchers.prefill import (
     PLAN_WARPS,
@@ -82,6 +85,8 @@ _TYPES = {
     "token_starts_ptr": "*i32",
     "row_lens_ptr": "*i32",
     "key_starts_ptr": "*i32",
+    "query_starts_ptr": "*i32",
+    "firsts_ptr": "*i32",
     "req_to_token_ptr": "*i32",
     "request_ids_ptr": "*i64",
     "table_ptr": "*i32",
@@ -101,10 +106,12 @@ _TYPES = {
     "tree_words_ptr": "*i32",
     "lse_ptr": "*fp32",
     "lses_ptr": "*fp32",
+    "chunk_lse_ptr": "*fp32",
     "partial_out_ptr": "*fp32",
     "partial_lse_ptr": "*fp32",
     "codes_ptr": "*u8",
     "q_scale_ptr": "*fp32",
+    "given_scale_ptr": "*fp32",
     "cache_scale_ptr": "*fp32",
     "scales_ptr": "*fp32",
     "softmax_scale": "fp32",
@@ -192,7 +199,7 @@ def jobs_of_arch(arch: str) -> list[Job]:
             if variant.family != PORTABLE:
                 found.append(_hopper_jobs(config, variant))
         if config.rope is not None:
-            found.append(iter([_rotate_job(config, arch)]))
+            found.append(iter([_rotate_job(config, arch), *_quantise_jobs(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
     for job in (*_fp8_jobs(arch), *prefill_jobs(arch)):
@@ -207,7 +214,7 @@ def _fp8_jobs(arch: str) -> Iterator[Job]:
             if variant.family != PORTABLE:
                 yield from _hopper_jobs(config, variant)
             if variant.family == TILE_FP8:
-                yield _quantise_job(config, arch)
+                yield from _quantise_jobs(config, arch)
 
 
 def _configs() -> Iterator[MlaConfig]:
@@ -281,6 +288,12 @@ def _fast_configs() -> Iterator[MlaConfig]:
     yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
     yield replace(config, deterministic=True)
     yield replace(config, deterministic=True, block_size=1)
+    for name in ("fp8_block_token", "fp8_block_group"):
+        scaled = replace(config, cache_format=name)
+        yield scaled
+        yield replace(scaled, block_size=4)
+        yield replace(scaled, block_size=16)
+        yield replace(scaled, mask=MASKS[-1], max_draft_tokens=1)
 
 
 def _fp8_configs() -> Iterator[MlaConfig]:
@@ -379,12 +392,13 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
     )
 
 
-def _quantise_job(config: MlaConfig, arch: str) -> Job:
-    constants = quantise_constants(config, arch)
-    overlap = "overlapped" if constants["OVERLAP"] else "alone"
-    dtype = _SHORT[config.dtype]
-    name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}"
-    return Job(name, quantise_kernel, dtype, constants)
+def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
+    dtype, rope = _SHORT[config.dtype], config.rope_pairing
+    for scale in ("data", "given"):
+        constants = quantise_constants(config, arch, rope, is_given=scale == "given")
+        overlap = "overlapped" if constants["OVERLAP"] else "alone"
+        name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
+        yield Job(name, quantise_kernel, dtype, constants)
 
 
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
@@ -399,13 +413,16 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     if config.is_fp8:
         types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
     stride_row = config.stored.token_bytes(config) // 2
+    stride_scales = config.stored.scales_per_block(config.block_size)
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,
-        _dense(kernel, hopper_constants(config, variant, config.block_size, stride_row)),
+        _dense(
+            kernel, hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
+        ),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
         types=types,
@@ -422,13 +439,9 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
         variant = prefill_variant(*demand)
         mask = "causal" if causal else "non_causal"
         name = f"{'x'.join(map(str, config.head_dims))}-{_SHORT[dtype]}-{mask}"
-        yield Job(
-            f"prefill-plan-m{variant.tile_m}-{mask}",
-            prefill_plan_kernel,
-            "i32",
-            _dense(prefill_plan_kernel, plan_constants(config, variant.tile_m)),
-            PLAN_WARPS,
-        )
+        yield _prefill_plan_job(config, variant.tile_m, arch, mask)
+        if not causal:
+            yield from _chunk_jobs(config, variant.tile_m, arch)
         yield Job(
             f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}",
             prefill_kernel,
@@ -450,6 +463,29 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
                     for field, box in boxes
                 },
             )
+
+
+def _prefill_plan_job(config: PrefillConfig, tile_m: int, arch: str, keys: str) -> Job:
+    return Job(
+        f"prefill-plan-m{tile_m}-{keys}",
+        prefill_plan_kernel,
+        "i32",
+        _dense(prefill_plan_kernel, plan_constants(config, tile_m, arch)),
+        PLAN_WARPS,
+    )
+
+
+def _chunk_jobs(config: PrefillConfig, tile_m: int, arch: str) -> Iterator[Job]:
+    """Yield what chunks of context need beyond a prefill that is not causal."""
+    yield _prefill_plan_job(replace(config, writes_empty=False), tile_m, arch, "chunk")
+    yield Job("part", part_kernel, "i32", _dense(part_kernel, part_constants(config.max_rows)))
+    dtype, width = _SHORT[config.dtype], config.v_head_dim
+    yield Job(
+        f"merge-tiles-m{tile_m}-v{width}-{dtype}",
+        merge_tiles_kernel,
+        dtype,
+        merge_tiles_constants(tile_m, width),
+    )
 
 
 def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from paged_mla_reference.deviations import (
     emptiness,
     engine,
     formats,
+    layer,
     masks,
     merging,
     packing,
     prefill,
+    queries,
     rotation,
     scores,
     sizes,
@@ -39,7 +41,9 @@ ORACLE: dict[str, Deviation] = deviations_of(
         packing,
         sizes,
         formats,
+        queries,
         prefill,
+        layer,
     )
 )
 ENGINE: dict[str, Deviation] = deviations_of((engine,))

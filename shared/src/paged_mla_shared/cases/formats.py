@@ -14,6 +14,7 @@ from paged_mla_shared.problem import Rope, RopePairing, Yarn
 GROUP = "formats"
 
 _ROWS = (Row(37, 37), Row(0, 1), Row(75, 3), Row(100, 1))
+_DECODE = (Row(150, 1), Row(64, 1), Row(33, 1))
 
 
 def _format(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) -> Case:
@@ -145,6 +146,28 @@ CASES = (
         latent_scale=8.0,
         query_scale=0.1,
         cache_scale=0.2,
+    ),
+    *(
+        _format(f"decode-{name}", f"{why}; one token a row", _DECODE, num_heads=16, **more)
+        for name, why, more in (
+            ("scale-0.03", "scores and outputs take the layer's scale once", {"cache_scale": 0.03}),
+            ("scale-7", "scores and outputs take the layer's scale once", {"cache_scale": 7.0}),
+            (
+                "latents-0.001",
+                "queries past 448 and weights past 1 need scales, if they are rounded",
+                {
+                    "latent_scale": 1e-3,
+                    "key_scale": 1e-3,
+                    "query_scale": 1e3,
+                    "cache_scale": 1e-5,
+                },
+            ),
+            (
+                "keys-past-448",
+                "small queries need a scale, if they are rounded",
+                {"key_scale": 300.0, "query_scale": 0.01},
+            ),
+        )
     ),
 )
 

@@ -19,7 +19,8 @@ def gather_kernel(
     cache_ptr,  # [num_blocks, block_size, R + P], or bytes
     scales_ptr,  # float32 [] or [num_blocks, 1, G]
     block_table_ptr,  # int32 [B, M]
-    key_starts_ptr,  # int32 [B + 2]
+    key_starts_ptr,  # int32 [B + 1], lines of each row
+    firsts_ptr,  # int32 [B], the key on each row's first line
     ckv_ptr,  # out [K, R]
     k_pe_ptr,  # out [K, P]
     stride_cache_block,
@@ -46,7 +47,7 @@ def gather_kernel(
         return
     live = (at < total) & (at < capacity)
     row = tl.where(live, count_at_most(key_starts_ptr + 1, num_rows, at, SEARCH_STEPS), 0)
-    key = at - tl.load(key_starts_ptr + row)
+    key = at - tl.load(key_starts_ptr + row) + tl.load(firsts_ptr + row)
     entry = row.to(tl.int64) * stride_table_row
     entry += (key // block_size).to(tl.int64) * stride_table_col
     block = tl.load(block_table_ptr + entry, mask=live, other=0).to(tl.int64)

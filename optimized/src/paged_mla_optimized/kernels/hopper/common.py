@@ -269,7 +269,8 @@ def tile_arrivals(box, scales):
 @gluon.jit
 def first_scales(
     table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, stride_cache_row,
-    stride_scales, R: gl.constexpr, SCALES: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    stride_scales_block, R: gl.constexpr, SCALES: gl.constexpr, TILE_N: gl.constexpr,
+    BOX: gl.constexpr,
 ):  # fmt: skip
     """Return where the first scale of each key of a tile lies, and which keys exist.
 
@@ -285,9 +286,9 @@ def first_scales(
     if SCALES == "inline":
         at = ((block * block_rows + place) * stride_cache_row + R) // 2
     elif SCALES == "per_group":
-        at = block * stride_scales + place * GROUPS_PER_BLOCK // block_size
+        at = block * stride_scales_block + place * GROUPS_PER_BLOCK // block_size
     else:
-        at = block * stride_scales + place
+        at = block * stride_scales_block + place
     return at, exists
 
 
@@ -307,7 +308,7 @@ def copy_tiles(
     cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
     num_heads, block_size, block_rows, stride_cache_row, R: gl.constexpr, MASK: gl.constexpr,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-    scales_ptr, stride_scales, key_scales, SCALES: gl.constexpr, SHARES: gl.constexpr,
+    scales_ptr, stride_scales_block, key_scales, SCALES: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the key tiles of every segment of this part, and scales of the keys."""
     K_PE_AT: gl.constexpr = R + (2 * SHARES if SCALES == "inline" else 0)
@@ -327,7 +328,7 @@ def copy_tiles(
             if has_key_scales(SCALES):
                 scale_at, exists = first_scales(
                     table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows,
-                    stride_cache_row, stride_scales, R, SCALES, TILE_N, BOX,
+                    stride_cache_row, stride_scales_block, R, SCALES, TILE_N, BOX,
                 )  # fmt: skip
             mbarrier.wait(empty.index(stage), phase ^ 1)
             if has_key_scales(SCALES):

@@ -535,7 +535,7 @@ def _attend(
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @gluon.jit(
-    do_not_specialize=["stride_scales", "stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def decode_few_fp8_kernel(
@@ -560,7 +560,6 @@ def decode_few_fp8_kernel(
     stride_q_nope_head,
     stride_q_pe_token,
     stride_q_pe_head,
-    stride_scales,  # of a block
     stride_table_row,
     stride_table_col,
     stride_out_token,
@@ -572,6 +571,7 @@ def decode_few_fp8_kernel(
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
     stride_cache_row: gl.constexpr,  # in words
+    stride_scales_block: gl.constexpr,
     R: gl.constexpr,
     P: gl.constexpr,
     SCALES: gl.constexpr,
@@ -638,7 +638,7 @@ def decode_few_fp8_kernel(
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, num_heads, block_size, block_rows,
                     stride_cache_row, R // 2, MASK, TILE_M, TILE_N, BOX, STAGES, scales_ptr,
-                    stride_scales, key_scales, SCALES, SHARES,
+                    stride_scales_block, key_scales, SCALES, SHARES,
                 ),
             ),
         ],

@@ -94,6 +94,13 @@ FP8 = (  # over flat FP8 caches
     _even(16, 1, 64, 8192, 1),
     _even(64, 1, 64, 16384),
 )
+FORMATTED = (  # over every FP8 format
+    _even(16, 1, 128, 8192),
+    _ragged(16),
+    _even(32, 1, 32, 16384),
+    _even(128, 1, 128, 4096),
+    _ragged(128),
+)
 GROUPS = {
     "main": MAIN,
     "pairs": PAIRS,

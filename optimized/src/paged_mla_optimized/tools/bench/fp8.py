@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 
-from paged_mla_optimized.cache import Cache, LatentCache
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core
+from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import FP8, Case
-from paged_mla_optimized.tools.bench.problem import Tensors, build, error, plan
+from paged_mla_optimized.tools.bench.problem import Tensors, attention, build, error
 from paged_mla_optimized.tools.bench.table import options_of, run
-from paged_mla_optimized.tools.bench.timing import Launch, alone, in_turns
+from paged_mla_optimized.tools.bench.timing import alone, in_turns
 
 CACHE_SCALE = 2.0**-6  # a power of two: bfloat16 then holds what the FP8 cache does
 KINDS = ("exact", "fast", "bf16", "flashmla")
@@ -43,9 +41,9 @@ def measure(case: Case, flashmla: Any) -> dict[str, Any]:
     flat = LatentCache("fp8_e4m3", codes, scale)
     config = replace(tensors.config, cache_format="fp8_e4m3")
     launches = {
-        "exact": _ours(tensors, config, flat),
-        "fast": _ours(tensors, replace(config, products="fast"), flat),
-        "bf16": _ours(tensors, tensors.config, tensors.cache),
+        "exact": attention(tensors, config, flat),
+        "fast": attention(tensors, replace(config, products="fast"), flat),
+        "bf16": attention(tensors, tensors.config, tensors.cache),
         "flashmla": flashmla(tensors, codes, scale),
     }
     launches = {kind: launch for kind, launch in launches.items() if launch is not None}
@@ -61,19 +59,6 @@ def measure(case: Case, flashmla: Any) -> dict[str, Any]:
         "alone": {kind: alone(launch) for kind, launch in launches.items()},
         "in_turns": in_turns(launches),
     }
-
-
-def _ours(tensors: Tensors, config: MlaConfig, cache: Cache) -> Launch:
-    core = Core(config, "cuda", None, None)
-    plan(core, tensors)
-    out = torch.full_like(tensors.q_nope, torch.nan)
-    lse = out.new_empty(out.shape[:2], dtype=torch.float32)
-
-    def launch() -> torch.Tensor:
-        core.attend(core.plan, tensors.q_nope, tensors.q_pe, cache, out=out, lse=lse)
-        return out
-
-    return launch
 
 
 def header() -> str:

@@ -20,6 +20,7 @@ from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, Tensors
 
 Launch = Callable[[], torch.Tensor]  # returns out, [B, query_len, H, R]
+Prefill = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # (q, k, v), (cu_q, cu_k), lens, causal
 
 
 def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
@@ -47,7 +48,7 @@ def load_flashmla_fp8(
     """Return what builds FlashMLA's FP8 decode from a case, its e4m3 cache and the cache's scale.
 
     It returns None for cases it cannot run, and always where the kernel is not there. Queries are
-    given to it as e4m3, with a scale of 1.
+    given to it as e4m3, with the smallest scale that saturates none.
     """
     path = _find(folder, "vllm/_flashmla_extension_C.abi3.so")
     if path is not None:
@@ -60,12 +61,35 @@ def load_flashmla_fp8(
         ops = torch.ops._flashmla_extension_C
         pairs = case.query_len * case.num_heads
         plan = ops.get_mla_decoding_metadata_dense_fp8(tensors.seq_lens, pairs, 1)
-        q = tensors.q.to(torch.float8_e4m3fn)
-        scales = (torch.ones(1, device=q.device), scale.view(1))
+        q_scale = tensors.q.abs().max().float() / torch.finfo(torch.float8_e4m3fn).max
+        q = (tensors.q.float() / q_scale).to(torch.float8_e4m3fn)
+        scales = (q_scale.view(1), scale.view(1))
         fixed = (q, codes.unsqueeze(2), R, tensors.seq_lens, tensors.block_table, SCALE, True)
         return lambda: ops.fwd_kvcache_mla_fp8(*fixed, *plan, *scales)[0]
 
     return build
+
+
+def load_fa3(folder: Path | None) -> Prefill | None:
+    """Return FlashAttention 3 over ragged rows of concatenated heads, if it is there."""
+    path = _find(folder, _BINARIES["fa3"][0])
+    if path is None:
+        return None
+    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+
+    def attend(
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        starts: tuple[torch.Tensor, torch.Tensor],
+        longest: tuple[int, int],
+        causal: bool,  # noqa: FBT001 - as the kernel takes it
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = torch.ops._vllm_fa3_C.fwd(
+            *heads, *[None] * 4, *starts, *[None] * 3, *longest, *[None] * 9, SCALE, causal,
+            *(-1, -1, 0.0, True, None, 1, None, 0, None, 1, 0, None),
+        )[:2]  # fmt: skip
+        return out, lse
+
+    return attend
 
 
 def _find(folder: Path | None, binary: str) -> Path | None:

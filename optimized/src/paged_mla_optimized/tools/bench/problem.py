@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from paged_mla_optimized.cache import ROW_DTYPES, Cache, LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.tools.bench.cases import Case, P, R
@@ -70,6 +72,19 @@ def build(case: Case, device: str = "cuda") -> Tensors:
     )
 
 
+def empty_cache(config: MlaConfig, num_blocks: int, device: str = "cuda") -> LatentCache:
+    """Return a cache of the config's format, all zeros; the scale of a layer is 1."""
+    stored = config.stored
+    dtype, width = stored.row(config)
+    shape = (num_blocks, config.block_size, width)
+    latents = torch.zeros(shape, dtype=ROW_DTYPES[dtype], device=device)
+    scales = stored.scale_shape(num_blocks, config.block_size)
+    if scales is not None:
+        fill = torch.zeros if scales else torch.ones
+        return LatentCache(stored.name, latents, fill(scales, device=device))
+    return LatentCache(stored.name, latents)
+
+
 def _visible(case: Case) -> torch.Tensor:
     """Return which drafts a draft sees: each all before it, or its ancestors in a binary tree."""
     count = case.query_len
@@ -91,6 +106,20 @@ def plan(core: Core, tensors: Tensors) -> None:
         max_query_len=tensors.case.query_len,
         mask=tensors.mask,
     )
+
+
+def attention(tensors: Tensors, config: MlaConfig, cache: Cache) -> Callable[[], torch.Tensor]:
+    """Return what attends over `cache` and returns out [T, H, R]; the case is planned here."""
+    core = Core(config, tensors.q.device, None, None)
+    plan(core, tensors)
+    out = torch.full_like(tensors.q_nope, torch.nan)
+    lse = out.new_empty(out.shape[:2], dtype=torch.float32)
+
+    def launch() -> torch.Tensor:
+        core.attend(core.plan, tensors.q_nope, tensors.q_pe, cache, out=out, lse=lse)
+        return out
+
+    return launch
 
 
 def error(tensors: Tensors, out: torch.Tensor, limit: float = _LIMIT) -> float:

@@ -1,0 +1,72 @@
+"""FlashMLA's dense decode of FP8 caches on Hopper, out of vLLM, whose fork alone has it.
+
+vLLM carries it as ``vllm/_flashmla_extension_C.abi3.so``, which is loaded by itself. It takes
+queries in e4m3, with one scale for all. The adapter takes the smallest that lets none saturate.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from paged_mla_adapters.declared import capabilities, need_gpu, version_of
+from paged_mla_adapters.flashmla import library_of_vllm
+from paged_mla_adapters.kernel import Call, KernelBackend
+
+BINARY = "vllm/_flashmla_extension_C.abi3.so"
+LARGEST = 448.0
+
+
+def create() -> KernelBackend:
+    """Return the kernel as a backend.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        vLLM's library is not on the path.
+    Unsupported
+        There is no Hopper GPU.
+    """
+    path = library_of_vllm(BINARY)
+    need_gpu("FlashMLA's dense FP8 decode", 9)
+    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+    return KernelBackend(
+        name="flashmla-fp8",
+        version=version_of("vllm", path),
+        kernel=partial(attend, torch.ops._flashmla_extension_C),
+        capabilities=capabilities(
+            frozenset({"bfloat16"}),
+            cache_formats=frozenset({"fp8_e4m3"}),
+            products="fast",
+            block_sizes=(64,),
+            head_dims=((512, 64),),
+            masks=("causal", "non_causal"),
+            max_query_len=128,
+        ),
+    )
+
+
+def attend(ops: Any, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise the queries of rows that hold a request, plan and launch."""
+    problem, rows = call.problem, len(call.seq_lens)
+    q = call.q.view(rows, -1, *call.q.shape[1:]).float()
+    asked = q[call.seq_lens > 0]
+    scale = asked.abs().amax() / LARGEST if asked.any() else q.new_ones(())
+    codes = (q / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    pairs = q.shape[1] * q.shape[2]
+    plan = ops.get_mla_decoding_metadata_dense_fp8(call.seq_lens, pairs, 1)
+    out, lse = ops.fwd_kvcache_mla_fp8(
+        codes,
+        call.cache.unsqueeze(2),
+        problem.dims.kv_lora_rank,
+        call.seq_lens,
+        call.block_table,
+        problem.softmax_scale,
+        problem.mask == "causal",
+        *plan,
+        scale.view(1),
+        q.new_full((1,), problem.cache_scale),
+    )
+    return out.flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)

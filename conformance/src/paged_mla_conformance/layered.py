@@ -1,0 +1,123 @@
+"""Whole layers: each step in both forms and in parts, and prompts in chunks of tokens (S-21, S-19).
+
+All answers are held against one that is exact from latents, queries and weights. What a form hands
+on in the problem's dtype, its rounded oracle rounds; an answer may be as far off as the farther of
+the two forms.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance import budgets
+from paged_mla_conformance.both_forms import Layer, check_seen
+from paged_mla_conformance.compare import Check
+from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_reference.attention import Answer
+from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_reference.prefill import prefill
+from paged_mla_reference.rounding import Rounding, round_to
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.problem import Batch, Output
+
+CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at its edge, and a few tokens on
+
+
+def check_layer(trial: Trial) -> None:
+    """Ask every step of the trial's case as a layer."""
+    runner = trial.prepare()
+    seed = zlib.crc32(trial.case.id.encode())
+    for stage in map(Stage.of, build_steps(trial.case, trial.dims, trial.dtype)):
+        layer = Layer.of(stage, seed)
+        right = Right.of(layer)
+        step = replace(stage.batch, q_nope=layer.q)
+        for rows, workspace in _forms(stage):
+            runner.load_cache(stage.before)
+            answer = runner.layer(LayerBatch(step, layer.kv_b_proj, rows, workspace))
+            trial.checks += right.check(answer, workspace)
+            trial.compare_cache(runner, stage, rotated=False)
+        if (step.query_lens == step.seq_lens).all():
+            runner.load_cache(stage.before)
+            answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
+            trial.checks += right.check(answer, workspace)
+            trial.compare_cache(runner, stage, rotated=False)
+
+
+@dataclass(frozen=True)
+class Right:
+    """The exact answer to a stage, and what the farther form is allowed."""
+
+    stage: Stage
+    exact: Answer
+    allowed: tuple[NDArray[np.float64], NDArray[np.float64]]  # out [T], lse [T, H]
+
+    @classmethod
+    def of(cls, layer: Layer) -> Right:
+        """Ask the oracle in both forms."""
+        problem, batch = layer.stage.problem, layer.stage.batch
+        exact = prefill(problem, layer.materialised(Rounding.EXACT), Rounding.EXACT)
+        widest = layer.attended(Rounding.EXACT).score_bound  # of R + P products
+        exact = replace(exact, score_bound=np.maximum(exact.score_bound, widest))
+        over_latents = layer.attended(Rounding.SPEC)
+        projected = round_to(over_latents.out, problem.dtype).astype(np.float64)
+        forms = (
+            replace(over_latents, out=projected),
+            prefill(problem, layer.materialised(), Rounding.SPEC),
+        )
+        keys, terms = keys_of_tokens(batch), batch.query_width
+        outs = [budgets.out_budget(problem.dtype, exact, form, keys, terms) for form in forms]
+        lses = [budgets.lse_budget(exact, form, keys, terms) for form in forms]
+        return cls(layer.stage, exact, (np.maximum(*outs), np.maximum(*lses)))
+
+    def check(self, answer: Output, workspace: int) -> list[Check]:
+        """Hold an answer that was made of parts of so many keys."""
+        problem, batch = self.stage.problem, self.stage.batch
+        parts = -(-int(batch.seq_lens.sum()) // workspace) + 1
+        allowed = budgets.parts_budget(problem.dtype, self.exact, self.allowed, parts)
+        return check_seen(answer, self.exact, allowed)
+
+
+def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
+    """Yield absorbed rows and workspace: half the rows and one part, then none and several."""
+    keys, fewest = int(stage.batch.seq_lens.sum()), stage.problem.max_query_tokens
+    yield stage.batch.num_rows // 2, max(keys, fewest)
+    yield 0, max(keys // 4, fewest)
+
+
+def _in_chunks(runner: Runner, layer: Layer, step: Batch) -> Output:
+    """Ask whole prompts in chunks of their tokens, one step after the other."""
+    problem = layer.stage.problem
+    lines = (step.num_tokens, problem.dims.num_heads)
+    out, lse = np.zeros((*lines, problem.dims.v_head_dim)), np.full(lines, -np.inf, np.float32)
+    for tokens, chunk in _chunks(step):
+        part = runner.layer(LayerBatch(chunk, layer.kv_b_proj, 0, problem.max_query_tokens))
+        out[tokens], lse[tokens] = part.out, part.lse
+    return Output(out, lse)
+
+
+def _chunks(step: Batch) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    """Yield whole prompts in chunks: which tokens, and the step that has them."""
+    lens = step.query_lens.astype(np.int64)
+    ends = [end for end in CHUNK_ENDS if end < lens.max()]
+    for first, last in pairwise((0, *ends, int(lens.max()))):
+        begins, stops = np.minimum(first, lens), np.minimum(last, lens)
+        spans = zip(step.cu_seqlens_q, begins, stops, strict=False)
+        tokens = np.concatenate([np.arange(start + a, start + b) for start, a, b in spans])
+        names = ("q_nope", "q_pe", "ckv", "k_pe")
+        yield (
+            tokens,
+            replace(
+                step,
+                cu_seqlens_q=np.append(0, np.cumsum(stops - begins)).astype(np.int32),
+                seq_lens=stops.astype(np.int32),
+                **{name: getattr(step, name)[tokens] for name in names},
+            ),
+        )

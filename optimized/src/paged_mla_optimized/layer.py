@@ -1,0 +1,332 @@
+"""One attention layer between its projections: absorbed and materialised rows in one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from paged_mla_optimized.cache import Cache
+from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.materialise import Materialised
+from paged_mla_optimized.planning.forms import LayerShape, absorbed_rows
+from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.weights import HeadWeights
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+_WORKSPACE_BYTES = 1 << 30
+_LOG2_E = 1 / math.log(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """The layers of one model on one rank, their caches, and the largest step they will see.
+
+    Parameters
+    ----------
+    attention : MlaConfig
+        Heads, cache and capacities, as for :class:`~paged_mla_optimized.api.PagedMla`. Rows of a
+        mask other than "causal" are all absorbed.
+    qk_nope_head_dim, v_head_dim : int
+        N and V, as :class:`~paged_mla_optimized.prefill.PrefillConfig` allows them.
+    workspace_tokens : int or None
+        Keys that are materialised at a time, at least ``max_query_tokens``. ``None`` takes as many
+        as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads.
+
+    Raises
+    ------
+    InvalidArgument
+        A value no implementation could accept.
+    Unsupported
+        Head sizes these kernels do not know; or ``deterministic``, since the bits of products with
+        weights depend on how many tokens they are made for.
+    """
+
+    attention: MlaConfig
+    qk_nope_head_dim: int = 128
+    v_head_dim: int = 128
+    workspace_tokens: int | None = None
+    prefill: PrefillConfig = field(init=False, repr=False)
+    """What materialised rows are attended to with."""
+
+    def __post_init__(self) -> None:
+        attention = self.attention
+        if attention.deterministic:
+            raise Unsupported("deterministic: bits of a product depend on the batch")
+        prefill = PrefillConfig(
+            num_heads=attention.num_heads,
+            softmax_scale=attention.softmax_scale,
+            max_rows=attention.max_rows,
+            max_tokens=attention.max_query_tokens,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=attention.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+            dtype=attention.dtype,
+        )
+        object.__setattr__(self, "prefill", prefill)
+        fewest = attention.max_query_tokens
+        if self.workspace_tokens is not None and self.workspace_tokens < fewest:
+            allowed = f"at least max_query_tokens = {fewest}, or None"
+            raise InvalidArgument("workspace_tokens", self.workspace_tokens, allowed)
+
+    @property
+    def shape(self) -> LayerShape:
+        """Sizes that costs are counted with."""
+        attention = self.attention
+        return LayerShape(
+            num_heads=attention.num_heads,
+            kv_lora_rank=attention.kv_lora_rank,
+            qk_rope_head_dim=attention.qk_rope_head_dim,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            v_head_dim=self.v_head_dim,
+            token_bytes=attention.stored.token_bytes(attention),
+            itemsize=attention.dtype.itemsize,
+        )
+
+    @property
+    def room(self) -> int:
+        """Keys that are materialised at a time."""
+        if self.workspace_tokens is not None:
+            return self.workspace_tokens
+        attention, shape = self.attention, self.shape
+        fitting = _WORKSPACE_BYTES // (shape.projected * shape.itemsize)
+        most = attention.max_rows * attention.max_model_len
+        return max(min(fitting, most), attention.max_query_tokens)
+
+
+class MlaLayer:
+    """Latents and queries of heads in, values of heads out; one object for all layers of a model.
+
+    Rows are attended to absorbed, over the cache as it is, or materialised: their cached tokens
+    are gathered and projected to keys and values of every head, in parts that fit the workspace.
+    Both see what the cache holds after ``append``, so a token's answer is the same whether its row
+    comes in one piece, in chunks or behind a prefix hit (S-19, S-21).
+
+    ``plan`` once a step, ``append`` and ``attend`` once a layer, all without waiting for the
+    device. A step whose `plan` is told no lengths is absorbed, and may be captured in a CUDA graph
+    and replayed with others; one with lengths may be captured too, and replayed with those alone.
+
+    Parameters
+    ----------
+    config : LayerConfig
+    device : str or torch.device
+        A CUDA device; a CPU where Triton's interpreter runs (``TRITON_INTERPRET=1``).
+
+    Raises
+    ------
+    Unsupported
+        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+    """
+
+    def __init__(self, config: LayerConfig, device: str | torch.device = "cuda") -> None:
+        self.config = config
+        self._core = core = Core(config.attention, device, None, None)
+        self.device = core.device
+        self._leading = core.new_plan()  # of absorbed rows before materialised ones
+        self._absorbed = core.plan  # of the planned step's absorbed rows
+        self._absorbed_tokens = 0
+        self.materialised = Materialised(config.prefill, config.room, config.shape, core)
+        """What attends to the materialised rows."""
+
+    def plan(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        *,
+        num_tokens: int,
+        query_lens: Sequence[int] | None = None,
+        max_seq_lens: Sequence[int] | None = None,
+        absorbed_rows: int | None = None,
+        max_query_len: int | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        """Describe a step. Lengths on the device are read there only.
+
+        Parameters
+        ----------
+        cu_seqlens_q, seq_lens, block_table, num_tokens, max_query_len, mask
+            As for :meth:`PagedMla.plan`; where `query_lens` are given, they tell the longest.
+        query_lens : sequence of int [B] or None
+            What ``cu_seqlens_q`` holds, as the host knows it. ``None`` absorbs all rows.
+        max_seq_lens : sequence of int [B] or None
+            What `seq_lens` holds, or more; given with `query_lens`. Keys past these bounds would
+            be left out.
+        absorbed_rows : int or None
+            So many leading rows are absorbed, the others materialised. ``None`` chooses by the
+            cost model of ``planning/forms.py``: rows with few queries should come first.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
+            not fit together. Values of tensors are not looked at.
+        """
+        num_rows = seq_lens.shape[0]
+        rows = num_rows
+        if query_lens is not None:
+            queries, keys = self._check_host(query_lens, max_seq_lens, num_rows, num_tokens)
+            rows = self._choose(queries, keys, absorbed_rows)
+            max_query_len = max(int(queries[:rows].max(initial=1)), 1)
+        core = self._core
+        core.fill(
+            core.plan,
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            max_query_len=max_query_len,
+            mask=mask,
+        )
+        self._absorbed, self._absorbed_tokens = core.plan, num_tokens
+        if rows == num_rows:
+            return
+        tokens = self._absorbed_tokens = int(queries[:rows].sum())
+        table = core.plan.block_table
+        if rows > 0:
+            self._absorbed = self._leading
+            core.fill(
+                self._leading,
+                cu_seqlens_q[: rows + 1],
+                seq_lens[:rows],
+                table[:rows],
+                num_tokens=tokens,
+                max_query_len=max_query_len,
+                mask=None,
+            )
+        live = np.where(queries[rows:] > 0, keys[rows:], 0)
+        self.materialised.plan(
+            cu_seqlens_q[rows:],
+            seq_lens[rows:],
+            table[rows:],
+            num_tokens=num_tokens - tokens,
+            num_keys=int(live.sum()),
+        )
+
+    def append(
+        self,
+        ckv: torch.Tensor,
+        k_pe: torch.Tensor,
+        cache: Cache,
+        slot_mapping: torch.Tensor | None = None,
+    ) -> None:
+        """Write the planned step's latents and keys, as :meth:`PagedMla.append` does."""
+        self._core.append(self._core.plan, ckv, k_pe, cache, slot_mapping)
+
+    def attend(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: Cache,
+        weights: HeadWeights,
+        *,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend every query of the planned step to the cache, which has the step's own tokens.
+
+        Parameters
+        ----------
+        q_nope : dtype [T, H, N]
+            Not absorbed; often a view of queries [T, H, N + P], as `q_pe` then is.
+        q_pe : dtype [T, H, P]
+            Unrotated if the config has a rope.
+        cache : dtype [num_blocks, block_size, R + P], or LatentCache
+            Any strides, the last one 1.
+        weights : HeadWeights
+            The layer's.
+        out : dtype [T, H, V] or None
+        lse : float32 [T, H] or None
+            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+
+        Returns
+        -------
+        out : dtype [T, H, V]
+        lse : float32 [T, H]
+            In the config's base. Queries that see nothing, and padded tokens, have (0, -inf).
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or last stride is wrong.
+        """
+        config, core, tokens = self.config, self._core, self._absorbed_tokens
+        lines = (core.plan.num_tokens, config.attention.num_heads)
+        if out is None:
+            out = q_nope.new_empty((*lines, config.v_head_dim))
+        if lse is None:
+            lse = q_nope.new_empty(lines, dtype=torch.float32)
+        self._check("q_nope", q_nope, (*lines, config.qk_nope_head_dim))
+        self._check("q_pe", q_pe, (*lines, config.attention.qk_rope_head_dim))
+        self._check("out", out, (*lines, config.v_head_dim))
+        check_tensor("lse", lse, lines, torch.float32, self.device)
+        self._check_weights(weights)
+        if tokens > 0:
+            absorbed = weights.absorb(q_nope[:tokens])
+            latents = torch.empty_like(absorbed)
+            core.attend(
+                self._absorbed, absorbed, q_pe[:tokens], cache, out=latents, lse=lse[:tokens]
+            )
+            weights.project(latents, out[:tokens])
+        if tokens < core.plan.num_tokens:
+            answer = out[tokens:], lse[tokens:]
+            queries = q_nope[tokens:], q_pe[tokens:]
+            self.materialised.attend(queries, cache, weights, answer)
+            if config.attention.lse_base == "2":
+                answer[1].mul_(_LOG2_E)
+        return out, lse
+
+    def _choose(self, query_lens: np.ndarray, key_lens: np.ndarray, absorbed: int | None) -> int:
+        """Return how many leading rows are absorbed."""
+        num_rows = len(query_lens)
+        if self.config.attention.mask != "causal":
+            return num_rows
+        if absorbed is None:
+            return absorbed_rows(self.config.shape, query_lens, key_lens)
+        if not 0 <= absorbed <= num_rows:
+            raise InvalidArgument("absorbed_rows", absorbed, f"0 to {num_rows} rows, or None")
+        return absorbed
+
+    def _check_host(
+        self,
+        query_lens: Sequence[int],
+        max_seq_lens: Sequence[int] | None,
+        num_rows: int,
+        num_tokens: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lengths that the host knows, int64 [B]."""
+        if max_seq_lens is None:
+            raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
+        found = []
+        for name, lens in (("query_lens", query_lens), ("max_seq_lens", max_seq_lens)):
+            array = np.asarray(lens, dtype=np.int64)
+            if array.shape != (num_rows,):
+                raise InvalidArgument(name, f"shape {array.shape}", f"one for each of {num_rows}")
+            if array.min(initial=0) < 0:
+                raise InvalidArgument(name, array.min(), ">= 0")
+            found.append(array)
+        queries, keys = found
+        if queries.sum() > num_tokens:
+            raise InvalidArgument("query_lens", f"{queries.sum()} in all", f"up to {num_tokens}")
+        longest = self.config.attention.max_model_len
+        if keys.max(initial=0) > longest:
+            raise InvalidArgument("max_seq_lens", keys.max(), f"up to max_model_len = {longest}")
+        return queries, keys
+
+    def _check_weights(self, weights: HeadWeights) -> None:
+        attention, config = self.config.attention, self.config
+        for name, tensor, width in (
+            ("weights.w_uk", weights.w_uk, config.qk_nope_head_dim),
+            ("weights.w_uv", weights.w_uv, config.v_head_dim),
+        ):
+            self._check(name, tensor, (attention.num_heads, width, attention.kv_lora_rank))
+
+    def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        dtype = self.config.attention.dtype
+        check_tensor(name, tensor, shape, dtype, self.device, unit_stride=True)

@@ -1,0 +1,131 @@
+"""Which rows of a step are absorbed and which materialised: a cost model on the host.
+
+Times of a row of q queries that see k keys, the row's context included, with H heads (S-21):
+
+- *absorbed*: every pair of query and key costs ``2 H (2 R + P)`` operations, its attention at least
+  the time to read ``k`` cached tokens; and every query ``2 H R (N + V)`` for both projections.
+- *materialised*: every pair costs ``2 H (N + P + V)``, with queries in tiles; every key
+  ``2 H R (N + V)`` for its projection and ``H (N + V)`` elements written and read.
+
+Long contexts of DeepSeek's heads so cross where 768 q = 131072: at about 170 queries, whatever the
+heads, were all operations as fast. How fast each kind is, and what a group of rows takes however
+short it is, was measured (:data:`RATES`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_QUERY_TILE = 128  # of materialised attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """How fast a device is at what the two forms are made of.
+
+    Parameters
+    ----------
+    absorbed, materialised, projection : float
+        Operations a second of both attentions and of the products with weights.
+    memory : float
+        Bytes a second.
+    absorbed_start, materialised_start : float
+        Seconds that a group of rows takes beside its operations.
+    """
+
+    absorbed: float
+    materialised: float
+    projection: float
+    memory: float
+    absorbed_start: float
+    materialised_start: float
+
+
+RATES = Rates(
+    absorbed=550e12,
+    materialised=600e12,
+    projection=650e12,
+    memory=3.5e12,
+    absorbed_start=15e-6,
+    materialised_start=20e-6,
+)
+"""Of an H200; other devices have other ones, but much the same proportions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """Sizes of one layer on one rank, as :class:`~paged_mla_optimized.layer.LayerConfig` has them.
+
+    Parameters
+    ----------
+    num_heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim : int
+        H, R, P, N and V.
+    token_bytes, itemsize : int
+        Of a cached token, and of an element of queries, keys and values.
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    token_bytes: int
+    itemsize: int
+
+    @property
+    def projected(self) -> int:
+        """Elements of a token's keys and values, all heads."""
+        return self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+
+def absorbed_seconds(
+    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the time of each row absorbed, [B]."""
+    pair = 2 * shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
+    attention = pair * _pairs(query_lens, query_lens, key_lens) / RATES.absorbed
+    reading = np.where(query_lens > 0, key_lens, 0) * shape.token_bytes / RATES.memory
+    weights = 2 * shape.projected * shape.kv_lora_rank * query_lens / RATES.projection
+    return np.maximum(attention, reading) + weights
+
+
+def materialised_seconds(
+    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the time of each row materialised, [B]."""
+    keys = np.where(query_lens > 0, key_lens, 0)
+    head = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim
+    padded = -(-query_lens // _QUERY_TILE) * _QUERY_TILE
+    attention = 2 * shape.num_heads * head * _pairs(padded, query_lens, keys) / RATES.materialised
+    moved = shape.projected * shape.itemsize * keys / RATES.memory
+    products = 2 * shape.projected * shape.kv_lora_rank * keys / RATES.projection
+    seconds: NDArray[np.float64] = np.maximum(attention, moved) + np.maximum(products, moved)
+    return seconds
+
+
+def absorbed_rows(
+    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+) -> int:
+    """Return how many leading rows are absorbed, so that the whole step takes least time."""
+    absorbed = _sums(absorbed_seconds(shape, query_lens, key_lens))  # of rows before each, [B + 1]
+    materialised = _sums(materialised_seconds(shape, query_lens, key_lens))
+    rest = materialised[-1] - materialised
+    total = absorbed + np.where(absorbed > 0, RATES.absorbed_start, 0)
+    total += rest + np.where(rest > 0, RATES.materialised_start, 0)
+    fewest_materialised = np.argmin(total[::-1])  # rows without queries cost nothing either way
+    return int(len(query_lens) - fewest_materialised)
+
+
+def _pairs(
+    computed: NDArray[np.int64], query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return pairs of query and key, of a row's own keys only those that causal queries see."""
+    seen: NDArray[np.float64] = np.maximum(key_lens - (query_lens - 1) / 2, 0.0)
+    return computed.astype(np.float64) * seen
+
+
+def _sums(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([np.zeros(1), np.cumsum(x)])

@@ -1,0 +1,166 @@
+"""Errors of answers over every cache format, in exact and fast products, beside FlashMLA's FP8.
+
+``python -m paged_mla_optimized.tools.bench.accuracy [--only REGEX] [--peers DIR] [--out STEM]``
+needs a GPU. Each answer is held against float64 twice: over the latents as they were given to
+``append``, which is what a format costs, and over the numbers that the cache holds, which is what
+the kernel costs. Queries are bfloat16 in both.
+
+Latents are RMS-normed and have channels that are far larger than the rest; rotated keys have no
+norm and larger ones still. DeepSeek-V2 (arXiv:2405.04434, section 2.1) norms the latents alone;
+SnapMLA (arXiv:2602.10718) finds that the rotated keys lose most when they are quantised. With
+"peaked" scores each query has a key of its own, which weighs nearly all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.tools.bench import peers
+from paged_mla_optimized.tools.bench.cases import Case, P, R
+from paged_mla_optimized.tools.bench.formatted import FLAT, held, written
+from paged_mla_optimized.tools.bench.problem import SCALE, Tensors, attention, build
+from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_shared.formats import FORMATS
+
+FORMAT_NAMES = ("bf16", FLAT, "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
+ROWS, KEYS = 8, 4096
+SPREAD = 3.0  # standard deviation of scores
+PEAK = 14.0  # what the dominant key's score is above the others'
+
+
+class Step(NamedTuple):
+    """One row of the table."""
+
+    scores: str  # "spread" or "peaked"
+    num_heads: int
+    cache_format: str
+    products: str  # those of the config, or "FlashMLA"
+
+    @property
+    def name(self) -> str:
+        """The first cell."""
+        return f"{self.scores}, h{self.num_heads}, {self.cache_format}, {self.products}"
+
+
+def steps() -> list[Step]:
+    """Return every format in both products, FlashMLA behind those of flat FP8."""
+    found = []
+    for scores in ("spread", "peaked"):
+        for heads in (16, 128):
+            for name in FORMAT_NAMES:
+                kinds = ["exact"] if FORMATS[name].is_plain else ["exact", "fast"]
+                kinds += ["FlashMLA"] if name == FLAT else []
+                found += [Step(scores, heads, name, kind) for kind in kinds]
+    return found
+
+
+def measure(step: Step, flashmla: Any) -> dict[str, Any]:
+    """Return the errors of a step; none where the kernel cannot run."""
+    tensors, latents = inputs(step.scores, step.num_heads)
+    cache = write(replace(tensors.config, cache_format=step.cache_format), tensors, latents)
+    found = answer(step, tensors, cache, flashmla)
+    if found is None:
+        return {"step": step.name}
+    given = by_blocks(latents.double(), tensors)
+    of_keys = {"given": given, "cached": held(cache)}
+    wanted = {kind: attend(tensors, keys) for kind, keys in of_keys.items()}
+    return {"step": step.name} | {kind: errors(found, want) for kind, want in wanted.items()}
+
+
+def inputs(scores: str, num_heads: int, device: str = "cuda") -> tuple[Tensors, torch.Tensor]:
+    """Return a case of one query a row, and the latents and keys of its tokens, [N * S, R + P]."""
+    case = Case(scores, num_heads, 1, (KEYS,) * ROWS)
+    tensors = build(case, device)  # seeds
+    gains = torch.randn(R + P, device=device).exp()
+    gains[:R:64] *= 16  # eight channels of outliers
+    gains[R::16] *= 32
+    numbers = torch.randn(ROWS * KEYS, R + P, device=device) * gains
+    numbers[:, :R] /= numbers[:, :R].square().mean(1, keepdim=True).sqrt()
+    latents = numbers.bfloat16()
+    keys = latents.float().view(ROWS, KEYS, R + P)
+    q = torch.randn(ROWS, num_heads, R + P, device=device) / gains
+    spread = (q @ keys.transpose(1, 2)).std(2, keepdim=True)  # [N, H, 1]
+    q *= (SPREAD if scores == "spread" else 1.0) / SCALE / spread
+    if scores == "peaked":
+        mine = torch.randint(KEYS, (ROWS, num_heads, 1), device=device).expand(-1, -1, R + P)
+        towards = keys.gather(1, mine) / gains**2
+        own = (towards * keys.gather(1, mine)).sum(2, keepdim=True)
+        q += PEAK / SCALE * towards / own
+    q = q.bfloat16()
+    return replace(
+        tensors, q=q[:, None], q_nope=q[..., :R].contiguous(), q_pe=q[..., R:].contiguous()
+    ), latents
+
+
+def write(config: MlaConfig, tensors: Tensors, latents: torch.Tensor) -> LatentCache:
+    """Return a cache that holds tokens [N * S, R + P] where the block table has them."""
+    offsets = torch.arange(config.block_size, device=latents.device)
+    slots = (tensors.block_table.long()[..., None] * config.block_size + offsets).flatten()
+    return written(config, latents, slots, len(tensors.cache))
+
+
+def answer(step: Step, tensors: Tensors, cache: LatentCache, flashmla: Any) -> torch.Tensor | None:
+    """Return out [N, H, R] of a step, ``None`` where its kernel cannot run."""
+    if step.products == "FlashMLA":
+        launch = flashmla(tensors, cache.latents, cache.scales)
+        return None if launch is None else launch()[:, 0]
+    config = replace(tensors.config, cache_format=step.cache_format, products=step.products)
+    return attention(tensors, config, cache)()
+
+
+def by_blocks(latents: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+    """Return tokens [N * S, R + P] where the block table has them, [num_blocks, block_size, ..]."""
+    placed = latents.new_zeros(tensors.cache.shape)
+    placed[tensors.block_table.flatten().long()] = latents.view(placed.shape)
+    return placed
+
+
+def attend(tensors: Tensors, numbers: torch.Tensor) -> torch.Tensor:
+    """Return what queries get of these numbers in place of the cache's, float64 [N, H, R]."""
+    keys = numbers[tensors.block_table.long()].flatten(1, 2)
+    scores = SCALE * tensors.q[:, 0].double() @ keys.transpose(1, 2)
+    return scores.softmax(2) @ keys[..., :R]
+
+
+def errors(found: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
+    """Return the relative error of all answers, and the smallest cosine of any head's."""
+    difference = (found.double() - want).norm() / want.norm()
+    cosine = torch.cosine_similarity(found.double(), want, dim=2).min()
+    return difference.item(), cosine.item()
+
+
+def header() -> str:
+    """Return the head of the Markdown table."""
+    columns = ["scores, heads, format, products"]
+    for kind in ("latents as given", "numbers of the cache"):
+        columns += [f"error to {kind}", "cosine"]
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one row of the Markdown table."""
+    cells = [row["step"]]
+    for kind in ("given", "cached"):
+        cells += [f"{row[kind][0]:.1e}", f"{row[kind][1]:.6f}"] if kind in row else ["-", "-"]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.accuracy")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FlashMLA")
+    options = options_of(parser)
+    flashmla = peers.load_flashmla_fp8(options.peers)
+    run(steps(), partial(measure, flashmla=flashmla), line, header(), options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Times the append of 8192 tokens in every format, beside a copy of as many bytes.
+
+``python -m paged_mla_optimized.tools.bench.append [--only REGEX] [--out STEM]`` needs a GPU. Bytes
+are those of latents, keys and queries read, and of rows, scales and queries written. Calls go round
+tensors that together are larger than the device's L2 cache, and so do copies: as in a model, where
+each layer has its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.launchers.gather import Spans
+from paged_mla_optimized.tools.bench.cases import P, R
+from paged_mla_optimized.tools.bench.problem import SCALE, empty_cache
+from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.timing import Launch, alone
+from paged_mla_shared.formats import FORMATS
+from paged_mla_shared.problem import Rope, RopePairing
+
+TOKENS, HEADS, BLOCK_SIZE = 8192, 16, 64
+_ROUND = 256 << 20  # bytes that calls go round; an H200 has 50 MiB of L2
+_ERROR = 0.04  # of latents in e4m3: a sixteenth at most of each number
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of the table; a rotation of queries is a launch of its own."""
+
+    cache_format: str
+    rotates: str  # "nothing", "keys" or "keys and queries"
+
+    @property
+    def name(self) -> str:
+        """The first cell."""
+        return f"{self.cache_format}, rotates {self.rotates}"
+
+    @property
+    def config(self) -> MlaConfig:
+        """One prompt of so many tokens."""
+        return MlaConfig(
+            num_heads=HEADS,
+            softmax_scale=SCALE,
+            block_size=BLOCK_SIZE,
+            max_rows=1,
+            max_query_tokens=TOKENS,
+            max_model_len=TOKENS,
+            cache_format=self.cache_format,
+            rope=None if self.rotates == "nothing" else Rope(RopePairing.INTERLEAVED),
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Read and written; slots and tables of angles do not count."""
+        stored = FORMATS[self.cache_format]
+        blocks = TOKENS // BLOCK_SIZE * stored.block_bytes(self.config, BLOCK_SIZE)
+        queries = 2 * 2 * TOKENS * HEADS * P if "queries" in self.rotates else 0
+        return 2 * TOKENS * (R + P) + blocks + queries
+
+
+STEPS = tuple(
+    Step(name, rotates)
+    for name in ("bf16", "fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
+    for rotates in ("nothing", "keys", "keys and queries")
+)
+
+
+def measure(step: Step) -> dict[str, Any]:
+    """Return microseconds of the append and of a copy of as many bytes, and both rates in GB/s."""
+    append = _append(step)
+    half = step.bytes // 2
+    sources = torch.empty(_round(step), half, dtype=torch.uint8, device="cuda")
+    turns = cycle(zip(sources, torch.empty_like(sources), strict=True))
+
+    def copy() -> None:
+        source, target = next(turns)
+        target.copy_(source)
+
+    times = {"append": alone(append), "copy": alone(copy)}
+    rates = {f"{kind}_gbs": step.bytes / us / 1e3 for kind, us in times.items()}
+    return {"step": step.name, "bytes": step.bytes} | times | rates
+
+
+def _round(step: Step) -> int:
+    """Return how many calls touch more than the device keeps."""
+    return -(-_ROUND // step.bytes)
+
+
+def _append(step: Step) -> Launch:
+    """Return the launch, after a look at what it wrote."""
+    core = Core(step.config, "cuda", None, None)
+    torch.manual_seed(0)
+    blocks = TOKENS // BLOCK_SIZE
+    ends = torch.tensor([0, TOKENS], dtype=torch.int32, device="cuda")
+    table = torch.randperm(blocks, device="cuda").int()[None]
+    core.fill(core.plan, ends, ends[1:], table, num_tokens=TOKENS, max_query_len=TOKENS, mask=None)
+    count = _round(step)
+    caches = [empty_cache(step.config, blocks) for _ in range(count)]
+    latents = torch.randn(count, TOKENS, R + P, dtype=step.config.dtype, device="cuda")
+    queries = latents.new_ones(count, TOKENS if "queries" in step.rotates else 0, HEADS, P)
+    turns = cycle(zip(latents[..., :R], latents[..., R:], caches, queries, strict=True))
+
+    def launch() -> None:
+        ckv, k_pe, cache, q_pe = next(turns)
+        core.append(core.plan, ckv, k_pe, cache, None)
+        if len(q_pe) and core.rotate is not None:
+            core.rotate.launch(q_pe, core.plan.positions)
+
+    launch()
+    found = torch.empty_like(latents[0])
+    core.gather(Spans.whole(core.plan), caches[0], found[:, :R], found[:, R:])
+    want = latents[0, :, :R].float()
+    error = (found[:, :R].float() - want).norm() / want.norm()
+    if not error < _ERROR:
+        raise ArithmeticError(f"{step.name} wrote latents that are off by {error:.1e}")
+    return launch
+
+
+def header() -> str:
+    """Return the head of the Markdown table."""
+    columns = ("append of 8192 tokens", "MB", "us", "GB/s", "copy us", "copy GB/s", "append / copy")
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one row of the Markdown table."""
+    cells = [row["step"], f"{row['bytes'] / 1e6:.1f}"]
+    for kind in ("append", "copy"):
+        cells += [f"{row[kind]:.1f}", f"{row[f'{kind}_gbs']:.0f}"]
+    return f"| {' | '.join(cells)} | {row['append_gbs'] / row['copy_gbs']:.2f} |"
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    options = options_of(argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.append"))
+    run(STEPS, measure, line, header(), options)
+
+
+if __name__ == "__main__":
+    main()

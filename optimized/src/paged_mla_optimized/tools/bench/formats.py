@@ -1,0 +1,84 @@
+"""Times decode over every FP8 cache format, beside the flat one.
+
+``python -m paged_mla_optimized.tools.bench.formats [--only REGEX] [--out STEM]`` needs a GPU. Exact
+and fast products over caches that ``append`` wrote, each checked against float32 first; attention
+with its join and, for fast products, with the launch that quantises queries.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.tools.bench.cases import FORMATTED, Case
+from paged_mla_optimized.tools.bench.formatted import FLAT, held, written
+from paged_mla_optimized.tools.bench.problem import Tensors, attention, build, error
+from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.timing import alone, in_turns
+
+FORMAT_NAMES = (FLAT, "fp8_block_token", "fp8_block_group", "fp8_ds_mla")
+PRODUCTS = ("exact", "fast")
+_ROUNDED_LIMIT = 0.15  # relative error of a row whose queries and weights are rounded to e4m3
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Return times in microseconds alone and in turns, of each format and kind of products."""
+    tensors = build(case)
+    launches = {}
+    for name in FORMAT_NAMES:
+        config = replace(tensors.config, cache_format=name)
+        cache = cache_of(tensors, config)
+        exact = replace(tensors, cache=held(cache).to(tensors.cache.dtype))
+        for products in PRODUCTS:
+            launch = attention(tensors, replace(config, products=products), cache)
+            shape = (*tensors.q.shape[:3], -1)
+            error(exact, launch().view(shape), *() if products == "exact" else (_ROUNDED_LIMIT,))
+            launches[f"{name} {products}"] = launch
+    return {
+        "case": case.name,
+        "alone": {kind: alone(launch) for kind, launch in launches.items()},
+        "in_turns": in_turns(launches),
+    }
+
+
+def cache_of(tensors: Tensors, config: MlaConfig) -> LatentCache:
+    """Return a cache of a config's format in whose slots ``append`` wrote the case's tokens."""
+    latents = tensors.cache.flatten(0, 1)
+    slots = torch.arange(len(latents), device=latents.device)
+    return written(config, latents, slots, len(tensors.cache))
+
+
+def header() -> str:
+    """Return the head of the Markdown table."""
+    kinds = [f"{name} {products}" for products in PRODUCTS for name in FORMAT_NAMES]
+    columns = ["case, us alone / in turns, and of flat", *kinds]
+    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one row of the Markdown table."""
+    cells = [row["case"]]
+    for products in PRODUCTS:
+        for name in FORMAT_NAMES:
+            ways = [(row[way][f"{name} {products}"], row[way][f"{FLAT} {products}"])
+                    for way in ("alone", "in_turns")]  # fmt: skip
+            times = " / ".join(f"{us:.1f}" for us, _ in ways)
+            ratios = " / ".join(f"{us / flat:.2f}" for us, flat in ways)
+            cells.append(times if name == FLAT else f"{times} ({ratios})")
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.formats")
+    options = options_of(parser)
+    run(FORMATTED, measure, line, header(), options)
+
+
+if __name__ == "__main__":
+    main()

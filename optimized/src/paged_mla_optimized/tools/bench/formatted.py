@@ -1,0 +1,56 @@
+"""Caches of every format as ``append`` writes them, and the numbers that they hold."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.cache import LatentCache, as_cache
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.launchers.append import Append
+from paged_mla_optimized.tools.bench.cases import R
+from paged_mla_optimized.tools.bench.problem import empty_cache
+from paged_mla_shared.formats import FORMATS
+
+FLAT = "fp8_e4m3"
+_LARGEST = 448.0
+
+
+def written(
+    config: MlaConfig, latents: torch.Tensor, slots: torch.Tensor, num_blocks: int
+) -> LatentCache:
+    """Return a cache that ``append`` wrote tokens [N, R + P] to, at slots [N].
+
+    A flat one has the smallest scale that saturates none.
+    """
+    cache = empty_cache(config, num_blocks, str(latents.device))
+    if config.cache_format == FLAT:
+        cache = cache._replace(scales=latents.abs().max().float() / _LARGEST)
+    core = Core(config, latents.device, None, None)
+    Append(config, core.facts.arch, core.tables).launch(
+        latents[:, :R],
+        latents[:, R:],
+        as_cache(config.cache_format, cache),
+        slot_mapping=slots,
+        positions=torch.zeros_like(slots),
+    )
+    return cache
+
+
+def held(cache: LatentCache) -> torch.Tensor:
+    """Return the numbers of a cache (S-11), float64 [num_blocks, block_size, R + P]."""
+    stored = FORMATS[cache.format]
+    if stored.is_plain:
+        return cache.latents.double()
+    rows = cache.latents.view(torch.uint8)
+    if stored.inline_scales:
+        codes, scales, keys = rows.tensor_split((R, R + 4 * stored.inline_scales), dim=2)
+        values = codes.contiguous().view(torch.float8_e4m3fn).double()
+        shares = values.view(*values.shape[:2], stored.inline_scales, -1)
+        shares = shares * scales.contiguous().view(torch.float32).double()[..., None]
+        return torch.cat([shares.flatten(2), keys.contiguous().view(torch.bfloat16)], dim=2)
+    assert cache.scales is not None
+    scales = cache.scales.double()
+    if scales.dim():
+        scales = scales[:, 0].repeat_interleave(rows.shape[1] // scales.shape[2], 1)[..., None]
+    return rows.view(torch.float8_e4m3fn).double() * scales

@@ -1,0 +1,69 @@
+"""The weights between latents and heads, prepared once for each layer."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.checks import check_tensor
+from paged_mla_shared.errors import InvalidArgument
+
+
+class HeadWeights:
+    """W_UK and W_UV of one layer's heads on this rank (S-21); a rank has its own heads' alone.
+
+    Parameters
+    ----------
+    by_head : dtype [H, N + V, R]
+        Of each head, what makes keys without position of latents, then what makes values.
+    qk_nope_head_dim : int
+        N.
+
+    Raises
+    ------
+    InvalidArgument
+        `by_head` has another number of axes, or leaves nothing for values.
+    """
+
+    def __init__(self, by_head: torch.Tensor, qk_nope_head_dim: int) -> None:
+        check_tensor("by_head", by_head, (None, None, None), by_head.dtype, by_head.device)
+        if by_head.shape[1] <= qk_nope_head_dim:
+            given, allowed = f"{by_head.shape[1]} lines a head", f"more than {qk_nope_head_dim}"
+            raise InvalidArgument("by_head", given, allowed)
+        by_head = by_head.contiguous()
+        self.w_uk, self.w_uv = by_head[:, :qk_nope_head_dim], by_head[:, qk_nope_head_dim:]
+        self._projection = by_head.flatten(0, 1).T  # [R, H * (N + V)]
+
+    @classmethod
+    def of_kv_b_proj(
+        cls, kv_b_proj: torch.Tensor, num_heads: int, qk_nope_head_dim: int
+    ) -> HeadWeights:
+        """Take ``kv_b_proj`` [H * (N + V), R] as checkpoints have it; no copy of a dense one."""
+        check_tensor("kv_b_proj", kv_b_proj, (None, None), kv_b_proj.dtype, kv_b_proj.device)
+        if len(kv_b_proj) % num_heads:
+            allowed = f"a multiple of {num_heads} heads"
+            raise InvalidArgument("kv_b_proj", f"{len(kv_b_proj)} lines", allowed)
+        lines = len(kv_b_proj) // num_heads
+        by_head = kv_b_proj.reshape(num_heads, lines, kv_b_proj.shape[1])
+        return cls(by_head, qk_nope_head_dim)
+
+    @classmethod
+    def of_halves(cls, w_uk: torch.Tensor, w_uv: torch.Tensor) -> HeadWeights:
+        """Take W_UK [H, N, R] and W_UV [H, V, R]; copied."""
+        check_tensor("w_uk", w_uk, (None, None, None), w_uk.dtype, w_uk.device)
+        shape = (w_uk.shape[0], None, w_uk.shape[2])
+        check_tensor("w_uv", w_uv, shape, w_uk.dtype, w_uk.device)
+        return cls(torch.cat([w_uk, w_uv], dim=1), w_uk.shape[1])
+
+    def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
+        """Return queries over latents [T, H, R] of queries [T, H, N]."""
+        absorbed = q_nope.new_empty((*q_nope.shape[:2], self.w_uk.shape[2]))
+        torch.bmm(q_nope.transpose(0, 1), self.w_uk, out=absorbed.transpose(0, 1))
+        return absorbed
+
+    def project(self, latents: torch.Tensor, out: torch.Tensor) -> None:
+        """Write values [T, H, V] of means of latents [T, H, R]."""
+        torch.bmm(latents.transpose(0, 1), self.w_uv.mT, out=out.transpose(0, 1))
+
+    def materialise(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
+        """Write keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
+        torch.mm(ckv, self._projection, out=keys_and_values)

@@ -1,0 +1,70 @@
+"""Which form a row of a layer takes."""
+
+import numpy as np
+import pytest
+
+from paged_mla_optimized import LayerConfig, MlaConfig
+from paged_mla_optimized.planning.forms import absorbed_rows
+
+
+def shape(num_heads=16):
+    attention = MlaConfig(
+        num_heads=num_heads,
+        softmax_scale=1.0,
+        block_size=64,
+        max_rows=256,
+        max_query_tokens=8192,
+        max_model_len=1 << 17,
+    )
+    return LayerConfig(attention=attention).shape
+
+
+def choose(*rows, num_heads=16):
+    """Return how many leading rows of (query, context) are absorbed."""
+    queries, contexts = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return absorbed_rows(shape(num_heads), queries, queries + contexts)
+
+
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_decode_is_absorbed_and_prompts_are_not(num_heads):
+    """S-21: the ends of the table, at any context."""
+    for context in (1000, 32000, 128000):
+        assert choose((1, context), num_heads=num_heads) == 1
+        assert choose((8, context), num_heads=num_heads) == 1
+        assert choose((1024, context), num_heads=num_heads) == 0
+    assert choose((2048, 0), num_heads=num_heads) == 0
+
+
+def test_short_queries_behind_long_contexts():
+    """S-21: a hit of 32k tokens is not projected again for 64 new ones, but for 512."""
+    assert choose((64, 32768), num_heads=128) == 1
+    assert choose((512, 32768), num_heads=128) == 0
+
+
+def test_mixed_steps_are_cut_between_rows():
+    """S-21: leading decode rows are absorbed, prompts behind them materialised."""
+    decode = [(1, 5000)] * 30
+    assert choose(*decode, (2048, 0), (4096, 8192)) == 30
+    assert choose(*decode) == 30
+
+
+def test_rows_without_queries_decide_nothing():
+    """S-2: they cost nothing either way, and no rows are absorbed too."""
+    assert choose((1, 5000), (0, 900), (0, 0)) == 3
+    assert choose() == 0
+
+
+def test_the_default_workspace():
+    """1 GiB of keys and values: 131072 of 16 heads, 16384 of 128; never below a step's tokens."""
+    rooms = {}
+    for num_heads, tokens in ((16, 8192), (128, 8192), (128, 32768)):
+        attention = MlaConfig(
+            num_heads=num_heads,
+            softmax_scale=1.0,
+            block_size=64,
+            max_rows=256,
+            max_query_tokens=tokens,
+            max_model_len=1 << 17,
+        )
+        rooms[num_heads, tokens] = LayerConfig(attention=attention).room
+    assert rooms == {(16, 8192): 131072, (128, 8192): 16384, (128, 32768): 32768}

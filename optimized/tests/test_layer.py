@@ -1,0 +1,259 @@
+"""The layer between its projections, held against float64 attention over the same latents."""
+
+import numpy as np
+import pytest
+import torch
+from fp8_step import build_fp8
+from mla_step import P, R, Step, build, config, dense
+
+from paged_mla_optimized import HeadWeights, LayerConfig, MlaConfig, MlaLayer
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.problem import Rope, RopePairing
+
+N, V = 16, 32
+ROWS = ((33, 1), (70, 3), (0, 2), (30, 30), (5, 0), (60, 7))
+ROOM = 50  # of 193 keys of the rows with queries
+HEADS = 2
+
+
+def weights_of(num_heads: int, dtype: torch.dtype = torch.float32) -> HeadWeights:
+    generator = torch.Generator().manual_seed(9)
+    by_head = torch.randn(num_heads, N + V, R, generator=generator) * R**-0.5
+    return HeadWeights(by_head.to(dtype), N)
+
+
+def layer_config(attention: MlaConfig, room: int | None = None) -> LayerConfig:
+    return LayerConfig(attention=attention, qk_nope_head_dim=N, v_head_dim=V, workspace_tokens=room)
+
+
+def lens_of(step: Step) -> dict[str, list[int]]:
+    """Return what the host knows of a step."""
+    return {"query_lens": [q for _, q in step.rows], "max_seq_lens": [n for n, _ in step.rows]}
+
+
+def queries_of(step: Step, weights: HeadWeights) -> torch.Tensor:
+    """Return queries [T, H, N + P], and leave what they are absorbed in `step`."""
+    q_nope = torch.randn(*step.q_nope.shape[:2], N, generator=torch.Generator().manual_seed(5))
+    q_nope[step.q_nope.isnan().any(-1)] = torch.nan
+    q = torch.cat([q_nope.to(step.q_pe.dtype), step.q_pe], dim=-1)
+    step.q_nope = torch.einsum("thn,hnr->thr", q[..., :N].double(), weights.w_uk.double())
+    return q
+
+
+def plan(layer: MlaLayer, step: Step, **host: object) -> None:
+    tokens = len(step.q_nope)
+    layer.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=tokens, **host)
+
+
+def attend(
+    layer: MlaLayer, step: Step, q: torch.Tensor, weights: HeadWeights
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.full((*q.shape[:2], V), torch.nan, dtype=q.dtype)
+    lse = torch.full(q.shape[:2], torch.nan)
+    return layer.attend(q[..., :N], q[..., N:], step.cache, weights, out=out, lse=lse)
+
+
+def assert_right(
+    answer: tuple[torch.Tensor, torch.Tensor],
+    step: Step,
+    weights: HeadWeights,
+    tolerance: float = 2e-5,
+) -> None:
+    latents, lse = dense(step)
+    out = torch.einsum("thr,hvr->thv", latents, weights.w_uv.double())
+    torch.testing.assert_close(answer[0].double(), out, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(answer[1].double(), lse, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("room", [ROOM, 1000], ids=["parts", "whole"])
+@pytest.mark.parametrize("absorbed", [0, 2, 6], ids=["materialised", "mixed", "absorbed"])
+def test_forms_have_one_answer(absorbed, room):
+    """S-21: over NaN, with empty rows, rows without context and padding, whatever the parts."""
+    step = build(*ROWS, padded_tokens=3, num_heads=HEADS, max_query_tokens=46)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, room), "cpu")
+    plan(layer, step, absorbed_rows=absorbed, **lens_of(step))
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
+def test_without_lengths_all_rows_are_absorbed():
+    """S-21: what a captured step does."""
+    step = build((33, 1), (70, 1), (0, 1), num_heads=HEADS)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step)
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
+def test_bounds_may_be_loose():
+    """S-9: parts that the host expects and the device does not have change nothing."""
+    step = build((100, 7), (60, 20), num_heads=HEADS, max_query_tokens=27)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, 40), "cpu")
+    plan(layer, step, query_lens=[7, 20], max_seq_lens=[200, 256], absorbed_rows=0)
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla"])
+def test_fp8_caches(name):
+    """S-11, S-21: both forms read what the cache holds, of the step's own tokens too."""
+    step = build_fp8(name, (70, 3), (60, 20), num_heads=HEADS, max_query_tokens=23)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, 40), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
+def test_one_plan_serves_every_layer():
+    """S-21: parts of one layer leave those of the next as planned."""
+    step = build((50, 7), (40, 20), num_heads=HEADS, max_query_tokens=27)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, 40), "cpu")
+    plan(layer, step, absorbed_rows=0, **lens_of(step))
+    for _ in range(2):
+        assert_right(attend(layer, step, q, weights), step, weights)
+
+
+@pytest.mark.parametrize("absorbed", [0, 1])
+def test_a_rope_inside(absorbed):
+    """S-12, S-21: keys are rotated as they are cached, queries at their own positions."""
+    rope = Rope(RopePairing.NEOX)
+    weights = weights_of(HEADS)
+    generator = torch.Generator().manual_seed(2)
+    tokens = {
+        name: torch.randn(shape, generator=generator)
+        for name, shape in (("ckv", (40, R)), ("k_pe", (40, P)), ("q", (40, HEADS, N + P)))
+    }
+
+    def answers(chunks, absorbed):
+        """Attend to both rows in chunks of (first, last) positions; return out by position."""
+        layer = MlaLayer(
+            layer_config(config(rope=rope, num_heads=HEADS, max_query_tokens=40)), "cpu"
+        )
+        cache = torch.full((4, 16, R + P), torch.nan)
+        table = torch.tensor([[2, 1], [0, 3]], dtype=torch.int32)
+        found = torch.empty(2, 20, HEADS, V)
+        for begin, end in chunks:
+            lines = torch.cat([torch.arange(begin, end) + 20 * row for row in (0, 1)])
+            count = end - begin
+            layer.plan(
+                torch.tensor([0, count, 2 * count], dtype=torch.int32),
+                torch.tensor([end, end], dtype=torch.int32),
+                table,
+                num_tokens=2 * count,
+                query_lens=[count, count],
+                max_seq_lens=[end, end],
+                absorbed_rows=absorbed,
+            )
+            layer.append(tokens["ckv"][lines], tokens["k_pe"][lines], cache)
+            q = tokens["q"][lines]
+            out, _ = layer.attend(q[..., :N], q[..., N:], cache, weights)
+            found[:, begin:end] = out.view(2, count, HEADS, V)
+        return found
+
+    whole = answers([(0, 20)], 2)
+    torch.testing.assert_close(answers([(0, 13), (13, 20)], absorbed), whole, rtol=2e-5, atol=2e-5)
+
+
+def test_base_2():
+    """S-7: lse of both forms in the config's base."""
+    step = build((33, 1), (60, 20), num_heads=HEADS, lse_base="2")
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    out, lse = attend(layer, step, q, weights)
+    assert_right((out, lse * np.log(2)), step, weights)
+
+
+def test_nothing_to_do():
+    """S-2: rows without queries, a table of width 0, no rows at all."""
+    weights = weights_of(HEADS)
+    layer = MlaLayer(layer_config(config(num_heads=HEADS)), "cpu")
+    for rows, padded in (((), 3), (((0, 2),), 0), ((), 0)):
+        step = build(*rows, padded_tokens=padded, num_heads=HEADS)
+        step.block_table = step.block_table[:, :0]
+        q = queries_of(step, weights)
+        plan(layer, step, absorbed_rows=0, **lens_of(step))
+        assert_right(attend(layer, step, q, weights), step, weights)
+
+
+def test_weights_from_both_sources():
+    """S-21: kv_b_proj as it lies, or W_UK and W_UV apart; a rank has its own heads."""
+    by_head = torch.randn(6, N + V, R)
+    whole = HeadWeights.of_kv_b_proj(by_head[2:4].flatten(0, 1), 2, N)
+    halves = HeadWeights.of_halves(by_head[2:4, :N], by_head[2:4, N:])
+    for weights in (whole, halves):
+        assert torch.equal(weights.w_uk, by_head[2:4, :N])
+        assert torch.equal(weights.w_uv, by_head[2:4, N:])
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("kv_b_proj", lambda: HeadWeights.of_kv_b_proj(torch.empty(7, R), 2, N)),
+        ("by_head", lambda: HeadWeights(torch.empty(2, N, R), N)),
+        ("w_uv", lambda: HeadWeights.of_halves(torch.empty(2, N, R), torch.empty(3, V, R))),
+        ("workspace_tokens", lambda: layer_config(config(), 63)),
+    ],
+)
+def test_bad_weights_and_configs(argument, call):
+    """What does not fit is named."""
+    with pytest.raises(InvalidArgument, match=argument):
+        call()
+
+
+def test_no_fixed_bits():
+    """S-20: refused, since products with weights depend on the batch."""
+    with pytest.raises(Unsupported, match="deterministic"):
+        layer_config(config(deterministic=True))
+
+
+@pytest.mark.parametrize(
+    ("argument", "host"),
+    [
+        ("max_seq_lens", {"query_lens": [1, 3]}),
+        ("query_lens", {"query_lens": [1], "max_seq_lens": [33, 70]}),
+        ("query_lens", {"query_lens": [1, 4], "max_seq_lens": [33, 70]}),
+        ("query_lens", {"query_lens": [1, -1], "max_seq_lens": [33, 70]}),
+        ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 257]}),
+        ("absorbed_rows", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "absorbed_rows": 3}),
+    ],
+)
+def test_bad_lengths(argument, host):
+    """What the host tells has to fit the step; before any launch."""
+    step = build((33, 1), (70, 3))
+    with pytest.raises(InvalidArgument, match=argument):
+        plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
+
+
+BAD_TENSORS = [
+    ("q_nope", {"q_nope": torch.empty(4, HEADS, N + 1)}),
+    ("q_pe", {"q_pe": torch.empty(3, HEADS, P)}),
+    ("w_uk", {"weights": weights_of(HEADS + 1)}),
+    ("w_uk", {"weights": weights_of(HEADS, torch.float16)}),
+    ("out", {"out": torch.empty(4, HEADS, V).half()}),
+    ("lse", {"lse": torch.empty(4, 5)}),
+    ("cache", {"cache": torch.empty(4, 8, R + P)}),
+]
+
+
+@pytest.mark.parametrize(("argument", "change"), BAD_TENSORS)
+def test_bad_tensors(argument, change):
+    """Shapes, dtypes and the cache."""
+    step = build((33, 1), (70, 3), num_heads=HEADS)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    given = {
+        "q_nope": torch.zeros(4, HEADS, N),
+        "q_pe": torch.zeros(4, HEADS, P),
+        "cache": step.cache,
+        "weights": weights_of(HEADS),
+    }
+    with pytest.raises(InvalidArgument, match=argument):
+        layer.attend(**(given | change))
