@@ -133,17 +133,38 @@ def test_boxes_of_fp8_caches_are_words(config, columns, block_size):
     assert hopper_boxes(config, served(config)) == ([keys, columns], [keys, 32])
 
 
-@pytest.mark.parametrize(
-    ("config", "query_len"),
-    [(CONFIG, 1), (CONFIG, 2), (FP8, 1), (FP8, 2), (FP8, 4)],
-    ids=["bf16-16-pairs", "bf16-32-pairs", "fp8-16-pairs", "fp8-32-pairs", "fp8-64-pairs"],
-)
-def test_the_ring_holds_as_many_key_tiles_as_fit(config, query_len):
+def test_boxes_of_rows_with_scales_leave_them_out():
+    """S-11: k_pe is 64 words of 16 bits, wherever it lies."""
+    config = replace(FP8, cache_format="fp8_ds_mla")
+    assert hopper_boxes(config, served(config)) == ([64, 256], [64, 64])
+
+
+@pytest.mark.parametrize("num_heads", [16, 32])
+def test_the_ring_holds_as_many_key_tiles_as_fit(num_heads):
     """Queries, weights and key tiles share what a program may have."""
-    variant = serving_variant(demand_of(config, "sm90"), query_len)
-    stages = hopper_constants(config, variant, 64, 288)["STAGES"]
-    tile = variant.tile_n * 576 * (1 if config.is_fp8 else 2)
-    taken = tile * stages + variant.tile_m * (576 + variant.tile_n) * 2
+    config = replace(CONFIG, num_heads=num_heads)
+    stages = hopper_constants(config, served(config), 64, 576)["STAGES"]
+    taken = (num_heads + 64 * stages) * 576 * 2 + 64 * num_heads * 2
+    assert taken < SHARED_MEMORY["sm90"] <= taken + 64 * 576 * 2 + 1024
+
+
+@pytest.mark.parametrize("pairs", [16, 32, 64])
+@pytest.mark.parametrize(
+    ("cache_format", "key", "shares"),
+    [
+        ("fp8_e4m3", 576, 1),
+        ("fp8_block_token", 580, 1),
+        ("fp8_block_group", 580, 1),
+        ("fp8_ds_mla", 656, 4),
+    ],
+)
+def test_the_ring_holds_as_many_fp8_tiles_as_fit(cache_format, key, shares, pairs):
+    """Queries, weights of each share, and keys with their scales share what a program may have."""
+    config = replace(CONFIG, num_heads=pairs, cache_format=cache_format)
+    variant = served(config)
+    stages = hopper_constants(config, variant, 64, key // 2)["STAGES"]
+    tile = variant.tile_n * key
+    taken = tile * stages + variant.tile_m * (576 + variant.tile_n * shares) * 2
     assert stages > 1
     assert taken < SHARED_MEMORY["sm90"] <= taken + tile + 1024
 

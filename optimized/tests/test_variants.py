@@ -20,7 +20,7 @@ from paged_mla_optimized.planning.families import (
     tile_variants,
     variants_by_query_len,
 )
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -148,11 +148,10 @@ def test_fast_products_are_only_where_they_fit(asked, reason):
         (demand(16, dtype="float32"), "not float32"),
         (demand(16, head_dims=(128, 64)), "not 128 and 64"),
         (demand(16, head_dims=(512, 32)), "not 512 and 32"),
-        (demand(16, cache_format="fp8_ds_mla"), "not cache_format fp8_ds_mla"),
         (demand(16, arch="sm89", cache_format="fp8_e4m3"), "sm90, not sm89"),
         (demand(16, head_dims=(256, 64), cache_format="fp8_e4m3"), "not 256 and 64"),
     ],
-    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "format", "fp8-sm89", "fp8-rank"],
+    ids=["sm80", "sm100", "fp32", "rank", "rope-dim", "fp8-sm89", "fp8-rank"],
 )
 def test_portable_serves_the_rest(asked, reason):
     """What the Gluon kernels cannot do is never sent to them, and has a reason."""
@@ -161,17 +160,27 @@ def test_portable_serves_the_rest(asked, reason):
         assert reason in passed_over(asked, 1)[family]
 
 
+FP8_FORMATS = [name for name, stored in FORMATS.items() if not stored.is_plain]
+
+
+@pytest.mark.parametrize("cache_format", FP8_FORMATS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_exact_products_have_a_kernel_for_e4m3(dtype):
+def test_exact_products_have_a_kernel_for_e4m3(dtype, cache_format):
     """However many pairs of token and head, whatever the queries' type."""
-    asked = demand(16, dtype=dtype, cache_format="fp8_e4m3")
+    asked = demand(16, dtype=dtype, cache_format=cache_format)
     found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4, 5, 16)]
     assert [v.family for v in found] == [FEW_FP8] * 6
     assert [(v.tile_m, v.lanes) for v in found] == [
         (16, 1), (32, 1), (64, 1), (64, 1), (64, 2), (64, 2),
     ]  # fmt: skip
     reasons = passed_over(asked, 5)
-    assert reasons[TILE] == "made for bf16, fp16 caches, not cache_format fp8_e4m3"
+    assert reasons[TILE] == f"made for bf16, fp16 caches, not cache_format {cache_format}"
+
+
+def test_fast_products_of_shares_of_a_latent_are_exact_ones():
+    """FP8 products take one scale for a key's whole row: others are served exactly."""
+    asked = demand(128, cache_format="fp8_ds_mla", products="fast")
+    assert serving_variant(asked, 1).family == FEW_FP8
 
 
 def test_fast_products_leave_16_pairs_to_exact_ones():

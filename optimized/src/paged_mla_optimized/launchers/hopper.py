@@ -14,7 +14,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from paged_mla_optimized.cache import LatentCache, tensors_of
+from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_few_fp8 import decode_few_fp8_kernel
@@ -158,6 +158,7 @@ class HopperAttention:
         queries = (q_nope, q_pe)
         if self._quantise is not None:
             queries, of_queries = self._quantise.launch(q_nope, q_pe), ()
+        scales = scales_and_stride(cache)[:1] if self.config.is_fp8 else ()
         of_table, of_out = table.stride(), out.stride()
         rows.kernel(
             (self.programs, 1, 1),
@@ -167,7 +168,8 @@ class HopperAttention:
                 table,
                 *plan.work,
                 plan.tree_words,
-                *tensors_of(cache),
+                cache.latents,
+                *scales,
                 out,
                 lse,
                 partial_out,
@@ -240,10 +242,15 @@ def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], 
     Widths are in words of 16 bits.
     """
     keys = hopper_box(config.block_size) or _BOX
-    in_word = 2 if config.is_fp8 else 1
-    columns, others = config.kv_lora_rank // in_word, config.qk_rope_head_dim // in_word
+    columns, _, others = _row_words(config)
     whole = variant.family in {FEW, FEW_FP8}
     return [keys, columns if whole else columns // 2], [keys, others]
+
+
+def _row_words(config: MlaConfig) -> tuple[int, int, int]:
+    """Return words of 16 bits of a row: of its latent, of scales if any, and of its k_pe."""
+    fields = {field.name: field.nbytes // 2 for field in config.stored.fields(config)}
+    return fields["ckv"], fields.get("ckv_scale", 0), fields["k_pe"]
 
 
 def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
@@ -258,11 +265,19 @@ def hopper_dtype(config: MlaConfig) -> torch.dtype:
 
 def _stages(config: MlaConfig, variant: AttendVariant) -> int:
     """Return how many key tiles the ring for few queries holds: as many as fit."""
-    width = config.kv_lora_rank + config.qk_rope_head_dim
-    query, weights = width * 2, variant.tile_n * 2
-    key = width if config.is_fp8 else width * 2
+    shares = _shares(config)
+    queries = (config.kv_lora_rank + config.qk_rope_head_dim) * 2
+    if config.scales == "inline" and config.dtype == torch.float16:
+        queries += config.qk_rope_head_dim * 2  # in two pieces
+    weights = variant.tile_n * shares * 2
+    key = config.stored.token_bytes(config) + (4 if config.scales.startswith("per_") else 0)
     room = SHARED_MEMORY["sm90"] - _BARRIERS
-    return (room - variant.tile_m * (query + weights)) // (variant.tile_n * key)
+    return (room - variant.tile_m * (queries + weights)) // (variant.tile_n * key)
+
+
+def _shares(config: MlaConfig) -> int:
+    """Return how many parts of a latent have scales of their own."""
+    return config.stored.inline_scales or 1
 
 
 def hopper_constants(
@@ -283,13 +298,14 @@ def hopper_constants(
         "block_rows": block_rows,
         "stride_cache_row": stride_row,
         "stride_scales_block": stride_scales,
-        "SCALES": config.scales,
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": hopper_box(config.block_size),
         "STAGES": _stages(config, variant),
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
+        "SCALES": config.scales,
+        "SHARES": _shares(config),
     } | cut_constants(config, variant)
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

@@ -237,7 +237,8 @@ _FEW_FP8 = tuple(  # the portable kernel has no room for two tiles of 128 keys
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 
 _PLAIN = ("bf16", "fp16")
-_SCALED = ("fp8_e4m3", "fp8_block_token", "fp8_block_group")  # rows of e4m3 alone
+_FP8_FORMATS = tuple(name for name, stored in FORMATS.items() if not stored.is_plain)
+_E4M3_ROWS = tuple(name for name in _FP8_FORMATS if not FORMATS[name].inline_scales)
 
 
 def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
@@ -262,8 +263,8 @@ def _few_misfit(demand: Demand, height: int) -> str:
 
 
 def _few_fp8_misfit(demand: Demand, height: int) -> str:
-    misfit = _hopper_misfit(demand, 512, formats=("fp8_e4m3",))
-    if misfit or demand.products == "exact" or height <= _FEW_FP8[0].tile_m:
+    misfit = _hopper_misfit(demand, 512, formats=_FP8_FORMATS)
+    if misfit or _tile_fp8_misfit(demand, height) or height <= _FEW_FP8[0].tile_m:
         return misfit
     return f"slower than FP8 products for {height} pairs of token and head"
 
@@ -272,10 +273,14 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
     return next(tile for tile in _FEW if tile.tile_m >= height)
 
 
-def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+def _few_fp8_variant(demand: Demand, height: int) -> AttendVariant:
     highest = _FEW_FP8[-1]
     # Two programs read the keys of more pairs together.
-    return next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
+    found = next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
+    if FORMATS[demand.cache_format].inline_scales and found.tile_m == 32:
+        # Weights of each share leave no room for two tiles of 128 keys.
+        return replace(found, tile_n=64, split_tiles=2 * found.split_tiles)
+    return found
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
@@ -283,7 +288,7 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
-    return _hopper_misfit(demand, 512, formats=_SCALED) or (
+    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS) or (
         "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
     )
 

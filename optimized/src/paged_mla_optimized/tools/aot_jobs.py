@@ -316,6 +316,8 @@ def _fp8_configs() -> Iterator[MlaConfig]:
         yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
         yield replace(config, deterministic=True)
         yield replace(config, deterministic=True, block_size=1)
+        for name in ("fp8_block_token", "fp8_block_group", "fp8_ds_mla"):
+            yield replace(config, cache_format=name)
 
 
 def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
@@ -412,9 +414,9 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
     stride_row = config.stored.token_bytes(config) // 2
     stride_scales = config.stored.scales_per_block(config.block_size)
-    cached = f"{dtype}-{config.scales}" if config.is_fp8 else dtype
+    stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
     yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{cached}-{mask}"
+        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,

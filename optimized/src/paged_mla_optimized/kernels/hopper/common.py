@@ -20,7 +20,9 @@ from paged_mla_optimized.kernels.common.schedule import (
     share_of_program,
     unit_after,
 )
+from paged_mla_shared import formats
 
+GROUPS_PER_BLOCK = gl.constexpr(formats.GROUPS_PER_BLOCK)
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
@@ -252,14 +254,64 @@ def copy_tile(
                 tma.async_copy_global_to_shared(k_pe_desc, [at, R], ready, k_pe.slice(key, BOX))
 
 
+@constexpr_function
+def has_key_scales(scales):
+    """Return whether keys, or shares of them, have scales of their own."""
+    return scales not in {"none", "scalar"}
+
+
+@constexpr_function
+def tile_arrivals(box, scales):
+    """Return how often ``copy_tiles`` arrives for a tile: a warp's threads ask for its scales."""
+    return arrivals(box) + (32 if box > 0 and has_key_scales(scales) else 0)
+
+
+@gluon.jit
+def first_scales(
+    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, stride_cache_row,
+    stride_scales_block, R: gl.constexpr, SCALES: gl.constexpr, TILE_N: gl.constexpr,
+    BOX: gl.constexpr,
+):  # fmt: skip
+    """Return where the first scale of each key of a tile lies, and which keys exist.
+
+    R is in words of 16 bits.
+    """
+    WARPS: gl.constexpr = 4 if BOX == 0 else 1
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    key = tile * TILE_N + gl.arange(0, TILE_N, layout=layout)
+    exists = key < seq_len
+    entry = (key // block_size).to(gl.int64) * stride_table_col
+    block = gl.load(table_row_ptr + entry, mask=exists, other=0).to(gl.int64)
+    place = key % block_size
+    if SCALES == "inline":
+        at = ((block * block_rows + place) * stride_cache_row + R) // 2
+    elif SCALES == "per_group":
+        at = block * stride_scales_block + place * GROUPS_PER_BLOCK // block_size
+    else:
+        at = block * stride_scales_block + place
+    return at, exists
+
+
+@gluon.jit
+def copy_scales(scales_ptr, at, exists, buffer, stage, SHARES: gl.constexpr):
+    """Begin to copy the scales of a tile's keys; those of keys past the row are zero."""
+    scales_ptr = scales_ptr.to(gl.pointer_type(gl.float32))
+    for share in gl.static_range(SHARES):
+        async_copy.async_copy_global_to_shared(
+            buffer.index(stage * SHARES + share), scales_ptr + at + share, mask=exists
+        )
+
+
 @gluon.jit
 def copy_tiles(
     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr, unit_starts_ptr,
     cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
     num_heads, block_size, block_rows, stride_cache_row, R: gl.constexpr, MASK: gl.constexpr,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    scales_ptr, stride_scales_block, key_scales, SCALES: gl.constexpr, SHARES: gl.constexpr,
 ):  # fmt: skip
-    """Fill the ring with the key tiles of every segment of this part."""
+    """Fill the ring with the key tiles of every segment of this part, and scales of the keys."""
+    K_PE_AT: gl.constexpr = R + (2 * SHARES if SCALES == "inline" else 0)
     unit, end, row = share_of_program(shares_ptr)
     stage = 0
     phase = 0
@@ -273,11 +325,20 @@ def copy_tiles(
             at = first_row(
                 table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N, BOX
             )
+            if has_key_scales(SCALES):
+                scale_at, exists = first_scales(
+                    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows,
+                    stride_cache_row, stride_scales_block, R, SCALES, TILE_N, BOX,
+                )  # fmt: skip
             mbarrier.wait(empty.index(stage), phase ^ 1)
+            if has_key_scales(SCALES):
+                copy_scales(scales_ptr, scale_at, exists, key_scales, stage, SHARES)
+                if BOX > 0:
+                    async_copy.mbarrier_arrive(ready.index(stage), increment_count=False)
             copy_tile(
                 cache_ptr, ckv_desc, k_pe_desc, ckv.index(stage), k_pe.index(stage),
                 ready.index(stage), at, table_row_ptr, stride_table_col, tile, seq_len, block_size,
-                block_rows, stride_cache_row, R, TILE_N, BOX, 0, R, True,
+                block_rows, stride_cache_row, K_PE_AT, TILE_N, BOX, 0, R, True,
             )  # fmt: skip
             stage += 1
             phase = gl.where(stage == STAGES, phase ^ 1, phase)

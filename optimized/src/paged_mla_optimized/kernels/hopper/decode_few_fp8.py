@@ -1,10 +1,12 @@
 """Split attention over e4m3 caches by 16-bit products on Hopper (rules S-4 to S-7).
 
-Exact: products are of float16, which holds e4m3 values in full. As in ``decode_few.py`` operands
-are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^T``, and here the keys of both products come from
-registers, so that nothing unpacked goes back to shared memory (``e4m3.py``). One warp copies key
-tiles into a ring. Two warpgroups share each tile: the keys for scores, the columns for answers. Of
-more than 64 pairs several programs take 64 each.
+Exact: products are of float16, which holds e4m3 values in full. Scales of keys go to scores and
+weights in float32; the bfloat16 part of a row, if any, is multiplied as bfloat16.
+
+As in ``decode_few.py`` operands are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^T``, and here the
+keys of both products come from registers, so that nothing unpacked goes back to shared memory
+(``e4m3.py``). One warp copies key tiles into a ring. Two warpgroups share each tile: the keys for
+scores, the columns for answers. Of more than 64 pairs several programs take 64 each.
 
 Queries are float16 as well, after a power of two for each pair that scores undo: bfloat16 has fewer
 bits than float16 but a wider range. What is at least 2 ** -32 of a pair's largest component loses
@@ -12,6 +14,7 @@ no bit, and what is below 2 ** -39 is lost.
 """
 
 from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -27,7 +30,6 @@ from paged_mla_optimized.kernels.hopper.common import (
     LAZY,
     LN_2,
     LOG2_E,
-    arrivals,
     clear_tail,
     copy_tiles,
     find_segment,
@@ -36,65 +38,96 @@ from paged_mla_optimized.kernels.hopper.common import (
     raised,
     sees,
     thread_barrier,
+    tile_arrivals,
 )
-from paged_mla_optimized.kernels.hopper.e4m3 import contracted, transposed
+from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
 
 _WARPS = gl.constexpr(8)
+_LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
 _SMALLEST = gl.constexpr(2.0**-126)  # scores of a scale of zero are zero, and hidden ones -inf
 
 
 @gluon.jit
 def _load_queries(
-    q_ptr, stride_token, stride_head, token, head, live, WIDTH: gl.constexpr, layout: gl.constexpr
-):
+    q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads,
+    PAIRS: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Load columns of a query tile; dead pairs are zeros."""
+    ALONG: gl.constexpr = min(WIDTH // 8, 32)
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ALONG, ALONG], [_WARPS, 1], [1, 0])
+    token, head, _, live = query_pairs(
+        token_starts_ptr, row, tile_m, num_heads, PAIRS, gl.SliceLayout(1, layout)
+    )
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     at = token * stride_token + head * stride_head
     return gl.load(q_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
 
 
 @gluon.jit
-def _store_queries(q, factor, buffer, FIRST: gl.constexpr):
+def _highest(q):
+    """Return the largest magnitude of each pair's components."""
+    return gl.max(gl.abs(q.to(gl.float32)), 1)
+
+
+@gluon.jit
+def _store_queries(q, factor, buffer):
     """Store queries as ``contracted`` orders their columns, in two halves."""
     ROWS: gl.constexpr = q.shape[0]
     WIDTH: gl.constexpr = q.shape[1]
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, q.type.layout))
     q = (q.to(gl.float32) * factor[:, None]).to(gl.float16)
     left, right = q.reshape([ROWS, WIDTH // 4, 2, 2]).permute((0, 1, 3, 2)).split()
-    buffer.index(0).slice(FIRST, ROWS).store(left.reshape([ROWS, WIDTH // 2]))
-    buffer.index(1).slice(FIRST, ROWS).store(right.reshape([ROWS, WIDTH // 2]))
+    buffer.index(0).store(left.reshape([ROWS, WIDTH // 2]))
+    buffer.index(1).store(right.reshape([ROWS, WIDTH // 2]))
+
+
+@gluon.jit
+def _store_pieces(q, factor, buffer):
+    """Store queries as bfloat16: of float16, what that cannot hold is a second piece."""
+    PIECES: gl.constexpr = buffer.shape[0]
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, q.type.layout))
+    rest = q.to(gl.float32) * factor[:, None]
+    for piece in gl.static_range(PIECES):
+        rounded = rest.to(gl.bfloat16)
+        buffer.index(piece).store(rounded)
+        rest -= rounded.to(gl.float32)
 
 
 @gluon.jit
 def _stage_queries(
-    q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, scale, stride_q_nope_token,
-    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-    num_heads, R: gl.constexpr, P: gl.constexpr,
+    q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first, scale,
+    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
+    token_starts_ptr, row, tile_m, num_heads, R: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Stage a query tile, `scale` in `scales`, less each pair's factor, and the lowest `peaks`."""
+    """Stage a query tile, `scale` in `scales`, less each pair's factor, and the lowest `peaks`.
+
+    Give back the rest of the ring once the program's first queries are asked for.
+    """
     PAIRS: gl.constexpr = scales.shape[0]
-    ROWS: gl.constexpr = min(PAIRS, 32)
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [_WARPS, 1], [1, 0])
-    for first in gl.static_range(0, PAIRS, ROWS):
-        token, head, _, live = query_pairs(
-            token_starts_ptr, row, tile_m * (PAIRS // ROWS) + first // ROWS, num_heads, ROWS,
-            gl.SliceLayout(1, layout),
-        )  # fmt: skip
-        nope = _load_queries(
-            q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token, head, live, R, layout
-        )
-        pe = _load_queries(
-            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token, head, live, P, layout
-        )
-        top = gl.maximum(
-            gl.max(gl.abs(nope.to(gl.float32)), 1), gl.max(gl.abs(pe.to(gl.float32)), 1)
-        )
-        # The largest component goes to [2 ** 14, 2 ** 15), by at most 2 ** 64.
-        power = gl.minimum(127 + 14 + 127 - (top.to(gl.int32, bitcast=True) >> 23), 127 + 64)
-        factor = (power << 23).to(gl.float32, bitcast=True)
-        _store_queries(nope, factor, q_nope, first)
-        _store_queries(pe, factor, q_pe, first)
-        lowered = ((254 - power) << 23).to(gl.float32, bitcast=True) * scale
-        scales.slice(first, ROWS).store(gl.maximum(lowered, _SMALLEST))
-        peaks.slice(first, ROWS).store(gl.full_like(lowered, FLOOR))
+    nope = _load_queries(
+        q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
+        num_heads, PAIRS, R,
+    )  # fmt: skip
+    pe = _load_queries(
+        q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m, num_heads,
+        PAIRS, P,
+    )  # fmt: skip
+    STAGES: gl.constexpr = empty.shape[0]
+    for stage in gl.static_range(1, STAGES):
+        mbarrier.arrive(empty.index(stage), pred=is_first)
+    top = _highest(nope)
+    top = gl.maximum(top, gl.convert_layout(_highest(pe), top.type.layout))
+    # The largest component goes to [2 ** 14, 2 ** 15), by at most 2 ** 64.
+    power = gl.minimum(127 + 14 + 127 - (top.to(gl.int32, bitcast=True) >> 23), 127 + 64)
+    factor = (power << 23).to(gl.float32, bitcast=True)
+    _store_queries(nope, factor, q_nope)
+    if q_pe.dtype == gl.float16:
+        _store_queries(pe, factor, q_pe)
+    else:
+        _store_pieces(pe, factor, q_pe)
+    lowered = ((254 - power) << 23).to(gl.float32, bitcast=True) * scale
+    scales.store(gl.maximum(lowered, _SMALLEST))
+    peaks.store(gl.full_like(lowered, FLOOR))
     fence_async_shared()
     thread_barrier()
 
@@ -119,69 +152,203 @@ def _by_warp(scores):
 
 
 @gluon.jit
+def _scores(q_nope, q_pe, keys, k_pe, zero, s_layout: gl.constexpr):
+    """Return the scores [keys, pairs] of a tile of codes, but for scales."""
+    TILE_N: gl.constexpr = keys.shape[0]
+    WIDTH: gl.constexpr = keys.shape[1]
+    PAIRS: gl.constexpr = q_nope.shape[1]
+    COLUMNS: gl.constexpr = 64 if PAIRS < 64 else 32  # pairs of columns at a time
+    operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    # Words are loaded a chunk before they are unpacked. Products read registers as they run:
+    # those of the last two are kept until they are done.
+    words = k_pe.load(operand)
+    following = keys.slice(0, COLUMNS, dim=1).load(operand)
+    last_left, last_right = contracted(words)
+    s = gl.zeros([TILE_N, PAIRS], gl.float32, s_layout)
+    queries = q_pe.index(zero).permute((1, 0))
+    s = warpgroup_mma(last_left, queries, s, use_acc=False, is_async=True)
+    queries = q_pe.index(zero + 1).permute((1, 0))
+    s = warpgroup_mma(last_right, queries, s, is_async=True)
+    for first in gl.static_range(0, WIDTH, COLUMNS):
+        left, right = contracted(following)
+        if first + COLUMNS < WIDTH:
+            following = keys.slice(first + COLUMNS, COLUMNS, dim=1).load(operand)
+        queries = q_nope.index(zero).slice(first, COLUMNS, dim=1)
+        s = warpgroup_mma(left, queries.permute((1, 0)), s, is_async=True)
+        queries = q_nope.index(zero + 1).slice(first, COLUMNS, dim=1)
+        s = warpgroup_mma(right, queries.permute((1, 0)), s, is_async=True)
+        last_left, last_right = warpgroup_mma_wait(2, deps=[last_left, last_right])
+        last_left = left
+        last_right = right
+    s, last_left, last_right = warpgroup_mma_wait(0, deps=[s, last_left, last_right])
+    return s
+
+
+@gluon.jit
+def _scores_of_shares(
+    q_nope, q_pe, keys, k_pe, key_scales, first_scales, zero, SHARES: gl.constexpr,
+    s_layout: gl.constexpr,
+):  # fmt: skip
+    """Return the scores [keys, pairs] of a tile whose rows hold a scale of each share."""
+    TILE_N: gl.constexpr = keys.shape[0]
+    WIDTH: gl.constexpr = keys.shape[1]
+    PAIRS: gl.constexpr = q_nope.shape[1]
+    P: gl.constexpr = k_pe.shape[1]
+    PIECES: gl.constexpr = q_pe.shape[0]
+    COLUMNS: gl.constexpr = 64 if PAIRS < 64 else 16  # at a time: registers are scarcer here
+    WORDS: gl.constexpr = WIDTH // SHARES
+    operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    following = keys.slice(0, COLUMNS, dim=1).load(operand)
+    s = gl.zeros([TILE_N, PAIRS], gl.float32, s_layout)
+    share = s
+    k_pe = k_pe._reinterpret(gl.bfloat16, [TILE_N, P], k_pe.layout)
+    for piece in gl.static_range(PIECES):
+        queries = q_pe.index(zero + piece).permute((1, 0))
+        s = warpgroup_mma(k_pe, queries, s, use_acc=piece > 0, is_async=True)
+    for first in gl.static_range(0, WIDTH, COLUMNS):
+        left, right = contracted(following)
+        if first + COLUMNS < WIDTH:
+            following = keys.slice(first + COLUMNS, COLUMNS, dim=1).load(operand)
+        if first == 0:
+            last_left = left
+            last_right = right
+        elif first % WORDS == 0:
+            s, share, last_left, last_right, left, right = warpgroup_mma_wait(
+                0, deps=[s, share, last_left, last_right, left, right]
+            )
+            scale = key_scales.index(first_scales + first // WORDS - 1).load(key_layout)
+            s += share * scale[:, None]
+        queries = q_nope.index(zero).slice(first, COLUMNS, dim=1).permute((1, 0))
+        share = warpgroup_mma(left, queries, share, use_acc=first % WORDS > 0, is_async=True)
+        queries = q_nope.index(zero + 1).slice(first, COLUMNS, dim=1).permute((1, 0))
+        share = warpgroup_mma(right, queries, share, is_async=True)
+        if first % WORDS > 0:
+            last_left, last_right = warpgroup_mma_wait(2, deps=[last_left, last_right])
+        last_left = left
+        last_right = right
+    s, share, last_left, last_right = warpgroup_mma_wait(0, deps=[s, share, last_left, last_right])
+    scale = key_scales.index(first_scales + SHARES - 1).load(key_layout)
+    return s + share * scale[:, None]
+
+
+@gluon.jit
+def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr):
+    """Load values ``[WORDS, KEYS]`` of a tile, of all keys of a share and then of the next."""
+    TILE_N: gl.constexpr = keys.shape[0]
+    part = keys.slice(AT % TILE_N, KEYS).slice(AT // TILE_N * WORDS, WORDS, dim=1)
+    return part.permute((1, 0)).load(value_words(WORDS, KEYS))
+
+
+@gluon.jit
+def _store_weights(weights, key_scales, stage, buffer, SCALES: gl.constexpr):
+    """Store the weights [keys, pairs] of each share's codes."""
+    SHARES: gl.constexpr = buffer.shape[0]
+    key_layout: gl.constexpr = gl.SliceLayout(1, weights.type.layout)
+    for share in gl.static_range(SHARES):
+        of_codes = weights
+        if SCALES != "scalar":
+            of_codes *= key_scales.index(stage * SHARES + share).load(key_layout)[:, None]
+        buffer.index(share).store(of_codes.to(gl.float16))
+
+
+@gluon.jit
+def _lift(key_scales, stage, SHARES: gl.constexpr, key_layout: gl.constexpr):
+    """Return by which power of two the weights of each key's codes exceed its own, at the most.
+
+    Bounded from below, or the sum of weights could grow without bound beside small scales.
+    """
+    largest = key_scales.index(stage * SHARES).load(key_layout)
+    for share in gl.static_range(1, SHARES):
+        largest = gl.maximum(largest, key_scales.index(stage * SHARES + share).load(key_layout))
+    return gl.log2(gl.maximum(largest, _LEAST_SCALE))
+
+
+@gluon.jit
+def _waited(answers, last, SHARES: gl.constexpr):
+    """Return the sums of shares once no product is under way, of which `last` is an operand."""
+    if SHARES == 1:
+        only, last = warpgroup_mma_wait(0, deps=[answers[0], last])
+        answers = (only,)
+    else:
+        gl.static_assert(SHARES == 4)
+        first, second, third, fourth, last = warpgroup_mma_wait(
+            0, deps=[answers[0], answers[1], answers[2], answers[3], last]
+        )
+        answers = (first, second, third, fourth)
+    return answers
+
+
+@gluon.jit
+def _joined(answers, SHARES: gl.constexpr):
+    """Return the answers of all shares as one [R, pairs]."""
+    joined = answers[0]
+    if SHARES == 4:
+        joined = _above(_above(answers[0], answers[1]), _above(answers[2], answers[3]))
+        joined = gl.convert_layout(joined, answers[0].type.layout, assert_trivial=True)
+    return joined
+
+
+@gluon.jit
+def _above(first, second):
+    """Return the rows of `first` and then those of `second`."""
+    ROWS: gl.constexpr = first.shape[0]
+    PAIRS: gl.constexpr = first.shape[1]
+    return gl.join(first, second).permute((2, 0, 1)).reshape([2 * ROWS, PAIRS])
+
+
+@gluon.jit
 def _attend_tiles(
-    q_nope, q_pe, ckv, k_pe, weights_smem, scales, peaks, exceeds, ready, empty, tile_begin,
-    tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len, token_starts_ptr,
-    tree_words_ptr, num_heads, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, s_layout: gl.constexpr,
-    layout: gl.constexpr,
+    q_nope, q_pe, ckv, k_pe, key_scales, weights_smem, scales, peaks, exceeds, ready, empty,
+    tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
+    token_starts_ptr, tree_words_ptr, num_heads, R: gl.constexpr, SCALES: gl.constexpr,
+    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    STAGES: gl.constexpr, s_layout: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Attend the staged queries to key tiles.
 
     Returns
     -------
-    even, uneven : [R / 2, pairs]
-        Sums of weighted values, of the even and the uneven columns.
+    answers : [R, pairs]
+        Sums of weighted values, columns as ``values_of`` has them.
     total : [pairs]
         The sum of weights, which are relative to `peaks`.
     stage, phase : of the ring, past these tiles
     """
-    PAIRS: gl.constexpr = weights_smem.shape[1]
-    COLUMNS: gl.constexpr = 64 if PAIRS < 64 else 32  # pairs of columns at a time
-    KEYS: gl.constexpr = 32 if PAIRS < 64 else 16
-    s_operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    SHARES: gl.constexpr = weights_smem.shape[0]
+    PAIRS: gl.constexpr = weights_smem.shape[2]
+    KEYS: gl.constexpr = min(TILE_N, SHARES * (32 if PAIRS < 64 else 16))  # of a product at a time
+    WORDS: gl.constexpr = R // 2 // SHARES
     s_pair: gl.constexpr = gl.SliceLayout(0, s_layout)
+    key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     everywhere: gl.constexpr = gl.BlockedLayout([_WARPS], [32], [_WARPS], [0])
-    even = gl.zeros([R // 2, PAIRS], gl.float32, layout)
-    uneven = gl.zeros([R // 2, PAIRS], gl.float32, layout)
+    answers = ()
+    for _share in gl.static_range(SHARES):
+        answers += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
     sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
     own_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout))
     for tile in range(tile_begin, tile_end):
         mbarrier.wait(ready.index(stage), phase)
         keys = ckv.index(stage)
-        # Seen to vary: else what products are told of the queries is kept, in scarce registers.
-        zero = stage >> 8
         if BOX > 0 and tile * TILE_N + TILE_N > seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
             clear_tail(keys, seq_len - tile * TILE_N, TILE_N, R // 2, _WARPS)
             fence_async_shared()
             thread_barrier()
-        # Words are loaded a chunk before they are unpacked. Products read registers as they run:
-        # those of the last two are kept until they are done.
-        words = k_pe.index(stage).load(s_operand)
-        following = keys.slice(0, COLUMNS, dim=1).load(s_operand)
-        last_left, last_right = contracted(words)
-        s = gl.zeros([TILE_N, PAIRS], gl.float32, s_layout)
-        queries = q_pe.index(zero).permute((1, 0))
-        s = warpgroup_mma(last_left, queries, s, use_acc=False, is_async=True)
-        queries = q_pe.index(zero + 1).permute((1, 0))
-        s = warpgroup_mma(last_right, queries, s, is_async=True)
-        for first in gl.static_range(0, R // 2, COLUMNS):
-            left, right = contracted(following)
-            if first + COLUMNS < R // 2:
-                following = keys.slice(first + COLUMNS, COLUMNS, dim=1).load(s_operand)
-            queries = q_nope.index(zero).slice(first, COLUMNS, dim=1)
-            s = warpgroup_mma(left, queries.permute((1, 0)), s, is_async=True)
-            queries = q_nope.index(zero + 1).slice(first, COLUMNS, dim=1)
-            s = warpgroup_mma(right, queries.permute((1, 0)), s, is_async=True)
-            last_left, last_right = warpgroup_mma_wait(2, deps=[last_left, last_right])
-            last_left = left
-            last_right = right
-        words = keys.slice(0, KEYS).permute((1, 0)).load(operand)
-        s, last_left, last_right = warpgroup_mma_wait(0, deps=[s, last_left, last_right])
+        # Seen to vary: else what products are told of the queries is kept, in scarce registers.
+        zero = stage >> 8
+        if SHARES == 1:
+            s = _scores(q_nope, q_pe, keys, k_pe.index(stage), zero, s_layout)
+            if SCALES != "scalar":
+                s = s * key_scales.index(stage).load(key_layout)[:, None]
+        else:
+            s = _scores_of_shares(
+                q_nope, q_pe, keys, k_pe.index(stage), key_scales, stage * SHARES, zero, SHARES,
+                s_layout,
+            )  # fmt: skip
+        words = _load_values(keys, 0, WORDS, KEYS)
         if tile >= tile_edge:
-            key = tile * TILE_N + gl.arange(0, TILE_N, layout=gl.SliceLayout(1, s_layout))
+            key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
             token, _, index, live = query_pairs(
                 token_starts_ptr, row, tile_m, num_heads, PAIRS, s_pair
             )
@@ -195,71 +362,125 @@ def _attend_tiles(
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
         power = s * scale[None, :] - peak[None, :]
         weights = gl.exp2(power)
-        weights_smem.store(weights.to(gl.float16))
-        high = _by_warp((power > LAZY).to(gl.int32))
+        _store_weights(weights, key_scales, stage, weights_smem, SCALES)
+        if SCALES == "scalar":
+            high = _by_warp((power > LAZY).to(gl.int32))
+        else:
+            lift = _lift(key_scales, stage, SHARES, key_layout)
+            high = _by_warp((power > (LAZY - lift)[:, None]).to(gl.int32))
         exceeds.store(gl.max(high, 1))
         fence_async_shared()
         thread_barrier()
         if gl.max(exceeds.load(everywhere), 0) > 0:
-            new_peak = raised(peak, gl.max(s, 0) * scale)
+            if SCALES == "scalar":
+                highest = gl.max(s, 0) * scale
+            else:
+                highest = gl.max(s * scale[None, :] + lift[:, None], 0)
+            new_peak = raised(peak, highest)
             weights = gl.exp2(s * scale[None, :] - new_peak[None, :])
             keep = gl.exp2(peak - new_peak)
             sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
-            weights_smem.store(weights.to(gl.float16))
+            _store_weights(weights, key_scales, stage, weights_smem, SCALES)
             fence_async_shared()
             peaks.store(new_peak)
             keep = gl.convert_layout(keep, pair_layout)
-            even = even * keep[None, :]
-            uneven = uneven * keep[None, :]
+            kept = ()
+            for share in gl.static_range(SHARES):
+                kept += (answers[share] * keep[None, :],)
+            answers = kept
             thread_barrier()
         sums += _own_sum(weights)
-        for first in gl.static_range(0, TILE_N, KEYS):
-            part = weights_smem.slice(first, KEYS)
-            of_even, of_uneven = transposed(words)
-            if first + KEYS < TILE_N:
-                words = keys.slice(first + KEYS, KEYS).permute((1, 0)).load(operand)
-            even = warpgroup_mma(of_even, part, even, is_async=True)
-            uneven = warpgroup_mma(of_uneven, part, uneven, is_async=True)
-            if first == 0:
-                last_even = of_even
-                last_uneven = of_uneven
-            last_even, last_uneven = warpgroup_mma_wait(2, deps=[last_even, last_uneven])
-            last_even = of_even
-            last_uneven = of_uneven
-        even, uneven, last_even, last_uneven = warpgroup_mma_wait(
-            0, deps=[even, uneven, last_even, last_uneven]
-        )
+        summed = ()
+        for share in gl.static_range(SHARES):
+            part = answers[share]
+            for first in gl.static_range(0, TILE_N, KEYS):
+                values = values_of(words, layout)
+                if share * TILE_N + first + KEYS < SHARES * TILE_N:
+                    words = _load_values(keys, share * TILE_N + first + KEYS, WORDS, KEYS)
+                part = warpgroup_mma(
+                    values, weights_smem.index(share).slice(first, KEYS), part, is_async=True
+                )
+                if share + first == 0:
+                    last = values
+                last = warpgroup_mma_wait(1, deps=[last])
+                last = values
+            summed += (part,)
+        answers = _waited(summed, last, SHARES)
         mbarrier.arrive(empty.index(stage))
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
 
     total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
-    return even, uneven, total, stage, phase
+    return _joined(answers, SHARES), total, stage, phase
+
+
+@constexpr_function
+def _lines(dtype):
+    """Return how the warps share lines of answers, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 128 // dtype.primitive_bitwidth], [1, 32], [_WARPS, 1], [1, 0])
 
 
 @gluon.jit
-def _store_columns(even, uneven, factor, base_ptr, at, live, dtype: gl.constexpr):
-    """Store answers, those of pair i at ``base_ptr + at[i]``."""
-    out = gl.join(even * factor[None, :], uneven * factor[None, :])
-    out = out.permute((0, 2, 1)).reshape([2 * even.shape[0], even.shape[1]])
-    layout: gl.constexpr = out.type.layout
-    column = gl.arange(0, out.shape[0], layout=gl.SliceLayout(1, layout))
-    of_pair: gl.constexpr = gl.SliceLayout(0, layout)
-    at = gl.convert_layout(at, of_pair)
-    live = gl.convert_layout(live, of_pair)
-    gl.store(base_ptr + at[None, :] + column[:, None], out.to(dtype), mask=live[None, :])
+def _store_columns(answers, buffer, base_ptr, at, live, FIRST: gl.constexpr):
+    """Store answers from column FIRST on, those of pair i at ``base_ptr + at[i]``.
+
+    Through `buffer`: products leave 16 columns of a pair to eight threads, less than a line.
+    """
+    dtype: gl.constexpr = base_ptr.dtype.element_ty
+    layout: gl.constexpr = _lines(dtype)
+    WIDTH: gl.constexpr = answers.shape[0]
+    PAIRS: gl.constexpr = answers.shape[1]
+    # Eight threads' columns, of every second pair, in banks of their own.
+    swizzled: gl.constexpr = gl.SwizzledSharedLayout(16, 2, 4, [1, 0])
+    lines = buffer._reinterpret(dtype, [PAIRS, WIDTH], swizzled)
+    lines.store(in_order(answers.to(dtype)))
+    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
+    gl.store(base_ptr + at[:, None] + column[None, :], lines.load(layout), mask=live[:, None])
+
+
+@gluon.jit
+def _store_whole(
+    answers, lse, buffer, out_ptr, lse_ptr, token_starts_ptr, row, tile_m, num_heads,
+    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+):  # fmt: skip
+    """Store the answers of a query tile."""
+    layout: gl.constexpr = gl.SliceLayout(1, _lines(out_ptr.dtype.element_ty))
+    token, head, _, live = query_pairs(
+        token_starts_ptr, row, tile_m, num_heads, lse.shape[0], layout
+    )
+    at = token * stride_out_token + head * stride_out_head
+    _store_columns(answers, buffer, out_ptr, at, live, 0)
+    lse_at = lse_ptr + token * stride_lse_token + head * stride_lse_head
+    gl.store(lse_at, gl.convert_layout(lse, layout), mask=live)
+
+
+@gluon.jit
+def _store_partial(
+    answers, lse, buffer, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, place,
+    FIXED_SPLITS: gl.constexpr,
+):  # fmt: skip
+    """Store the partial answers of a query tile, of which `buffer` holds half."""
+    layout: gl.constexpr = gl.SliceLayout(1, _lines(gl.float32))
+    R: gl.constexpr = answers.shape[0]
+    PAIRS: gl.constexpr = answers.shape[1]
+    pair = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, PAIRS, layout)
+    at = pair * R
+    low, high = answers.reshape([2, R // 2, PAIRS]).permute((1, 2, 0)).split()
+    _store_columns(low, buffer, partial_out_ptr, at, pair >= 0, 0)
+    _store_columns(high, buffer, partial_out_ptr, at, pair >= 0, R // 2)
+    gl.store(partial_lse_ptr + pair, gl.convert_layout(lse, layout))
 
 
 @gluon.jit
 def _attend(
     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, scales,
-    ckv, k_pe, weights, peaks, exceeds, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr,
-    token_starts_ptr, row_lens_ptr, tree_words_ptr, cache_scale_ptr, stride_q_nope_token,
+    ckv, k_pe, key_scales, weights, peaks, exceeds, ready, empty, unit_starts_ptr, cut_ptr,
+    shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, scales_ptr, stride_q_nope_token,
     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
     stride_lse_token, stride_lse_head, softmax_scale, num_heads, R: gl.constexpr, P: gl.constexpr,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr,
-    BOX: gl.constexpr, STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     ALONG: gl.constexpr = min(_WARPS, TILE_N // 16)
@@ -269,8 +490,9 @@ def _attend(
     )
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, TILE_M, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
-    cache_scale = gl.load(cache_scale_ptr)
+    cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
     unit, end, row = share_of_program(shares_ptr)
+    is_first = True
     stage = 0
     phase = 0
     while unit < end:
@@ -282,37 +504,39 @@ def _attend(
             MASK, TILE_M, TILE_N, FIXED_SPLITS,
         )  # fmt: skip
         _stage_queries(
-            q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, cache_scale * softmax_scale * LOG2_E,
-            stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, num_heads, R, P,
+            q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first,
+            cache_scale * softmax_scale * LOG2_E, stride_q_nope_token, stride_q_nope_head,
+            stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m, num_heads, R, P,
         )  # fmt: skip
-        even, uneven, total, stage, phase = _attend_tiles(
-            q_nope, q_pe, ckv, k_pe, weights, scales, peaks, exceeds, ready, empty, tile_begin,
-            tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len, token_starts_ptr,
-            tree_words_ptr, num_heads, R, MASK, TREE_WORDS, TILE_N, BOX, STAGES, s_layout, layout,
+        is_first = False
+        answers, total, stage, phase = _attend_tiles(
+            q_nope, q_pe, ckv, k_pe, key_scales, weights, scales, peaks, exceeds, ready, empty,
+            tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
+            token_starts_ptr, tree_words_ptr, num_heads, R, SCALES, MASK, TREE_WORDS, TILE_N, BOX,
+            STAGES, s_layout, layout,
         )  # fmt: skip
         is_empty = total == 0.0
-        factor = gl.where(is_empty, 0.0, cache_scale / total)
+        answers *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
         lse = (peaks.load(pair_layout) + gl.log2(total)) * LN_2
         lse = gl.where(is_empty, float("-inf"), lse)
+        # No product reads the queries any more: answers leave through their buffer.
         if is_whole:
-            token, head, _, live = query_pairs(
-                token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
-            )
-            at = token * stride_out_token + head * stride_out_head
-            _store_columns(even, uneven, factor, out_ptr, at, live, out_ptr.dtype.element_ty)
-            gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+            _store_whole(
+                answers, lse, q_nope, out_ptr, lse_ptr, token_starts_ptr, row, tile_m,
+                num_heads, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+            )  # fmt: skip
         else:
-            pair = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, TILE_M, pair_layout)
-            _store_columns(even, uneven, factor, partial_out_ptr, pair * R, pair >= 0, gl.float32)
-            gl.store(partial_lse_ptr + pair, lse)
+            _store_partial(
+                answers, lse, q_nope, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
+                place, FIXED_SPLITS,
+            )  # fmt: skip
         unit = following
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @gluon.jit(
     do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
-    do_not_specialize_on_alignment=["cache_scale_ptr"],
+    do_not_specialize_on_alignment=["scales_ptr"],
 )
 def decode_few_fp8_kernel(
     q_nope_ptr,  # [T, H, R]
@@ -324,14 +548,14 @@ def decode_few_fp8_kernel(
     token_starts_ptr,
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
-    cache_ptr,  # read where no box fits: rows of R + P bytes
-    cache_scale_ptr,  # float32, one for all
+    cache_ptr,  # rows of bytes, read where no box fits
+    scales_ptr,  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
-    ckv_desc,  # int16 [cache rows, (R + P) / 2], boxes [BOX, R / 2]
-    k_pe_desc,  # the same, boxes [BOX, P / 2]
+    ckv_desc,  # int16 [cache rows, words of a row], boxes [BOX, R / 2]
+    k_pe_desc,  # the same, boxes [BOX, words of k_pe]
     stride_q_nope_token,
     stride_q_nope_head,
     stride_q_pe_token,
@@ -346,9 +570,12 @@ def decode_few_fp8_kernel(
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr,  # in pairs of bytes
+    stride_cache_row: gl.constexpr,  # in words
+    stride_scales_block: gl.constexpr,
     R: gl.constexpr,
     P: gl.constexpr,
+    SCALES: gl.constexpr,
+    SHARES: gl.constexpr,
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     TILE_M: gl.constexpr,
@@ -362,11 +589,20 @@ def decode_few_fp8_kernel(
     slim: gl.constexpr = k_pe_desc.layout
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ckv = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, R // 2], wide)
-    k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P // 2], slim)
     q_nope = gl.allocate_shared_memory(gl.float16, [2, TILE_M, R // 2], wide)
-    q_pe = gl.allocate_shared_memory(gl.float16, [2, TILE_M, P // 2], slim)
+    if SCALES == "inline":
+        PIECES: gl.constexpr = 1 if q_pe_ptr.dtype.element_ty == gl.bfloat16 else 2
+        k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P], slim)
+        q_pe = gl.allocate_shared_memory(gl.bfloat16, [PIECES, TILE_M, P], slim)
+    else:
+        k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P // 2], slim)
+        q_pe = gl.allocate_shared_memory(gl.float16, [2, TILE_M, P // 2], slim)
+    if SCALES == "scalar":
+        key_scales: gl.constexpr = None
+    else:
+        key_scales = gl.allocate_shared_memory(gl.float32, [STAGES * SHARES, TILE_N], flat)
     weights = gl.allocate_shared_memory(
-        gl.float16, [TILE_N, TILE_M], gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
+        gl.float16, [SHARES, TILE_N, TILE_M], gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
     )
     scales = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
     peaks = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
@@ -374,8 +610,10 @@ def decode_few_fp8_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=arrivals(BOX))
+        mbarrier.init(ready.index(stage), count=tile_arrivals(BOX, SCALES))
         mbarrier.init(empty.index(stage), count=1)
+    for stage in gl.static_range(1, STAGES):  # or the ring would be filled before queries come
+        mbarrier.arrive(empty.index(stage))
     fence_async_shared()
     gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
@@ -385,12 +623,12 @@ def decode_few_fp8_kernel(
                 _attend,
                 (
                     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-                    q_nope, q_pe, scales, ckv, k_pe, weights, peaks, exceeds, ready, empty,
-                    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-                    tree_words_ptr, cache_scale_ptr, stride_q_nope_token, stride_q_nope_head,
+                    q_nope, q_pe, scales, ckv, k_pe, key_scales, weights, peaks, exceeds, ready,
+                    empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
+                    tree_words_ptr, scales_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-                    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R, P, MASK,
-                    TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
+                    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R, P, SCALES,
+                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
                 ),
             ),
             (
@@ -399,7 +637,8 @@ def decode_few_fp8_kernel(
                     cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, num_heads, block_size, block_rows,
-                    stride_cache_row, R // 2, MASK, TILE_M, TILE_N, BOX, STAGES,
+                    stride_cache_row, R // 2, MASK, TILE_M, TILE_N, BOX, STAGES, scales_ptr,
+                    stride_scales_block, key_scales, SCALES, SHARES,
                 ),
             ),
         ],
