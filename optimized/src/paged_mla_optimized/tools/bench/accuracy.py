@@ -120,6 +120,7 @@ def write(config: MlaConfig, tensors: Tensors, latents: torch.Tensor) -> LatentC
         latents[:, R:],
         as_cache(config.cache_format, cache),
         slot_mapping=slots,
+        planned=True,
         positions=torch.zeros_like(slots),
     )
     return cache
