@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import decode, encode
+from paged_mla_optimized.kernels.common.scales import quotient
 from paged_mla_optimized.planning.families import WITH_E4M3
 from paged_mla_optimized.runtime.device import device_facts
 
@@ -23,6 +24,13 @@ def decode_kernel(codes_ptr, values_ptr, N: tl.constexpr, NATIVE: tl.constexpr):
     at = tl.arange(0, N)
     values = decode(tl.load(codes_ptr + at), values_ptr.dtype.element_ty, NATIVE)
     tl.store(values_ptr + at, values)
+
+
+@triton.jit
+def quotient_kernel(x_ptr, scale_ptr, codes_ptr, N: tl.constexpr, NATIVE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
+    codes = encode(quotient(tl.load(x_ptr + at), tl.load(scale_ptr + at), NATIVE), NATIVE=True)
+    tl.store(codes_ptr + at, codes)
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +65,26 @@ def test_values_of_every_code(dtype):
         assert torch.equal(values.isnan(), expected.isnan())
         assert torch.equal(values.nan_to_num(), expected.nan_to_num())
         assert torch.equal(values.signbit() & ~values.isnan(), expected.signbit() & ~values.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_quotients_have_the_codes_of_divisions(dtype):
+    """S-11: whatever the number, over scales that put it between two codes, or any."""
+    every = torch.arange(1 << 16, dtype=torch.int32, device=CUDA).to(torch.int16).view(dtype)
+    values = torch.arange(127, dtype=torch.int32, device=CUDA).to(torch.uint8)
+    values = values.view(torch.float8_e4m3fn).double()
+    middles = (values[1:] + values[:-1]) / 2
+    near = torch.arange(-3, 4, dtype=torch.int32, device=CUDA)
+    for middle in middles:
+        scale = (every.double().abs().nan_to_num(posinf=0.0) / middle).float()
+        scale = scale.clamp(2.0**-126, torch.finfo(torch.float32).max)
+        scale = (scale.view(torch.int32)[:, None] + near).clamp(1, 0x7F7FFFFF).view(torch.float32)
+        other = torch.randint(1, 0x7F800000, (len(every), 1), dtype=torch.int32, device=CUDA)
+        scale = torch.cat([scale, other.view(torch.float32)], dim=1).contiguous()
+        x = every[:, None].expand_as(scale).contiguous()
+        found = []
+        for native in (False, True):
+            codes = torch.zeros_like(x, dtype=torch.uint8)
+            quotient_kernel[(x.numel() // 1024,)](x, scale, codes, 1024, native)
+            found.append(codes)
+        assert torch.equal(*found)

@@ -139,6 +139,7 @@ class Core:
         """Check and write the latents of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
         cache = self._as_cache(cache)
+        planned = slot_mapping is None
         if slot_mapping is None:
             slot_mapping = plan.slots
         layout = (num_tokens, _layout(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
@@ -149,7 +150,12 @@ class Core:
             self._checked[layout] = None
         if num_tokens > 0:
             self._append.launch(
-                ckv, k_pe, cache, slot_mapping=slot_mapping, positions=plan.positions
+                ckv,
+                k_pe,
+                cache,
+                slot_mapping=slot_mapping,
+                planned=planned,
+                positions=plan.positions,
             )
 
     def attend(

@@ -15,9 +15,13 @@ from paged_mla_optimized.kernels.common.append_groups import append_groups_kerne
 from paged_mla_optimized.planning.families import WITH_E4M3
 from paged_mla_optimized.runtime.launch import Launcher
 
-_TOKENS_PER_PROGRAM = 4
-_FP8_TOKENS_PER_PROGRAM = 8
-_PLACES = 16  # all of a group in blocks of up to 64 tokens
+_TOKENS = 4  # of a program
+_FP8_TOKENS = 2
+_GROUP_TOKENS = 16  # where tokens share scales
+_FEW_TOKENS = 512  # of a step: so many programs run at once, and each has one of them
+_WARPS = 4
+_FP8_WARPS = {"scalar": 2, "inline": 1, "per_token": 1, "per_group": 8}  # by ``MlaConfig.scales``
+_PLACES = 8
 _SLOTS = 1024
 
 
@@ -38,9 +42,16 @@ class Append:
     ) -> None:
         self.config = config
         self.tables = tables
-        kernel, constants = append_kernel_of(config, arch)
-        self._kernel = Launcher(kernel, constants, num_warps=append_warps(config))
-        self._tokens = constants.get("TOKENS", 1)
+        self._kernels = {
+            (few, planned): self._kernel(arch, few=few, planned=planned)
+            for few in (False, True)
+            for planned in (False, True)
+        }
+
+    def _kernel(self, arch: str, *, few: bool, planned: bool) -> tuple[Launcher, int]:
+        """Return the kernel and the tokens of a program."""
+        kernel, constants = append_kernel_of(self.config, arch, few=few, planned=planned)
+        return Launcher(kernel, constants, num_warps=append_warps(self.config)), constants["TOKENS"]
 
     def launch(
         self,
@@ -49,19 +60,25 @@ class Append:
         cache: LatentCache,
         *,
         slot_mapping: torch.Tensor,
+        planned: bool,
         positions: torch.Tensor,
     ) -> None:
-        """Write the rows of tokens whose slot is neither negative nor reserved (S-10); T > 0."""
+        """Write the rows of tokens whose slot is neither negative nor reserved (S-10); T > 0.
+
+        `planned`: the slots are a plan's, so that those of a row follow each other.
+        """
         config, latents = self.config, cache.latents
         scales: tuple[torch.Tensor, ...] = ()
         of_scales: tuple[int, ...] = ()
+        of_blocks: tuple[int, ...] = (config.block_size,)
         if config.is_fp8:
             tensor, stride = scales_and_stride(cache)
-            scales, of_scales = (tensor,), (stride,)
+            scales, of_scales, of_blocks = (tensor,), (stride,), ()
         num_tokens = ckv.shape[0]
         strides = ckv.stride(), k_pe.stride(), latents.stride(), slot_mapping.stride()
-        self._kernel(
-            (triton.cdiv(num_tokens, self._tokens), 1, 1),
+        kernel, tokens = self._kernels[num_tokens <= _FEW_TOKENS, planned]
+        kernel(
+            (triton.cdiv(num_tokens, tokens), 1, 1),
             (*strides, of_scales),
             (ckv, k_pe, latents, *scales, slot_mapping, positions, *self.tables),
             (
@@ -71,31 +88,42 @@ class Append:
                 *latents.stride()[:2],
                 *of_scales,
                 num_tokens,
-                config.block_size,
+                *of_blocks,
                 -1 if config.reserved_slot is None else config.reserved_slot,
             ),
         )
 
 
-def append_kernel_of(config: MlaConfig, arch: str) -> tuple[Any, dict[str, Any]]:
-    """Return the kernel that writes the config's format, and what it is specialised for."""
+def append_kernel_of(
+    config: MlaConfig, arch: str, *, few: bool = False, planned: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """Return the kernel that writes the config's format, and what it is specialised for.
+
+    Where tokens share scales, that depends on whether a step has few tokens, and on whether its
+    slots are planned.
+    """
     constants: dict[str, Any] = {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "ROPE": config.rope_pairing,
     }
     if not config.is_fp8:
-        return append_kernel, constants | {"TOKENS": _TOKENS_PER_PROGRAM}
-    constants["NATIVE"] = arch in WITH_E4M3
+        return append_kernel, constants | {"TOKENS": _TOKENS}
+    constants |= {"BLOCK_SIZE": config.block_size, "NATIVE": arch in WITH_E4M3}
     if config.scales == "per_group":
-        return append_groups_kernel, constants | {"PLACES": _PLACES, "SLOTS": _SLOTS}
+        return append_groups_kernel, constants | {
+            "PLANNED": planned,
+            "TOKENS": 1 if few else _GROUP_TOKENS,
+            "PLACES": _PLACES,
+            "SLOTS": _SLOTS,
+        }
     return append_fp8_kernel, constants | {
         "SCALES": config.scales,
         "SHARES": config.stored.inline_scales or 1,
-        "TOKENS": _FP8_TOKENS_PER_PROGRAM,
+        "TOKENS": _FP8_TOKENS,
     }
 
 
 def append_warps(config: MlaConfig) -> int:
-    """Return the warps of a program: FP8 takes twice as many for twice as many tokens."""
-    return 8 if config.is_fp8 else 4
+    """Return the warps of a program."""
+    return _FP8_WARPS[config.scales] if config.is_fp8 else _WARPS

@@ -5,20 +5,32 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import bfloat16_bits, encode
 from paged_mla_optimized.kernels.common.rope import load_halves, store_halves
-from paged_mla_optimized.kernels.common.scales import finite_magnitude, largest_of, scale_of
+from paged_mla_optimized.kernels.common.scales import (
+    finite_magnitude,
+    largest_of,
+    quotient,
+    scale_of,
+)
+
+
+@triton.jit
+def load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot):
+    """Load the slots of int64 tokens; -1 where nothing is written."""
+    slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=is_token, other=-1)
+    return tl.where((slot < 0) | (slot == reserved_slot), -1, slot)
 
 
 @triton.jit
 def load_tokens(
-    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, live,
+    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, wanted,
     R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Load float32 latents and halves of rotated keys; of dead tokens, anything for keys."""
+    """Load latents and halves of rotated keys; of tokens that are not wanted, anything for keys."""
     source = ckv_ptr + token[:, None] * stride_ckv + tl.arange(0, R)[None, :]
-    ckv = tl.load(source, mask=live[:, None], other=0.0).to(tl.float32)
-    position = tl.load(positions_ptr + token, mask=live, other=0)
+    ckv = tl.load(source, mask=wanted[:, None], other=0.0)
+    position = tl.load(positions_ptr + token, mask=wanted, other=0)
     source = k_pe_ptr + token * stride_k_pe
-    first, second = load_halves(source, position, live, cos_ptr, sin_ptr, P, ROPE)
+    first, second = load_halves(source, position, wanted, cos_ptr, sin_ptr, P, ROPE)
     return ckv, first, second
 
 
@@ -27,14 +39,29 @@ def store_tokens(
     row_ptr, ckv, first, second, scale, live, R: tl.constexpr, P: tl.constexpr,
     ROPE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Store float32 latents [ROWS, R] and halves of keys, over `scale` [ROWS, 1] or one of all."""
-    codes = encode(tl.div_rn(ckv, scale), NATIVE)
+    """Store latents [ROWS, R] and halves of keys, over `scale` [ROWS, 1]."""
+    codes = encode(quotient(ckv, scale, NATIVE), NATIVE)
     tl.store(row_ptr[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
-    first, second = (
-        encode(tl.div_rn(first, scale), NATIVE),
-        encode(tl.div_rn(second, scale), NATIVE),
-    )
+    first = encode(quotient(first, scale, NATIVE), NATIVE)
+    second = encode(quotient(second, scale, NATIVE), NATIVE)
     store_halves(row_ptr + R, first, second, live, P, ROPE)
+
+
+@triton.jit
+def _larger(a, b, ROWS: tl.constexpr):
+    """Return the larger of two numbers, each at least 0, for every row.
+
+    The numbers lie in two layouts. Taken row by row as scalars they need none; otherwise the
+    compiler moves whole latents from one layout to the other.
+    """
+    index = tl.arange(0, ROWS)
+    larger = tl.zeros([ROWS], tl.float32)
+    for row in tl.static_range(ROWS):
+        mine = index == row
+        of_a = tl.max(tl.where(mine, a, 0.0), axis=0)
+        of_b = tl.max(tl.where(mine, b, 0.0), axis=0)
+        larger = tl.where(mine, tl.maximum(of_a, of_b), larger)
+    return larger
 
 
 @triton.jit(
@@ -44,8 +71,8 @@ def store_tokens(
 def append_fp8_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]
-    cache_ptr,  # uint8 [num_blocks, block_size, width]
-    scales_ptr,  # float32 [] or [num_blocks, 1, block_size]
+    cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, width]
+    scales_ptr,  # float32 [] or [num_blocks, 1, BLOCK_SIZE]
     slot_mapping_ptr,  # int64 [T], negative: write nothing
     positions_ptr,  # int64 [T]
     cos_ptr,
@@ -57,29 +84,31 @@ def append_fp8_kernel(
     stride_cache_token,
     stride_scales_block,
     num_tokens,
-    block_size,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
     ROPE: tl.constexpr,
     SCALES: tl.constexpr,  # "scalar", "per_token" or "inline"
     SHARES: tl.constexpr,  # of a latent that have a scale each
+    BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=token < num_tokens, other=-1)
-    live = (slot >= 0) & (slot != reserved_slot)
-    block, place = slot // block_size, slot % block_size
-    row = cache_ptr + block * stride_cache_block + place * stride_cache_token
-    ckv, first, second = load_tokens(
-        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, live,
-        R, P, ROPE,
+    is_token = token < num_tokens
+    slot = load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot)
+    ckv, first, second = load_tokens(  # without waiting for the slots
+        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
+        is_token, R, P, ROPE,
     )  # fmt: skip
+    live = slot >= 0
+    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    row = cache_ptr + block * stride_cache_block + place * stride_cache_token
     if SCALES == "inline":
         shares = tl.reshape(ckv, [TOKENS, SHARES, R // SHARES])
         scale = scale_of(tl.max(finite_magnitude(shares), axis=2))
-        codes = tl.reshape(encode(tl.div_rn(shares, scale[:, :, None]), NATIVE), [TOKENS, R])
+        codes = encode(quotient(shares, scale[:, :, None], NATIVE), NATIVE)
+        codes = tl.reshape(codes, [TOKENS, R])
         tl.store(row[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
         at = (row + R).to(tl.pointer_type(tl.float32), bitcast=True)
         tl.store(at[:, None] + tl.arange(0, SHARES)[None, :], scale, mask=live[:, None])
@@ -87,9 +116,9 @@ def append_fp8_kernel(
         first, second = bfloat16_bits(first), bfloat16_bits(second)
         store_halves(at, first, second, live, P, ROPE)
     else:
-        first, second = first.to(tl.float32), second.to(tl.float32)
         if SCALES == "per_token":
-            scale = scale_of(largest_of(ckv, first, second))
+            of_ckv, of_k_pe = largest_of(ckv, first, second)
+            scale = scale_of(_larger(of_ckv, of_k_pe, TOKENS))
             at = scales_ptr + block * stride_scales_block + place
             tl.store(at, scale, mask=live)
         else:

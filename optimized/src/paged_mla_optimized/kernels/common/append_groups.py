@@ -1,63 +1,52 @@
 """Paged scatter as e4m3 into groups of tokens that share a scale (rules S-10 to S-12).
 
-A group's scale grows with what joins it, and the codes that it had are encoded again. So one
-program writes all tokens of a group: that of the first among them, in the order of the step. Since
-they tend to follow each other, the others find an earlier one soon.
+A program writes tokens that follow each other in the step. The scale of their groups depends on
+tokens of other programs that go there too, their mates, so it looks at these as well. A group's
+lowest written slot decides whose program stores its scale, and first, if the scale grows, encodes
+again what the group keeps. Others may read the old scale before that or afterwards: the larger of
+it and of what the step brings is the same number.
 """
 
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.append_fp8 import load_tokens, store_tokens
+from paged_mla_optimized.kernels.common.append_fp8 import load_slots, load_tokens, store_tokens
 from paged_mla_optimized.kernels.common.e4m3 import decode, encode
 from paged_mla_optimized.kernels.common.scales import GROUPS, largest_of, scale_of
 
 
 @triton.jit
-def _load_slots(slot_mapping_ptr, stride_slots, begin, end, reserved_slot, SLOTS: tl.constexpr):
-    """Load the slots of tokens from `begin` up to `end`; -1 where nothing is written."""
-    token = begin + tl.arange(0, SLOTS)
-    at = slot_mapping_ptr + token.to(tl.int64) * stride_slots
-    slot = tl.load(at, mask=(token >= 0) & (token < end), other=-1)
-    return token, tl.where(slot == reserved_slot, -1, slot)
+def _mates(slot, other_slot, SIZE: tl.constexpr):
+    """Return which others [N] go to the groups of slots [TOKENS]; negative ones go to none."""
+    same = (slot // SIZE)[:, None] == (other_slot // SIZE)[None, :]
+    return same & (slot >= 0)[:, None] & (other_slot >= 0)[None, :]
 
 
 @triton.jit
-def _follows_a_mate(
-    slot_mapping_ptr, stride_slots, mine, group_slot, size, reserved_slot, SLOTS: tl.constexpr,
-):  # fmt: skip
-    """Return whether a token before `mine` goes to its group; the nearest are looked at first."""
-    found = mine < 0
-    end = mine
-    while (end > 0) & (found == 0):
-        _, slot = _load_slots(
-            slot_mapping_ptr, stride_slots, end - SLOTS, end, reserved_slot, SLOTS
-        )
-        mates = (slot >= group_slot) & (slot < group_slot + size)
-        found = tl.max(mates.to(tl.int32), axis=0) > 0
-        end -= SLOTS
-    return found
+def _join(slot, amax, lowest, other_slot, ckv, first, second, SIZE: tl.constexpr):
+    """Return the largest magnitude and the lowest slot of groups [TOKENS], with others [N]."""
+    mates = _mates(slot, other_slot, SIZE)
+    of_ckv, of_k_pe = largest_of(ckv, first, second)  # each has a layout of its own
+    amax = tl.maximum(amax, tl.max(tl.where(mates, of_ckv[None, :], 0.0), axis=1))
+    amax = tl.maximum(amax, tl.max(tl.where(mates, of_k_pe[None, :], 0.0), axis=1))
+    slots = tl.where(mates, other_slot[None, :], lowest[:, None])
+    return amax, tl.minimum(lowest, tl.min(slots, axis=1))
 
 
 @triton.jit
-def _tokens_at(
-    slot_mapping_ptr, stride_slots, mine, num_tokens, group_slot, size, place, reserved_slot,
-    SLOTS: tl.constexpr,
+def _join_if_mates(
+    slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
+    other, other_slot, SIZE: tl.constexpr, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Return which token from `mine` on goes to each place [PLACES] of a group; -1 for none."""
-    wanted = group_slot + place
-    found = tl.full(place.shape, -1, tl.int32)
-    begin = mine
-    while begin < num_tokens:
-        token, slot = _load_slots(
-            slot_mapping_ptr, stride_slots, begin, num_tokens, reserved_slot, SLOTS
-        )
-        mates = (slot >= group_slot) & (slot < group_slot + size)
-        if tl.max(mates.to(tl.int32), axis=0) > 0:
-            goes = (slot[None, :] == wanted[:, None]) & mates[None, :]
-            found = tl.maximum(found, tl.max(tl.where(goes, token[None, :], -1), axis=1))
-        begin += SLOTS
-    return found
+    """Return what :func:`_join` does; tokens `other` [N] are loaded if they are mates."""
+    wanted = tl.max(_mates(slot, other_slot, SIZE).to(tl.int32), axis=0)
+    if tl.max(wanted, axis=0) > 0:
+        ckv, first, second = load_tokens(
+            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, other,
+            wanted > 0, R, P, ROPE,
+        )  # fmt: skip
+        amax, lowest = _join(slot, amax, lowest, other_slot, ckv, first, second, SIZE)
+    return amax, lowest
 
 
 @triton.jit
@@ -75,7 +64,7 @@ def _encode_again(row_ptr, kept, old, scale, COLUMNS: tl.constexpr, NATIVE: tl.c
 def append_groups_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]
-    cache_ptr,  # uint8 [num_blocks, block_size, R + P]
+    cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, R + P]
     scales_ptr,  # float32 [num_blocks, 1, GROUPS]
     slot_mapping_ptr,  # int64 [T], negative: write nothing
     positions_ptr,  # int64 [T]
@@ -88,68 +77,96 @@ def append_groups_kernel(
     stride_cache_token,
     stride_scales_block,
     num_tokens,
-    block_size,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
     ROPE: tl.constexpr,
-    PLACES: tl.constexpr,  # of a group, worked on together
+    BLOCK_SIZE: tl.constexpr,
+    PLANNED: tl.constexpr,  # slots of a plan: mates are less than a group apart
+    TOKENS: tl.constexpr,  # of a program
+    PLACES: tl.constexpr,  # tokens, or places of a group, that are worked on together
     SLOTS: tl.constexpr,  # of the step, looked at together
     NATIVE: tl.constexpr,
 ):
-    mine = tl.program_id(0)
-    slot = tl.load(slot_mapping_ptr + mine.to(tl.int64) * stride_slots)
-    if (slot < 0) | (slot == reserved_slot):
-        return
-    size = block_size // GROUPS
-    group_slot = slot // size * size
-    if _follows_a_mate(
-        slot_mapping_ptr, stride_slots, mine, group_slot, size, reserved_slot, SLOTS
-    ):
-        return
-    block, first_place = slot // block_size, group_slot % block_size
-    cache_ptr += block * stride_cache_block + first_place * stride_cache_token
-    scale_at = scales_ptr + block * stride_scales_block + first_place // size
+    SIZE: tl.constexpr = BLOCK_SIZE // GROUPS
+    begin = tl.program_id(0).to(tl.int64) * TOKENS
+    index = tl.arange(0, TOKENS)
+    token = begin + index
+    slot = load_slots(slot_mapping_ptr, stride_slots, token, token < num_tokens, reserved_slot)
+    ckv, first, second = load_tokens(  # without waiting for the slots
+        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
+        token < num_tokens, R, P, ROPE,
+    )  # fmt: skip
+    live = slot >= 0
+    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    row = cache_ptr + block * stride_cache_block + place * stride_cache_token
+    scale_at = scales_ptr + block * stride_scales_block + place // SIZE
+    old = tl.load(scale_at, mask=live, other=0.0)
 
-    amax = 0.0
-    lowest = size
-    for begin in range(0, size, PLACES):
-        place = begin + tl.arange(0, PLACES)
-        token = _tokens_at(
-            slot_mapping_ptr, stride_slots, mine, num_tokens, group_slot, size, place,
-            reserved_slot, SLOTS,
+    amax = tl.zeros([TOKENS], tl.float32)
+    amax, lowest = _join(slot, amax, slot, slot, ckv, first, second, SIZE)
+    near = tl.arange(0, PLACES)
+    for away in range(0, SIZE - 1, PLACES):
+        before, after = begin - 1 - away - near, begin + TOKENS + away + near
+        slot_before = load_slots(slot_mapping_ptr, stride_slots, before, before >= 0, reserved_slot)
+        slot_after = load_slots(
+            slot_mapping_ptr, stride_slots, after, after < num_tokens, reserved_slot
+        )
+        amax, lowest = _join_if_mates(
+            slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
+            stride_k_pe, before, slot_before, SIZE, R, P, ROPE,
         )  # fmt: skip
-        ckv, first, second = load_tokens(
-            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
-            token.to(tl.int64), token >= 0, R, P, ROPE,
+        amax, lowest = _join_if_mates(
+            slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
+            stride_k_pe, after, slot_after, SIZE, R, P, ROPE,
         )  # fmt: skip
-        first, second = first.to(tl.float32), second.to(tl.float32)
-        found = tl.where(token >= 0, largest_of(ckv, first, second), 0.0)
-        amax = tl.maximum(amax, tl.max(found, axis=0))
-        lowest = tl.minimum(lowest, tl.min(tl.where(token >= 0, place, size), axis=0))
+    if not PLANNED:
+        top = tl.max(tl.where(live, slot // SIZE, -1), axis=0)
+        bottom = tl.min(tl.where(live, slot // SIZE, top), axis=0)
+        for start in range(0, num_tokens, SLOTS):
+            all_others = start + tl.arange(0, SLOTS).to(tl.int64)
+            is_far = (all_others < begin - SIZE + 1) | (all_others >= begin + TOKENS + SIZE - 1)
+            other_slot = load_slots(
+                slot_mapping_ptr, stride_slots, all_others,
+                is_far & (all_others < num_tokens), reserved_slot,
+            )  # fmt: skip
+            of_group = tl.where(other_slot >= 0, other_slot // SIZE, -1)
+            possible = (of_group >= bottom) & (of_group <= top) & (of_group >= 0)
+            if tl.max(possible.to(tl.int32), axis=0) > 0:
+                mates = tl.max(_mates(slot, other_slot, SIZE).to(tl.int32), axis=0) > 0
+                one = tl.min(tl.where(mates, all_others, num_tokens), axis=0)
+                while one < num_tokens:
+                    others = one + near
+                    slot_of = load_slots(
+                        slot_mapping_ptr, stride_slots, others, others < num_tokens, reserved_slot
+                    )
+                    amax, lowest = _join_if_mates(
+                        slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr,
+                        stride_ckv, stride_k_pe, others, slot_of, SIZE, R, P, ROPE,
+                    )  # fmt: skip
+                    mates = mates & (all_others >= one + PLACES)
+                    one = tl.min(tl.where(mates, all_others, num_tokens), axis=0)
 
-    scale = scale_of(amax)
-    old = tl.load(scale_at)
-    keeps = (lowest > 0) & (old > 0) & (old < float("inf"))
-    if keeps:
-        scale = tl.maximum(scale, old)
-    if keeps & (scale > old):
-        for begin in range(0, lowest, PLACES):
-            place = begin + tl.arange(0, PLACES)
-            row = cache_ptr + place.to(tl.int64) * stride_cache_token
-            _encode_again(row, place < lowest, old, scale, R, NATIVE)
-            _encode_again(row + R, place < lowest, old, scale, P, NATIVE)
-    for begin in range(0, size, PLACES):
-        place = begin + tl.arange(0, PLACES)
-        token = _tokens_at(
-            slot_mapping_ptr, stride_slots, mine, num_tokens, group_slot, size, place,
-            reserved_slot, SLOTS,
-        )  # fmt: skip
-        ckv, first, second = load_tokens(
-            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
-            token.to(tl.int64), token >= 0, R, P, ROPE,
-        )  # fmt: skip
-        first, second = first.to(tl.float32), second.to(tl.float32)
-        row = cache_ptr + place.to(tl.int64) * stride_cache_token
-        store_tokens(row, ckv, first, second, scale, token >= 0, R, P, ROPE, NATIVE)
-    tl.store(scale_at, scale)
+    scale = tl.where(live, scale_of(amax), 1.0)
+    kept = lowest % SIZE
+    keeps = (kept > 0) & (old > 0) & (old < float("inf"))
+    scale = tl.where(keeps, tl.maximum(scale, old), scale)
+    leads = slot == lowest
+    grows = live & leads & keeps & (scale > old)
+    tl.debug_barrier()  # every thread has its old scales before one stores new ones
+    one = tl.min(tl.where(grows, index, TOKENS), axis=0)
+    while one < TOKENS:
+        mine = index == one
+        group_slot = tl.sum(tl.where(mine, lowest - kept, 0), axis=0)
+        num_kept = tl.sum(tl.where(mine, kept, 0), axis=0)
+        of_group = tl.sum(tl.where(mine, old, 0.0), axis=0)
+        grown = tl.sum(tl.where(mine, scale, 0.0), axis=0)
+        group_ptr = cache_ptr + group_slot // BLOCK_SIZE * stride_cache_block
+        for start in range(0, SIZE, PLACES):
+            kept_place = start + near
+            at = group_ptr + (group_slot % BLOCK_SIZE + kept_place) * stride_cache_token
+            _encode_again(at, kept_place < num_kept, of_group, grown, R, NATIVE)
+            _encode_again(at + R, kept_place < num_kept, of_group, grown, P, NATIVE)
+        one = tl.min(tl.where(grows & (index > one), index, TOKENS), axis=0)
+    store_tokens(row, ckv, first, second, scale[:, None], live, R, P, ROPE, NATIVE)
+    tl.store(scale_at, scale, mask=live & leads)

@@ -11,26 +11,50 @@ from paged_mla_shared.formats import GROUPS_PER_BLOCK
 GROUPS = tl.constexpr(GROUPS_PER_BLOCK)  # of a block's tokens, with a scale each
 _LARGEST = tl.constexpr(448.0)  # of e4m3
 _SMALLEST = tl.constexpr(2.0**-126)
+_SMALL = tl.constexpr(2.0**-64)
 
 
 @triton.jit
 def finite_magnitude(x):
-    """Return the magnitude of float32, 0 for infinities and NaN: they take no part in scales."""
-    magnitude = tl.abs(x)
+    """Return magnitudes as float32, 0 for infinities and NaN: they take no part in scales."""
+    magnitude = tl.abs(x.to(tl.float32))
     return tl.where(magnitude < float("inf"), magnitude, 0.0)
 
 
 @triton.jit
 def largest_of(ckv, first, second):
-    """Return the largest finite magnitude of tokens: latents and the halves of keys."""
+    """Return the largest finite magnitudes of tokens: of latents, and of the halves of keys."""
     k_pe = tl.maximum(finite_magnitude(first), finite_magnitude(second))
-    return tl.maximum(tl.max(finite_magnitude(ckv), axis=1), tl.max(k_pe, axis=1))
+    return tl.max(finite_magnitude(ckv), axis=1), tl.max(k_pe, axis=1)
 
 
 @triton.jit
 def scale_of(amax):
     """Return the scale of numbers whose largest finite magnitude is `amax`."""
     return tl.maximum(tl.div_rn(amax, _LARGEST), _SMALLEST)
+
+
+@triton.jit
+def quotient(x, scale, NATIVE: tl.constexpr):
+    """Return x / scale as float32, or a number that has the same e4m3 code.
+
+    Divisions of every element take longer than memory does, so 16-bit x are multiplied by the
+    scale's reciprocal, and so is what that leaves over. Before it is rounded, the result is within
+    2 ** -19 units in its last place of the exact quotient. Only a quotient that close to the middle
+    of two float32 numbers could be rounded apart from the division, and change its code if one of
+    the two lies between codes. Multiplied by the scale, such a number has more than 16 bits.
+    """
+    if NATIVE and x.dtype.primitive_bitwidth == 16:
+        lift = tl.where(scale < _SMALL, 1 / _SMALL, 1.0)  # so that nothing left over underflows
+        x = x.to(tl.float32) * lift
+        scale *= lift
+        inverse = tl.div_rn(1.0, scale)
+        near = x * inverse
+        rest = tl.fma(near, scale, -x)  # this way round, a zero keeps its sign below
+        result = tl.where(tl.abs(near) < float("inf"), tl.fma(rest, -inverse, near), near)
+    else:  # the interpreter's fma rounds twice
+        result = tl.div_rn(x.to(tl.float32), scale)
+    return result
 
 
 @triton.jit

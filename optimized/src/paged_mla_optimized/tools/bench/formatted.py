@@ -19,7 +19,7 @@ _LARGEST = 448.0
 def written(
     config: MlaConfig, latents: torch.Tensor, slots: torch.Tensor, num_blocks: int
 ) -> LatentCache:
-    """Return a cache that ``append`` wrote tokens [N, R + P] to, at slots [N].
+    """Return a cache that ``append`` wrote tokens [N, R + P] to, at slots [N] as a plan has them.
 
     A flat one has the smallest scale that saturates none.
     """
@@ -32,6 +32,7 @@ def written(
         latents[:, R:],
         as_cache(config.cache_format, cache),
         slot_mapping=slots,
+        planned=True,
         positions=torch.zeros_like(slots),
     )
     return cache
