@@ -14,14 +14,16 @@ from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.materialise import Materialised
-from paged_mla_optimized.planning.forms import LayerShape, absorbed_rows
+from paged_mla_optimized.planning.forms import LayerShape, absorbed_rows, slowdown
 from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _WORKSPACE_BYTES = 1 << 30
 _LOG2_E = 1 / math.log(2)
+_SLOW = 1.25  # times the best order of rows, which is worth a word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,7 @@ class MlaLayer:
         self._leading = core.new_plan()  # of absorbed rows before materialised ones
         self._absorbed = core.plan  # of the planned step's absorbed rows
         self._absorbed_tokens = 0
+        self._told_of_order = False
         self.materialised = Materialised(config.prefill, config.room, config.shape, core)
         """What attends to the materialised rows."""
 
@@ -160,7 +163,8 @@ class MlaLayer:
             be left out.
         absorbed_rows : int or None
             So many leading rows are absorbed, the others materialised. ``None`` chooses by the
-            cost model of ``planning/forms.py``: rows with few queries should come first.
+            cost model of ``planning/forms.py``. Rows with few queries come first in a fast step;
+            in another order the answer is as right, and what it costs is logged once.
 
         Raises
         ------
@@ -288,10 +292,23 @@ class MlaLayer:
         if self.config.attention.mask != "causal":
             return num_rows
         if absorbed is None:
-            return absorbed_rows(self.config.shape, query_lens, key_lens)
+            rows = absorbed_rows(self.config.shape, query_lens, key_lens)
+            self._tell_of_order(query_lens, key_lens, rows)
+            return rows
         if not 0 <= absorbed <= num_rows:
             raise InvalidArgument("absorbed_rows", absorbed, f"0 to {num_rows} rows, or None")
         return absorbed
+
+    def _tell_of_order(self, query_lens: np.ndarray, key_lens: np.ndarray, absorbed: int) -> None:
+        """Say once that another order of rows would be faster."""
+        if self._told_of_order or not (query_lens[1:] < query_lens[:-1]).any():
+            return
+        times = slowdown(self.config.shape, query_lens, key_lens, absorbed)
+        if times > _SLOW:
+            self._told_of_order = True
+            LOGGER.warning(
+                "a step takes about %.1f times as long as with its rows of few queries first", times
+            )
 
     def _check_host(
         self,

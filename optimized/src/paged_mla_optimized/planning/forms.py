@@ -5,7 +5,8 @@ Times of a row of q queries that see k keys, the row's context included, with H 
 - *absorbed*: every pair of query and key costs ``2 H (2 R + P)`` operations, its attention at least
   the time to read ``k`` cached tokens; and every query ``2 H R (N + V)`` for both projections.
 - *materialised*: every pair costs ``2 H (N + P + V)``, with queries in tiles; every key
-  ``2 H R (N + V)`` for its projection and ``H (N + V)`` elements written and read.
+  ``2 H R (N + V)`` for its projection, ``H (N + V)`` elements written and read, and before that its
+  cached bytes read and ``R + P`` elements written.
 
 Long contexts of DeepSeek's heads so cross where 768 q = 131072: at about 170 queries, whatever the
 heads, were all operations as fast. How fast each kind is, and what a group of rows takes however
@@ -100,9 +101,12 @@ def materialised_seconds(
     head = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim
     padded = -(-query_lens // _QUERY_TILE) * _QUERY_TILE
     attention = 2 * shape.num_heads * head * _pairs(padded, query_lens, keys) / RATES.materialised
+    latent = shape.token_bytes + (shape.kv_lora_rank + shape.qk_rope_head_dim) * shape.itemsize
+    gathered = latent * keys / RATES.memory
     moved = shape.projected * shape.itemsize * keys / RATES.memory
     products = 2 * shape.projected * shape.kv_lora_rank * keys / RATES.projection
-    seconds: NDArray[np.float64] = np.maximum(attention, moved) + np.maximum(products, moved)
+    projecting = np.maximum(products, moved)
+    seconds: NDArray[np.float64] = gathered + projecting + np.maximum(attention, moved)
     return seconds
 
 
@@ -117,6 +121,33 @@ def absorbed_rows(
     total += rest + np.where(rest > 0, RATES.materialised_start, 0)
     fewest_materialised = np.argmin(total[::-1])  # rows without queries cost nothing either way
     return int(len(query_lens) - fewest_materialised)
+
+
+def slowdown(
+    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64], absorbed: int
+) -> float:
+    """Return how many times as long the step takes as one with each row in its better form.
+
+    So many leading rows are `absorbed`. It is above 1 where rows with few queries stand behind
+    rows with many.
+    """
+    forms = (
+        absorbed_seconds(shape, query_lens, key_lens),
+        materialised_seconds(shape, query_lens, key_lens),
+    )
+    is_leading = np.arange(len(query_lens)) < absorbed
+    return _step_seconds(*forms, is_leading) / _step_seconds(*forms, forms[0] <= forms[1])
+
+
+def _step_seconds(
+    absorbed: NDArray[np.float64], materialised: NDArray[np.float64], is_absorbed: NDArray[np.bool_]
+) -> float:
+    """Return the time of both groups."""
+    groups = (
+        (absorbed[is_absorbed].sum(), RATES.absorbed_start),
+        (materialised[~is_absorbed].sum(), RATES.materialised_start),
+    )
+    return sum(float(seconds) + start for seconds, start in groups if seconds > 0)
 
 
 def _pairs(
