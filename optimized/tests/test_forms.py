@@ -9,7 +9,7 @@ from paged_mla_optimized import LayerConfig, MlaConfig
 from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
 
 
-def shape(num_heads=16, dims=(128, 128)):
+def layer(num_heads=16, dims=(128, 128)):
     attention = MlaConfig(
         num_heads=num_heads,
         softmax_scale=1.0,
@@ -19,8 +19,7 @@ def shape(num_heads=16, dims=(128, 128)):
         max_model_len=1 << 17,
     )
     nope, value = dims
-    config = LayerConfig(attention=attention, qk_nope_head_dim=nope, v_head_dim=value)
-    return config.shape
+    return LayerConfig(attention=attention, qk_nope_head_dim=nope, v_head_dim=value)
 
 
 def lens_of(rows):
@@ -31,7 +30,7 @@ def lens_of(rows):
 
 def choose(*rows, num_heads=16, dims=(128, 128)):
     """Return how many leading rows of (query, context) are absorbed."""
-    return absorbed_rows(shape(num_heads, dims), *lens_of(rows))
+    return absorbed_rows(layer(num_heads, dims), *lens_of(rows))
 
 
 @pytest.mark.parametrize("num_heads", [16, 128])
@@ -77,9 +76,9 @@ def test_rows_in_another_order():
     decode, prompt = [(1, 5000)] * 30, (2048, 0)
     assert choose(prompt, *decode) in {0, 31}
     best, worst = [*decode, prompt], [prompt, *decode]
-    assert slowdown(shape(), *lens_of(best), 30) == pytest.approx(1)
-    assert slowdown(shape(), *lens_of(worst), choose(*worst)) > 1.25
-    assert slowdown(shape(), *lens_of(best), 0) > 1.25
+    assert slowdown(layer(), *lens_of(best), 30) == pytest.approx(1)
+    assert slowdown(layer(), *lens_of(worst), choose(*worst)) > 1.25
+    assert slowdown(layer(), *lens_of(best), 0) > 1.25
 
 
 def test_rows_without_queries_decide_nothing():

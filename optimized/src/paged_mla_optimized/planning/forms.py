@@ -16,9 +16,13 @@ short it is, was measured (:data:`RATES`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from paged_mla_optimized.layer_config import LayerConfig
 
 _QUERY_TILE = 128  # of materialised attention
 
@@ -56,66 +60,42 @@ RATES = Rates(
 """Of an H200; other devices have other ones, but much the same proportions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerShape:
-    """Sizes of one layer on one rank, as :class:`~paged_mla_optimized.layer.LayerConfig` has them.
-
-    Parameters
-    ----------
-    num_heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim : int
-        H, R, P, N and V.
-    token_bytes, itemsize : int
-        Of a cached token, and of an element of queries, keys and values.
-    """
-
-    num_heads: int
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-    qk_nope_head_dim: int
-    v_head_dim: int
-    token_bytes: int
-    itemsize: int
-
-    @property
-    def projected(self) -> int:
-        """Elements of a token's keys and values, all heads."""
-        return self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-
-
 def absorbed_seconds(
-    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+    config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the time of each row absorbed, [B]."""
-    pair = 2 * shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
+    mla = config.attention
+    pair = 2 * mla.num_heads * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim)
     attention = pair * _pairs(query_lens, query_lens, key_lens) / RATES.absorbed
-    reading = np.where(query_lens > 0, key_lens, 0) * shape.token_bytes / RATES.memory
-    weights = 2 * shape.projected * shape.kv_lora_rank * query_lens / RATES.projection
+    reading = np.where(query_lens > 0, key_lens, 0) * mla.stored.token_bytes(mla) / RATES.memory
+    weights = 2 * config.projected * mla.kv_lora_rank * query_lens / RATES.projection
     return np.maximum(attention, reading) + weights
 
 
 def materialised_seconds(
-    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+    config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the time of each row materialised, [B]."""
+    mla = config.attention
     keys = np.where(query_lens > 0, key_lens, 0)
-    head = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim
+    latent = mla.kv_lora_rank + mla.qk_rope_head_dim
+    gathered = (mla.stored.token_bytes(mla) + latent * mla.dtype.itemsize) * keys / RATES.memory
+    moved = config.projected * mla.dtype.itemsize * keys / RATES.memory
+    products = 2 * config.projected * mla.kv_lora_rank * keys / RATES.projection
+    pair = 2 * mla.num_heads * sum(config.prefill.head_dims)
     padded = -(-query_lens // _QUERY_TILE) * _QUERY_TILE
-    attention = 2 * shape.num_heads * head * _pairs(padded, query_lens, keys) / RATES.materialised
-    latent = shape.token_bytes + (shape.kv_lora_rank + shape.qk_rope_head_dim) * shape.itemsize
-    gathered = latent * keys / RATES.memory
-    moved = shape.projected * shape.itemsize * keys / RATES.memory
-    products = 2 * shape.projected * shape.kv_lora_rank * keys / RATES.projection
+    attention = pair * _pairs(padded, query_lens, keys) / RATES.materialised
     projecting = np.maximum(products, moved)
     seconds: NDArray[np.float64] = gathered + projecting + np.maximum(attention, moved)
     return seconds
 
 
 def absorbed_rows(
-    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+    config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
 ) -> int:
     """Return how many leading rows are absorbed, so that the whole step takes least time."""
-    absorbed = _sums(absorbed_seconds(shape, query_lens, key_lens))  # of rows before each, [B + 1]
-    materialised = _sums(materialised_seconds(shape, query_lens, key_lens))
+    absorbed = _sums(absorbed_seconds(config, query_lens, key_lens))  # of rows before each, [B + 1]
+    materialised = _sums(materialised_seconds(config, query_lens, key_lens))
     rest = materialised[-1] - materialised
     total = absorbed + np.where(absorbed > 0, RATES.absorbed_start, 0)
     total += rest + np.where(rest > 0, RATES.materialised_start, 0)
@@ -124,7 +104,7 @@ def absorbed_rows(
 
 
 def slowdown(
-    shape: LayerShape, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64], absorbed: int
+    config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64], absorbed: int
 ) -> float:
     """Return how many times as long the step takes as one with each row in its better form.
 
@@ -132,8 +112,8 @@ def slowdown(
     rows with many.
     """
     forms = (
-        absorbed_seconds(shape, query_lens, key_lens),
-        materialised_seconds(shape, query_lens, key_lens),
+        absorbed_seconds(config, query_lens, key_lens),
+        materialised_seconds(config, query_lens, key_lens),
     )
     is_leading = np.arange(len(query_lens)) < absorbed
     return _step_seconds(*forms, is_leading) / _step_seconds(*forms, forms[0] <= forms[1])
