@@ -9,7 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paged_mla_optimized.tools.bench import accuracy, append, formats, fp8, layer, peers, table
+from paged_mla_optimized.tools.bench import (
+    accuracy,
+    append,
+    formats,
+    fp8,
+    layer,
+    peers,
+    prefill,
+    table,
+)
 from paged_mla_optimized.tools.bench.__main__ import main, parse
 from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
 from paged_mla_optimized.tools.bench.problem import build, empty_cache, error
@@ -170,6 +179,46 @@ def test_a_row_of_fp8_fills_its_header():
     assert head.count("|") == rule.count("|") == cells.count("|")
     columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
     assert (columns["FlashMLA / fast"], columns["FlashMLA / fast, in turns"]) == ("-", "1.50")
+
+
+def test_work_of_a_prefill():
+    """S-4: the last query sees every key, each before it one fewer; 192 and 128 columns of each."""
+    case = prefill.PrefillCase("chunk", 3, ((5, 2), (1, 1)))
+    assert case.flops == 2 * 3 * (192 + 128) * (5 + 4 + 1)
+
+
+def test_drawn_prefills_stay_the_same():
+    """More cases change none; all have names of their own and fit in memory."""
+    assert prefill.drawn(10)[:3] == prefill.drawn(3)
+    assert len({case.name for case in prefill.CASES}) == len(prefill.CASES) == 16
+    for case in prefill.CASES:
+        assert all(1 <= queries <= keys for keys, queries in case.rows)
+        assert case.num_heads * sum(keys for keys, _ in case.rows) <= 1 << 21
+
+
+def test_prefills_are_held_against_plain_attention():
+    """S-5: torch's attention of two prompts passes, the same a query later does not."""
+    tensors = prefill.build(prefill.PrefillCase("two", 2, ((300, 300), (300, 300))), "cpu")
+    heads = [t.float().unflatten(0, (2, 300)).transpose(1, 2) for t in tensors.whole]
+    out = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, scale=192**-0.5)
+    out = out.transpose(1, 2).flatten(0, 1)
+    assert prefill.error(tensors, out) < 1e-5
+    with pytest.raises(ArithmeticError, match="row"):
+        prefill.error(tensors, out.roll(1, 0))
+
+
+def test_a_row_of_prefill_fills_its_header():
+    """A peer that is not there leaves its cells, and the ratios to it, empty."""
+    times = dict.fromkeys(("with plan", "attend", "FA3"), 2.0)
+    row = {"case": "h16", "flops": 10**9, "errors": times, "alone": times}
+    row["in_turns"] = times | {"FA3": 3.0}
+    head, rule = prefill.header().splitlines()
+    cells = prefill.line(row)
+    assert head.count("|") == rule.count("|") == cells.count("|")
+    columns = dict(zip(head.split(" | "), cells.split(" | "), strict=True))
+    assert columns["TFLOP/s with plan"] == "500"
+    assert columns["cuDNN / with plan"] == "-"
+    assert columns["FA3 / with plan, in turns"] == "1.500"
 
 
 def put(cache, values, scale):

@@ -1,10 +1,13 @@
 """Which tensors the Gluon prefill serves; that its answers are right is for a GPU to show."""
 
+import weakref
+
 import pytest
 import torch
 
 from paged_mla_optimized import prefill as api
-from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, describe, heads_fit
+from paged_mla_optimized.launchers import hopper_prefill as launchers
+from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, heads_fit
 from paged_mla_optimized.launchers.prefill import Heads, PortablePrefill
 from paged_mla_optimized.planning.prefill import (
     HOPPER_DIMS,
@@ -86,9 +89,27 @@ def test_who_serves(arch, dtype, dims, serves):
 def test_descriptors_cover_every_head():
     """Lines hold all heads, from the first column of the first; a half ends before its line."""
     heads = heads_of(k_nope=PROJECTED[..., :128], v=PROJECTED[..., 128:])
-    q_nope, q_pe, k_nope, k_pe, v = describe(heads).descriptors
+    described = HopperPrefill(CONFIG, 132).describe(heads)
+    q_nope, q_pe, k_nope, k_pe, v = described.descriptors
     assert [d.shape for d in (q_nope, q_pe, k_pe)] == [[6, 512], [6, 256], [9, 64]]
     for half, tensor in ((k_nope, heads.k_nope), (v, heads.v)):
         assert half.base.data_ptr() == tensor.data_ptr()
         assert half.shape == [9, 3 * 256 + 128]
         assert half.strides == [1024, 1]
+
+
+def test_descriptors_are_kept_without_tensors(monkeypatch):
+    """One set for each layer's addresses and strides, forgotten together; no tensor stays alive."""
+    monkeypatch.setattr(launchers, "MAX_LAYERS", 2)
+    prefill = HopperPrefill(CONFIG, 132)
+    heads = heads_of()
+    first = prefill.describe(heads)
+    assert prefill.describe(heads) is first
+    others = [heads._replace(v=lines(9, 4, 128)), heads._replace(v=PROJECTED[..., 128:])]
+    assert prefill.describe(others[0]) is not first
+    assert prefill.describe(heads) is first
+    assert prefill.describe(others[1]) is not None
+    assert prefill.describe(heads) is not first
+    gone = weakref.ref(heads.v)
+    del heads
+    assert gone() is None

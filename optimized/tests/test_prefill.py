@@ -5,6 +5,7 @@ from prefill_step import NOPE, V, assert_close, build, config, prefix_sums
 from paged_mla_optimized.launchers import prefill as launchers
 from paged_mla_optimized.launchers.prefill import PrefillPlan
 from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 ROWS = {
@@ -132,6 +133,11 @@ def test_nothing_to_do():
     assert_close(padded.attend(), padded)
 
 
+def planned(cfg):
+    """Return a plan of tiles of 32 tokens."""
+    return PrefillPlan(cfg, 32, DeviceFacts("interpreter", 1), torch.device("cpu"))
+
+
 LENS = [
     ((1, 1), (300, 300), (129, 129), (0, 0), (1000, 5), (128, 128), (2000, 130)),
     ((3, 400), (400, 3), (0, 5), (64, 64), (257, 129)),
@@ -143,7 +149,7 @@ LENS = [
 def test_longest_tiles_first(lens, causal):
     """Every tile of every row once, with what it is, by the blocks of 128 keys it sees."""
     cfg = config(causal=causal, max_tokens=2048)
-    plan = PrefillPlan(cfg, 32, torch.device("cpu"))
+    plan = planned(cfg)
     keys, queries = ([row[i] for row in lens] for i in (0, 1))
     padding = 40
     plan.fill(prefix_sums(queries), prefix_sums(keys), sum(queries) + padding)
@@ -166,24 +172,34 @@ def test_longest_tiles_first(lens, causal):
     assert plan.tiles[: len(expected), :5].tolist() == [tile for _, tile in expected]
 
 
-def test_heads_in_groups_that_fit_in_l2():
-    """8192 keys of 128 heads: 7 heads of 4 MB each fit in 30 MB, so 19 groups of at most 7."""
-    cfg = PrefillConfig(num_heads=128, softmax_scale=1.0, max_rows=4, max_tokens=8192)
-    plan = PrefillPlan(cfg, 128, torch.device("cpu"))
-    plan.fill(prefix_sums([8192]), prefix_sums([8192]), 8192)
-    assert plan.work.tolist() == [64, 7, 0, 0]
+@pytest.mark.parametrize(
+    ("num_heads", "keys", "queries", "group"),
+    [
+        (128, 8192, 8192, 4),  # 7 heads of 4 MB fit in 30 MB
+        (24, 8192, 8192, 6),
+        (11, 8192, 8192, 1),
+        (16, 60000, 4096, 4),  # none fits, but 132 programs take 32 tiles of four heads at a time
+        (16, 60000, 64, 16),
+    ],
+)
+def test_groups_of_heads(num_heads, keys, queries, group):
+    """Groups of one size: as many heads as fit in L2, or as it takes to give all programs work."""
+    cfg = PrefillConfig(num_heads=num_heads, softmax_scale=1.0, max_rows=1, max_tokens=8192)
+    plan = PrefillPlan(cfg, 128, DeviceFacts("interpreter", 132), torch.device("cpu"))
+    plan.fill(prefix_sums([queries]), prefix_sums([keys]), queries)
+    assert plan.work.tolist() == [-(-queries // 128), group, 0, 0]
 
 
-@pytest.mark.parametrize("num_heads", [1, 5, 8])
-def test_groups_of_heads_leave_nothing_out(monkeypatch, num_heads):
-    """Each tile of each head once, also where the last group has fewer heads than the others."""
+@pytest.mark.parametrize(("num_heads", "group"), [(1, 1), (4, 2), (6, 3)])
+def test_groups_of_heads_leave_nothing_out(monkeypatch, num_heads, group):
+    """Each tile of each head once, in one group or several."""
     step = build((70, 40), (5, 5), (40, 33), num_heads=num_heads)
     key_bytes = (NOPE + V) * 4
     monkeypatch.setattr(launchers, "_L2_BYTES", 3 * 115 * key_bytes)  # three heads of all keys
     assert_close(step.attend(), step)
-    plan = PrefillPlan(step.config, 32, torch.device("cpu"))
+    plan = planned(step.config)
     plan.fill(prefix_sums([40, 5, 33]), prefix_sums([70, 5, 40]), 78)
-    assert plan.work.tolist() == [5, min(num_heads, 3), 0, 0]
+    assert plan.work.tolist() == [5, group, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ import sys
 from dataclasses import replace
 
 import torch
+from gpu_prefill import build
 from gpu_step import CONFIGS, Model, make_batch
 
-from paged_mla_optimized import MlaConfig, PagedMla
+from paged_mla_optimized import MlaConfig, PagedMla, Prefill
 from paged_mla_optimized.planning.families import AttendVariant
 
 TILES = AttendVariant(tile_m=16, tile_n=32, num_warps=4, num_stages=2, programs_per_sm=1)
 LENS = [(70, 3), (0, 0), (129, 1), (0, 5), (63, 1)]
+PREFILL = [(130, 130), (0, 3), (200, 70), (64, 64)]
 DECODE = [(700, 1), (0, 0), (64, 1), (0, 1), (63, 1)]
 
 
@@ -33,6 +35,8 @@ def main() -> None:
         steps += [(replace(decode, block_size=size, **fast), DECODE, None) for size in (16, 2)]
     for config, lens, variant in steps:
         run(config, lens, variant)
+    for causal in (True, False):
+        run_prefill(causal=causal, portable=sys.argv[1] == "portable")
     torch.cuda.synchronize()
 
 
@@ -49,6 +53,15 @@ def run(config: MlaConfig, lens: list[tuple[int, int]], variant: AttendVariant |
     k_pe = torch.empty(keys, config.qk_rope_head_dim, dtype=config.dtype, device="cuda")
     model.mla.gather_context(model.cache(0), ckv, k_pe)
     assert ckv.isfinite().all()
+
+
+def run_prefill(*, causal: bool, portable: bool) -> None:
+    """Attend to rows of materialised heads, on the kernel that head sizes choose."""
+    changes = {"qk_nope_head_dim": 32, "v_head_dim": 32} if portable else {}
+    step = build(PREFILL, causal=causal, **changes)
+    prefill = Prefill(step.config)
+    step.plan(prefill)
+    assert step.attend(prefill)[0].isfinite().all()
 
 
 if __name__ == "__main__":

@@ -1,100 +1,19 @@
 """Prefill on the device: the Gluon kernel where there is one, and the portable kernel beside it."""
 
-import itertools
-from dataclasses import dataclass
+import random
 
 import pytest
 import torch
+from gpu_prefill import LIMITS, Step, assert_close, build
 
-from paged_mla_optimized import Prefill, PrefillConfig
+from paged_mla_optimized import Prefill
 
 ROWS = {
     "prompts": [(1, 1), (64, 64), (65, 65), (200, 200), (1000, 1000)],
-    "tile-edges": [(127, 127), (128, 128), (129, 129), (256, 256)],
-    "context": [(900, 5), (333, 128), (1900, 700), (4097, 1)],
-    "empty-rows": [(0, 0), (3, 40), (0, 3), (64, 0), (140, 300), (0, 5)],
+    "tile-edges": [(127, 127), (128, 128), (129, 129), (191, 191), (192, 192), (193, 193)],
+    "context": [(900, 5), (333, 128), (192, 64), (320, 192), (1900, 700), (4097, 1)],
+    "empty-rows": [(0, 0), (3, 40), (0, 3), (64, 0), (140, 300), (0, 5), (5, 75)],
 }
-LIMITS = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
-
-
-def prefix_sums(lens):
-    return torch.tensor([0, *itertools.accumulate(lens)], dtype=torch.int32, device="cuda")
-
-
-@dataclass
-class Step:
-    """Random heads of rows of (keys, queries); NaN past the last row."""
-
-    config: PrefillConfig
-    rows: list[tuple[int, int]]
-    tensors: tuple[torch.Tensor, ...]
-
-    @property
-    def lens(self):
-        return [prefix_sums([row[i] for row in self.rows]) for i in (1, 0)]
-
-    def plan(self, prefill):
-        prefill.plan(*self.lens, num_tokens=len(self.tensors[0]))
-
-    def attend(self, prefill):
-        shape = (*self.tensors[0].shape[:2], self.config.v_head_dim)
-        out = torch.full(shape, torch.nan, dtype=self.config.dtype, device="cuda")
-        lse = torch.full(shape[:2], torch.nan, device="cuda")
-        return prefill.attend(*self.tensors, out=out, lse=lse)
-
-    def expected(self):
-        """Attend in float32, row by row (S-4 to S-7)."""
-        q_nope, q_pe, k_nope, k_pe, v = (tensor.float() for tensor in self.tensors)
-        k_pe = k_pe[:, None].expand(-1, self.config.num_heads, -1)
-        q, k = torch.cat([q_nope, q_pe], -1), torch.cat([k_nope, k_pe], -1)
-        out = torch.zeros(*q.shape[:2], v.shape[2], device="cuda")
-        lse = torch.full(q.shape[:2], -torch.inf, device="cuda")
-        token = key = 0
-        for keys, queries in self.rows:
-            mine, theirs = slice(token, token + queries), slice(key, key + keys)
-            token, key = token + queries, key + keys
-            if keys == 0 or queries == 0:
-                continue
-            scores = torch.einsum("thd,shd->ths", q[mine], k[theirs]) * self.config.softmax_scale
-            if self.config.causal:
-                last = torch.arange(queries, device="cuda") + keys - queries
-                seen = torch.arange(keys, device="cuda")[None, :] <= last[:, None]
-                scores = scores.masked_fill(~seen[:, None], -torch.inf)
-            lse[mine] = scores.logsumexp(-1)
-            weights = scores.softmax(-1).nan_to_num(0.0)  # of queries that see nothing
-            out[mine] = torch.einsum("ths,shd->thd", weights, v[theirs])
-        return out, lse
-
-
-def build(rows, *, spare=100, halves=False, **changes):
-    defaults = {"num_heads": 3, "softmax_scale": 192**-0.5, "max_rows": 8, "max_tokens": 4096}
-    config = PrefillConfig(**(defaults | changes))
-    generator = torch.Generator("cuda").manual_seed(1)
-    nope, rope, value = config.head_dims
-
-    def lines(alive, *sizes):
-        tensor = torch.randn(alive + spare, *sizes, generator=generator, device="cuda")
-        tensor[alive:] = torch.nan
-        return tensor.to(config.dtype)
-
-    keys, queries = (sum(row[i] for row in rows) for i in (0, 1))
-    projected = lines(keys, config.num_heads, nope + value)
-    k_nope, v = projected[..., :nope], projected[..., nope:]
-    if not halves:
-        k_nope, v = k_nope.contiguous(), v.contiguous()
-    q_nope, q_pe = lines(queries, config.num_heads, nope), lines(queries, config.num_heads, rope)
-    return Step(config, rows, (q_nope, q_pe, k_nope, lines(keys, rope), v))
-
-
-def assert_close(actual, step):
-    alive = sum(queries for _, queries in step.rows)
-    out, lse = step.expected()
-    assert actual[0].isfinite().all()
-    assert not actual[0][alive:].any()
-    error = (actual[0] - out)[:alive].float().norm() / out[:alive].norm()
-    assert error < LIMITS[step.config.dtype]
-    lse[alive:] = -torch.inf
-    torch.testing.assert_close(actual[1], lse, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
@@ -127,9 +46,68 @@ def test_lines_that_tma_cannot_address():
     assert_close(step.attend(prefill), step)
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
+def test_a_row_does_not_touch_the_next(causal):
+    """S-9: NaN in the keys and values of a row leaves the bits of those beside it alone."""
+    step = build([(130, 130), (200, 200), (70, 64)], causal=causal)
+    prefill = Prefill(step.config)
+    step.plan(prefill)
+    out, lse = step.attend(prefill)
+    for tensor in step.tensors[2:]:
+        tensor[130:330] = torch.nan
+    for mine, theirs in zip(step.attend(prefill), (out, lse), strict=True):
+        assert torch.equal(mine[:130], theirs[:130])
+        assert torch.equal(mine[330:], theirs[330:])
+
+
+@pytest.mark.parametrize("rows", [[(0, 3), (64, 64), (0, 70), (200, 5)], [(0, 7)], []])
+def test_rows_without_keys_may_be_left_alone(rows):
+    """S-6: without `writes_empty` they and padded tokens cost nothing and stay as they are."""
+    step = build(rows, causal=False, writes_empty=False)
+    prefill = Prefill(step.config)
+    step.plan(prefill)
+    answer = step.attend(prefill)
+    expected = step.expected()
+    token = 0
+    for keys, queries in [*rows, (0, 100)]:
+        mine = slice(token, token + queries)
+        token += queries
+        for actual, wanted in zip(answer, expected, strict=True):
+            if keys == 0:
+                assert actual[mine].isnan().all()
+            else:
+                torch.testing.assert_close(actual[mine].float(), wanted[mine], rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize(("width", "first"), [(192, 0), (136, 8), (131, 3)])
+def test_answers_go_where_they_are_asked(width, first):
+    """S-6: lines of `out` on 16 bytes or not, and none beside them is written."""
+    step = build(ROWS["prompts"])
+    prefill = Prefill(step.config)
+    step.plan(prefill)
+    tokens, heads = step.tensors[0].shape[:2]
+    wide = torch.full((tokens, heads, width), 7.0, dtype=torch.bfloat16, device="cuda")
+    out = wide[..., first : first + 128]
+    lse = torch.full((heads, tokens), torch.nan, device="cuda").T
+    assert_close(prefill.attend(*step.tensors, out=out, lse=lse), step)
+    assert (wide[..., :first] == 7).all()
+    assert (wide[..., first + 128 :] == 7).all()
+
+
+def test_many_tiles_for_each_program():
+    """S-5: of every length, one after another in each program."""
+    draw = random.Random(1)
+    rows = [(n + draw.choice([0, 0, 1, 77, 300]), n) for n in draw.sample(range(1, 260), 40)]
+    step = build(rows, num_heads=64, max_rows=40, max_tokens=8192)
+    prefill = Prefill(step.config)
+    step.plan(prefill)
+    assert_close(step.attend(prefill), step)
+
+
 def test_bits_do_not_change():
     """S-20: whichever program takes a tile, and with other rows or none beside a row's own."""
-    step = build([(700, 700), (130, 64), (64, 64), (1, 1)], spare=0, num_heads=16)
+    rows = [(700, 700), (130, 64), (64, 64), (1, 1), (333, 200)]
+    step = build(rows, spare=0, num_heads=16)
     prefill = Prefill(step.config)
     step.plan(prefill)
     out, lse = step.attend(prefill)
@@ -137,20 +115,24 @@ def test_bits_do_not_change():
         again = step.attend(prefill)
         assert torch.equal(again[0], out)
         assert torch.equal(again[1], lse)
-    alone = Step(
-        step.config,
-        step.rows[1:2],
-        (*(t[700:764] for t in step.tensors[:2]), *(t[700:830] for t in step.tensors[2:])),
-    )
-    alone.plan(prefill)
-    mine = alone.attend(prefill)
-    assert torch.equal(mine[0], out[700:764])
-    assert torch.equal(mine[1], lse[700:764])
+    token = key = 0
+    for keys, queries in rows:
+        mine, theirs = slice(token, token + queries), slice(key, key + keys)
+        token, key = token + queries, key + keys
+        tensors = (*(t[mine] for t in step.tensors[:2]), *(t[theirs] for t in step.tensors[2:]))
+        alone = Step(step.config, [(keys, queries)], tensors)
+        alone.plan(prefill)
+        answer = alone.attend(prefill)
+        assert torch.equal(answer[0], out[mine])
+        assert torch.equal(answer[1], lse[mine])
+
+
+STEPS = ([(700, 500), (40, 12)], [(300, 12), (440, 500)], [(740, 1)], [(64, 64), (5, 75), (0, 0)])
 
 
 def test_a_graph_reads_lengths_again():
-    """S-17: plan and attend captured once, replayed for other rows of the same tokens."""
-    step = build([(700, 500), (40, 12)])
+    """S-17: plan and attend captured once, replayed for other rows of at most as many tokens."""
+    step = build([*STEPS[0], (0, 0)])
     prefill = Prefill(step.config)
     lens = step.lens
     tokens = len(step.tensors[0])
@@ -160,8 +142,59 @@ def test_a_graph_reads_lengths_again():
     with torch.cuda.graph(graph):
         prefill.plan(*lens, num_tokens=tokens)
         answer = prefill.attend(*step.tensors)
-    step.rows = [(300, 12), (440, 500)]
-    for mine, other in zip(lens, step.lens, strict=True):
-        mine.copy_(other)
-    graph.replay()
-    assert_close(answer, step)
+    for rows in STEPS:
+        step.rows = rows + [(0, 0)] * (3 - len(rows))
+        for mine, other in zip(lens, step.lens, strict=True):
+            mine.copy_(other)
+        graph.replay()
+        assert_close(answer, step)
+
+
+def test_kernels_that_overlap():
+    """S-17: queries, plans and layers written, read and overwritten with no wait between."""
+    step = build(STEPS[0], num_heads=16)
+    prefill = Prefill(step.config)
+    given, lens, expected = step.tensors[0], [], []
+    for rows in STEPS:
+        step.rows = rows
+        lens.append(step.lens)
+        step.plan(prefill)
+        torch.cuda.synchronize()
+        expected.append(step.attend(prefill))
+    torch.cuda.synchronize()
+    q_nope, out, lse = torch.empty_like(given), *map(torch.empty_like, expected[0])
+    tensors = (q_nope, *step.tensors[1:])
+    answers = []
+    for i in range(40):
+        prefill.plan(*lens[i % 4], num_tokens=len(given))
+        q_nope.zero_()
+        prefill.attend(*tensors, out=out, lse=lse)
+        q_nope.copy_(given)
+        prefill.attend(*tensors, out=out, lse=lse)
+        answers.append((out.clone(), lse.clone(), i % 4))
+        prefill.plan(*lens[(i + 1) % 4], num_tokens=len(given))
+        prefill.attend(*tensors, out=out, lse=lse)
+        answers.append((out.clone(), lse.clone(), (i + 1) % 4))
+    for *answer, which in answers:
+        assert torch.equal(answer[0], expected[which][0])
+        assert torch.equal(answer[1], expected[which][1])
+
+
+def test_two_instances_on_two_streams():
+    """S-20: layers that run at the same time have the bits they have alone."""
+    work = []
+    for rows in ([(900, 700), (64, 64)], ROWS["prompts"]):
+        step = build(rows, num_heads=16)
+        prefill = Prefill(step.config)
+        step.plan(prefill)
+        work.append((step, prefill, torch.cuda.Stream(), step.attend(prefill)))
+    torch.cuda.synchronize()
+    answers = []
+    for _ in range(20):
+        for step, prefill, stream, expected in work:
+            with torch.cuda.stream(stream):
+                answers.append((prefill.attend(*step.tensors), expected))
+    torch.cuda.synchronize()
+    for actual, expected in answers:
+        assert torch.equal(actual[0], expected[0])
+        assert torch.equal(actual[1], expected[1])

@@ -10,7 +10,7 @@ import torch
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.inspect.values import check_prefix_sums
-from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, heads_fit
+from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
 from paged_mla_optimized.launchers.prefill import (
     Heads,
     PortablePrefill,
@@ -133,7 +133,7 @@ class Prefill:
             )
         demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
         variant = prefill_variant(*demand)
-        self._plan = PrefillPlan(config, variant.tile_m, self.device)
+        self._plan = PrefillPlan(config, variant.tile_m, facts, self.device)
         self._portable = PortablePrefill(config, variant)
         self._hopper = HopperPrefill(config, facts.num_sms) if is_for_hopper(*demand) else None
 
@@ -215,10 +215,11 @@ class Prefill:
         check_tensor("lse", lse, lines, torch.float32, self.device)
         if self._plan.num_tokens == 0:
             return out, lse
-        if self._hopper is not None and heads_fit(heads):
-            self._hopper.launch(self._plan, heads, out=out, lse=lse)
-        else:
+        descriptors = None if self._hopper is None else self._hopper.describe(heads)
+        if self._hopper is None or descriptors is None:
             self._portable.launch(self._plan, heads, out=out, lse=lse)
+        else:
+            self._hopper.launch(descriptors, self._plan, heads, out=out, lse=lse)
         return out, lse
 
     def check(

@@ -75,13 +75,14 @@ def queries_fit(q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class _Start:
-    """Where a cache starts: all that Triton asks of a descriptor's tensor, and no storage."""
+class Origin:
+    """Where a tensor starts: all that Triton asks of a descriptor's tensor, and no storage."""
 
     address: int
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
+        """Return the address."""
         return self.address
 
 
@@ -194,10 +195,10 @@ class HopperAttention:
                 cluster=_cluster(self.variant, self.programs),
                 **hopper_options(self.variant),
             )
-        start = _Start(cache.data_ptr(), hopper_dtype(self.config))
+        origin = Origin(cache.data_ptr(), hopper_dtype(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
-            TensorDescriptor(start, shape, [stride_row, 1], box, hopper_layout(box))
+            TensorDescriptor(origin, shape, [stride_row, 1], box, hopper_layout(box))
             for box in hopper_boxes(self.config, self.variant)
         )
         return Rows(kernel, Descriptors(*descriptors))

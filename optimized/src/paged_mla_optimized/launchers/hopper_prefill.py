@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
-from paged_mla_optimized.launchers.hopper import hopper_layout
+from paged_mla_optimized.launchers.hopper import Origin, hopper_layout
 from paged_mla_optimized.launchers.prefill import Heads, PrefillPlan
+from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 NUM_WARPS = 4  # of the role that copies; the others bring their own
 BOXES = ([64, 128], [64, 64], [128, 128], [128, 64], [128, 128])
 """What one copy takes of each tensor: lines and columns."""
+MAX_LAYERS = 4096
+"""Layers' tensors whose tensor maps are kept before all of them are forgotten."""
 
 
 def heads_fit(heads: Heads) -> bool:
@@ -39,7 +43,7 @@ def _columns(tensor: torch.Tensor) -> int:
 
 
 class HopperPrefill:
-    """Launcher of ``hopper_prefill_kernel``.
+    """Launcher of ``hopper_prefill_kernel``; keeps tensor maps of layers it has seen, no tensors.
 
     Parameters
     ----------
@@ -52,13 +56,34 @@ class HopperPrefill:
         self.config = config
         self.programs = programs
         self._kernel = Launcher(
-            hopper_prefill_kernel, hopper_prefill_constants(config), num_warps=NUM_WARPS
+            hopper_prefill_kernel,
+            hopper_prefill_constants(config),
+            num_warps=NUM_WARPS,
+            launch_pdl=True,  # it waits itself for the kernel before it
         )
+        self._layers: Bounded[Hashable, Descriptors] = Bounded(MAX_LAYERS)
+
+    def describe(self, heads: Heads) -> Descriptors | None:
+        """Return a layer's tensors as lines that hold all heads, None if TMA cannot address one."""
+        key = tuple((t.data_ptr(), t.shape, t.stride()) for t in heads)
+        layer = self._layers.get(key)
+        if layer is None and heads_fit(heads):
+            layer = self._layers[key] = Descriptors(*map(_described, heads, BOXES))
+        return layer
 
     def launch(
-        self, plan: PrefillPlan, heads: Heads, *, out: torch.Tensor, lse: torch.Tensor
+        self,
+        descriptors: Descriptors,
+        plan: PrefillPlan,
+        heads: Heads,
+        *,
+        out: torch.Tensor,
+        lse: torch.Tensor,
     ) -> None:
-        """Write `out` and `lse` of the planned step; T > 0, and the heads fit."""
+        """Write `out` and `lse` of the planned step; T > 0.
+
+        `descriptors` are those of the heads.
+        """
         by_head = (heads.q_nope, heads.q_pe, heads.k_nope, heads.v)
         strides = (*(tensor.stride(1) for tensor in by_head), *out.stride()[:2])
         self._kernel(
@@ -66,19 +91,18 @@ class HopperPrefill:
             strides,
             (plan.tiles, plan.work, out, lse),
             (*strides, *lse.stride(), self.config.num_heads),
-            describe(heads),
+            descriptors,
         )
 
 
-def describe(heads: Heads) -> Descriptors:
-    """Return descriptors of a layer's tensors, each as lines that hold all its heads."""
-    return Descriptors(
-        *(
-            TensorDescriptor(
-                t, [t.shape[0], _columns(t)], [t.stride(0), 1], box, hopper_layout(box)
-            )
-            for t, box in zip(heads, BOXES, strict=True)
-        )
+def _described(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
+    """Return a descriptor of lines that hold all heads."""
+    return TensorDescriptor(
+        Origin(tensor.data_ptr(), tensor.dtype),
+        [tensor.shape[0], _columns(tensor)],
+        [tensor.stride(0), 1],
+        box,
+        hopper_layout(box),
     )
 
 

@@ -9,16 +9,17 @@ import triton
 
 from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
-from paged_mla_optimized.planning.families import largest_power_of_two
+from paged_mla_optimized.planning.families import OVERLAPPING, largest_power_of_two
 from paged_mla_optimized.planning.prefill import PrefillVariant
+from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher
 
 if TYPE_CHECKING:
     from paged_mla_optimized.prefill import PrefillConfig
 
 _L2_BYTES = 30_000_000  # for keys and values, of the 50 MB of an H200
-_COMPARISONS = 4096  # of a tile with a row, by one program of the plan
-PLAN_WARPS = 8
+_COMPARISONS = 1024  # of a tile with a row, by one program of the plan
+PLAN_WARPS = 4
 
 
 class Heads(NamedTuple):
@@ -39,6 +40,8 @@ class PrefillPlan:
     config : PrefillConfig
     tile_m : int
         Tokens of one query tile.
+    facts : DeviceFacts
+        Of `device`.
     device : torch.device
 
     Attributes
@@ -51,15 +54,18 @@ class PrefillPlan:
         B and T of the planned step.
     """
 
-    def __init__(self, config: PrefillConfig, tile_m: int, device: torch.device) -> None:
+    def __init__(
+        self, config: PrefillConfig, tile_m: int, facts: DeviceFacts, device: torch.device
+    ) -> None:
         self.config = config
         self.tile_m = tile_m
+        self._programs = facts.num_sms
         most = _most_tiles(config.max_rows, config.max_tokens, tile_m)
         self.tiles = torch.zeros((most, 8), dtype=torch.int32, device=device)
         self.work = torch.zeros(4, dtype=torch.int32, device=device)
         self.num_rows = 0
         self.num_tokens = 0
-        constants = plan_constants(config, tile_m)
+        constants = plan_constants(config, tile_m, facts.arch)
         self._tiles_of_program = constants["TILES"]
         self._kernel = Launcher(prefill_plan_kernel, constants, num_warps=PLAN_WARPS)
 
@@ -76,7 +82,7 @@ class PrefillPlan:
             (triton.cdiv(self.most_tiles, self._tiles_of_program), 1, 1),
             strides,
             (cu_seqlens_q, cu_seqlens_k, self.tiles, self.work),
-            (*strides, self.num_rows, num_tokens, self.config.num_heads),
+            (*strides, self.num_rows, num_tokens, self.config.num_heads, self._programs),
         )
 
 
@@ -111,7 +117,7 @@ class PortablePrefill:
         )
 
 
-def plan_constants(config: PrefillConfig, tile_m: int) -> dict[str, Any]:
+def plan_constants(config: PrefillConfig, tile_m: int, arch: str) -> dict[str, Any]:
     """Return what ``prefill_plan_kernel`` is specialised for."""
     rows = triton.next_power_of_2(config.max_rows + 1)
     key_bytes = (config.qk_nope_head_dim + config.v_head_dim) * config.dtype.itemsize
@@ -120,8 +126,10 @@ def plan_constants(config: PrefillConfig, tile_m: int) -> dict[str, Any]:
         "WRITES_EMPTY": config.writes_empty,
         "TILE_M": tile_m,
         "L2_KEYS": _L2_BYTES // key_bytes,
+        "HEADS": triton.next_power_of_2(config.num_heads),
         "ROWS": rows,
         "TILES": min(max(_COMPARISONS // rows, 1), 64),
+        "OVERLAP": arch in OVERLAPPING,
     }
 
 

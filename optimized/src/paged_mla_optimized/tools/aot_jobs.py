@@ -426,9 +426,9 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
         variant = prefill_variant(*demand)
         mask = "causal" if causal else "non_causal"
         name = f"{'x'.join(map(str, config.head_dims))}-{_SHORT[dtype]}-{mask}"
-        yield _prefill_plan_job(config, variant.tile_m, mask)
+        yield _prefill_plan_job(config, variant.tile_m, arch, mask)
         if not causal:
-            yield from _chunk_jobs(config, variant.tile_m)
+            yield from _chunk_jobs(config, variant.tile_m, arch)
         yield Job(
             f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}",
             prefill_kernel,
@@ -452,19 +452,19 @@ def prefill_jobs(arch: str) -> Iterator[Job]:
             )
 
 
-def _prefill_plan_job(config: PrefillConfig, tile_m: int, keys: str) -> Job:
+def _prefill_plan_job(config: PrefillConfig, tile_m: int, arch: str, keys: str) -> Job:
     return Job(
         f"prefill-plan-m{tile_m}-{keys}",
         prefill_plan_kernel,
         "i32",
-        _dense(prefill_plan_kernel, plan_constants(config, tile_m)),
+        _dense(prefill_plan_kernel, plan_constants(config, tile_m, arch)),
         PLAN_WARPS,
     )
 
 
-def _chunk_jobs(config: PrefillConfig, tile_m: int) -> Iterator[Job]:
+def _chunk_jobs(config: PrefillConfig, tile_m: int, arch: str) -> Iterator[Job]:
     """Yield what chunks of context need beyond a prefill that is not causal."""
-    yield _prefill_plan_job(replace(config, writes_empty=False), tile_m, "chunk")
+    yield _prefill_plan_job(replace(config, writes_empty=False), tile_m, arch, "chunk")
     yield Job("part", part_kernel, "i32", _dense(part_kernel, part_constants(config.max_rows)))
     dtype, width = _SHORT[config.dtype], config.v_head_dim
     yield Job(

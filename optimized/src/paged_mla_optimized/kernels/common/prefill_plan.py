@@ -4,7 +4,8 @@ A *query tile* is TILE_M tokens of one row. `prefill_plan_kernel` writes one rec
 by the blocks of keys it sees, and an attend kernel works on each once for every head. An *item* is
 one tile of one head. Items are counted group of heads by group of heads, then tile by tile, so that
 keys and values of a group stay in L2 while all its tiles read them, and short tiles fill the gaps
-that long ones leave.
+that long ones leave. All groups have as many heads, since a last group of fewer would leave
+programs without work at its end.
 
 No tile is cut over its keys, and each belongs to one row: no row's bits depend on another row.
 """
@@ -31,24 +32,42 @@ def _tiles_above(blocks, query_lens, key_lens, CAUSAL: tl.constexpr, TILE_M: tl.
     return tl.where(blocks < 1, tiles, above)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+@triton.jit
+def _heads_of_group(
+    num_tiles, num_keys, num_heads, num_programs, L2_KEYS: tl.constexpr, HEADS: tl.constexpr
+):
+    """Return the heads of a group: as many as fit in L2, or as it takes to give all programs work.
+
+    The largest divisor of H that is no more than that.
+    """
+    most = tl.maximum(L2_KEYS // tl.maximum(num_keys, 1), num_programs // tl.maximum(num_tiles, 1))
+    heads = 1 + tl.arange(0, HEADS)
+    return tl.max(tl.where((num_heads % heads == 0) & (heads <= most), heads, 1))
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_programs"])
 def prefill_plan_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1]
     cu_seqlens_k_ptr,  # int32 [B + 1]
     tiles_ptr,  # out int32 [tiles, 8], see ``load_tile``
-    work_ptr,  # out int32 [4]: tiles, heads of a group, and 0 for what ``claim_item`` counts
+    work_ptr,  # out int32 [4]: tiles, heads of a group, items claimed, programs that have stopped
     stride_cu_q,
     stride_cu_k,
     num_rows,
     num_tokens,
     num_heads,
+    num_programs,  # of the attend kernel that run at a time
     CAUSAL: tl.constexpr,
     WRITES_EMPTY: tl.constexpr,  # rows without keys, and padding, have tiles too
     TILE_M: tl.constexpr,
     L2_KEYS: tl.constexpr,  # of one head, with their values, that fit in L2
+    HEADS: tl.constexpr,  # power of two >= H
     ROWS: tl.constexpr,  # power of two > B
     TILES: tl.constexpr,  # tiles of one program
+    OVERLAP: tl.constexpr,  # the attend kernel may be launched while this one still runs
 ):
+    if OVERLAP:  # it waits for the end of this one, which was launched after all before had ended
+        tl.extra.cuda.gdc_launch_dependents()
     # Row `num_rows` is padding: it has the tokens past the last row, and no keys.
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
@@ -96,41 +115,47 @@ def prefill_plan_kernel(
     tl.store(at + 4, key_len, mask=exists)
 
     if tl.program_id(0) == 0:
-        keys = tl.maximum(tl.sum(key_lens), 1)
-        groups = tl.cdiv(num_heads, tl.minimum(tl.maximum(L2_KEYS // keys, 1), num_heads))
+        num_keys = tl.sum(key_lens)
+        heads = _heads_of_group(num_tiles, num_keys, num_heads, num_programs, L2_KEYS, HEADS)
         tl.store(work_ptr, num_tiles)
-        tl.store(work_ptr + 1, tl.cdiv(num_heads, groups))
+        tl.store(work_ptr + 1, heads)
         tl.store(work_ptr + 2, 0)
         tl.store(work_ptr + 3, 0)
 
 
 @triton.jit
-def find_item(work_ptr, item, num_heads):
+def load_work(work_ptr):
+    """Return how many query tiles there are, and how many heads a group has."""
+    return tl.load(work_ptr), tl.load(work_ptr + 1)
+
+
+@triton.jit
+def find_item(num_tiles, group_heads, item, num_heads):
     """Return tile and head of an item; (-1, 0) where there are no more."""
-    tiles = tl.load(work_ptr)
-    heads = tl.load(work_ptr + 1)
-    of_group = tl.maximum(tiles * heads, 1)
-    first = item // of_group * heads
-    width = tl.maximum(tl.minimum(heads, num_heads - first), 1)
-    within = item % of_group
-    exists = item < tiles * num_heads
-    return tl.where(exists, within // width, -1), tl.where(exists, first + within % width, 0)
+    of_group = tl.maximum(num_tiles * group_heads, 1)
+    group = item // of_group
+    within = item - group * of_group
+    tile = within // group_heads
+    head = group * group_heads + within - tile * group_heads
+    exists = item < num_tiles * num_heads
+    return tl.where(exists, tile, -1), tl.where(exists, head, 0)
 
 
 @triton.jit
 def load_tile(tiles_ptr, tile):
-    """Return what a query tile is.
+    """Return what a query tile is; zeros where `tile` is negative.
 
     Returns
     -------
-    token, count : its first token, and how many it has
+    token, count : its first token, and how many it has, at least one
     key_start, key_len : the keys of its row
     context : keys in front of its first token's own; negative where tokens come before all keys
     """
     at = tiles_ptr + tile * 8
-    token = tl.load(at)
-    count = tl.load(at + 1)
-    key_start = tl.load(at + 2)
-    context = tl.load(at + 3)
-    key_len = tl.load(at + 4)
+    exists = tile >= 0
+    token = tl.load(at, mask=exists, other=0)
+    count = tl.load(at + 1, mask=exists, other=0)
+    key_start = tl.load(at + 2, mask=exists, other=0)
+    context = tl.load(at + 3, mask=exists, other=0)
+    key_len = tl.load(at + 4, mask=exists, other=0)
     return token, count, key_start, key_len, context

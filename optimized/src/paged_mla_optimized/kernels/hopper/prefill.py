@@ -7,12 +7,12 @@ each computing warpgroup issues `QK` of block `g` and `PV` of block `g - 1`, and
 first `QK` of a tile runs beside the last `PV` of the tile before. The two take turns in issuing,
 half a step apart.
 
-Each program claims its next item (see ``kernels/common/prefill_plan.py``) as it begins one.
+Each program claims its next item (see ``kernels/common/prefill_plan.py``) only as it comes to the
+end of one: whoever is free first takes the longest item left.
 
 ==================  ==========================================================================
 ``k_full``          a block's keys are loaded
-``v_full``          its values are, and are zeros past the row's end
-``v_raw``           values of a block that passes the row's end are loaded
+``v_full``          its values are
 ``k_read0``, ``1``  one warpgroup is through with a block's keys
 ``v_read``          both are with its values
 ``q_full``          a warpgroup's queries are loaded
@@ -32,12 +32,37 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
-from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile
-from paged_mla_optimized.kernels.hopper.common import FLOOR, LN_2
+from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
+from paged_mla_optimized.kernels.hopper.common import (
+    FLOOR,
+    LAZY,
+    LN_2,
+    clear_tail,
+    thread_barrier,
+)
 
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+# Places of an item's fields in shared memory; it has room for eight.
+_HEAD = gl.constexpr(0)
+_TOKEN = gl.constexpr(1)
+_COUNT = gl.constexpr(2)  # of tokens; 0 says that there are no more items
+_KEY_START = gl.constexpr(3)
+_KEY_LEN = gl.constexpr(4)
+_CONTEXT = gl.constexpr(5)
+
+# Answers, eight columns and so 16 bytes a thread; values are traded within quads.
+_WIDE = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [8, 0], [0, 32], [0, 64]],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 128],
+    )
+)
 
 
 @gluon.jit
@@ -52,7 +77,7 @@ def _blocks_of(count, key_len, context, CAUSAL: gl.constexpr):
 @gluon.jit
 def _part_sums(x):
     """Sum each row's columns that one thread holds: no shuffles."""
-    return gl.sum(gl.sum(gl.reshape(x, [64, 16, 4, 2]), 3), 1)
+    return gl.sum(gl.sum(gl.reshape(x, [64, x.shape[1] // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
@@ -62,7 +87,8 @@ def _hide(s, limit):
     A thread's columns are constants plus twice its place in the quad, which goes to the row's side:
     one comparison and one select for each score.
     """
-    x = gl.reshape(s, [64, 16, 4, 2])
+    eights: gl.constexpr = s.shape[1] // 8
+    x = gl.reshape(s, [64, eights, 4, 2])
     layout: gl.constexpr = x.type.layout
     of_pair: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, layout))
     quad = gl.arange(0, 4, layout=gl.SliceLayout(0, of_pair))
@@ -70,12 +96,12 @@ def _hide(s, limit):
     limit = gl.expand_dims(gl.expand_dims(limit, 1), 3)
     of_eight: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout)))
     of_two: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-    eight = 8 * gl.arange(0, 16, layout=of_eight)
+    eight = 8 * gl.arange(0, eights, layout=of_eight)
     eight = gl.expand_dims(gl.expand_dims(gl.expand_dims(eight, 0), 2), 3)
     two = gl.arange(0, 2, layout=of_two)
     two = gl.expand_dims(gl.expand_dims(gl.expand_dims(two, 0), 1), 2)
     x = gl.where(eight + two <= limit, x, float("-inf"))
-    return gl.convert_layout(gl.reshape(x, [64, 128]), s.type.layout, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(x, s.shape), s.type.layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -91,7 +117,7 @@ def _limits(first, layout: gl.constexpr):
 @gluon.jit
 def _pack(weights, DTYPE: gl.constexpr):
     """Round weights to pairs of 16 bits in an int32: loops that carry 16 bits shuffle them."""
-    low, high = gl.split(gl.reshape(weights, [64, 64, 2]))
+    low, high = gl.split(gl.reshape(weights, [64, weights.shape[1] // 2, 2]))
     if gl.bfloat16 == DTYPE:
         convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
     else:
@@ -115,6 +141,13 @@ def _unpack(pairs, DTYPE: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
+def _with_zeros(pairs, layout: gl.constexpr):
+    """Return pairs of 64 keys [64, 32] with as many zeros behind them."""
+    both = gl.permute(gl.join(pairs, gl.zeros_like(pairs)), (0, 2, 1))
+    return gl.convert_layout(gl.reshape(both, [64, 64]), layout, assert_trivial=True)
+
+
+@gluon.jit
 def _rescaled(acc, keep):
     """Return acc * keep, predicated off where `keep` is 1, as it nearly always is."""
     return gl.inline_asm_elementwise(
@@ -124,127 +157,133 @@ def _rescaled(acc, keep):
 
 
 @gluon.jit
-def _name_item(tile, head, item_tile, item_head, named, item):
-    """Tell both warpgroups what the `item`-th item of this program is."""
-    slot = item & (_ITEMS - 1)
-    item_tile.index(slot).store(gl.full([1], tile, gl.int32, _ONE))
-    item_head.index(slot).store(gl.full([1], head, gl.int32, _ONE))
-    mbarrier.arrive(named.index(slot))
+def _put(items, item, FIELD: gl.constexpr, value):
+    """Keep one field of the `item`-th item of this program."""
+    place = items.index((item & (_ITEMS - 1)) * 8 + FIELD)
+    place.store(gl.full([1], value, gl.int32, _ONE))
 
 
 @gluon.jit
-def _field_of_item(fields, item):
-    """Return tile or head of the `item`-th item of this program."""
-    return gl.max(fields.index(item & (_ITEMS - 1)).load(_ONE), 0)
+def _get(items, item, FIELD: gl.constexpr):
+    """Return one field of the `item`-th item of this program."""
+    return gl.max(items.index((item & (_ITEMS - 1)) * 8 + FIELD).load(_ONE), 0)
 
 
 @gluon.jit
-def _next_tile(item_tile, named, item):
-    """Return the tile of the `item`-th item of this program, -1 if it has no more."""
+def _name_item(num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, named, item):
+    """Tell all roles what the `item`-th item of this program is: the `claimed`-th of all."""
+    tile, head = find_item(num_tiles, group_heads, claimed, num_heads)
+    token, count, key_start, key_len, context = load_tile(tiles_ptr, tile)
+    _put(items, item, _HEAD, head)
+    _put(items, item, _TOKEN, token)
+    _put(items, item, _COUNT, count)
+    _put(items, item, _KEY_START, key_start)
+    _put(items, item, _KEY_LEN, key_len)
+    _put(items, item, _CONTEXT, context)
+    mbarrier.arrive(named.index(item & (_ITEMS - 1)))
+
+
+@gluon.jit
+def _next_count(items, named, item):
+    """Wait for the `item`-th item of this program; return its tokens, 0 if there are no more."""
     mbarrier.wait(named.index(item & (_ITEMS - 1)), (item // _ITEMS) & 1)
-    return _field_of_item(item_tile, item)
+    return _get(items, item, _COUNT)
 
 
 @gluon.jit
-def _clear_tail(values, valid):
-    """Zero lines [valid, 128) of a block of values: 0 * NaN must not reach a sum.
-
-    Few columns at a time, since a warp that copies has few registers.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
-    line = gl.arange(0, 128, layout=gl.SliceLayout(1, layout))
-    for column in gl.static_range(0, 128, 8):
-        part = values.slice(column, 8, dim=1)
-        held = part.load(layout)
-        part.store(gl.where((line < valid)[:, None], held, gl.zeros_like(held)))
+def _copy_queries(
+    q_nope_desc, q_pe_desc, q_nope, q_pe, q_full, token, nope_column, pe_column, HALF: gl.constexpr
+):
+    """Ask for one warpgroup's queries."""
+    ready = q_full.index(HALF)
+    line = token + 64 * HALF
+    mbarrier.expect(ready, 64 * 384)
+    tma.async_copy_global_to_shared(q_nope_desc, [line, nope_column], ready, q_nope.index(HALF))
+    tma.async_copy_global_to_shared(q_pe_desc, [line, pe_column], ready, q_pe.index(HALF))
 
 
 @gluon.jit
-def _copy_values(v_desc, v, v_full, v_raw, v_read, g, at, column, valid, tails):
-    """Ask for values of block `g`; return how many blocks passed their row's end so far."""
+def _copy_keys(k_nope_desc, k_pe_desc, k_nope, k_pe, k_full, k_read0, k_read1, g, at, column):
+    """Ask for keys of block `g`, once both warpgroups are through with those before."""
     slot = g & 1
+    phase = ((g >> 1) & 1) ^ 1
+    mbarrier.wait(k_read0.index(slot), phase)
+    mbarrier.wait(k_read1.index(slot), phase)
+    ready = k_full.index(slot)
+    mbarrier.expect(ready, 128 * 384)
+    tma.async_copy_global_to_shared(k_nope_desc, [at, column], ready, k_nope.index(slot))
+    tma.async_copy_global_to_shared(k_pe_desc, [at, 0], ready, k_pe.index(slot))
+
+
+@gluon.jit
+def _copy_values(v_desc, v, v_full, v_read, g, at, column):
+    """Ask for values of block `g`, likewise."""
+    slot = g & 1
+    ready = v_full.index(slot)
     mbarrier.wait(v_read.index(slot), ((g >> 1) & 1) ^ 1)
-    if valid < 128:
-        mbarrier.expect(v_raw, 128 * 256)
-        tma.async_copy_global_to_shared(v_desc, [at, column], v_raw, v.index(slot))
-        mbarrier.wait(v_raw, tails & 1)
-        _clear_tail(v.index(slot), valid)
-        fence_async_shared()
-        mbarrier.arrive(v_full.index(slot))
-        tails += 1
-    else:
-        mbarrier.expect(v_full.index(slot), 128 * 256)
-        tma.async_copy_global_to_shared(v_desc, [at, column], v_full.index(slot), v.index(slot))
-    return tails
+    mbarrier.expect(ready, 128 * 256)
+    tma.async_copy_global_to_shared(v_desc, [at, column], ready, v.index(slot))
 
 
 @gluon.jit
 def _copy(
-    q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, q_nope, q_pe, k_nope, k_pe, v,
-    item_tile, item_head, k_full, v_full, v_raw, k_read0, k_read1, v_read, q_full, named, tiles_ptr,
-    work_ptr, stride_q_nope_head, stride_q_pe_head, stride_k_nope_head, stride_v_head, num_heads,
+    q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, q_nope, q_pe, k_nope, k_pe, v, items,
+    k_full, v_full, k_read0, k_read1, v_read, q_full, named, tiles_ptr, work_ptr,
+    stride_q_nope_head, stride_q_pe_head, stride_k_nope_head, stride_v_head, num_heads,
     CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Claim items, and copy their queries, keys and values."""
     programs = gl.num_programs(0)
-    tile, head = find_item(work_ptr, gl.program_id(0), num_heads)
+    num_tiles, group_heads = load_work(work_ptr)
     g = 0
     item = 0
-    tails = 0
     v_at = 0
     v_column = 0
-    v_valid = 128
-    _name_item(tile, head, item_tile, item_head, named, item)
-    while tile >= 0:
-        claimed = gl.atomic_add(work_ptr + 2, 1) + programs
-        token, count, key_start, key_len, context = load_tile(tiles_ptr, tile)
+    first = gl.program_id(0)
+    _name_item(num_tiles, group_heads, num_heads, first, tiles_ptr, items, named, item)
+    count = _next_count(items, named, item)
+    while count > 0:
+        head = _get(items, item, _HEAD)
+        token = _get(items, item, _TOKEN)
+        key_start = _get(items, item, _KEY_START)
+        key_len = _get(items, item, _KEY_LEN)
+        context = _get(items, item, _CONTEXT)
         blocks = _blocks_of(count, key_len, context, CAUSAL)
         for block in range(blocks):
-            key = (blocks - 1 - block) * 128
-            slot = g & 1
-            phase = ((g >> 1) & 1) ^ 1
-            mbarrier.wait(k_read0.index(slot), phase)
-            mbarrier.wait(k_read1.index(slot), phase)
-            ready = k_full.index(slot)
-            at = key_start + key
-            mbarrier.expect(ready, 128 * 384)
-            tma.async_copy_global_to_shared(
-                k_nope_desc, [at, head * stride_k_nope_head], ready, k_nope.index(slot)
-            )
-            tma.async_copy_global_to_shared(k_pe_desc, [at, 0], ready, k_pe.index(slot))
+            at = key_start + (blocks - 1 - block) * 128
+            _copy_keys(
+                k_nope_desc, k_pe_desc, k_nope, k_pe, k_full, k_read0, k_read1, g, at,
+                head * stride_k_nope_head,
+            )  # fmt: skip
             if g > 0:  # after the keys of `g`: their slot is free half a step before
-                tails = _copy_values(
-                    v_desc, v, v_full, v_raw, v_read, g - 1, v_at, v_column, v_valid, tails
-                )
+                _copy_values(v_desc, v, v_full, v_read, g - 1, v_at, v_column)
             if block == 0:  # once each warpgroup is through with QK of the tile before
-                before = ((g - 1) >> 1) & 1
-                mbarrier.wait(k_read0.index(slot ^ 1), before, pred=g > 0)
-                ready = q_full.index(0)
-                mbarrier.expect(ready, 64 * 384)
-                tma.async_copy_global_to_shared(
-                    q_nope_desc, [token, head * stride_q_nope_head], ready, q_nope.index(0)
+                before = (g - 1) & 1
+                phase = ((g - 1) >> 1) & 1
+                nope_column = head * stride_q_nope_head
+                pe_column = head * stride_q_pe_head
+                mbarrier.wait(k_read0.index(before), phase, pred=g > 0)
+                _copy_queries(
+                    q_nope_desc, q_pe_desc, q_nope, q_pe, q_full, token, nope_column, pe_column, 0
                 )
-                tma.async_copy_global_to_shared(
-                    q_pe_desc, [token, head * stride_q_pe_head], ready, q_pe.index(0)
+                mbarrier.wait(k_read1.index(before), phase, pred=g > 0)
+                _copy_queries(
+                    q_nope_desc, q_pe_desc, q_nope, q_pe, q_full, token, nope_column, pe_column, 1
                 )
-                mbarrier.wait(k_read1.index(slot ^ 1), before, pred=g > 0)
-                ready = q_full.index(1)
-                mbarrier.expect(ready, 64 * 384)
-                tma.async_copy_global_to_shared(
-                    q_nope_desc, [token + 64, head * stride_q_nope_head], ready, q_nope.index(1)
-                )
-                tma.async_copy_global_to_shared(
-                    q_pe_desc, [token + 64, head * stride_q_pe_head], ready, q_pe.index(1)
+            # Any earlier, and all programs would have claimed their second items before it shows
+            # whose first ones are short; any later, and the copies would wait for the answer.
+            if block == gl.maximum(blocks - 2, 0):
+                claimed = gl.atomic_add(work_ptr + 2, 1) + programs
+                _name_item(
+                    num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, named, item + 1
                 )
             v_at = at
             v_column = head * stride_v_head
-            v_valid = key_len - key
             g += 1
         item += 1
-        tile, head = find_item(work_ptr, claimed, num_heads)
-        _name_item(tile, head, item_tile, item_head, named, item)
+        count = _next_count(items, named, item)
     if g > 0:
-        _copy_values(v_desc, v, v_full, v_raw, v_read, g - 1, v_at, v_column, v_valid, tails)
+        _copy_values(v_desc, v, v_full, v_read, g - 1, v_at, v_column)
         slot = g & 1
         mbarrier.wait(k_read0.index(slot), ((g >> 1) & 1) ^ 1)
         mbarrier.wait(k_read1.index(slot), ((g >> 1) & 1) ^ 1)
@@ -259,19 +298,23 @@ def _copy(
 def _step(
     acc, peak, total, pairs, g, key, limit, q_nope, q_pe, k_nope, k_pe, v, k_full, v_full, k_read,
     v_read, my_turn, their_turn, scale: gl.constexpr, HALF: gl.constexpr, MASK: gl.constexpr,
-    FIRST: gl.constexpr, layout: gl.constexpr,
+    FIRST: gl.constexpr, KEYS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Do `QK` of block `g` beside `PV` of block `g - 1`, whose weights are `pairs`.
 
-    With FIRST `acc` belongs to the tile before.
+    Of block `g` the first KEYS are scored, 64 or 128. With FIRST `acc` belongs to the tile before.
     """
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    lines: gl.constexpr = gl.SliceLayout(1, layout)
     weights = _unpack(pairs, v.dtype, gl.DotOperandLayout(0, layout, 2))
     slot = g & 1
     before = slot ^ 1
     mbarrier.wait(my_turn, (g & 1) ^ (1 if HALF == 0 else 0))
-    s = gl.zeros([64, 128], gl.float32, layout)
-    s = warpgroup_mma(q_nope, k_nope.index(slot).permute((1, 0)), s, use_acc=False, is_async=True)
-    s = warpgroup_mma(q_pe, k_pe.index(slot).permute((1, 0)), s, is_async=True)
+    s = gl.zeros([64, KEYS], gl.float32, s_layout)
+    keys = k_nope.index(slot).slice(0, KEYS, dim=0)
+    s = warpgroup_mma(q_nope, keys.permute((1, 0)), s, use_acc=False, is_async=True)
+    keys = k_pe.index(slot).slice(0, KEYS, dim=0)
+    s = warpgroup_mma(q_pe, keys.permute((1, 0)), s, is_async=True)
     mbarrier.wait(v_full.index(before), ((g - 1) >> 1) & 1, pred=g > 0)
     acc = warpgroup_mma(weights, v.index(before), acc, is_async=True)
     peak = warpgroup_mma_wait(3, deps=[peak])
@@ -279,19 +322,23 @@ def _step(
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_read.index(slot))
     if FIRST:
-        peak = gl.full([64], FLOOR, gl.float32, gl.SliceLayout(1, layout))
+        peak = gl.full([64], FLOOR, gl.float32, lines)
     if MASK:
         s = _hide(s, limit - key)
-    highest = gl.max(s, 1) * scale
-    new_peak = gl.where(highest > peak + 8.0, highest, peak)  # rises only by more than 2 ** 8
+    highest = gl.convert_layout(gl.max(s, 1), lines, assert_trivial=True) * scale
+    new_peak = gl.where(highest > peak + LAZY, highest, peak)
     keep = gl.exp2(peak - new_peak)
-    p = gl.exp2(s * scale - new_peak[:, None])
+    shift = gl.convert_layout(new_peak, gl.SliceLayout(1, s_layout), assert_trivial=True)
+    p = gl.exp2(s * scale - shift[:, None])
     if FIRST:
-        total = _part_sums(p)
+        total = gl.convert_layout(_part_sums(p), total.type.layout, assert_trivial=True)
     else:
         kept = gl.convert_layout(keep, gl.SliceLayout(1, total.type.layout))
         total = total * kept[:, None] + _part_sums(p)
-    pairs = _pack(p, v.dtype)
+    if KEYS == 128:
+        pairs = _pack(p, v.dtype)
+    else:
+        pairs = _with_zeros(_pack(p, v.dtype), pairs.type.layout)
     # The wait for the next keys stands here for its branch: ptxas moves the wait for PV up to the
     # last one, ahead of the exponentials.
     mbarrier.wait(k_full.index(before), ((g + 1) >> 1) & 1)
@@ -304,35 +351,64 @@ def _step(
 
 
 @gluon.jit
+def _pass_blocks(
+    begin, end, k_full, v_full, k_read, v_read, my_turn, their_turn, HALF: gl.constexpr
+):
+    """Take part in steps [begin, end) as a warpgroup that has no queries."""
+    for t in range(begin, end):
+        before = (t & 1) ^ 1
+        mbarrier.wait(my_turn, (t & 1) ^ (1 if HALF == 0 else 0))
+        mbarrier.arrive(their_turn)
+        mbarrier.arrive(k_read.index(t & 1))
+        mbarrier.wait(v_full.index(before), ((t - 1) >> 1) & 1)
+        mbarrier.arrive(v_read.index(before))
+        mbarrier.wait(k_full.index(before), ((t + 1) >> 1) & 1)
+
+
+@gluon.jit
+def _clear_values(v, v_full, g, valid):
+    """Zero values of block `g` past its row's end, before this warpgroup's product with them.
+
+    Both warpgroups write the same zeros, each for itself: neither waits for the other.
+    """
+    slot = g & 1
+    mbarrier.wait(v_full.index(slot), (g >> 1) & 1)
+    clear_tail(v.index(slot), valid, 128, 128, 4)
+    fence_async_shared()
+    thread_barrier()
+
+
+@gluon.jit
 def _finish(
-    acc, peak, total, out_ptr, lse_ptr, tiles_ptr, item_tile, item_head, item, stride_out_token,
-    stride_out_head, stride_lse_token, stride_lse_head, HALF: gl.constexpr, layout: gl.constexpr,
+    acc, peak, total, out_ptr, lse_ptr, items, item, stride_out_token, stride_out_head,
+    stride_lse_token, stride_lse_head, HALF: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Store the answer of the `item`-th item of this program."""
     lines: gl.constexpr = gl.SliceLayout(1, layout)
-    tile = _field_of_item(item_tile, item)
-    first, count, _start, _len, _context = load_tile(tiles_ptr, tile)
+    first = _get(items, item, _TOKEN)
+    count = _get(items, item, _COUNT)
+    head = _get(items, item, _HEAD).to(gl.int64)
     total = gl.convert_layout(gl.sum(total, 1), lines)
-    index = HALF * 64 + gl.arange(0, 64, layout=lines)
-    live = index < count
-    token = (first + index).to(gl.int64)
     is_empty = total == 0.0
     lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
-    head = _field_of_item(item_head, item).to(gl.int64)
-    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    index = HALF * 64 + gl.arange(0, 64, layout=lines)
+    token = (first + index).to(gl.int64)
+    at = lse_ptr + token * stride_lse_token + head * stride_lse_head
+    gl.store(at, lse, mask=index < count)
     share = gl.where(is_empty, 0.0, 1.0 / total)
-    answer = (acc * share[:, None]).to(out_ptr.dtype.element_ty)
+    answer = gl.convert_layout((acc * share[:, None]).to(out_ptr.dtype.element_ty), _WIDE)
+    index = HALF * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, _WIDE))
+    token = (first + index).to(gl.int64)
+    column = gl.arange(0, 128, layout=gl.SliceLayout(0, _WIDE))
     line = token * stride_out_token + head * stride_out_head
-    column = gl.arange(0, 128, layout=gl.SliceLayout(0, layout))
-    gl.store(out_ptr + line[:, None] + column[None, :], answer, mask=live[:, None])
+    gl.store(out_ptr + line[:, None] + column[None, :], answer, mask=(index < count)[:, None])
 
 
 @gluon.jit
 def _compute(
-    q_nope, q_pe, k_nope, k_pe, v, item_tile, item_head, k_full, v_full, k_read, v_read, q_full,
-    named, my_turn, their_turn, tiles_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, scale: gl.constexpr, CAUSAL: gl.constexpr,
-    HALF: gl.constexpr,
+    q_nope, q_pe, k_nope, k_pe, v, items, k_full, v_full, k_read, v_read, q_full, named, my_turn,
+    their_turn, out_ptr, lse_ptr, stride_out_token, stride_out_head, stride_lse_token,
+    stride_lse_head, scale: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """Attend half of each tile's queries."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
@@ -343,62 +419,66 @@ def _compute(
     peak = gl.full([64], FLOOR, gl.float32, lines)
     total = _part_sums(acc)
     pairs = _pack(acc, v.dtype)
-    tile = _next_tile(item_tile, named, item)
-    mbarrier.wait(k_full.index(0), 0, pred=tile >= 0)
-    while tile >= 0:
-        _token, count, _start, key_len, context = load_tile(tiles_ptr, tile)
+    count = _next_count(items, named, item)
+    mbarrier.wait(k_full.index(0), 0, pred=count > 0)
+    while count > 0:
+        key_len = _get(items, item, _KEY_LEN)
+        context = _get(items, item, _CONTEXT)
         blocks = _blocks_of(count, key_len, context, CAUSAL)
+        mine = gl.minimum(count - 64 * HALF, 64)
         if CAUSAL:
             first = context + 64 * HALF
             limit = _limits(first, lines)
             seen_by_all = gl.maximum(first + 1, 0)
+            seen_by_any = gl.minimum(first + mine, key_len)
         else:
             limit = gl.full([64], key_len - 1, gl.int32, lines)
             seen_by_all = key_len
-        whole = gl.minimum(seen_by_all // 128, blocks - 1)
+            seen_by_any = key_len
         # Without queries a warpgroup computes one block, for the pipeline's sake.
-        works = count > 64 * HALF
-        whole = gl.where(works, whole, 0)
+        works = mine > 0
+        whole = gl.where(works, gl.minimum(seen_by_all // 128, blocks - 1), 0)
         end = gl.where(works, g + blocks, g + 1)
         last = g + blocks - 1
+        last_key = (blocks - 1) * 128
         mbarrier.wait(q_full.index(HALF), item & 1)
         done_peak = peak
         done_total = total
         q0 = q_nope.index(HALF)
         q1 = q_pe.index(HALF)
-        acc, peak, total, pairs = _step(
-            acc, peak, total, pairs, g, (blocks - 1) * 128, limit, q0, q1, k_nope, k_pe, v, k_full,
-            v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, True, layout,
-        )  # fmt: skip
+        if seen_by_any <= last_key + 64:  # as half of the warpgroups do where rows are long
+            acc, peak, total, pairs = _step(
+                acc, peak, total, pairs, g, last_key, limit, q0, q1, k_nope, k_pe, v, k_full,
+                v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, True, 64, layout,
+            )  # fmt: skip
+        else:
+            acc, peak, total, pairs = _step(
+                acc, peak, total, pairs, g, last_key, limit, q0, q1, k_nope, k_pe, v, k_full,
+                v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, True, 128, layout,
+            )  # fmt: skip
         if item > 0:
             _finish(
-                acc, done_peak, done_total, out_ptr, lse_ptr, tiles_ptr, item_tile, item_head,
-                item - 1, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-                HALF, layout,
+                acc, done_peak, done_total, out_ptr, lse_ptr, items, item - 1, stride_out_token,
+                stride_out_head, stride_lse_token, stride_lse_head, HALF, layout,
             )  # fmt: skip
         acc = gl.zeros([64, 128], gl.float32, layout)
+        if key_len < last_key + 128:
+            _clear_values(v, v_full, g, key_len - last_key)
         for t in range(g + 1, end - whole):
             acc, peak, total, pairs = _step(
                 acc, peak, total, pairs, t, (last - t) * 128, limit, q0, q1, k_nope, k_pe, v,
-                k_full, v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, False,
+                k_full, v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, False, 128,
                 layout,
             )  # fmt: skip
         for t in range(end - whole, end):
             acc, peak, total, pairs = _step(
                 acc, peak, total, pairs, t, 0, limit, q0, q1, k_nope, k_pe, v, k_full, v_full,
-                k_read, v_read, my_turn, their_turn, scale, HALF, False, False, layout,
+                k_read, v_read, my_turn, their_turn, scale, HALF, False, False, 128, layout,
             )  # fmt: skip
-        for t in range(end, g + blocks):
-            before = (t & 1) ^ 1
-            mbarrier.wait(my_turn, (t & 1) ^ (1 if HALF == 0 else 0))
-            mbarrier.arrive(their_turn)
-            mbarrier.arrive(k_read.index(t & 1))
-            mbarrier.wait(v_full.index(before), ((t - 1) >> 1) & 1)
-            mbarrier.arrive(v_read.index(before))
-            mbarrier.wait(k_full.index(before), ((t + 1) >> 1) & 1)
+        _pass_blocks(end, g + blocks, k_full, v_full, k_read, v_read, my_turn, their_turn, HALF)
         g += blocks
         item += 1
-        tile = _next_tile(item_tile, named, item)
+        count = _next_count(items, named, item)
     if item > 0:
         weights = _unpack(pairs, v.dtype, gl.DotOperandLayout(0, layout, 2))
         slot = (g - 1) & 1
@@ -406,8 +486,8 @@ def _compute(
         acc = warpgroup_mma(weights, v.index(slot), acc, is_async=True)
         acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
         _finish(
-            acc, peak, total, out_ptr, lse_ptr, tiles_ptr, item_tile, item_head, item - 1,
-            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, HALF, layout,
+            acc, peak, total, out_ptr, lse_ptr, items, item - 1, stride_out_token, stride_out_head,
+            stride_lse_token, stride_lse_head, HALF, layout,
         )  # fmt: skip
 
 
@@ -442,8 +522,7 @@ def hopper_prefill_kernel(
     k_pe = gl.allocate_shared_memory(dtype, [2, 128, 64], layout)
     v = gl.allocate_shared_memory(dtype, [2, 128, 128], layout)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    item_tile = gl.allocate_shared_memory(gl.int32, [_ITEMS, 1], flat)
-    item_head = gl.allocate_shared_memory(gl.int32, [_ITEMS, 1], flat)
+    items = gl.allocate_shared_memory(gl.int32, [_ITEMS * 8, 1], flat)
     k_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_read0 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -451,7 +530,6 @@ def hopper_prefill_kernel(
     v_read = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     named = gl.allocate_shared_memory(gl.int64, [_ITEMS, 1], mbarrier.MBarrierLayout())
-    v_raw = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     turn0 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     turn1 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(2):
@@ -463,37 +541,38 @@ def hopper_prefill_kernel(
         mbarrier.init(q_full.index(slot), count=1)
     for slot in gl.static_range(_ITEMS):
         mbarrier.init(named.index(slot), count=1)
-    mbarrier.init(v_raw, count=1)
     mbarrier.init(turn0, count=1)
     mbarrier.init(turn1, count=1)
     fence_async_shared()
+    # Launched while the kernel before still runs, which is the plan or any other. No role starts
+    # before this: the plan and the tensors are read, and answers and counts written, only once all
+    # that was launched before has ended. What comes after this kernel waits for its end.
+    gdc_wait()
     gl.warp_specialize(
         [
             (
                 _copy,
                 (
                     q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, q_nope, q_pe, k_nope,
-                    k_pe, v, item_tile, item_head, k_full, v_full, v_raw, k_read0, k_read1, v_read,
-                    q_full, named, tiles_ptr, work_ptr, stride_q_nope_head, stride_q_pe_head,
-                    stride_k_nope_head, stride_v_head, num_heads, CAUSAL,
+                    k_pe, v, items, k_full, v_full, k_read0, k_read1, v_read, q_full, named,
+                    tiles_ptr, work_ptr, stride_q_nope_head, stride_q_pe_head, stride_k_nope_head,
+                    stride_v_head, num_heads, CAUSAL,
                 ),
             ),
             (
                 _compute,
                 (
-                    q_nope, q_pe, k_nope, k_pe, v, item_tile, item_head, k_full, v_full, k_read0,
-                    v_read, q_full, named, turn0, turn1, tiles_ptr, out_ptr, lse_ptr,
-                    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, scale,
-                    CAUSAL, 0,
+                    q_nope, q_pe, k_nope, k_pe, v, items, k_full, v_full, k_read0, v_read, q_full,
+                    named, turn0, turn1, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+                    stride_lse_token, stride_lse_head, scale, CAUSAL, 0,
                 ),
             ),
             (
                 _compute,
                 (
-                    q_nope, q_pe, k_nope, k_pe, v, item_tile, item_head, k_full, v_full, k_read1,
-                    v_read, q_full, named, turn1, turn0, tiles_ptr, out_ptr, lse_ptr,
-                    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, scale,
-                    CAUSAL, 1,
+                    q_nope, q_pe, k_nope, k_pe, v, items, k_full, v_full, k_read1, v_read, q_full,
+                    named, turn1, turn0, out_ptr, lse_ptr, stride_out_token, stride_out_head,
+                    stride_lse_token, stride_lse_head, scale, CAUSAL, 1,
                 ),
             ),
         ],

@@ -7,7 +7,7 @@ The key's part with position is one for all heads.
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile
+from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -56,7 +56,8 @@ def prefill_kernel(
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
 ):
-    tile, head32 = find_item(work_ptr, tl.program_id(0), num_heads)
+    num_tiles, group_heads = load_work(work_ptr)
+    tile, head32 = find_item(num_tiles, group_heads, tl.program_id(0), num_heads)
     if tile < 0:
         return
     token32, count, key_start, key_len, context = load_tile(tiles_ptr, tile)
