@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,13 +33,11 @@ from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE
 from paged_mla_optimized.tools.bench.table import options_of, run
-from paged_mla_optimized.tools.bench.timing import Launch, capture, milliseconds
+from paged_mla_optimized.tools.bench.timing import Launch, in_turns
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 N, V = 128, 128
-_ROUNDS = 5
-_ROUND_MS = 5.0
 _LIMIT = 1e-2  # relative error: keys, values, weights and answers are rounded to bfloat16
 
 
@@ -163,24 +160,8 @@ class Problem:
 
 
 def times(launches: Mapping[str, Launch]) -> dict[str, float]:
-    """Return the median time of one call of each in microseconds, in graphs replayed in turns."""
-    graphs = {}
-    for name, launch in launches.items():
-        launch()  # compiles
-        torch.cuda.synchronize()
-        graph = capture(launch, 1)
-        calls = max(1, round(_ROUND_MS / milliseconds(graph.replay)))
-        graphs[name] = (graph, calls)
-    found: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(_ROUNDS):
-        for name, (graph, calls) in graphs.items():
-            found[name].append(milliseconds(partial(_repeat, graph.replay, calls)) / calls)
-    return {name: 1e3 * statistics.median(each) for name, each in found.items()}
-
-
-def _repeat(launch: Launch, calls: int) -> None:
-    for _ in range(calls):
-        launch()
+    """Return the time of one call of each in microseconds; shortly, since the table is long."""
+    return in_turns(launches, rounds=5, graph_ms=2.0)
 
 
 def measure(step: Step, fa3: peers.Prefill | None) -> dict[str, Any]:
