@@ -93,7 +93,7 @@ class Problem:
             dtype=dtype,
             cache_format=PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[dtype]],
         )
-        self.config = LayerConfig(attention=attention)
+        self.config = LayerConfig(attention=attention, qk_nope_head_dim=N, v_head_dim=V)
         self.layer = MlaLayer(self.config, device)
 
         def normal(*sizes: int) -> torch.Tensor:
