@@ -9,8 +9,8 @@ Times of a row of q queries that see k keys, the row's context included, with H 
   cached bytes read and ``R + P`` elements written.
 
 Long contexts of DeepSeek's heads so cross where 768 q = 131072: at about 170 queries, whatever the
-heads, were all operations as fast. How fast each kind is, and what a group of rows takes however
-short it is, was measured (:data:`RATES`).
+heads, were all operations as fast. :data:`RATES` has how fast each kind is, and what a group of
+rows takes however short it is.
 """
 
 from __future__ import annotations
