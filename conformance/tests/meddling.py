@@ -156,6 +156,28 @@ class GathersOneArray(Passing):
         return np.concatenate(self.inner.gather_context(batch), axis=1)  # type: ignore[return-value]
 
 
+class QuantisesAlone(Passing):
+    """It keeps the scales."""
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Return codes."""
+        return self.inner.quantise_queries(batch, scale)[:1]  # type: ignore[return-value]
+
+
+class ScalesQueries(Passing):
+    """Divided in place."""
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Halve."""
+        found = self.inner.quantise_queries(batch, scale)
+        batch.q_pe[...] /= 2
+        return found
+
+
 class WritesKeys(Passing):
     """Scaled in place."""
 
@@ -225,6 +247,8 @@ _RUNNERS: dict[str, type[Passing]] = {
     "reads-bytes": ReadsBytes,
     "reads-words": ReadsWords,
     "gathers-one-array": GathersOneArray,
+    "quantises-alone": QuantisesAlone,
+    "scales-queries": ScalesQueries,
     "writes-keys": WritesKeys,
     "prefills-with-its-input": PrefillsWithItsInput,
     "raises": Raises,

@@ -38,6 +38,7 @@ def test_the_list_is_long_and_its_rules_exist():
         ("lse-in-base-2", "decode"),
         ("chunk-partials-in-two-bases", "prefill"),
         ("prefill-lse-is-in-base-2", "layer"),
+        ("query-scales-are-inverted", "queries"),
         ("answers-share-one-buffer", "replay"),
         ("splits-follow-the-longest-row", "deterministic"),
         ("hash-ignores-the-last-token", "trace"),
@@ -46,7 +47,7 @@ def test_the_list_is_long_and_its_rules_exist():
     ],
 )
 def test_a_mutant_is_killed(name: str, group: str):
-    """S-7, S-8, S-13, S-17, S-20, S-21: each kind of mutant falls to the group meant for it."""
+    """S-7, S-8, S-11, S-13, S-17, S-20, S-21: each kind falls to the group meant for it."""
     kills = kill(name, "-k", f"test_{group}")
     assert kills.by() == [group]
 
@@ -135,7 +136,16 @@ def test_an_unknown_mutant_is_an_error():
         ("hash-ignores-the-parent", {backends.SCHEDULES}),
         (
             "answers-share-one-buffer",
-            {"plan", "append", "attend", "merge", "gather_context", "prefill", "layer"},
+            {
+                "plan",
+                "append",
+                "attend",
+                "merge",
+                "gather_context",
+                "quantise_queries",
+                "prefill",
+                "layer",
+            },
         ),
     ],
 )

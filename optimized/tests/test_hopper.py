@@ -195,6 +195,23 @@ def test_descriptors_of_fp8_caches_are_words(config, columns):
     assert (wide.layout.swizzle_byte_width, slim.layout.swizzle_byte_width) == (128, 64)
 
 
+def test_a_scale_tensor_of_other_strides_is_another_kernel(monkeypatch):
+    """S-11: which element of it holds a block's scales is compiled in."""
+    strides = []
+    monkeypatch.setattr(
+        hopper,
+        "Launcher",
+        lambda _kernel, constants, **_: strides.append(constants["stride_scales_block"]),
+    )
+    config = replace(FAST, cache_format="fp8_block_token")
+    attention = HopperAttention(config, served(config), programs=132)
+    latents = cache(576, 64 * 576, dtype=torch.uint8)
+    first = attention.rows_of(latents, 64)
+    assert attention.rows_of(latents, 128) is not first
+    assert attention.rows_of(latents, 64) is first
+    assert strides == [64, 128]
+
+
 @pytest.mark.parametrize("products", ["fast", "exact"])
 def test_there_is_room_for_codes_where_they_are_asked_for(products):
     """S-17: allocated once, for the largest step, and told."""
@@ -216,7 +233,8 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     )
     quantise = QuantiseQueries(FAST, "sm90", torch.device("cpu"))
     asked = []
-    monkeypatch.setattr(quantise, "_kernel", lambda _grid, _key, taken, _: asked.append(taken))
+    from_data = [lambda _grid, _key, taken, _: asked.append(taken)]
+    monkeypatch.setattr(quantise._quantise, "_kernels", from_data)
     memory = Workspace(FAST, [served(FAST)], 132, torch.device("cpu"), None)
     attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise)
     q_nope = torch.zeros(4 * 128 * 512 + 8)[offset:][: 4 * 128 * 512].view(4, 128, 512)
@@ -224,7 +242,7 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))
     latents, scale = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(())
     attention.attend(plan, q_nope, q_pe, LatentCache("fp8_e4m3", latents, scale), out=out, lse=lse)
-    ((*queries, codes, scales),) = asked
+    ((*queries, codes, scales, _scale, _positions, _cos, _sin),) = asked
     assert [q.data_ptr() for q in queries] == [q_nope.data_ptr(), q_pe.data_ptr()]
     ((first, second, *_, cached, cache_scale, _out, _lse, _partial_out, _partial_lse),) = launched
     assert (first is codes, second is scales) == (True, True)

@@ -3,9 +3,12 @@
 import pytest
 import torch
 from fp8_step import codes, scale_of, values
-from mla_step import P, R, config
+from mla_step import P, R, build, config
 
+from paged_mla_optimized import PagedMla
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.problem import Rope, RopePairing
 
 
 def quantiser(**changes):
@@ -72,3 +75,70 @@ def test_strided_queries():
         view.copy_(q)
     for mine, theirs in zip(quantiser().launch(*views), expected, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def planned(**changes):
+    """Return an instance with a planned step of 6 tokens, and the step."""
+    step = build((20, 5), (7, 1), **changes)
+    mla = PagedMla(step.config, "cpu")
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    return mla, step
+
+
+def test_an_engine_gets_what_the_kernels_get():
+    """S-11: new tensors with a scale for each pair, whatever the cache's format."""
+    mla, step = planned()
+    found, scales = mla.quantise_queries(step.q_nope, step.q_pe)
+    expected, expected_scales = quantiser().launch(step.q_nope, step.q_pe)
+    assert (found.dtype, scales.dtype) == (torch.float8_e4m3fn, torch.float32)
+    assert torch.equal(found.view(torch.uint8), expected[:6])
+    assert torch.equal(scales, expected_scales[:6])
+    again, _ = mla.quantise_queries(step.q_nope, step.q_pe)
+    assert again.data_ptr() != found.data_ptr()
+
+
+def test_one_scale_for_all():
+    """S-11: read on the device, wherever it lies; what passes 448 times it is that."""
+    mla, step = planned()
+    scale = torch.tensor([torch.nan, 0.0007])[1]
+    found, scales = mla.quantise_queries(step.q_nope, step.q_pe, scale=scale)
+    q = torch.cat([step.q_nope, step.q_pe], -1)
+    assert torch.equal(found.view(torch.uint8), codes(q / scale))
+    assert torch.equal(scales, scale.expand(6, 4))
+
+
+def test_queries_are_rotated_on_the_way():
+    """S-12: as attention's own launch rotates them, at each token's position."""
+    mla, step = planned(rope=Rope(RopePairing.NEOX))
+    found, scales = mla.quantise_queries(step.q_nope, step.q_pe)
+    rotated = mla._core.rotate.launch(step.q_pe, mla.positions)[:6]
+    expected, expected_scales = quantiser().launch(step.q_nope, rotated)
+    assert torch.equal(found.view(torch.uint8), expected[:6])
+    assert torch.equal(scales, expected_scales[:6])
+    assert not torch.equal(rotated, step.q_pe)
+
+
+def test_a_step_without_tokens():
+    """S-17: it launches nothing."""
+    mla, step = planned()
+    empty = torch.zeros(1, dtype=torch.int32)
+    mla.plan(empty, empty[:0], step.block_table[:0], num_tokens=0)
+    found, scales = mla.quantise_queries(step.q_nope[:0], step.q_pe[:0])
+    assert (found.shape, scales.shape) == ((0, 4, R + P), (0, 4))
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("q_nope", lambda q_nope, q_pe: (q_nope[:5], q_pe, None)),
+        ("q_pe", lambda q_nope, q_pe: (q_nope, q_pe.half(), None)),
+        ("scale", lambda q_nope, q_pe: (q_nope, q_pe, torch.ones(1))),
+        ("scale", lambda q_nope, q_pe: (q_nope, q_pe, torch.ones((), dtype=torch.float64))),
+    ],
+)
+def test_what_does_not_fit_is_named(argument, change):
+    """Before anything is launched."""
+    mla, step = planned()
+    q_nope, q_pe, scale = change(step.q_nope, step.q_pe)
+    with pytest.raises(InvalidArgument, match=f"^{argument}: "):
+        mla.quantise_queries(q_nope, q_pe, scale=scale)

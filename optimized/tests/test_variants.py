@@ -1,5 +1,7 @@
 """Which kernel and which tiles a step gets; that they are right is for other tests to show."""
 
+import itertools
+
 import pytest
 
 from paged_mla_optimized.planning.families import (
@@ -109,9 +111,11 @@ FAST = {"cache_format": "fp8_e4m3", "products": "fast"}
     ("num_heads", "query_len", "lanes"), [(16, 4, 1), (64, 1, 1), (128, 1, 2), (128, 2, 4)]
 )
 def test_fast_products_have_a_kernel(num_heads, query_len, lanes):
-    """On Hopper, where an e4m3 cache has one scale and the config allows FP8 products."""
-    for dtype in ("bfloat16", "float16"):
-        variant = serving_variant(demand(num_heads, dtype=dtype, **FAST), query_len)
+    """On Hopper, where all of a row is e4m3 and the config allows FP8 products."""
+    formats = ("fp8_e4m3", "fp8_block_token", "fp8_block_group")
+    for dtype, name in itertools.product(("bfloat16", "float16"), formats):
+        asked = demand(num_heads, dtype=dtype, **FAST | {"cache_format": name})
+        variant = serving_variant(asked, query_len)
         assert (variant.family, variant.tile_m, variant.lanes) == (TILE_FP8, 64, lanes)
 
 
@@ -119,7 +123,10 @@ def test_fast_products_have_a_kernel(num_heads, query_len, lanes):
     ("asked", "reason"),
     [
         (demand(128, cache_format="fp8_e4m3"), "rounds to FP8, where products are exact"),
-        (demand(128, products="fast"), "fp8_e4m3 caches, not cache_format bf16"),
+        (
+            demand(128, products="fast"),
+            "made for fp8_e4m3, fp8_block_token, fp8_block_group caches, not cache_format bf16",
+        ),
         (demand(128, **FAST | {"cache_format": "fp8_ds_mla"}), "not cache_format fp8_ds_mla"),
         (demand(128, arch="sm100", **FAST), "sm90, not sm100"),
         (demand(128, dtype="float32", **FAST), "not float32"),
@@ -164,7 +171,7 @@ def test_exact_products_have_a_kernel_for_e4m3(dtype):
         (16, 1), (32, 1), (64, 1), (64, 1), (64, 2), (64, 2),
     ]  # fmt: skip
     reasons = passed_over(asked, 5)
-    assert reasons[TILE] == "made for bf16 and fp16 caches, not cache_format fp8_e4m3"
+    assert reasons[TILE] == "made for bf16, fp16 caches, not cache_format fp8_e4m3"
 
 
 def test_fast_products_leave_16_pairs_to_exact_ones():

@@ -141,7 +141,7 @@ def _mask(
 class Model:
     """Four layers that append and attend, with a cache and answers of their own.
 
-    Caches are plain, or of format "fp8_e4m3", then as bytes. Its steps are told `max_query_len`.
+    Rows of caches are of one type, e4m3 as bytes. Its steps are told `max_query_len`.
     """
 
     def __init__(self, mla: PagedMla, max_query_len: int | None = None) -> None:
@@ -150,24 +150,38 @@ class Model:
         size = (LAYERS, BLOCKS, config.block_size, R + P)
         dtype = torch.uint8 if config.is_fp8 else config.dtype
         self.caches = torch.zeros(size, dtype=dtype, device="cuda")
-        self.scale = torch.tensor(0.7, device="cuda") if config.is_fp8 else None
         generator = torch.Generator("cuda").manual_seed(0)  # every model caches the same
         contents = torch.randn(size, generator=generator, dtype=torch.float32, device="cuda")
         stored = torch.float8_e4m3fn if config.is_fp8 else config.dtype
         self.contents = contents.to(stored).view(dtype)
+        self.scales = self.scale_contents = None
+        shape = config.stored.scale_shape(BLOCKS, config.block_size)
+        if shape is not None:
+            random = torch.rand((LAYERS, *shape), generator=generator, device="cuda")
+            self.scale_contents = 0.35 + random
+            self.scales = self.scale_contents.clone()
         shape = (LAYERS, config.max_query_tokens, config.num_heads)
         self.outs = torch.zeros((*shape, R), dtype=config.dtype, device="cuda")
         self.lses = torch.zeros(shape, dtype=torch.float32, device="cuda")
 
     def restore(self, batch: Batch) -> None:
         """Fill the caches with NaN, but for what the batch's rows have cached."""
-        self.caches.fill_(0x7F if self.mla.config.is_fp8 else torch.nan)
+        config = self.mla.config
+        self.caches.fill_(0x7F if config.is_fp8 else torch.nan)
         live = self.caches.view(LAYERS, -1, R + P)
         live[:, batch.live_slots] = self.contents.view(LAYERS, -1, R + P)[:, batch.live_slots]
+        per_block = config.stored.scales_per_block(config.block_size)
+        if per_block:
+            groups = batch.live_slots // (config.block_size // per_block)
+            self.scales.fill_(torch.nan)
+            self.scales.view(LAYERS, -1)[:, groups] = self.scale_contents.view(LAYERS, -1)[
+                :, groups
+            ]
 
     def cache(self, layer: int) -> LatentCache:
         """Return the cache of a layer."""
-        return LatentCache(self.mla.config.cache_format, self.caches[layer], self.scale)
+        scales = None if self.scales is None else self.scales[layer]
+        return LatentCache(self.mla.config.cache_format, self.caches[layer], scales)
 
     def plan(self, view: StepView | Batch, num_tokens: int) -> None:
         """Describe the step."""

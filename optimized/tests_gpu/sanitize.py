@@ -33,6 +33,8 @@ def main() -> None:
         fast = {"num_heads": 128, "cache_format": "fp8_e4m3", "products": "fast"}
         steps += [(replace(config, **fast), LENS, None) for config in configs]
         steps += [(replace(decode, block_size=size, **fast), DECODE, None) for size in (16, 2)]
+        for scaled in ("fp8_block_token", "fp8_block_group"):
+            steps.append((replace(decode, **fast | {"cache_format": scaled}), DECODE, None))
     for config, lens, variant in steps:
         run(config, lens, variant)
     for causal in (True, False):
@@ -53,6 +55,9 @@ def run(config: MlaConfig, lens: list[tuple[int, int]], variant: AttendVariant |
     k_pe = torch.empty(keys, config.qk_rope_head_dim, dtype=config.dtype, device="cuda")
     model.mla.gather_context(model.cache(0), ckv, k_pe)
     assert ckv.isfinite().all()
+    q = batch.tokens["q"][:, 0]
+    codes, _ = model.mla.quantise_queries(q[..., : ckv.shape[1]], q[..., ckv.shape[1] :])
+    assert codes.float().isfinite().all()
 
 
 def run_prefill(*, causal: bool, portable: bool) -> None:

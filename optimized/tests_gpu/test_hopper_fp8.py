@@ -14,6 +14,7 @@ from paged_mla_shared.problem import Rope, RopePairing
 
 FAST = replace(CONFIG, num_heads=128, cache_format="fp8_e4m3", products="fast")
 DECODE = replace(FAST, max_query_tokens=FAST.max_rows)
+TOKEN, GROUP = {"cache_format": "fp8_block_token"}, {"cache_format": "fp8_block_group"}
 TREE = {"mask": "tree:qlen", "max_draft_tokens": 8}
 RAGGED = [(2000, 1), (0, 0), (63, 1), (0, 1), (700, 1), (64, 1), (3900, 1), (1, 1)]
 MIXED = random_lens(FAST, 13, 100, 3)
@@ -32,6 +33,21 @@ STEPS = {
     "blocks-of-1": (replace(DECODE, block_size=1), [(300, 1), (33, 1), (200, 1)]),
     "gathered": (replace(FAST, block_size=4), [(700, 2), (33, 1), (1600, 3)]),
     "rope": (replace(FAST, rope=Rope(RopePairing.INTERLEAVED)), RAGGED),
+    "token-scales": (replace(DECODE, **TOKEN), RAGGED),
+    "token-scales-mixed": (replace(FAST, **TOKEN), MIXED),
+    "token-scales-blocks-of-1": (
+        replace(DECODE, block_size=1, **TOKEN),
+        [(300, 1), (33, 1), (200, 1)],
+    ),
+    "group-scales": (replace(DECODE, **GROUP), RAGGED),
+    "group-scales-tree": (
+        replace(FAST, num_heads=16, block_size=16, **GROUP, **TREE),
+        [(100, 8), (333, 5), (0, 0), (64, 8), (0, 3)],
+    ),
+    "group-scales-blocks-of-4": (
+        replace(FAST, block_size=4, **GROUP),
+        [(700, 2), (33, 1), (1600, 3)],
+    ),
 }
 
 
@@ -120,12 +136,38 @@ def test_queries_are_what_was_asked():
 def test_scales_that_vanish():
     """S-4, S-7: where their product is 0 in float32, visible keys still weigh alike."""
     model, batch = fast_model("mixed")
-    model.scale.fill_(1e-30)
+    model.scales.fill_(1e-30)
     batch.tokens["q"].fill_(0.0)
     out, lse, _ = model.eager(batch)
     visible = model.mla._core.plan.positions[: batch.num_tokens] + 1
     torch.testing.assert_close(lse, visible.log()[:, None].expand_as(lse), rtol=1e-5, atol=1e-5)
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["token-scales", "group-scales"])
+@pytest.mark.parametrize("scale", [0.0, 1e-38, 2.0**-40])
+def test_scales_that_vanish_beside_others(name, scale):
+    """S-11: keys are weighed as the exact products of codes and scales, whatever those are."""
+    model, batch = fast_model(name)
+    model.scale_contents[..., ::2] = scale
+    out, lse, _ = model.eager(batch)
+    assert_close_to_exact(model, batch, out[-1], lse[-1])
+
+
+@pytest.mark.parametrize("name", ["token-scales", "group-scales"])
+def test_scales_that_are_no_numbers_stay_visible(name):
+    """S-11: a key without a value makes NaN of the answers that see it, and of no others."""
+    model, batch = fast_model(name)
+    out, lse, _ = model.eager(batch)
+    row = 0  # whose first block holds cached keys alone
+    model.scale_contents[:, batch.block_table[row, 0], 0, 1] = torch.nan
+    found, found_lse, _ = model.eager(batch)
+    tokens = slice(*batch.cu_seqlens_q[row : row + 2].tolist())
+    assert found[:, tokens].isnan().all()
+    assert found_lse[:, tokens].isnan().all()
+    found[:, tokens], found_lse[:, tokens] = out[:, tokens], lse[:, tokens]
+    assert same(found, out)
+    assert same(found_lse, lse)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

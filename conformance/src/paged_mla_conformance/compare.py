@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from paged_mla_conformance import budgets
 from paged_mla_conformance.pattern import describe
 from paged_mla_reference.attention import Answer
+from paged_mla_reference.e4m3 import decode
 from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_reference.rounding import widen
 from paged_mla_shared.dtypes import bits, dtype_name
 from paged_mla_shared.layout import CacheLayout
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem, Rows
@@ -271,6 +273,42 @@ def check_gathered(
             detail = f"{len(keys)} of {len(wrong)} tokens wrong, {keys[0]} to {keys[-1]}"
             raise Mismatch("S-1", f"gathered {what}", detail, (int(keys[0]),))
     return [Check("gathered bytes", 0.0, 0.0)]
+
+
+def check_queries(
+    problem: Problem,
+    batch: Batch,
+    actual: tuple[NDArray[np.uint8], NDArray[np.float32]],
+    expected: tuple[NDArray[np.uint8], NDArray[np.float32]],
+) -> list[Check]:
+    """Hold codes and scales of the tokens that rows have against the oracle's (S-11).
+
+    With a rope, values of the rotated part may be off by the rounding of a rotation.
+    """
+    live = keys_of_tokens(batch) > 0  # [T]
+    (codes, scales), (right_codes, right_scales) = actual, expected
+    _same_form("codes", codes, right_codes.shape, "uint8")
+    _same_form("scales", scales, right_scales.shape, "float32")
+    wrong = (bits(scales) != bits(right_scales)) & live[:, None]
+    if wrong.any():
+        at = _first(wrong)
+        detail = f"{scales[at]} at {at}, expected {right_scales[at]}; {describe(wrong, batch)}"
+        raise Mismatch("S-11", "scales of queries", detail, at)
+    wrong = (codes != right_codes) & live[:, None, None]
+    checks = [Check("codes and scales", 0.0, 0.0)]
+    if problem.rope is not None:
+        rotated = np.s_[live, :, problem.dims.kv_lora_rank :]
+        values = widen(decode(right_codes[rotated]))
+        error = np.abs(widen(decode(codes[rotated])) - values)
+        budget = budgets.rotation_budget(values, "float8_e4m3")
+        wrong[rotated] &= ~(error <= budget)
+        worst = np.unravel_index(np.argmax(error / budget), error.shape)
+        checks.append(Check("rotated q_pe", float(error[worst]), float(budget[worst])))
+    if wrong.any():
+        at, where = _first(wrong), np.asarray(wrong.any(axis=-1))
+        detail = f"{codes[at]:#04x} at {at}, expected {right_codes[at]:#04x}"
+        raise Mismatch("S-11", "codes of queries", f"{detail}; {describe(where, batch)}", at)
+    return checks
 
 
 def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:

@@ -127,11 +127,20 @@ class GuardedRunner:
         arrays = _arrays(batch)
         with _watched("gather_context", arrays, self._warned):
             found = _of_type("gather_context", self._inner.gather_context(batch), tuple)
-        if len(found) != 2:
-            raise ProtocolBroken(f"gather_context returned {len(found)} values; the protocol has 2")
-        ckv, k_pe = found
+        ckv, k_pe = _pair("gather_context", found)
         self._check("gather_context", arrays, {"ckv": (ckv, 2), "k_pe": (k_pe, 2)})
         return ckv, k_pe
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Quantise queries."""
+        call, arrays = "quantise_queries", _arrays(batch)
+        with _watched(call, arrays, self._warned):
+            found = _of_type(call, self._inner.quantise_queries(batch, scale), tuple)
+        codes, scales = _pair(call, found)
+        self._check(call, arrays, {"codes": (codes, 3), "scales": (scales, 2)})
+        return codes, scales
 
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values."""
@@ -245,6 +254,12 @@ def _of_type(call: str, value: object, wanted: type[T]) -> T:
             f"{call} returned a {_kind(value)}; the protocol has a {wanted.__name__}"
         )
     return value
+
+
+def _pair(call: str, found: tuple[Any, ...]) -> tuple[Any, Any]:
+    if len(found) != 2:
+        raise ProtocolBroken(f"{call} returned {len(found)} values; the protocol has 2")
+    return found[0], found[1]
 
 
 def _kind(value: object) -> str:

@@ -153,6 +153,12 @@ class PresentedRunner:
         """Gather."""
         return self._inner.gather_context(self._relabel(batch))
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Quantise queries."""
+        return self._inner.quantise_queries(self._pad(batch), scale)
+
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values, and give the answer as the rules have it."""
         profile = self._profile

@@ -39,17 +39,26 @@ CORE = {
     "gpu": Core(
         "deepseek-v3",
         ("bfloat16", "float16"),
-        frozenset({"gather_context", "prefill", "layer", "deterministic"}),
+        frozenset({"gather_context", "quantise_queries", "prefill", "layer", "deterministic"}),
     ),
     "interpreter": Core(
         "small",
         ("float32",),
-        frozenset({"gather_context", "prefill", "layer", "deterministic", "large_offsets"}),
+        frozenset(
+            {
+                "gather_context",
+                "quantise_queries",
+                "prefill",
+                "layer",
+                "deterministic",
+                "large_offsets",
+            }
+        ),
     ),
     "cpu": Core(
         "small",
         ("float32", "float16", "bfloat16"),
-        frozenset({"prefill", "layer", "deterministic"}),
+        frozenset({"quantise_queries", "prefill", "layer", "deterministic"}),
     ),
 }
 

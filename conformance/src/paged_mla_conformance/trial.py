@@ -19,15 +19,17 @@ from paged_mla_reference.materialise import materialise
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
+from paged_mla_reference.queries import quantise_queries
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.backend import Backend, Runner
-from paged_mla_shared.cases import Case, PrefillCase
+from paged_mla_shared.cases import Case, PrefillCase, QueryCase
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import Step, build_steps
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_shared.query_inputs import build_queries
 
 MAX_BLOCKS_READ = 4096  # of a cache too large to read back whole
 
@@ -132,6 +134,15 @@ class Trial:
             actual = runner.gather_context(stage.batch)
             expected = gather_context(stage.problem, stage.batch, stage.after)
             self.checks += compare.check_gathered(actual, expected)
+
+    def check_queries(self) -> None:
+        """Quantise the queries of every step; codes and scales are exact but for rotations."""
+        assert isinstance(self.case, QueryCase)
+        runner, scale = self.prepare(), self.case.scale
+        for batch in build_queries(self.case, self.dims, self.dtype):
+            actual = runner.quantise_queries(batch, scale)
+            expected = quantise_queries(self.problem, batch, scale)
+            self.checks += compare.check_queries(self.problem, batch, actual, expected)
 
     def check_prefill(self) -> None:
         """Attend to keys and values of every head; in chunks of context too, where asked."""

@@ -254,6 +254,38 @@ class PagedMla:
         )
         return out, lse
 
+    def quantise_queries(
+        self, q_nope: torch.Tensor, q_pe: torch.Tensor, *, scale: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the planned step's queries as e4m3 codes, rotated, with scales (S-11, S-12).
+
+        One launch, for kernels of FP8 products that are not this package's: :meth:`attend` takes
+        queries as they are.
+
+        Parameters
+        ----------
+        q_nope : dtype [T, H, R]
+        q_pe : dtype [T, H, P]
+            Unrotated if the config has a rope.
+        scale : float32 [] or None
+            Finite and > 0, on the device, not looked at: what divides all queries, of which those
+            past 448 times it become that. ``None`` takes a scale from the data for each token and
+            head.
+
+        Returns
+        -------
+        codes : float8_e4m3fn [T, H, R + P]
+            Dense; infinite numbers are NaN.
+        scales : float32 [T, H]
+            What each line's codes are multiplied by.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or last stride is wrong.
+        """
+        return self._core.quantise_queries(self._core.plan, q_nope, q_pe, scale)
+
     def gather_context(self, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Read every planned row's cached tokens, row after row (S-1, S-9). One launch.
 

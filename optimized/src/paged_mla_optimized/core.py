@@ -14,7 +14,7 @@ from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import Spans, launch_gather
-from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.launchers.quantise import Quantise, QuantiseQueries
 from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
@@ -81,6 +81,7 @@ class Core:
             Attention(config, v, self.facts, self.workspace, self.quantise) for v in self.variants
         ]
         self._append = Append(config, self.facts.arch, self.tables)
+        self._quantise = Quantise(config, self.facts.arch, self.tables)
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)
@@ -178,6 +179,28 @@ class Core:
             self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
             if config.lse_base == "2":
                 lse.mul_(_LOG2_E)
+
+    def quantise_queries(
+        self,
+        plan: Plan,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Check and quantise the queries of the step in `plan`; return codes and scales."""
+        config, device, num_tokens = self.config, self.device, plan.num_tokens
+        checks.check_queries(config, q_nope, q_pe, num_tokens, device)
+        if scale is not None:
+            checks.check_tensor("scale", scale, (), torch.float32, device)
+        lines = (num_tokens, config.num_heads)
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        codes = torch.empty((*lines, width), dtype=torch.uint8, device=device)
+        scales = torch.empty(lines, dtype=torch.float32, device=device)
+        if num_tokens > 0:
+            self._quantise.launch(
+                q_nope, q_pe, codes, scales, positions=plan.positions, scale=scale
+            )
+        return codes.view(torch.float8_e4m3fn), scales
 
     def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Check and read cached tokens of rows."""

@@ -17,6 +17,7 @@ from paged_mla_reference.validate import (
     validate_layer,
     validate_prefill,
     validate_problem,
+    validate_query_scale,
 )
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.errors import Unsupported
@@ -27,7 +28,18 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 CAPABILITIES = Capabilities(
-    ops=frozenset({"plan", "append", "attend", "merge", "gather_context", "prefill", "layer"}),
+    ops=frozenset(
+        {
+            "plan",
+            "append",
+            "attend",
+            "merge",
+            "gather_context",
+            "quantise_queries",
+            "prefill",
+            "layer",
+        }
+    ),
     dtypes=frozenset(PLAIN_FORMAT_OF_DTYPE),
     cache_formats=frozenset(ENCODINGS),
     block_sizes=frozenset(range(1, 257)),
@@ -118,6 +130,14 @@ class ReferenceRunner:
         """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P]."""
         validate_batch(self._problem, batch)
         return self._oracle.gather_context(self._problem, batch, self._image)
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Return the queries as e4m3 codes with scales (S-11)."""
+        validate_batch(self._problem, batch)
+        validate_query_scale(scale)
+        return self._oracle.quantise_queries(self._problem, batch, scale)
 
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values of every head (S-21)."""

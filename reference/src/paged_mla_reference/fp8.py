@@ -59,8 +59,8 @@ def _codes(slots: Slots, field: str) -> NDArray[np.uint8]:
 
 def _write(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any], scale: NDArray[Any]) -> None:
     """Write latents and keys divided by one scale for each token, [n, 1], or for all."""
-    _codes(slots, "ckv")[slots.at] = quantise(_float32(ckv), scale)
-    _codes(slots, "k_pe")[slots.at] = quantise(_float32(k_pe), scale)
+    _codes(slots, "ckv")[slots.at] = quantise(to_float32(ckv), scale)
+    _codes(slots, "k_pe")[slots.at] = quantise(to_float32(k_pe), scale)
 
 
 def _read(slots: Slots, scale: NDArray[Any]) -> Tokens:
@@ -69,7 +69,8 @@ def _read(slots: Slots, scale: NDArray[Any]) -> Tokens:
     return ckv * widen(scale), k_pe * widen(scale)
 
 
-def _float32(x: NDArray[Any]) -> NDArray[np.float32]:
+def to_float32(x: NDArray[Any]) -> NDArray[np.float32]:
+    """Return numbers as float32; exact for every type of tokens."""
     with np.errstate(invalid="ignore"):  # signalling NaN
         return np.asarray(x, np.float32)
 
@@ -89,7 +90,7 @@ def _load_flat(slots: Slots) -> Tokens:
 
 def _store_tokens(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
     """Divide each token by its own scale."""
-    scale = scale_of(_float32(np.hstack([ckv, k_pe])))
+    scale = scale_of(to_float32(np.hstack([ckv, k_pe])))
     _write(slots, ckv, k_pe, scale[:, None])
     slots.scales[slots.scale_at] = scale
 
@@ -118,7 +119,7 @@ def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
     copies its bytes and scales. As tokens share scales, what one reads as depends on which tokens
     its group has seen and in which appends, rejected drafts among them: here S-19 holds up to that.
     """
-    x = _float32(np.hstack([ckv, k_pe]))
+    x = to_float32(np.hstack([ckv, k_pe]))
     size = slots.layout.block_size // slots.scales.shape[1]
     block, group = slots.scale_at
     groups, of_token = np.unique(np.stack([block, group], axis=1), axis=0, return_inverse=True)
@@ -140,7 +141,7 @@ def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
 
 def _store_rows(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
     """Divide each share of a latent by its own scale; keep keys in bfloat16."""
-    shares = _shares(slots, _float32(ckv))
+    shares = _shares(slots, to_float32(ckv))
     scale = scale_of(shares)
     _codes(slots, "ckv")[slots.at] = quantise(shares, scale[..., None]).reshape(ckv.shape)
     slots.field("ckv_scale")[slots.at] = scale

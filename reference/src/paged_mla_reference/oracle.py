@@ -1,4 +1,4 @@
-"""The rules as seven functions, so that one of them can be exchanged for a wrong one."""
+"""The rules as eight functions, so that one of them can be exchanged for a wrong one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import attend
@@ -14,6 +15,7 @@ from paged_mla_reference.layer import layer
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
+from paged_mla_reference.queries import quantise_queries
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
@@ -45,6 +47,8 @@ class Oracle:
         (S-4 to S-7), :func:`answer`.
     gather_context : callable
         (S-1, S-9), :func:`paged_mla_reference.cache.gather_context`.
+    quantise_queries : callable
+        (S-11), :func:`paged_mla_reference.queries.quantise_queries`.
     merge : callable
         (S-8), :func:`paged_mla_reference.merge.merge`.
     prefill : callable
@@ -59,6 +63,9 @@ class Oracle:
     gather_context: Callable[[Problem, Batch, CacheImage], tuple[NDArray[Any], NDArray[Any]]] = (
         gather_context
     )
+    quantise_queries: Callable[
+        [Problem, Batch, float | None], tuple[NDArray[np.uint8], NDArray[np.float32]]
+    ] = quantise_queries
     merge: Callable[[Sequence[Output]], Output] = merge
     prefill: Callable[[Problem, PrefillBatch], Output] = prefilled
     layer: Callable[[Problem, LayerBatch, CacheImage], Output] = layer

@@ -36,9 +36,7 @@ def validate_problem(problem: Problem) -> None:
     if stored.is_plain and stored.ckv_dtype != problem.dtype:
         allowed = f"{PLAIN_FORMAT_OF_DTYPE[problem.dtype]} for dtype {problem.dtype}"
         raise InvalidArgument("cache_format", problem.cache_format, allowed)
-    cache_scale = round_to(np.array(problem.cache_scale), "float32")
-    if not (np.isfinite(cache_scale) and cache_scale > 0):
-        raise InvalidArgument("cache_scale", problem.cache_scale, "a finite float32 > 0")
+    _validate_scale("cache_scale", problem.cache_scale)
     _validate_sizes(problem)
     _validate_shares(problem, stored)
     itemsize = numpy_dtype(stored.ckv_dtype).itemsize
@@ -51,6 +49,18 @@ def validate_problem(problem: Problem) -> None:
         raise InvalidArgument("softmax_scale", scale, "a finite number > 0")
     if problem.rope is not None:
         _validate_rope(problem.rope)
+
+
+def validate_query_scale(scale: float | None) -> None:
+    """Raise ``InvalidArgument`` if no query can be divided by `scale` (S-11)."""
+    if scale is not None:
+        _validate_scale("scale", scale)
+
+
+def _validate_scale(name: str, scale: float) -> None:
+    rounded = round_to(np.array(scale), "float32")
+    if not (np.isfinite(rounded) and rounded > 0):
+        raise InvalidArgument(name, scale, "a finite float32 > 0")
 
 
 def _validate_sizes(problem: Problem) -> None:

@@ -24,7 +24,9 @@ class Capabilities:
 
     Parameters
     ----------
-    ops : frozenset of {"plan", "append", "attend", "merge", "gather_context", "prefill", "layer"}
+    ops : frozenset of str
+        "plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill",
+        "layer".
     dtypes, cache_formats : frozenset of str
     block_sizes, num_heads : frozenset of int
     head_dims : frozenset of (R, P)
@@ -122,6 +124,15 @@ class Runner(Protocol):
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return every row's cached ``ckv`` [K, R] and ``k_pe`` [K, P], K = sum of ``seq_lens``."""
         raise Unsupported(f"gather_context of {batch.num_rows} rows is not declared")
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Return the queries, rotated, as e4m3 codes [T, H, R + P] with scales [T, H] (S-11).
+
+        All have the one `scale` given; ``None`` takes one from the data for each token and head.
+        """
+        raise Unsupported(f"e4m3 of {batch.num_tokens} queries, scale {scale}, is not declared")
 
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values of every head, causal or not; reads no cache (S-21)."""

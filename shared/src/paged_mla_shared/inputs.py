@@ -84,8 +84,8 @@ def _build_step(
         for values in (context_ckv, context_k_pe, ckv, k_pe):
             values[...] = values.astype(numpy_dtype("bfloat16"))
     if case.odd_values:
-        _put_odd_values(ckv)
-        _put_odd_values(k_pe)
+        put_odd_values(ckv)
+        put_odd_values(k_pe)
     mask = _trees(case.tree, query_lens, rng) if case.mask is Mask.TREE else None
     slots = _slots(case, problem, table, rows, tokens, rng=rng)
     cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
@@ -118,7 +118,7 @@ def normal(
     return values.astype(numpy_dtype(dtype))
 
 
-def _put_odd_values(values: NDArray[Any]) -> None:
+def put_odd_values(values: NDArray[Any]) -> None:
     """Put what a conversion would change in most places of `values` [T, width], by its bits."""
     whole = bits(values)
     sign = 1 << (8 * values.itemsize - 1)

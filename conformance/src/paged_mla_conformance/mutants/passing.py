@@ -55,6 +55,12 @@ class Passing:
         """Hand on."""
         return self.inner.gather_context(batch)
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Hand on."""
+        return self.inner.quantise_queries(batch, scale)
+
     def prefill(self, batch: PrefillBatch) -> Output:
         """Hand on."""
         return self.inner.prefill(batch)

@@ -19,7 +19,9 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Problem
 
-_OPS = frozenset({"plan", "append", "attend", "merge", "gather_context", "prefill", "layer"})
+_OPS = frozenset(
+    {"plan", "append", "attend", "merge", "gather_context", "quantise_queries", "prefill", "layer"}
+)
 _FEATURES = frozenset(
     {
         "mixed", "padding", "replay", "strided_cache", "strided_inputs", "explicit_slots",

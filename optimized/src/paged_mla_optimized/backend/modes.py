@@ -28,7 +28,9 @@ def graphed() -> TritonBackend:
     Unsupported
         There is no CUDA device to record them on.
     """
-    backend = _mode("graphed", runner=GraphedRunner, left_out=frozenset({"gather_context"}))
+    backend = _mode(
+        "graphed", runner=GraphedRunner, left_out=frozenset({"gather_context", "quantise_queries"})
+    )
     if backend.mode != "gpu":
         raise Unsupported(f"CUDA graphs on {backend.device}: they need a CUDA device")
     return backend

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.combine import Combine
@@ -118,7 +118,7 @@ class Attention:
         """Write what no part of the grid cuts, and partials of what is cut."""
         launch: Callable[..., None] = self._portable.launch
         if self._hopper is not None and self._hopper.takes(q_nope, q_pe):
-            rows = self._hopper.rows_of(cache.latents)
+            rows = self._hopper.rows_of(cache.latents, scales_and_stride(cache)[1])
             if rows is not None:
                 launch = partial(self._hopper.launch, rows)
         launch(

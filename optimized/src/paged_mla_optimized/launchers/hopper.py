@@ -118,19 +118,22 @@ class HopperAttention:
         self.variant = variant
         self.programs = programs
         self._quantise = quantise if variant.family == TILE_FP8 else None
-        self._kernels: Bounded[tuple[int, int], Launcher] = Bounded(MAX_KERNELS)
+        self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def takes(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
         """Return whether the kernel can read queries, its own or those handed in."""
         return self._quantise is not None or queries_fit(q_nope, q_pe)
 
-    def rows_of(self, latents: torch.Tensor) -> Rows | None:
-        """Return a cache's latents as rows, None where TMA cannot address them."""
-        key = (latents.data_ptr(), latents.shape, latents.stride())
+    def rows_of(self, latents: torch.Tensor, stride_scales: int = 0) -> Rows | None:
+        """Return a cache's latents as rows, None where TMA cannot address them.
+
+        `stride_scales` is that of a block in the scale tensor, if there is one.
+        """
+        key = (latents.data_ptr(), latents.shape, latents.stride(), stride_scales)
         rows = self._caches.get(key)
         if rows is None and cache_fits(latents):
-            rows = self._caches[key] = self._as_rows(latents)
+            rows = self._caches[key] = self._as_rows(latents, stride_scales)
         return rows
 
     def launch(
@@ -180,13 +183,13 @@ class HopperAttention:
             rows.descriptors,
         )
 
-    def _as_rows(self, cache: torch.Tensor) -> Rows:
+    def _as_rows(self, cache: torch.Tensor, stride_scales: int) -> Rows:
         num_blocks, block_size, width = cache.shape
         stride_block, stride_token, _ = cache.stride()
         block_rows = stride_block // stride_token
         # Kernels read words of 16 bits, whatever the cache keeps in them.
         stride_row, width = (n * cache.element_size() // 2 for n in (stride_token, width))
-        geometry = (block_rows, stride_row)
+        geometry = (block_rows, stride_row, stride_scales)
         kernel = self._kernels.get(geometry)
         if kernel is None:
             kernel = self._kernels[geometry] = Launcher(
@@ -263,18 +266,24 @@ def _stages(config: MlaConfig, variant: AttendVariant) -> int:
 
 
 def hopper_constants(
-    config: MlaConfig, variant: AttendVariant, block_rows: int, stride_row: int
+    config: MlaConfig,
+    variant: AttendVariant,
+    block_rows: int,
+    stride_row: int,
+    stride_scales: int = 0,
 ) -> dict[str, Any]:
     """Return what a kernel is specialised for.
 
     `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
-    of 16 bits.
+    of 16 bits, `stride_scales` that of a block in the scale tensor.
     """
     constants = {
         "num_heads": config.num_heads,
         "block_size": config.block_size,
         "block_rows": block_rows,
         "stride_cache_row": stride_row,
+        "stride_scales_block": stride_scales,
+        "SCALES": config.scales,
         "MASK": "tree" if config.is_tree else config.mask,
         "TREE_WORDS": config.tree_words,
         "BOX": hopper_box(config.block_size),

@@ -1,4 +1,4 @@
-"""Launches the quantisation of a step's queries, for kernels of FP8 products."""
+"""Launches the quantisation of a step's queries to e4m3 (rule S-11)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,57 @@ from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 _PAIRS_PER_PROGRAM = 4
 
 
+class Quantise:
+    """The quantisation launch of one :class:`PagedMla`.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    arch : str
+        As ``planning/families.py`` names it.
+    tables : (cos, sin) or None
+        Rotation tables [max_model_len, P / 2], empty without a rope; ``None`` if queries come
+        rotated.
+    """
+
+    def __init__(
+        self, config: MlaConfig, arch: str, tables: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> None:
+        self.config = config
+        self.tables = tables
+        rope = "none" if tables is None else config.rope_pairing
+        self._kernels = [_launcher(config, arch, rope, is_given=given) for given in (False, True)]
+
+    def launch(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+    ) -> None:
+        """Write the first T lines of dense `codes` and `scales`; T > 0.
+
+        `positions` are read with tables alone. `scale` is that of all queries.
+        """
+        of_q_nope, of_q_pe = q_nope.stride(), q_pe.stride()
+        num_pairs = len(q_nope) * self.config.num_heads
+        unread = scales
+        given = unread if scale is None else scale
+        positions = unread if positions is None else positions
+        tables = (unread, unread) if self.tables is None else self.tables
+        self._kernels[scale is not None](
+            (triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM), 1, 1),
+            (of_q_nope, of_q_pe),
+            (q_nope, q_pe, codes, scales, given, positions, *tables),
+            (*of_q_nope[:2], *of_q_pe[:2], num_pairs, self.config.num_heads),
+        )
+
+
 class QuantiseQueries:
-    """The quantisation launch of one :class:`PagedMla`, and the buffers that attend kernels read.
+    """The queries of a step for attend kernels of FP8 products: a launch, and what it writes.
 
     Parameters
     ----------
@@ -34,35 +83,35 @@ class QuantiseQueries:
     """
 
     def __init__(self, config: MlaConfig, arch: str, device: torch.device) -> None:
-        self.config = config
         shape = (config.max_query_tokens, config.num_heads)
         width = config.kv_lora_rank + config.qk_rope_head_dim
         self.codes = torch.empty((*shape, width), dtype=torch.uint8, device=device)
         self.scales = torch.empty(shape, dtype=torch.float32, device=device)
-        constants = quantise_constants(config, arch)
-        self._kernel = Launcher(quantise_kernel, constants, **overlap_options(constants))
+        self._quantise = Quantise(config, arch)
 
     def launch(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the first T lines of :attr:`codes` and :attr:`scales`; return those; T > 0.
 
         `q_pe` is rotated. A query that holds an infinite number or NaN has the code of NaN there.
         """
-        of_q_nope, of_q_pe = q_nope.stride(), q_pe.stride()
-        num_pairs = len(q_nope) * self.config.num_heads
-        self._kernel(
-            (triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM), 1, 1),
-            (of_q_nope, of_q_pe),
-            (q_nope, q_pe, self.codes, self.scales),
-            (*of_q_nope[:2], *of_q_pe[:2], num_pairs, self.config.num_heads),
-        )
+        self._quantise.launch(q_nope, q_pe, self.codes, self.scales)
         return self.codes, self.scales
 
 
-def quantise_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
+def _launcher(config: MlaConfig, arch: str, rope: str, *, is_given: bool) -> Launcher:
+    constants = quantise_constants(config, arch, rope, is_given=is_given)
+    return Launcher(quantise_kernel, constants, **overlap_options(constants))
+
+
+def quantise_constants(
+    config: MlaConfig, arch: str, rope: str, *, is_given: bool
+) -> dict[str, Any]:
     """Return what ``quantise_kernel`` is specialised for."""
     return {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
+        "ROPE": rope,
+        "IS_GIVEN": is_given,
         "PAIRS": _PAIRS_PER_PROGRAM,
         "NATIVE": arch in WITH_E4M3,
         "OVERLAP": arch in OVERLAPPING,

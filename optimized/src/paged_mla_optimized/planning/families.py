@@ -237,6 +237,7 @@ _FEW_FP8 = tuple(  # the portable kernel has no room for two tiles of 128 keys
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 
 _PLAIN = ("bf16", "fp16")
+_SCALED = ("fp8_e4m3", "fp8_block_token", "fp8_block_group")  # rows of e4m3 alone
 
 
 def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...] = _PLAIN) -> str:
@@ -245,7 +246,7 @@ def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...]
     if demand.dtype == "float32":
         return "made for 16-bit tensor cores, not float32"
     if demand.cache_format not in formats:
-        made_for = " and ".join(formats)
+        made_for = ", ".join(formats)
         return f"made for {made_for} caches, not cache_format {demand.cache_format}"
     rank, rope_dim = demand.head_dims
     if rank not in kv_lora_ranks or rope_dim != 64:
@@ -282,7 +283,7 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
-    return _hopper_misfit(demand, 512, formats=("fp8_e4m3",)) or (
+    return _hopper_misfit(demand, 512, formats=_SCALED) or (
         "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
     )
 

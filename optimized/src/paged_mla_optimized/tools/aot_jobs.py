@@ -112,6 +112,7 @@ _TYPES = {
     "partial_lse_ptr": "*fp32",
     "codes_ptr": "*u8",
     "q_scale_ptr": "*fp32",
+    "given_scale_ptr": "*fp32",
     "cache_scale_ptr": "*fp32",
     "scales_ptr": "*fp32",
     "softmax_scale": "fp32",
@@ -199,7 +200,7 @@ def jobs_of_arch(arch: str) -> list[Job]:
             if variant.family != PORTABLE:
                 found.append(_hopper_jobs(config, variant))
         if config.rope is not None:
-            found.append(iter([_rotate_job(config, arch)]))
+            found.append(iter([_rotate_job(config, arch), *_quantise_jobs(config, arch)]))
         for job in itertools.chain(*found):
             jobs.setdefault(job.name, job)
     for job in (*_fp8_jobs(arch), *prefill_jobs(arch)):
@@ -214,7 +215,7 @@ def _fp8_jobs(arch: str) -> Iterator[Job]:
             if variant.family != PORTABLE:
                 yield from _hopper_jobs(config, variant)
             if variant.family == TILE_FP8:
-                yield _quantise_job(config, arch)
+                yield from _quantise_jobs(config, arch)
 
 
 def _configs() -> Iterator[MlaConfig]:
@@ -288,6 +289,12 @@ def _fast_configs() -> Iterator[MlaConfig]:
     yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
     yield replace(config, deterministic=True)
     yield replace(config, deterministic=True, block_size=1)
+    for name in ("fp8_block_token", "fp8_block_group"):
+        scaled = replace(config, cache_format=name)
+        yield scaled
+        yield replace(scaled, block_size=4)
+        yield replace(scaled, block_size=16)
+        yield replace(scaled, mask=MASKS[-1], max_draft_tokens=1)
 
 
 def _fp8_configs() -> Iterator[MlaConfig]:
@@ -384,12 +391,13 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
     )
 
 
-def _quantise_job(config: MlaConfig, arch: str) -> Job:
-    constants = quantise_constants(config, arch)
-    overlap = "overlapped" if constants["OVERLAP"] else "alone"
-    dtype = _SHORT[config.dtype]
-    name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}"
-    return Job(name, quantise_kernel, dtype, constants)
+def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
+    dtype, rope = _SHORT[config.dtype], config.rope_pairing
+    for scale in ("data", "given"):
+        constants = quantise_constants(config, arch, rope, is_given=scale == "given")
+        overlap = "overlapped" if constants["OVERLAP"] else "alone"
+        name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
+        yield Job(name, quantise_kernel, dtype, constants)
 
 
 def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
@@ -404,12 +412,16 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     if config.is_fp8:
         types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
     stride_row = config.stored.token_bytes(config) // 2
+    stride_scales = config.stored.scales_per_block(config.block_size)
+    cached = f"{dtype}-{config.scales}" if config.is_fp8 else dtype
     yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{dtype}-{mask}"
+        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{cached}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}",
         kernel,
         dtype,
-        _dense(kernel, hopper_constants(config, variant, config.block_size, stride_row)),
+        _dense(
+            kernel, hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
+        ),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
         types=types,

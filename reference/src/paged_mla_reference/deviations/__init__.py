@@ -19,6 +19,7 @@ from paged_mla_reference.deviations import (
     merging,
     packing,
     prefill,
+    queries,
     rotation,
     scores,
     sizes,
@@ -40,6 +41,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         packing,
         sizes,
         formats,
+        queries,
         prefill,
         layer,
     )

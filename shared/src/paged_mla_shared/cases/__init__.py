@@ -28,6 +28,9 @@ from paged_mla_shared.cases.merge import MERGES, MergeCase
 from paged_mla_shared.cases.prefill import CASES as PREFILLS
 from paged_mla_shared.cases.prefill import GROUP as PREFILL
 from paged_mla_shared.cases.prefill import PrefillCase
+from paged_mla_shared.cases.queries import CASES as QUERIES
+from paged_mla_shared.cases.queries import GROUP as QUERY
+from paged_mla_shared.cases.queries import QueryCase
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     module.GROUP: module.CASES
@@ -54,7 +57,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     )
 }
 
-CASES: dict[str, tuple[Case, ...]] = {**GROUPS, PREFILL: PREFILLS}
+CASES: dict[str, tuple[Case, ...]] = {**GROUPS, QUERY: QUERIES, PREFILL: PREFILLS}
 """Those of :data:`GROUPS`, which are steps over a cache, and those that need none."""
 
 __all__ = [
@@ -62,9 +65,11 @@ __all__ = [
     "GROUPS",
     "MERGES",
     "PREFILLS",
+    "QUERIES",
     "Case",
     "MergeCase",
     "PrefillCase",
+    "QueryCase",
     "Row",
     "SlotOrder",
     "TableTail",

@@ -1,31 +1,30 @@
-"""Queries as e4m3 codes with a scale each, for kernels that multiply them in FP8."""
+"""Queries as e4m3 codes with a scale each, for kernels that multiply them in FP8 (rule S-11)."""
 
 import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import encode
-from paged_mla_optimized.kernels.common.scales import finite_magnitude, scale_of
-
-
-@triton.jit
-def _largest(x):
-    """Return the largest finite magnitude of each line."""
-    return tl.max(finite_magnitude(x), axis=1)
+from paged_mla_optimized.kernels.common.rope import load_halves, store_halves
+from paged_mla_optimized.kernels.common.scales import largest_of, scale_of
 
 
 @triton.jit
 def _codes(x, scale, NATIVE: tl.constexpr):
     """Return the codes of lines; what is infinite is not the largest number, but none."""
     finite = tl.abs(x) < float("inf")
-    return encode(tl.where(finite, x / scale[:, None], float("nan")), NATIVE)
+    return encode(tl.where(finite, tl.div_rn(x, scale), float("nan")), NATIVE)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["given_scale_ptr"])
 def quantise_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, P]
     codes_ptr,  # out uint8 [T, H, R + P], dense
     q_scale_ptr,  # out float32 [T, H], dense
+    given_scale_ptr,  # float32 [], read where IS_GIVEN
+    positions_ptr,  # int64 [T], 0 for padding; read with a ROPE
+    cos_ptr,
+    sin_ptr,
     stride_q_nope_token,
     stride_q_nope_head,
     stride_q_pe_token,
@@ -34,6 +33,8 @@ def quantise_kernel(
     num_heads,
     R: tl.constexpr,
     P: tl.constexpr,
+    ROPE: tl.constexpr,
+    IS_GIVEN: tl.constexpr,  # one scale divides all queries; else each takes one from its data
     PAIRS: tl.constexpr,
     NATIVE: tl.constexpr,
     OVERLAP: tl.constexpr,  # launched while the kernel before still runs
@@ -46,13 +47,22 @@ def quantise_kernel(
     mask = live[:, None]
     token = (pair // num_heads).to(tl.int64)
     head = (pair % num_heads).to(tl.int64)
-    column, column_pe = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
+    column = tl.arange(0, R)[None, :]
     at = q_nope_ptr + token * stride_q_nope_token + head * stride_q_nope_head
     at_pe = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
+    position = token  # of no use without a rope
+    if ROPE != "none":
+        position = tl.load(positions_ptr + token, mask=live)
     nope = tl.load(at[:, None] + column, mask=mask, other=0.0).to(tl.float32)
-    pe = tl.load(at_pe[:, None] + column_pe, mask=mask, other=0.0).to(tl.float32)
-    scale = scale_of(tl.maximum(_largest(nope), _largest(pe)))
+    first, second = load_halves(at_pe, position, live, cos_ptr, sin_ptr, P, ROPE)
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    if IS_GIVEN:
+        scale = tl.full([PAIRS], 1.0, tl.float32) * tl.load(given_scale_ptr)
+    else:
+        scale = scale_of(largest_of(nope, first, second))
     target = codes_ptr + pair.to(tl.int64) * (R + P)
-    tl.store(target[:, None] + column, _codes(nope, scale, NATIVE), mask=mask)
-    tl.store(target[:, None] + R + column_pe, _codes(pe, scale, NATIVE), mask=mask)
+    divisor = scale[:, None]
+    tl.store(target[:, None] + column, _codes(nope, divisor, NATIVE), mask=mask)
+    first, second = _codes(first, divisor, NATIVE), _codes(second, divisor, NATIVE)
+    store_halves(target + R, first, second, live, P, ROPE)
     tl.store(q_scale_ptr + pair, scale, mask=live)

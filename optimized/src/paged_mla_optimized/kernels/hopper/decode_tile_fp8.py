@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language import PropagateNan
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from paged_mla_optimized.kernels.common.scales import load_scales
 from paged_mla_optimized.kernels.common.schedule import share_of_program
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
@@ -65,12 +66,14 @@ _LIFT = gl.constexpr(4.0)  # of the highest weight when the peak was set, as an 
 _LAZY = gl.constexpr(4.0)  # how much further later ones may rise
 
 _TINY = gl.constexpr(2.0**-126)  # keeps scales that vanish from making NaN of masked scores
+_LEAST = gl.constexpr(2.0**-90)  # a key's scale counts as this at least where its value is weighed
 _ALL_NAN = gl.constexpr(PropagateNan.ALL)
 _E4M3 = gl.constexpr(gl.float8e4nv)
 _CKV = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))  # the same bytes as 16-bit elements have
 _K_PE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
 _PRODUCT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 32]))
 _VALUES = gl.constexpr(gl.DotOperandLayout(0, _PRODUCT, 4))
+_KEYS = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 _VALUE_WORDS = gl.constexpr(
     gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]), 2)
 )
@@ -139,12 +142,13 @@ def _masked(
 
 @gluon.jit
 def _weigh_tiles(
-    q_first, q, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end, tile_edge, slot, phase, row,
-    tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr, scale, num_heads,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
+    q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end, tile_edge, slot,
+    phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr, scale, num_heads,
+    SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
     """Store the weights of key tiles; return peak and total [64] of their scores."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
+    key_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
     peak = gl.full([64], FLOOR, gl.float32, pair_layout)
     total = _own_sum(gl.zeros([64, 64], gl.float32, _PRODUCT))
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
@@ -161,17 +165,26 @@ def _weigh_tiles(
         peak = warpgroup_mma_wait(3, deps=[peak])  # returns once the last product is queued
         mbarrier.arrive(bars.index(_GO + slot))
         s = warpgroup_mma_wait(0, deps=[s])
+        if SCALES != "scalar":  # powers of the weights of values, which hold their scales
+            s = s * key_scales.index(3 * slot).load(key_layout)[None, :] * scale[:, None]
+            s += key_scales.index(3 * slot + 1).load(key_layout)[None, :]
         if tile >= tile_edge:
             s = _masked(
                 s, tile * 64, seq_len, context_len, row, tile_m, token_starts_ptr, tree_words_ptr,
                 num_heads, MASK, TREE_WORDS,
             )  # fmt: skip
-        highest = gl.reduce(s, 1, _higher) * scale
+        highest = gl.reduce(s, 1, _higher)
+        if SCALES == "scalar":
+            highest *= scale
         new_peak = gl.where(highest <= peak + _LAZY, peak, gl.ceil(highest))
         keep = gl.exp2(peak - new_peak)
         peak = new_peak
-        weights = _rounded(gl.exp2(s * scale[:, None] - (peak - _LIFT)[:, None]))
-        total = total * gl.convert_layout(keep, own_layout)[:, None] + _own_sum(weights)
+        power = s * scale[:, None] if SCALES == "scalar" else s
+        weights = _rounded(gl.exp2(power - (peak - _LIFT)[:, None]))
+        unscaled = weights
+        if SCALES != "scalar":
+            unscaled *= key_scales.index(3 * slot + 2).load(key_layout)[None, :]
+        total = total * gl.convert_layout(keep, own_layout)[:, None] + _own_sum(unscaled)
         stored = k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE)
         stored.store(_regroup(weights, 64).to(_E4M3))
         keeps.index(slot).store(keep)
@@ -194,16 +207,17 @@ def _hand_over(peak, total, cache_scale, sums, bars, odd):
 
 @gluon.jit
 def _weigh(
-    q_ptr, q_scale_ptr, cache_scale_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_words, q_pe_words,
-    keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-    tree_words_ptr, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_words, q_pe_words,
+    key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
+    row_lens_ptr, tree_words_ptr, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
+    SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
     q = q_words._reinterpret(_E4M3, [64, 512], _CKV)
     q_pe = q_pe_words._reinterpret(_E4M3, [64, 64], _K_PE)
-    cache_scale = gl.load(cache_scale_ptr)
+    cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
     unit, end, row = share_of_program(shares_ptr)
     slot = 0
     phase = 0
@@ -235,9 +249,9 @@ def _weigh(
         q_first = q.slice(0, 256, dim=1).load(_VALUES)  # the others would not fit
 
         peak, total, slot, phase = _weigh_tiles(
-            q_first, q, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end, tile_edge, slot,
-            phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr, scale,
-            num_heads, MASK, TREE_WORDS, BOX,
+            q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end, tile_edge,
+            slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr,
+            scale, num_heads, SCALES, MASK, TREE_WORDS, BOX,
         )  # fmt: skip
         lse = _hand_over(peak, total, cache_scale, sums, bars, odd)
         odd ^= 1
@@ -253,10 +267,39 @@ def _weigh(
 
 
 @gluon.jit
+def _blocks_of_keys(table_row_ptr, stride_table_col, tile, seq_len, block_size):
+    """Load the block id of each key [64] of a tile."""
+    key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
+    entry = (key // block_size).to(gl.int64) * stride_table_col
+    return gl.load(table_row_ptr + entry, mask=key < seq_len, other=0).to(gl.int64)
+
+
+@gluon.jit
+def _scales_of_keys(
+    scales_ptr, stride_scales_block, blocks, tile, seq_len, block_size, SCALES: gl.constexpr
+):
+    """Load the scale of each key [64] of a tile; 1 past the row."""
+    key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
+    return load_scales(
+        scales_ptr, blocks, key % block_size, stride_scales_block, block_size, key < seq_len, SCALES
+    )
+
+
+@gluon.jit
+def _hand_scales(scale, key_scales, bars, slot, is_wanted):
+    """Hand on a tile's scales, logarithms of what counts as them, and reciprocals of that."""
+    counted = gl.where(gl.abs(scale) < _LEAST, _LEAST, scale)  # below 0 there is no logarithm
+    key_scales.index(3 * slot).store(scale)
+    key_scales.index(3 * slot + 1).store(gl.log2(counted))
+    key_scales.index(3 * slot + 2).store(1.0 / counted)
+    mbarrier.arrive(bars.index(_FULL + slot), pred=is_wanted)
+
+
+@gluon.jit
 def _sum_tiles(
-    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin, tile_end,
-    slot, phase, seq_len, stride_table_col, block_size, block_rows, stride_cache_row,
-    BOX: gl.constexpr, HALF: gl.constexpr,
+    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars, table_row_ptr,
+    tile_begin, tile_end, slot, phase, seq_len, stride_table_col, stride_scales_block, block_size,
+    block_rows, stride_cache_row, SCALES: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """Return the weighted sums [128, 64] of even and of odd columns, and keep the ring full."""
     pair_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
@@ -267,6 +310,10 @@ def _sum_tiles(
         at = first_row(
             table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size, block_rows, 64, BOX
         )
+        if SCALES != "scalar" and HALF == 0:
+            blocks = _blocks_of_keys(
+                table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size
+            )
         mbarrier.wait(bars.index(_FULL + slot), phase)
         values = ckv.index(slot).slice(128 * HALF, 128, dim=1)
         if BOX > 0 and tile * 64 + 64 > seq_len:
@@ -275,6 +322,10 @@ def _sum_tiles(
         words = _regroup(values.permute((1, 0)).load(_VALUE_WORDS), 128)
         values_even, values_odd = _columns(gl.convert_layout(words, _VALUES, assert_trivial=True))
         mbarrier.wait(bars.index(_WEIGHED + slot), phase)
+        if SCALES != "scalar" and HALF == 0:
+            scale = _scales_of_keys(
+                scales_ptr, stride_scales_block, blocks, tile + _SLOTS, seq_len, block_size, SCALES
+            )
         keep_bits = keeps.index(slot).load(all_pairs).to(gl.int32, bitcast=True)
         if gl.min(keep_bits, 0) < 0x3F800000:  # 1.0: positive numbers compare as integers do
             keep = keeps.index(slot).load(pair_layout)
@@ -297,16 +348,39 @@ def _sum_tiles(
                 at, table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size,
                 block_rows, stride_cache_row, 256, 64, BOX, 128 * HALF, 128, HALF == 1,
             )  # fmt: skip
+            if SCALES != "scalar" and HALF == 0:
+                _hand_scales(scale, key_scales, bars, slot, True)
         slot = next_slot
         phase = next_phase
     return even, odd, slot, phase
 
 
 @gluon.jit
+def _begin_scales(
+    scales_ptr, key_scales, bars, table_row_ptr, tile_begin, tile_end, slot, seq_len,
+    stride_table_col, stride_scales_block, block_size, SCALES: gl.constexpr,
+):  # fmt: skip
+    """Hand on the scales of a segment's first key tiles, all loaded before any is awaited."""
+    scales = ()
+    for ahead in gl.static_range(_SLOTS):
+        tile = tile_begin + ahead
+        blocks = _blocks_of_keys(table_row_ptr, stride_table_col, tile, seq_len, block_size)
+        scales += (
+            _scales_of_keys(
+                scales_ptr, stride_scales_block, blocks, tile, seq_len, block_size, SCALES
+            ),
+        )
+    for ahead in gl.static_range(_SLOTS):
+        target = gl.where(slot + ahead >= _SLOTS, slot + ahead - _SLOTS, slot + ahead)
+        _hand_scales(scales[ahead], key_scales, bars, target, tile_begin + ahead < tile_end)
+
+
+@gluon.jit
 def _begin_segment(
-    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, bars, block_table_ptr, unit_starts_ptr, cut_ptr,
-    token_starts_ptr, row_lens_ptr, unit, end, row, slot, stride_table_row, stride_table_col,
-    num_heads, block_size, block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr,
+    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, bars, block_table_ptr,
+    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, unit, end, row, slot,
+    stride_table_row, stride_table_col, stride_scales_block, num_heads, block_size, block_rows,
+    stride_cache_row, SCALES: gl.constexpr, MASK: gl.constexpr, BOX: gl.constexpr,
     HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Find the segment that starts with `unit`, and ask for its first key tiles."""
@@ -329,6 +403,11 @@ def _begin_segment(
             HALF == 1,
         )  # fmt: skip
         target = gl.where(target == _SLOTS - 1, 0, target + 1)
+    if SCALES != "scalar" and HALF == 0:
+        _begin_scales(
+            scales_ptr, key_scales, bars, table_row_ptr, tile_begin, tile_end, slot, seq_len,
+            stride_table_col, stride_scales_block, block_size, SCALES,
+        )  # fmt: skip
     return following, place, is_whole, row, tile_m, seq_len, tile_begin, tile_end
 
 
@@ -368,11 +447,11 @@ def _store_answers(
 
 @gluon.jit
 def _answer(
-    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-    block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-    stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
-    block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
+    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, key_scales,
+    keeps, sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
+    row_lens_ptr, stride_table_row, stride_table_col, stride_scales_block, stride_out_token,
+    stride_out_head, num_heads, block_size, block_rows, stride_cache_row, SCALES: gl.constexpr,
+    MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
     unit, end, row = share_of_program(shares_ptr)
@@ -383,16 +462,16 @@ def _answer(
         (
             following, place, is_whole, row, tile_m, seq_len, tile_begin, tile_end,
         ) = _begin_segment(
-            cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, bars, block_table_ptr, unit_starts_ptr,
-            cut_ptr, token_starts_ptr, row_lens_ptr, unit, end, row, slot, stride_table_row,
-            stride_table_col, num_heads, block_size, block_rows, stride_cache_row, MASK, BOX, HALF,
-            FIXED_SPLITS,
+            cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, bars,
+            block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, unit, end,
+            row, slot, stride_table_row, stride_table_col, stride_scales_block, num_heads,
+            block_size, block_rows, stride_cache_row, SCALES, MASK, BOX, HALF, FIXED_SPLITS,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
         even, odd, slot, phase = _sum_tiles(
-            cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
-            tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows,
-            stride_cache_row, BOX, HALF,
+            cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars,
+            table_row_ptr, tile_begin, tile_end, slot, phase, seq_len, stride_table_col,
+            stride_scales_block, block_size, block_rows, stride_cache_row, SCALES, BOX, HALF,
         )  # fmt: skip
         answers = _scaled(even, odd, sums, bars, parity)
         parity ^= 1
@@ -406,7 +485,10 @@ def _answer(
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+@gluon.jit(
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
 def decode_tile_fp8_kernel(
     q_ptr,  # e4m3 [T, H, 512 + 64], as bytes
     q_scale_ptr,  # float32 [T, H]
@@ -418,7 +500,7 @@ def decode_tile_fp8_kernel(
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
     cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as bytes
-    cache_scale_ptr,  # float32 []
+    scales_ptr,  # float32 [], or [num_blocks, 1, G]
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, 64, 512]
@@ -435,7 +517,9 @@ def decode_tile_fp8_kernel(
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr,  # in words of two bytes, as all that follows counts
+    stride_cache_row: gl.constexpr,  # in words of two bytes
+    stride_scales_block: gl.constexpr,
+    SCALES: gl.constexpr,  # where they lie, as MlaConfig.scales says
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
@@ -448,13 +532,17 @@ def decode_tile_fp8_kernel(
     k_pe = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 32], k_pe_desc.layout)
     q = gl.allocate_shared_memory(gl.int16, [64, 256], ckv_desc.layout)
     q_pe = gl.allocate_shared_memory(gl.int16, [64, 32], k_pe_desc.layout)
+    if SCALES == "scalar":
+        key_scales: gl.constexpr = None
+    else:
+        key_scales = gl.allocate_shared_memory(gl.float32, [_SLOTS * 3, 64], flat)
     keeps = gl.allocate_shared_memory(gl.float32, [_SLOTS, 64], flat)
     sums = gl.allocate_shared_memory(gl.float32, [64], flat)
     bars = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
-    loads: gl.constexpr = arrivals(BOX)
+    loads: gl.constexpr = 2 * arrivals(BOX) + (SCALES != "scalar")
     for bar in gl.static_range(_BARS):
         if bar < _WEIGHED:
-            mbarrier.init(bars.index(bar), count=2 * loads)
+            mbarrier.init(bars.index(bar), count=loads)
         else:
             mbarrier.init(bars.index(bar), count=2 if bar == _READ else 1)
     fence_async_shared()
@@ -465,30 +553,31 @@ def decode_tile_fp8_kernel(
             (
                 _weigh,
                 (
-                    q_ptr, q_scale_ptr, cache_scale_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q,
-                    q_pe, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
-                    row_lens_ptr, tree_words_ptr, stride_lse_token, stride_lse_head, softmax_scale,
-                    num_heads, MASK, TREE_WORDS, BOX, FIXED_SPLITS,
+                    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q, q_pe,
+                    key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr,
+                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_lse_token,
+                    stride_lse_head, softmax_scale, num_heads, SCALES, MASK, TREE_WORDS, BOX,
+                    FIXED_SPLITS,
                 ),
             ),
             (
                 _answer,
                 (
-                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
-                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
-                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 0, FIXED_SPLITS,
+                    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe,
+                    key_scales, keeps, sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr,
+                    shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_scales_block, stride_out_token, stride_out_head, num_heads, block_size,
+                    block_rows, stride_cache_row, SCALES, MASK, BOX, 0, FIXED_SPLITS,
                 ),
             ),
             (
                 _answer,
                 (
-                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
-                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
-                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 1, FIXED_SPLITS,
+                    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe,
+                    key_scales, keeps, sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr,
+                    shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
+                    stride_scales_block, stride_out_token, stride_out_head, num_heads, block_size,
+                    block_rows, stride_cache_row, SCALES, MASK, BOX, 1, FIXED_SPLITS,
                 ),
             ),
         ],

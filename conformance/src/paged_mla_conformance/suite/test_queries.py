@@ -1,0 +1,13 @@
+"""Queries of 8 bits: every code and scale (S-11)."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_mla_conformance.trial import Trial
+
+pytestmark = pytest.mark.mla(group="queries", ops=("quantise_queries",))
+
+
+def test_queries(trial: Trial) -> None:
+    trial.check_queries()

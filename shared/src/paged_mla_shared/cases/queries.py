@@ -1,0 +1,85 @@
+"""Queries of 8 bits: codes and scales, byte for byte (S-11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.problem import Rope, RopePairing, Yarn
+
+GROUP = "queries"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryCase(Case):
+    """A case whose queries are quantised; `uneven` and `odd_values` are of queries too.
+
+    Parameters
+    ----------
+    scale : float or None
+        Of all queries; ``None`` takes one from the data for each token and head.
+    query_key_scale : float
+        Factor on ``q_pe`` beyond `query_scale`.
+    """
+
+    scale: float | None = None
+    query_key_scale: float = 1.0
+
+
+_ROWS = (Row(37, 5), Row(0, 1), Row(75, 3), Row(100, 1))
+
+
+def _queries(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) -> QueryCase:
+    """Return a case of the group; `more` are fields of :class:`QueryCase`."""
+    return QueryCase(
+        group=GROUP,
+        name=name,
+        why=why,
+        rules=("S-11", "S-12") if "rope" in more else ("S-11",),
+        rows=rows,
+        **{"num_heads": 3, "padded_tokens": 2, **more},
+    )
+
+
+CASES = (
+    _queries("from-data", "each token and head has a scale of its own", uneven=True),
+    _queries("scale-0.03", "a scale that is given divides, and is handed back", scale=0.03),
+    _queries(
+        "past-448",
+        "what is too large for the scale becomes the largest, not NaN",
+        scale=0.002,
+        uneven=True,
+    ),
+    _queries("scale-7", "subnormal codes, ties among them", scale=7.0, query_scale=1 / 16),
+    *(
+        _queries(
+            f"odd-values-{name}",
+            "what is no number stays none and has no say in scales; zeros keep their signs",
+            scale=scale,
+            odd_values=True,
+        )
+        for name, scale in (("from-data", None), ("scale-0.5", 0.5))
+    ),
+    _queries(
+        "key-parts-300",
+        "the rotated part of a query has a say in its scale",
+        query_key_scale=300.0,
+    ),
+    *(
+        _queries(
+            f"rope-{name}",
+            "queries are rotated, rounded to the model's type, then quantised",
+            rope=rope,
+            scale=scale,
+            query_key_scale=0.1,
+        )
+        for name, rope, scale in (
+            ("neox", Rope(RopePairing.NEOX), None),
+            ("interleaved-yarn", Rope(RopePairing.INTERLEAVED, yarn=Yarn(40.0, 4096)), 0.03),
+        )
+    ),
+    _queries("strided", "tokens and heads apart", strided_inputs=True, uneven=True),
+    _queries("h128", "heads of a whole model", (Row(9, 2), Row(5, 1)), num_heads=128),
+    _queries("600-tokens", "a prompt's tokens", (Row(600, 600),), num_heads=1, uneven=True),
+)
