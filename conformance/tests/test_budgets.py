@@ -80,6 +80,12 @@ def parts(dtype: str) -> tuple[PrefillBatch, list[budgets.Part], Trial]:
     return batch, [trial.prefill(runner, part) for part in chunked.parts_of(batch, 100)], trial
 
 
+def in_base_2(found: list[budgets.Part]) -> list[Output]:
+    """Return the answers, those of contexts with lse in base 2."""
+    contexts = [Output(p.answer.out, p.answer.lse / np.float32(np.log(2))) for p in found[:-1]]
+    return [*contexts, found[-1].answer]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_merge_in_another_base_is_outside(dtype: str):
     """S-21: contexts weighed by 2^lse are past the budget of a merge, right ones within."""
@@ -88,6 +94,21 @@ def test_a_merge_in_another_base_is_outside(dtype: str):
     out, _ = budgets.chunk_budget(found)
     right = chunked.merge_parts([part.answer for part in found])
     assert (np.abs(right.out - exact.out).max(axis=(1, 2)) <= out).all()
-    contexts = [Output(p.answer.out, p.answer.lse / np.float32(np.log(2))) for p in found[:-1]]
-    wrong = chunked.merge_parts([*contexts, found[-1].answer])
+    wrong = chunked.merge_parts(in_base_2(found))
     assert (np.abs(wrong.out - exact.out).max(axis=(1, 2)) > out).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_which_only_the_whole_is_known(dtype: str):
+    """S-21: a merge of rounded answers is within the budget; a lost part or base 2 is not."""
+    batch, found, trial = parts(dtype)
+    whole = trial.prefill(trial.prepare(), batch)
+    out, lse = budgets.parts_budget(dtype, whole.exact, (whole.out, whole.lse), len(found))
+    seen = np.isfinite(whole.exact.lse)
+    answers = [part.answer for part in found]
+    for merged, is_inside in ((answers, True), (answers[1:], False), (in_base_2(found), False)):
+        answer = chunked.merge_parts(merged)
+        off = np.abs(answer.out - whole.exact.out).max(axis=(1, 2))
+        lse_off = np.abs(answer.lse[seen] - whole.exact.lse[seen])
+        assert (off <= out).all() == is_inside
+        assert (lse_off <= lse[seen]).all() == is_inside

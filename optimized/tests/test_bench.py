@@ -14,6 +14,7 @@ from paged_mla_optimized.tools.bench import (
     append,
     formats,
     fp8,
+    layer,
     peers,
     prefill,
     table,
@@ -297,6 +298,31 @@ def test_a_row_of_appends_fills_its_header():
     head, rule = append.header().splitlines()
     assert head.count("|") == rule.count("|") == append.line(row).count("|")
     assert append.line(row).endswith(" 0.50 |")
+
+
+def test_a_row_of_layers_fills_its_header():
+    """S-21: forms beside what was chosen of them, a chunk beside the peers that were there."""
+    forms = {"step": "h16", "chosen": "materialised", "errors": {"absorbed": 1e-3}}
+    forms["us"] = {"absorbed": 10.0, "materialised": 12.0}
+    chunk = forms | {"us": {"ours": 10.0, "fa3": 15.0, "gather": 1.0}}
+    head, rule = layer.header().splitlines()
+    for row, ratio in ((forms, "chosen / better 1.20"), (chunk, "fa3 1.50")):
+        assert head.count("|") == rule.count("|") == layer.line(row).count("|")
+        assert f"| {ratio} |" in layer.line(row)
+    names = [step.name for step in (*layer.CHUNKS, *layer.CROSSOVER)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_layer_is_timed_on_right_answers():
+    """S-21: both forms of a step pass the benchmark's own check; other keys do not."""
+    problem = layer.Problem(layer.Step("h2", 2, 3, 61), "cpu", torch.float32)
+    for absorbed in (1, 0):
+        problem.plan(absorbed)
+        out, _ = problem.attend()
+        assert problem.error(out) < 1e-5
+    problem.cache = problem.cache.flip(1)
+    with pytest.raises(ArithmeticError, match="h2"):
+        problem.error(out)
 
 
 def test_a_table_is_written_as_it_grows(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ PLAN = [
     ("block_table", "1d", lambda t: t[0]),
     ("block_table", "rows", short),
     ("block_table", "meta", on_meta),
+    ("block_table", "none", lambda _: None),
 ]
 ATTEND = [
     ("q_nope", "double", torch.Tensor.double),

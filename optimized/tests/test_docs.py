@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
-SCHEDULE = Path(__file__).parents[1] / "docs" / "schedule.md"
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_the_worked_step():
-    """S-17, S-20: units, cuts, shares, joins and partials of one step, free and fixed."""
-    found = doctest.testfile(str(SCHEDULE), module_relative=False)
+@pytest.mark.parametrize("page", ["schedule.md", "layer.md"])
+def test_worked_examples(page):
+    """S-17, S-20: how one step is cut into work; S-21: which of its rows are absorbed."""
+    found = doctest.testfile(str(DOCS / page), module_relative=False)
     assert found.failed == 0
     assert found.attempted > 0
+
+
+def test_the_layer_in_an_engine():
+    """S-21: a decode row and a prompt in two layers, on the device and dtype that are here."""
+    [example] = re.findall(r"```python\n(.+?)```", (DOCS / "layer.md").read_text(), re.DOTALL)
+    for theirs, ours in (
+        ('device="cuda"', 'device="cpu"'),  # the interpreter
+        ("max_rows=256,", 'max_rows=4, dtype=torch.float32, cache_format="fp32",'),
+        ("max_model_len=131072,", "max_model_len=1024,"),
+    ):
+        assert theirs in example
+        example = example.replace(theirs, ours)
+    tokens, layers = 21, 2
+    names = {
+        "cu_seqlens_q": torch.tensor([0, 1, 21], dtype=torch.int32),
+        "seq_lens": torch.tensor([70, 20], dtype=torch.int32),
+        "block_table": torch.tensor([[0, 3], [2, -1]], dtype=torch.int32),
+        "query_lens": [1, 20],
+        "max_seq_lens": [70, 20],
+        "kv_b_projs": torch.randn(layers, 16 * 256, 512),
+        "ckv": torch.ones(layers, tokens, 512),
+        "k_pe": torch.ones(layers, tokens, 64),
+        "caches": torch.ones(layers, 4, 64, 576),
+        "q": torch.randn(layers, tokens, 16, 192) * 0.01,
+    }
+    exec(example, names)
+    values = names["kv_b_projs"][-1].view(16, 256, 512)[:, 128:].sum(-1)  # of latents of ones
+    expected = values.expand(tokens, -1, -1)
+    torch.testing.assert_close(names["out"], expected, rtol=1e-4, atol=1e-3)
+    assert names["lse"].shape == (tokens, 16)

@@ -1,13 +1,15 @@
 """Which form a row of a layer takes."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from paged_mla_optimized import LayerConfig, MlaConfig
-from paged_mla_optimized.planning.forms import absorbed_rows
+from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
 
 
-def shape(num_heads=16):
+def layer(num_heads=16, dims=(128, 128)):
     attention = MlaConfig(
         num_heads=num_heads,
         softmax_scale=1.0,
@@ -16,13 +18,19 @@ def shape(num_heads=16):
         max_query_tokens=8192,
         max_model_len=1 << 17,
     )
-    return LayerConfig(attention=attention).shape
+    nope, value = dims
+    return LayerConfig(attention=attention, qk_nope_head_dim=nope, v_head_dim=value)
 
 
-def choose(*rows, num_heads=16):
-    """Return how many leading rows of (query, context) are absorbed."""
+def lens_of(rows):
+    """Return lengths of queries and keys of rows of (query, context)."""
     queries, contexts = np.array(rows, dtype=np.int64).reshape(-1, 2).T
-    return absorbed_rows(shape(num_heads), queries, queries + contexts)
+    return queries, queries + contexts
+
+
+def choose(*rows, num_heads=16, dims=(128, 128)):
+    """Return how many leading rows of (query, context) are absorbed."""
+    return absorbed_rows(layer(num_heads, dims), *lens_of(rows))
 
 
 @pytest.mark.parametrize("num_heads", [16, 128])
@@ -33,6 +41,21 @@ def test_decode_is_absorbed_and_prompts_are_not(num_heads):
         assert choose((8, context), num_heads=num_heads) == 1
         assert choose((1024, context), num_heads=num_heads) == 0
     assert choose((2048, 0), num_heads=num_heads) == 0
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 8, 64])
+@pytest.mark.parametrize("dims", [(128, 128), (192, 256)], ids=["deepseek", "glm"])
+def test_decode_and_verify_are_absorbed(num_heads, dims):
+    """S-21: one to four queries, few heads on a rank, GLM's head sizes too; any number of rows."""
+    for queries, context in itertools.product((1, 2, 4), (0, 1000, 128000)):
+        for rows in (1, 200):
+            decode = [(queries, context)] * rows
+            assert choose(*decode, num_heads=num_heads, dims=dims) == rows
+
+
+def test_a_gather_counts():
+    """S-21: of one head's keys and values it is most bytes; queries up to 200 are absorbed."""
+    assert choose((200, 128000), num_heads=1) == 1
 
 
 def test_short_queries_behind_long_contexts():
@@ -46,6 +69,16 @@ def test_mixed_steps_are_cut_between_rows():
     decode = [(1, 5000)] * 30
     assert choose(*decode, (2048, 0), (4096, 8192)) == 30
     assert choose(*decode) == 30
+
+
+def test_rows_in_another_order():
+    """S-21: behind a prompt, decode rows take its form, or it takes theirs; that costs time."""
+    decode, prompt = [(1, 5000)] * 30, (2048, 0)
+    assert choose(prompt, *decode) in {0, 31}
+    best, worst = [*decode, prompt], [prompt, *decode]
+    assert slowdown(layer(), *lens_of(best), 30) == pytest.approx(1)
+    assert slowdown(layer(), *lens_of(worst), choose(*worst)) > 1.25
+    assert slowdown(layer(), *lens_of(best), 0) > 1.25
 
 
 def test_rows_without_queries_decide_nothing():

@@ -183,6 +183,24 @@ def test_nothing_to_do():
         assert_right(attend(layer, step, q, weights), step, weights)
 
 
+def test_an_order_that_costs_time_is_told_once(caplog):
+    """S-21: decode rows behind a prompt are right, slow, and said to be; in front nothing is."""
+    widths = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_heads": 16}
+    attention = config(max_query_tokens=2048, max_model_len=8192, **widths)
+    layer = MlaLayer(LayerConfig(attention=attention, workspace_tokens=2048), "cpu")
+    for queries, told in (([*[1] * 7, 2041], 0), ([2041, *[1] * 7], 1), ([2041, *[1] * 7], 1)):
+        keys = [n if n > 1 else 8192 for n in queries]
+        layer.plan(
+            torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
+            torch.tensor(keys, dtype=torch.int32),
+            torch.zeros(8, 512, dtype=torch.int32),
+            num_tokens=sum(queries),
+            query_lens=queries,
+            max_seq_lens=keys,
+        )
+        assert len(caplog.records) == told
+
+
 def test_weights_from_both_sources():
     """S-21: kv_b_proj as it lies, or W_UK and W_UV apart; a rank has its own heads."""
     by_head = torch.randn(6, N + V, R)

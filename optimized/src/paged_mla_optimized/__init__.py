@@ -4,7 +4,8 @@ from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge import merge_partials
-from paged_mla_optimized.layer import LayerConfig, MlaLayer
+from paged_mla_optimized.layer import MlaLayer
+from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.prefill import Prefill, PrefillConfig
 from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
 from paged_mla_optimized.stepping.events import LayerEvents

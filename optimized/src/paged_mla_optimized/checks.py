@@ -51,12 +51,14 @@ def check_lengths(
     config: MlaConfig,
     cu_seqlens_q: torch.Tensor,
     seq_lens: torch.Tensor,
-    block_table: torch.Tensor | RequestMap,
+    block_table: torch.Tensor | RequestMap | None,
     *,
     num_tokens: int,
     device: torch.device,
 ) -> int:
     """Check what every plan needs; return the number of rows B."""
+    if block_table is None:  # some engines have none where nothing is cached
+        raise InvalidArgument("block_table", None, "int32 [B, M]; M may be 0 if no row has tokens")
     check_tensor("seq_lens", seq_lens, (None,), torch.int32, device)
     num_rows = seq_lens.shape[0]
     check_tensor("cu_seqlens_q", cu_seqlens_q, (num_rows + 1,), torch.int32, device)

@@ -4,100 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.checks import check_tensor
-from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
+from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
-from paged_mla_optimized.planning.forms import LayerShape, absorbed_rows
-from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
+from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights
-from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.errors import InvalidArgument
 
-_WORKSPACE_BYTES = 1 << 30
 _LOG2_E = 1 / math.log(2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerConfig:
-    """The layers of one model on one rank, their caches, and the largest step they will see.
-
-    Parameters
-    ----------
-    attention : MlaConfig
-        Heads, cache and capacities, as for :class:`~paged_mla_optimized.api.PagedMla`. Rows of a
-        mask other than "causal" are all absorbed.
-    qk_nope_head_dim, v_head_dim : int
-        N and V, as :class:`~paged_mla_optimized.prefill.PrefillConfig` allows them.
-    workspace_tokens : int or None
-        Keys that are materialised at a time, at least ``max_query_tokens``. ``None`` takes as many
-        as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads.
-
-    Raises
-    ------
-    InvalidArgument
-        A value no implementation could accept.
-    Unsupported
-        Head sizes these kernels do not know; or ``deterministic``, since the bits of products with
-        weights depend on how many tokens they are made for.
-    """
-
-    attention: MlaConfig
-    qk_nope_head_dim: int = 128
-    v_head_dim: int = 128
-    workspace_tokens: int | None = None
-    prefill: PrefillConfig = field(init=False, repr=False)
-    """What materialised rows are attended to with."""
-
-    def __post_init__(self) -> None:
-        attention = self.attention
-        if attention.deterministic:
-            raise Unsupported("deterministic: bits of a product depend on the batch")
-        prefill = PrefillConfig(
-            num_heads=attention.num_heads,
-            softmax_scale=attention.softmax_scale,
-            max_rows=attention.max_rows,
-            max_tokens=attention.max_query_tokens,
-            qk_nope_head_dim=self.qk_nope_head_dim,
-            qk_rope_head_dim=attention.qk_rope_head_dim,
-            v_head_dim=self.v_head_dim,
-            dtype=attention.dtype,
-        )
-        object.__setattr__(self, "prefill", prefill)
-        fewest = attention.max_query_tokens
-        if self.workspace_tokens is not None and self.workspace_tokens < fewest:
-            allowed = f"at least max_query_tokens = {fewest}, or None"
-            raise InvalidArgument("workspace_tokens", self.workspace_tokens, allowed)
-
-    @property
-    def shape(self) -> LayerShape:
-        """Sizes that costs are counted with."""
-        attention = self.attention
-        return LayerShape(
-            num_heads=attention.num_heads,
-            kv_lora_rank=attention.kv_lora_rank,
-            qk_rope_head_dim=attention.qk_rope_head_dim,
-            qk_nope_head_dim=self.qk_nope_head_dim,
-            v_head_dim=self.v_head_dim,
-            token_bytes=attention.stored.token_bytes(attention),
-            itemsize=attention.dtype.itemsize,
-        )
-
-    @property
-    def room(self) -> int:
-        """Keys that are materialised at a time."""
-        if self.workspace_tokens is not None:
-            return self.workspace_tokens
-        attention, shape = self.attention, self.shape
-        fitting = _WORKSPACE_BYTES // (shape.projected * shape.itemsize)
-        most = attention.max_rows * attention.max_model_len
-        return max(min(fitting, most), attention.max_query_tokens)
+_SLOW = 1.25  # times the best order of rows, which is worth a word
 
 
 class MlaLayer:
@@ -131,7 +54,8 @@ class MlaLayer:
         self._leading = core.new_plan()  # of absorbed rows before materialised ones
         self._absorbed = core.plan  # of the planned step's absorbed rows
         self._absorbed_tokens = 0
-        self.materialised = Materialised(config.prefill, config.room, config.shape, core)
+        self._told_of_order = False
+        self.materialised = Materialised(config, core)
         """What attends to the materialised rows."""
 
     def plan(
@@ -160,7 +84,8 @@ class MlaLayer:
             be left out.
         absorbed_rows : int or None
             So many leading rows are absorbed, the others materialised. ``None`` chooses by the
-            cost model of ``planning/forms.py``: rows with few queries should come first.
+            cost model of ``planning/forms.py``. Rows with few queries come first in a fast step;
+            in another order the answer is as right, and what it costs is logged once.
 
         Raises
         ------
@@ -288,10 +213,23 @@ class MlaLayer:
         if self.config.attention.mask != "causal":
             return num_rows
         if absorbed is None:
-            return absorbed_rows(self.config.shape, query_lens, key_lens)
+            rows = absorbed_rows(self.config, query_lens, key_lens)
+            self._tell_of_order(query_lens, key_lens, rows)
+            return rows
         if not 0 <= absorbed <= num_rows:
             raise InvalidArgument("absorbed_rows", absorbed, f"0 to {num_rows} rows, or None")
         return absorbed
+
+    def _tell_of_order(self, query_lens: np.ndarray, key_lens: np.ndarray, absorbed: int) -> None:
+        """Say once that another order of rows would be faster."""
+        if self._told_of_order or not (query_lens[1:] < query_lens[:-1]).any():
+            return
+        times = slowdown(self.config, query_lens, key_lens, absorbed)
+        if times > _SLOW:
+            self._told_of_order = True
+            LOGGER.warning(
+                "a step takes about %.1f times as long as with its rows of few queries first", times
+            )
 
     def _check_host(
         self,

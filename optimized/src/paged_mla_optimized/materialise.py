@@ -9,9 +9,10 @@ import torch
 from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.gather import Spans
-from paged_mla_optimized.launchers.parts import MergeTiles, Part
-from paged_mla_optimized.planning.forms import LayerShape
-from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.launchers.merge_tiles import MergeTiles
+from paged_mla_optimized.launchers.parts import Part
+from paged_mla_optimized.layer_config import LayerConfig
+from paged_mla_optimized.prefill import Prefill
 from paged_mla_optimized.weights import HeadWeights
 
 Queries = tuple[torch.Tensor, torch.Tensor]  # q_nope and q_pe
@@ -37,28 +38,27 @@ class Materialised:
 
     Parameters
     ----------
-    config : PrefillConfig
-        Causal.
-    room : int
-        Keys of a part, at least ``max_tokens``.
-    shape : LayerShape
+    config : LayerConfig
     core : Core
         Reads the cache, and rotates queries where it has a rope.
     """
 
-    def __init__(self, config: PrefillConfig, room: int, shape: LayerShape, core: Core) -> None:
-        device, dtype = core.device, config.dtype
-        self._room, self._config, self._core = room, config, core
-        chunk = replace(config, causal=False, writes_empty=False)
-        self._spans = [Part(config.max_rows, room, device) for _ in range(2)]
-        self._attention = [Prefill(config, device), Prefill(chunk, device)]
+    def __init__(self, config: LayerConfig, core: Core) -> None:
+        device, dtype, room = core.device, config.attention.dtype, config.room
+        self._room, self._config, self._core = room, config.prefill, core
+        chunk = replace(config.prefill, causal=False, writes_empty=False)
+        self._spans = [Part(config.attention.max_rows, room, device) for _ in range(2)]
+        self._attention = [Prefill(config.prefill, device), Prefill(chunk, device)]
         self._merge = MergeTiles(self._attention[1].tiles.tile_m, config.v_head_dim)
 
         def lines(width: int) -> torch.Tensor:
             return torch.empty((room, width), dtype=dtype, device=device)
 
-        self._ckv, self._k_pe = lines(shape.kv_lora_rank), lines(shape.qk_rope_head_dim)
-        self._keys_and_values = lines(shape.projected)
+        self._ckv, self._k_pe = (
+            lines(config.attention.kv_lora_rank),
+            lines(config.attention.qk_rope_head_dim),
+        )
+        self._keys_and_values = lines(config.projected)
 
     @property
     def parts(self) -> int:

@@ -51,7 +51,8 @@ from paged_mla_optimized.launchers.hopper_prefill import (
     NUM_WARPS as PREFILL_WARPS,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
-from paged_mla_optimized.launchers.parts import merge_tiles_constants, part_constants
+from paged_mla_optimized.launchers.merge_tiles import merge_tiles_constants
+from paged_mla_optimized.launchers.parts import part_constants
 from paged_mla_optimized.launchers.portable import attend_constants
 from paged_mla_optimized.launchers.prefill import (
     PLAN_WARPS,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,21 +24,20 @@ import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.launchers.parts import MergeTiles
-from paged_mla_optimized.layer import LayerConfig, MlaLayer
+from paged_mla_optimized.launchers.merge_tiles import MergeTiles
+from paged_mla_optimized.layer import MlaLayer
+from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.planning.forms import absorbed_rows
 from paged_mla_optimized.prefill import Prefill
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE
 from paged_mla_optimized.tools.bench.table import options_of, run
-from paged_mla_optimized.tools.bench.timing import Launch, capture, milliseconds
+from paged_mla_optimized.tools.bench.timing import Launch, in_turns
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 N, V = 128, 128
-_ROUNDS = 5
-_ROUND_MS = 5.0
 _LIMIT = 1e-2  # relative error: keys, values, weights and answers are rounded to bfloat16
 
 
@@ -95,7 +93,7 @@ class Problem:
             dtype=dtype,
             cache_format=PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[dtype]],
         )
-        self.config = LayerConfig(attention=attention)
+        self.config = LayerConfig(attention=attention, qk_nope_head_dim=N, v_head_dim=V)
         self.layer = MlaLayer(self.config, device)
 
         def normal(*sizes: int) -> torch.Tensor:
@@ -132,7 +130,7 @@ class Problem:
     def chosen(self) -> str:
         """What the cost model would take."""
         lens = np.array([self.step.query_len]), np.array([self.keys])
-        return "absorbed" if absorbed_rows(self.config.shape, *lens) else "materialised"
+        return "absorbed" if absorbed_rows(self.config, *lens) else "materialised"
 
     def error(self, out: torch.Tensor) -> float:
         """Return the largest relative error of a few heads' last and first queries.
@@ -162,24 +160,8 @@ class Problem:
 
 
 def times(launches: Mapping[str, Launch]) -> dict[str, float]:
-    """Return the median time of one call of each in microseconds, in graphs replayed in turns."""
-    graphs = {}
-    for name, launch in launches.items():
-        launch()  # compiles
-        torch.cuda.synchronize()
-        graph = capture(launch, 1)
-        calls = max(1, round(_ROUND_MS / milliseconds(graph.replay)))
-        graphs[name] = (graph, calls)
-    found: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(_ROUNDS):
-        for name, (graph, calls) in graphs.items():
-            found[name].append(milliseconds(partial(_repeat, graph.replay, calls)) / calls)
-    return {name: 1e3 * statistics.median(each) for name, each in found.items()}
-
-
-def _repeat(launch: Launch, calls: int) -> None:
-    for _ in range(calls):
-        launch()
+    """Return the time of one call of each in microseconds; shortly, since the table is long."""
+    return in_turns(launches, rounds=5, graph_ms=2.0)
 
 
 def measure(step: Step, fa3: peers.Prefill | None) -> dict[str, Any]:

@@ -26,13 +26,15 @@ def alone(launch: Launch) -> float:
     return in_turns({"": launch}, _ROUNDS_ALONE)[""]
 
 
-def in_turns(launches: Mapping[str, Launch], rounds: int = _ROUNDS) -> dict[str, float]:
+def in_turns(
+    launches: Mapping[str, Launch], rounds: int = _ROUNDS, graph_ms: float = _GRAPH_MS
+) -> dict[str, float]:
     """Return the median time of one call of each, inside graphs replayed in turns.
 
     The order is drawn anew for each round. All then run at one clock, whichever of them takes the
     power that lowers it.
     """
-    graphs = {name: _capture(launch) for name, launch in launches.items()}
+    graphs = {name: _capture(launch, graph_ms) for name, launch in launches.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}
     order, draw = list(graphs), random.Random(0)
     for _ in range(rounds):
@@ -43,13 +45,13 @@ def in_turns(launches: Mapping[str, Launch], rounds: int = _ROUNDS) -> dict[str,
     return {name: 1e3 * statistics.median(found) for name, found in times.items()}
 
 
-def _capture(launch: Launch) -> tuple[torch.cuda.CUDAGraph, int]:
+def _capture(launch: Launch, graph_ms: float) -> tuple[torch.cuda.CUDAGraph, int]:
     """Return a graph of about as many calls as fill its time, and how many they are."""
     launch()  # compiles
     torch.cuda.synchronize()
     trial = 5
     took = milliseconds(capture(launch, trial).replay)
-    calls = max(1, round(_GRAPH_MS * trial / took))
+    calls = max(1, round(graph_ms * trial / took))
     return capture(launch, calls), calls
 
 

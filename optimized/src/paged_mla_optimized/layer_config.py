@@ -1,0 +1,78 @@
+"""What a layer between its projections is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+_WORKSPACE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """The layers of one model on one rank, their caches, and the largest step they will see.
+
+    Parameters
+    ----------
+    attention : MlaConfig
+        Heads, cache and capacities, as for :class:`~paged_mla_optimized.api.PagedMla`. Rows of a
+        mask other than "causal" are all absorbed.
+    qk_nope_head_dim, v_head_dim : int
+        N and V, as :class:`~paged_mla_optimized.prefill.PrefillConfig` allows them.
+    workspace_tokens : int or None
+        Keys that are materialised at a time, at least ``max_query_tokens``. ``None`` takes as many
+        as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads.
+
+    Raises
+    ------
+    InvalidArgument
+        A value no implementation could accept.
+    Unsupported
+        Head sizes these kernels do not know; or ``deterministic``, since the bits of products with
+        weights depend on how many tokens they are made for.
+    """
+
+    attention: MlaConfig
+    qk_nope_head_dim: int = 128
+    v_head_dim: int = 128
+    workspace_tokens: int | None = None
+    prefill: PrefillConfig = field(init=False, repr=False)
+    """What materialised rows are attended to with."""
+
+    def __post_init__(self) -> None:
+        attention = self.attention
+        if attention.deterministic:
+            raise Unsupported("deterministic: bits of a product depend on the batch")
+        prefill = PrefillConfig(
+            num_heads=attention.num_heads,
+            softmax_scale=attention.softmax_scale,
+            max_rows=attention.max_rows,
+            max_tokens=attention.max_query_tokens,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=attention.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+            dtype=attention.dtype,
+        )
+        object.__setattr__(self, "prefill", prefill)
+        fewest = attention.max_query_tokens
+        if self.workspace_tokens is not None and self.workspace_tokens < fewest:
+            allowed = f"at least max_query_tokens = {fewest}, or None"
+            raise InvalidArgument("workspace_tokens", self.workspace_tokens, allowed)
+
+    @property
+    def projected(self) -> int:
+        """Elements of a token's keys and values, all heads."""
+        return self.attention.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+
+    @property
+    def room(self) -> int:
+        """Keys that are materialised at a time."""
+        if self.workspace_tokens is not None:
+            return self.workspace_tokens
+        attention = self.attention
+        fitting = _WORKSPACE_BYTES // (self.projected * attention.dtype.itemsize)
+        most = attention.max_rows * attention.max_model_len
+        return max(min(fitting, most), attention.max_query_tokens)
