@@ -26,14 +26,15 @@ MAX_LAYERS = 4096
 
 
 def heads_fit(heads: Heads) -> bool:
-    """Return whether TMA can address every tensor: lines of one stride, each on 16 bytes."""
+    """Return whether TMA can address every tensor: lines that hold all heads, each on 16 bytes."""
     return len(heads.k_pe) > 0 and all(map(_fits, heads))
 
 
 def _fits(tensor: torch.Tensor) -> bool:
-    stride_bytes = tensor.stride(0) * tensor.element_size()
-    aligned = (tensor.data_ptr() | stride_bytes) % 16 == 0
-    return aligned and stride_bytes > 0 and _columns(tensor) < 2**31
+    *strides, _ = (stride * tensor.element_size() for stride in tensor.stride())
+    aligned = all(n % 16 == 0 for n in (tensor.data_ptr(), *strides))
+    # Lines that overlap, as of heads before tokens, make a tensor map that no copy may use.
+    return aligned and _columns(tensor) <= tensor.stride(0) and _columns(tensor) < 2**31
 
 
 def _columns(tensor: torch.Tensor) -> int:

@@ -59,7 +59,8 @@ def quantise_kernel(
     if IS_GIVEN:
         scale = tl.full([PAIRS], 1.0, tl.float32) * tl.load(given_scale_ptr)
     else:
-        scale = scale_of(largest_of(nope, first, second))
+        of_nope, of_pe = largest_of(nope, first, second)
+        scale = scale_of(tl.maximum(of_nope, of_pe))
     target = codes_ptr + pair.to(tl.int64) * (R + P)
     divisor = scale[:, None]
     tl.store(target[:, None] + column, _codes(nope, divisor, NATIVE), mask=mask)

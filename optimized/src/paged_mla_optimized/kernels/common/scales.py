@@ -12,6 +12,7 @@ GROUPS = tl.constexpr(GROUPS_PER_BLOCK)  # of a block's tokens, with a scale eac
 _LARGEST = tl.constexpr(448.0)  # of e4m3
 _SMALLEST = tl.constexpr(2.0**-126)
 _SMALL = tl.constexpr(2.0**-64)
+_LARGE = tl.constexpr(2.0**64)
 
 
 @triton.jit
@@ -45,7 +46,8 @@ def quotient(x, scale, NATIVE: tl.constexpr):
     the two lies between codes. Multiplied by the scale, such a number has more than 16 bits.
     """
     if NATIVE and x.dtype.primitive_bitwidth == 16:
-        lift = tl.where(scale < _SMALL, 1 / _SMALL, 1.0)  # so that nothing left over underflows
+        # So that neither the reciprocal nor what is left over underflows.
+        lift = tl.where(scale < _SMALL, _LARGE, tl.where(scale > _LARGE, _SMALL, 1.0))
         x = x.to(tl.float32) * lift
         scale *= lift
         inverse = tl.div_rn(1.0, scale)
