@@ -44,13 +44,13 @@ def test_a_mode_answers_as_the_plain_backend_does(name):
 
 
 def test_modes_declare_what_they_do():
-    """Reports tell them apart; one claims equal bits, one has no merge, none has prefill."""
+    """Reports tell them apart; one claims equal bits, one has no merge, none knows prefill or layers."""
     plain = create()
     for name in HERE:
         mode = getattr(modes, name)()
         assert mode.name == f"{plain.name} {name}"
         extra = {"deterministic"} if name == "deterministic" else set()
-        lacking = {"prefill"} | ({"merge"} if name == "base_2" else set())
+        lacking = {"prefill", "layer"} | ({"merge"} if name == "base_2" else set())
         assert mode.capabilities.features == plain.capabilities.features | extra
         assert mode.capabilities.ops == plain.capabilities.ops - lacking
 
