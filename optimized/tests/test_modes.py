@@ -44,7 +44,7 @@ def test_a_mode_answers_as_the_plain_backend_does(name):
 
 
 def test_modes_declare_what_they_do():
-    """Reports tell them apart; one claims equal bits, one has no merge, none knows prefill or layers."""
+    """Reports tell them apart; one claims equal bits, one has no merge, none has layers."""
     plain = create()
     for name in HERE:
         mode = getattr(modes, name)()
