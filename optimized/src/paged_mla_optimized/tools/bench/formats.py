@@ -17,13 +17,12 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.tools.bench.cases import FORMATTED, Case
 from paged_mla_optimized.tools.bench.formatted import FLAT, held, written
-from paged_mla_optimized.tools.bench.problem import Tensors, attention, build, error
+from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, attention, build, error
 from paged_mla_optimized.tools.bench.table import options_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
 
 FORMAT_NAMES = (FLAT, "fp8_block_token", "fp8_block_group", "fp8_ds_mla")
 PRODUCTS = ("exact", "fast")
-_ROUNDED_LIMIT = 0.15  # relative error of a row whose queries and weights are rounded to e4m3
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def measure(case: Case) -> dict[str, Any]:
         for products in PRODUCTS:
             launch = attention(tensors, replace(config, products=products), cache)
             shape = (*tensors.q.shape[:3], -1)
-            error(exact, launch().view(shape), *() if products == "exact" else (_ROUNDED_LIMIT,))
+            error(exact, launch().view(shape), *() if products == "exact" else (ROUNDED_LIMIT,))
             launches[f"{name} {products}"] = launch
     return {
         "case": case.name,

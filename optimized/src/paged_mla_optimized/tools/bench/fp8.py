@@ -18,13 +18,12 @@ import torch
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import FP8, Case
-from paged_mla_optimized.tools.bench.problem import Tensors, attention, build, error
+from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, attention, build, error
 from paged_mla_optimized.tools.bench.table import options_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
 
 CACHE_SCALE = 2.0**-6  # a power of two: bfloat16 then holds what the FP8 cache does
 KINDS = ("exact", "fast", "bf16", "flashmla")
-_ROUNDED_LIMIT = 0.15  # relative error of a row whose queries and weights are rounded to e4m3
 
 
 def quantised(tensors: Tensors) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
@@ -50,7 +49,7 @@ def measure(case: Case, flashmla: Any) -> dict[str, Any]:
     shape = (*tensors.q.shape[:3], -1)
     exact = {"exact", "bf16"}
     errors = {
-        kind: error(tensors, launch().view(shape), *() if kind in exact else (_ROUNDED_LIMIT,))
+        kind: error(tensors, launch().view(shape), *() if kind in exact else (ROUNDED_LIMIT,))
         for kind, launch in launches.items()
     }
     return {

@@ -14,6 +14,8 @@ from paged_mla_optimized.tools.bench.cases import Case, P, R
 
 SCALE = 192**-0.5
 _LIMIT = 6e-3  # relative error of a row: bfloat16 operands and weights
+ROUNDED_LIMIT = 0.15
+"""Relative error of a row whose queries and weights are rounded to e4m3."""
 
 
 @dataclass
