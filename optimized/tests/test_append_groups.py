@@ -16,7 +16,7 @@ NAME = "fp8_block_group"
 @pytest.fixture(params=[0, 512], ids=["windows", "tokens"], autouse=True)
 def few_tokens(request, monkeypatch):
     """Let programs write several tokens each, or one."""
-    monkeypatch.setattr(append, "_FEW_TOKENS", request.param)
+    monkeypatch.setattr(append, "_FEW_INTERPRETED", request.param)
 
 
 def instance(block_size=16, num_tokens=12, **changes):

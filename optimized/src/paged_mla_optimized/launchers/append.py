@@ -12,13 +12,14 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.kernels.common.append_fp8 import append_fp8_kernel
 from paged_mla_optimized.kernels.common.append_groups import append_groups_kernel
-from paged_mla_optimized.planning.families import WITH_E4M3
+from paged_mla_optimized.planning.families import INTERPRETER, WITH_E4M3
 from paged_mla_optimized.runtime.launch import Launcher
 
 _TOKENS = 4  # of a program
 _FP8_TOKENS = 2
 _GROUP_TOKENS = 16  # where tokens share scales
 _FEW_TOKENS = 512  # of a step: so many programs run at once, and each has one of them
+_FEW_INTERPRETED = 0  # an interpreter's programs follow each other
 _WARPS = 4
 _FP8_WARPS = {"scalar": 2, "inline": 1, "per_token": 1, "per_group": 8}  # by ``MlaConfig.scales``
 _PLACES = 8
@@ -42,6 +43,7 @@ class Append:
     ) -> None:
         self.config = config
         self.tables = tables
+        self._few_tokens = _FEW_INTERPRETED if arch == INTERPRETER else _FEW_TOKENS
         self._kernels = {
             (few, planned): self._kernel(arch, few=few, planned=planned)
             for few in (False, True)
@@ -76,7 +78,7 @@ class Append:
             scales, of_scales, of_blocks = (tensor,), (stride,), ()
         num_tokens = ckv.shape[0]
         strides = ckv.stride(), k_pe.stride(), latents.stride(), slot_mapping.stride()
-        kernel, tokens = self._kernels[num_tokens <= _FEW_TOKENS, planned]
+        kernel, tokens = self._kernels[num_tokens <= self._few_tokens, planned]
         kernel(
             (triton.cdiv(num_tokens, tokens), 1, 1),
             (*strides, of_scales),
