@@ -28,9 +28,7 @@ OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too l
     "append-padded-tokens-fp32",
     "empty-padded-tokens-fp32",
     "replay-decode-extend-decode-fp32",
-    "replay-trees-fp32",
     "deterministic-decode-fp32",
-    "deterministic-chunks-fp32",
     "deterministic-fewer-tokens-than-rows-fp32",
 )
 
@@ -69,13 +67,23 @@ def type_(session: nox.Session) -> None:
     session.run("mypy", *sources, "noxfile.py", "ci")
 
 
-@nox.session
-@nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
-def isolation(session: nox.Session, package: str) -> None:
-    """Install one distribution with only what it may need, and import every module of it."""
-    extra = ("hypothesis",) if package == "conformance" else ()  # its extra "fuzz"
-    install_packages(session, package, extra=extra)
-    session.run("python", "-m", "ci.check_isolation", package)
+@nox.session(reuse_venv=False)
+@nox.parametrize(
+    "packages",
+    [
+        nox.param(("shared", "reference", "conformance", "adapters"), id="suite"),
+        nox.param(("optimized",), id="optimized"),
+    ],
+)
+def isolation(session: nox.Session, packages: tuple[str, ...]) -> None:
+    """Install distributions with only what they may need, and import every module of each.
+
+    Each is asked before the next one, which may need it, is there.
+    """
+    for package in packages:
+        extra = ("hypothesis",) if package == "conformance" else ()  # its extra "fuzz"
+        install_packages(session, package, extra=extra)
+        session.run("python", "-m", "ci.check_isolation", package)
 
 
 @nox.session
@@ -92,7 +100,9 @@ def tests(session: nox.Session, package: str) -> None:
     extra = ("pytest", "pytest-xdist", "hypothesis", "jsonschema")
     install_packages(session, package, extra=extra)
     session.run(
-        *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto"), *session.posargs
+        *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto"),
+        *session.posargs,
+        env={"OMP_NUM_THREADS": "1"},  # a process for each core already
     )
 
 
