@@ -148,8 +148,7 @@ def modes(session: nox.Session) -> None:
     on_gpu = _on_gpu(session, "auto")
     install_packages(session, *PACKAGES)
     Path("out").mkdir(exist_ok=True)
-    few = ("--workers", "auto", "-k", " or ".join(OF_EVERY_MODE))
-    chosen = () if on_gpu or session.posargs else few
+    chosen = () if on_gpu or session.posargs else ("-k", " or ".join(OF_EVERY_MODE))
     session.run(
         *("python", "-m", "ci.run_here", "--modes", "out/mode", *chosen, *session.posargs),
         env={} if on_gpu else INTERPRETER,
