@@ -235,7 +235,7 @@ def put(cache, values, scale):
 
 def test_a_row_of_formats_fills_its_header():
     """S-11: what a format costs is said beside the flat one, in each kind of products."""
-    kinds = [f"{name} {products}" for name in formats.FORMAT_NAMES for products in formats.PRODUCTS]
+    kinds = [f"{name} {products}" for name in formats.FP8_NAMES for products in formats.PRODUCTS]
     times = {kind: 10.0 + place for place, kind in enumerate(kinds)}
     row = {"case": "h16", "alone": times, "in_turns": times}
     head, rule = formats.header().splitlines()

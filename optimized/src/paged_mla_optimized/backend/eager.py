@@ -61,8 +61,7 @@ class EagerRunner:
         """Attend into buffers full of NaN, so that what is left unwritten shows."""
         tensors = self._prepare(batch)
         q_nope = tensors["q_nope"]
-        out = torch.full(q_nope.shape, torch.nan, dtype=q_nope.dtype, device=q_nope.device)
-        lse = torch.full(q_nope.shape[:2], torch.nan, device=q_nope.device)
+        out, lse = _unwritten(q_nope, q_nope.shape[2])
         self._attend(tensors, out, lse)
         return Output(to_numpy(out), to_numpy(lse))
 
@@ -106,9 +105,7 @@ class EagerRunner:
             if isinstance(array, np.ndarray)
         }
         lengths = [tensors.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
-        q_nope, v = tensors["q_nope"], tensors["v"]
-        out = torch.full((*q_nope.shape[:2], v.shape[-1]), torch.nan, dtype=v.dtype, device=device)
-        lse = torch.full(q_nope.shape[:2], torch.nan, device=device)
+        out, lse = _unwritten(tensors["q_nope"], self._problem.dims.v_head_dim)
         prefill = self._prefill_of(batch.causal)
         num_tokens = batch.num_tokens
         prefill.check(*lengths, num_tokens=num_tokens, num_keys=len(tensors["k_nope"]))
@@ -130,9 +127,7 @@ class EagerRunner:
             tensors["kv_b_proj"], dims.num_heads, dims.qk_nope_head_dim
         )
         q_nope, q_pe = tensors["q_nope"], tensors["q_pe"]
-        lines = (num_tokens, dims.num_heads)
-        out = torch.full((*lines, dims.v_head_dim), torch.nan, dtype=q_nope.dtype, device=device)
-        lse = torch.full(lines, torch.nan, device=device)
+        out, lse = _unwritten(q_nope, dims.v_head_dim)
         layer = self._layer_of(batch.workspace)
         layer.plan(
             *lengths,
@@ -229,3 +224,10 @@ class EagerRunner:
     ) -> None:
         """Write the answers of the planned step."""
         self._mla.attend(tensors["q_nope"], tensors["q_pe"], self._cache, out=out, lse=lse)
+
+
+def _unwritten(q: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return room for the answer to queries [T, H, ..], full of NaN: out [T, H, width] and lse."""
+    lines = q.shape[:2]
+    out = torch.full((*lines, width), torch.nan, dtype=q.dtype, device=q.device)
+    return out, torch.full(lines, torch.nan, device=q.device)

@@ -44,10 +44,12 @@ class Append:
         self.config = config
         self.tables = tables
         self._few_tokens = _FEW_INTERPRETED if arch == INTERPRETER else _FEW_TOKENS
+        self._shares_scales = config.scales == "per_group"  # between tokens
+        choice = (False, True) if self._shares_scales else (False,)
         self._kernels = {
             (few, planned): self._kernel(arch, few=few, planned=planned)
-            for few in (False, True)
-            for planned in (False, True)
+            for few in choice
+            for planned in choice
         }
 
     def _kernel(self, arch: str, *, few: bool, planned: bool) -> tuple[Launcher, int]:
@@ -78,7 +80,8 @@ class Append:
             scales, of_scales, of_blocks = (tensor,), (stride,), ()
         num_tokens = ckv.shape[0]
         strides = ckv.stride(), k_pe.stride(), latents.stride(), slot_mapping.stride()
-        kernel, tokens = self._kernels[num_tokens <= self._few_tokens, planned]
+        few = num_tokens <= self._few_tokens
+        kernel, tokens = self._kernels[self._shares_scales and few, self._shares_scales and planned]
         kernel(
             (triton.cdiv(num_tokens, tokens), 1, 1),
             (*strides, of_scales),

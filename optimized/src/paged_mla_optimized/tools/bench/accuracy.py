@@ -25,12 +25,12 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import Case, P, R
-from paged_mla_optimized.tools.bench.formatted import FLAT, held, written
+from paged_mla_optimized.tools.bench.formatted import FLAT, FP8_NAMES, held, written
 from paged_mla_optimized.tools.bench.problem import SCALE, Tensors, attention, build
-from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_shared.formats import FORMATS
 
-FORMAT_NAMES = ("bf16", FLAT, "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
+FORMAT_NAMES = ("bf16", *FP8_NAMES)
 ROWS, KEYS = 8, 4096
 SPREAD = 3.0  # standard deviation of scores
 PEAK = 14.0  # what the dominant key's score is above the others'
@@ -142,7 +142,7 @@ def header() -> str:
     columns = ["scores, heads, format, products"]
     for kind in ("latents as given", "numbers of the cache"):
         columns += [f"error to {kind}", "cosine"]
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    return head_of(columns)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -150,7 +150,7 @@ def line(row: dict[str, Any]) -> str:
     cells = [row["step"]]
     for kind in ("given", "cached"):
         cells += [f"{row[kind][0]:.1e}", f"{row[kind][1]:.6f}"] if kind in row else ["-", "-"]
-    return f"| {' | '.join(cells)} |"
+    return row_of(cells)
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.tools.bench.cases import P, R
-from paged_mla_optimized.tools.bench.problem import SCALE, empty_cache
-from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.problem import SCALE, empty_cache, off_by
+from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import Launch, alone
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
@@ -117,16 +117,14 @@ def _append(step: Step) -> Launch:
     found = torch.empty_like(latents[0])
     core.gather(Spans.whole(core.plan), caches[0], found[:, :R], found[:, R:])
     want = latents[0, :, :R].float()
-    error = (found[:, :R].float() - want).norm() / want.norm()
-    if not error < _ERROR:
-        raise ArithmeticError(f"{step.name} wrote latents that are off by {error:.1e}")
+    off_by(found[:, :R], want, _ERROR, f"what {step.name} wrote")
     return launch
 
 
 def header() -> str:
     """Return the head of the Markdown table."""
     columns = ("append of 8192 tokens", "MB", "us", "GB/s", "copy us", "copy GB/s", "append / copy")
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    return head_of(columns)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -134,7 +132,7 @@ def line(row: dict[str, Any]) -> str:
     cells = [row["step"], f"{row['bytes'] / 1e6:.1f}"]
     for kind in ("append", "copy"):
         cells += [f"{row[kind]:.1f}", f"{row[f'{kind}_gbs']:.0f}"]
-    return f"| {' | '.join(cells)} | {row['append_gbs'] / row['copy_gbs']:.2f} |"
+    return row_of([*cells, f"{row['append_gbs'] / row['copy_gbs']:.2f}"])
 
 
 def main() -> None:

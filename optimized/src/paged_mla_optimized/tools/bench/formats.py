@@ -16,12 +16,11 @@ import torch
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.tools.bench.cases import FORMATTED, Case
-from paged_mla_optimized.tools.bench.formatted import FLAT, held, written
+from paged_mla_optimized.tools.bench.formatted import FLAT, FP8_NAMES, held, written
 from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, attention, build, error
-from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
 
-FORMAT_NAMES = (FLAT, "fp8_block_token", "fp8_block_group", "fp8_ds_mla")
 PRODUCTS = ("exact", "fast")
 
 
@@ -29,7 +28,7 @@ def measure(case: Case) -> dict[str, Any]:
     """Return times in microseconds alone and in turns, of each format and kind of products."""
     tensors = build(case)
     launches = {}
-    for name in FORMAT_NAMES:
+    for name in FP8_NAMES:
         config = replace(tensors.config, cache_format=name)
         cache = cache_of(tensors, config)
         exact = replace(tensors, cache=held(cache).to(tensors.cache.dtype))
@@ -54,22 +53,22 @@ def cache_of(tensors: Tensors, config: MlaConfig) -> LatentCache:
 
 def header() -> str:
     """Return the head of the Markdown table."""
-    kinds = [f"{name} {products}" for products in PRODUCTS for name in FORMAT_NAMES]
+    kinds = [f"{name} {products}" for products in PRODUCTS for name in FP8_NAMES]
     columns = ["case, us alone / in turns, and of flat", *kinds]
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    return head_of(columns)
 
 
 def line(row: dict[str, Any]) -> str:
     """Return one row of the Markdown table."""
     cells = [row["case"]]
     for products in PRODUCTS:
-        for name in FORMAT_NAMES:
+        for name in FP8_NAMES:
             ways = [(row[way][f"{name} {products}"], row[way][f"{FLAT} {products}"])
                     for way in ("alone", "in_turns")]  # fmt: skip
             times = " / ".join(f"{us:.1f}" for us, _ in ways)
             ratios = " / ".join(f"{us / flat:.2f}" for us, flat in ways)
             cells.append(times if name == FLAT else f"{times} ({ratios})")
-    return f"| {' | '.join(cells)} |"
+    return row_of(cells)
 
 
 def main() -> None:

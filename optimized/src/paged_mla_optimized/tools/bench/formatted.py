@@ -13,6 +13,7 @@ from paged_mla_optimized.tools.bench.problem import empty_cache
 from paged_mla_shared.formats import FORMATS
 
 FLAT = "fp8_e4m3"
+FP8_NAMES = tuple(name for name, stored in FORMATS.items() if not stored.is_plain)
 _LARGEST = 448.0
 
 

@@ -19,7 +19,7 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import FP8, Case
 from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, attention, build, error
-from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
 
 CACHE_SCALE = 2.0**-6  # a power of two: bfloat16 then holds what the FP8 cache does
@@ -67,7 +67,7 @@ def header() -> str:
         columns += [f"{kind} us{how}" for kind in KINDS]
         columns += [f"FlashMLA / {kind}{how}" for kind in ("exact", "fast")]
     columns += [f"error, {kind}" for kind in KINDS]
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    return head_of(columns)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -78,7 +78,7 @@ def line(row: dict[str, Any]) -> str:
         theirs = times.get("flashmla")
         cells += [f"{theirs / times[kind]:.2f}" if theirs else "-" for kind in ("exact", "fast")]
     cells += [f"{row['errors'][kind]:.1e}" if kind in row["errors"] else "-" for kind in KINDS]
-    return f"| {' | '.join(cells)} |"
+    return row_of(cells)
 
 
 def main() -> None:

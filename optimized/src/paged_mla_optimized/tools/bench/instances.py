@@ -17,7 +17,7 @@ from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.tools.bench.cases import MAIN, P, R
 from paged_mla_optimized.tools.bench.problem import SCALE
-from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -153,14 +153,14 @@ def line(row: dict[str, object]) -> str:
             f"{times['fixed'] / sized:.3f}",
         ]
         cells.append(f"{times['rope'] - sized:+.1f}")
-    return "| " + " | ".join([*cells, str(row["bits"])]) + " |"
+    return row_of([*cells, str(row["bits"])])
 
 
 def header() -> str:
     """Return the head of the table."""
     names = ("sized us", "general / sized", "fixed / sized", "rope - sized us")
-    heads = ["step", *names, *(f"{name}, in turns" for name in names), "bits that differ alone"]
-    return "| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|"
+    in_turns = (f"{name}, in turns" for name in names)
+    return head_of(["step", *names, *in_turns, "bits that differ alone"])
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from paged_mla_optimized.planning.forms import absorbed_rows
 from paged_mla_optimized.prefill import Prefill
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import P, R
-from paged_mla_optimized.tools.bench.problem import SCALE
-from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.problem import SCALE, off_by
+from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import Launch, in_turns
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
@@ -152,10 +152,8 @@ class Problem:
                 last = step.context_len + query[:, None]
                 seen = torch.arange(self.keys, device=out.device) <= last
                 want = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
-                found = (out[query, head].float() - want).norm() / want.norm()
-                if not found < _LIMIT:
-                    raise ArithmeticError(f"head {head} of {step.name} is off by {found:.1e}")
-                worst = max(worst, found.item())
+                what = f"head {head} of {step.name}"
+                worst = max(worst, off_by(out[query, head], want, _LIMIT, what))
         return worst
 
 
@@ -280,7 +278,7 @@ def _as_vllm(problem: Problem, fa3: peers.Prefill) -> Launch:
 def header() -> str:
     """Return the head of the Markdown table."""
     columns = ["step", "chosen", "us", "ratio", "errors"]
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    return head_of(columns)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -292,7 +290,7 @@ def line(row: dict[str, Any]) -> str:
         ratio = f"chosen / better {us[row['chosen']] / min(us.values()):.2f}"
     each = ", ".join(f"{name} {time:.1f}" for name, time in us.items())
     errors = ", ".join(f"{error:.1e}" for error in row["errors"].values())
-    return f"| {row['step']} | {row['chosen']} | {each} | {ratio} | {errors} |"
+    return row_of((row["step"], row["chosen"], each, ratio, errors))
 
 
 def main() -> None:

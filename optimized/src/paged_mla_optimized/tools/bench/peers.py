@@ -29,9 +29,7 @@ def load(folder: Path | None) -> dict[str, Callable[[Tensors], Launch | None]]:
         sys.path.insert(0, str(folder))
     found: dict[str, Callable[[Tensors], Launch | None]] = {}
     for name, (binary, build) in _BINARIES.items():
-        path = _find(folder, binary)
-        if path is not None:
-            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+        if _load(folder, binary):
             found[name] = build
     for name, (module, build) in _MODULES.items():
         try:
@@ -50,13 +48,11 @@ def load_flashmla_fp8(
     It returns None for cases it cannot run, and always where the kernel is not there. Queries are
     given to it as e4m3, with the smallest scale that saturates none.
     """
-    path = _find(folder, "vllm/_flashmla_extension_C.abi3.so")
-    if path is not None:
-        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+    is_there = _load(folder, "vllm/_flashmla_extension_C.abi3.so")
 
     def build(tensors: Tensors, codes: torch.Tensor, scale: torch.Tensor) -> Launch | None:
         case = tensors.case
-        if path is None or case.block_size != 64 or case.is_tree:
+        if not is_there or case.block_size != 64 or case.is_tree:
             return None
         ops = torch.ops._flashmla_extension_C
         pairs = case.query_len * case.num_heads
@@ -72,10 +68,8 @@ def load_flashmla_fp8(
 
 def load_fa3(folder: Path | None) -> Prefill | None:
     """Return FlashAttention 3 over ragged rows of concatenated heads, if it is there."""
-    path = _find(folder, _BINARIES["fa3"][0])
-    if path is None:
+    if not _load(folder, _BINARIES["fa3"][0]):
         return None
-    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
 
     def attend(
         heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -90,6 +84,14 @@ def load_fa3(folder: Path | None) -> Prefill | None:
         return out, lse
 
     return attend
+
+
+def _load(folder: Path | None, binary: str) -> bool:
+    """Load a library; return whether it is there."""
+    path = _find(folder, binary)
+    if path is not None:
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch has no types
+    return path is not None
 
 
 def _find(folder: Path | None, binary: str) -> Path | None:

@@ -25,8 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from paged_mla_optimized.launchers.prefill import Heads
 from paged_mla_optimized.prefill import Prefill, PrefillConfig
 from paged_mla_optimized.tools.bench import peers
-from paged_mla_optimized.tools.bench.problem import SCALE
-from paged_mla_optimized.tools.bench.table import options_of, run
+from paged_mla_optimized.tools.bench.problem import SCALE, off_by
+from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import Launch, alone, in_turns
 
 NOPE, ROPE, V = 128, 64, 128
@@ -155,10 +155,8 @@ def error(tensors: Tensors, out: torch.Tensor) -> float:
                 scores = SCALE * q[asked, head].float() @ mine.T
                 unseen = scores.new_ones(scores.shape).triu(keys - queries + begin + 1).bool()
                 want = scores.masked_fill(unseen, -torch.inf).softmax(-1) @ values
-                found = (out[asked, head].float() - want).norm() / want.norm()
-                if not found < _LIMIT:
-                    raise ArithmeticError(f"row {row} of {case.name} is off by {found:.1e}")
-                worst = max(worst, found.item())
+                what = f"row {row} of {case.name}"
+                worst = max(worst, off_by(out[asked, head], want, _LIMIT, what))
     return worst
 
 
@@ -235,7 +233,7 @@ def header() -> str:
         columns += [f"{kind} us{how}" for kind in KINDS]
         columns += [f"{kind} / with plan{how}" for kind in _RIVALS]
     columns += [f"error, {kind}" for kind in KINDS]
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    return head_of(columns)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -246,7 +244,7 @@ def line(row: dict[str, Any]) -> str:
         ours = times["with plan"]
         cells += [f"{times[kind] / ours:.3f}" if kind in times else "-" for kind in _RIVALS]
     cells += [f"{row['errors'][kind]:.1e}" if kind in row["errors"] else "-" for kind in KINDS]
-    return f"| {' | '.join(cells)} |"
+    return row_of(cells)
 
 
 def main() -> None:

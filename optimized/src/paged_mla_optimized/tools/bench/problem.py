@@ -141,8 +141,19 @@ def error(tensors: Tensors, out: torch.Tensor, limit: float = _LIMIT) -> float:
         hidden = ~_visible(case).to(scores.device)[:, None]
         scores[..., length - case.query_len :].masked_fill_(hidden, -torch.inf)
         want = scores.softmax(-1) @ keys[:, :R]
-        found = (out[row].float() - want).norm() / want.norm()
-        if not found < limit:
-            raise ArithmeticError(f"row {row} of {case.name} is off by {found:.1e}")
-        worst = max(worst, found.item())
+        worst = max(worst, off_by(out[row], want, limit, f"row {row} of {case.name}"))
     return worst
+
+
+def off_by(out: torch.Tensor, want: torch.Tensor, limit: float, what: str) -> float:
+    """Return the relative error of an answer; `what` names it.
+
+    Raises
+    ------
+    ArithmeticError
+        It is above `limit`, or not a number.
+    """
+    found = float((out.float() - want).norm() / want.norm())
+    if not found < limit:
+        raise ArithmeticError(f"{what} is off by {found:.1e}")
+    return found

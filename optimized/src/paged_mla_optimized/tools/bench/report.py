@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from paged_mla_optimized.tools.bench.table import head_of
+
 _MARKERS = "os^vD<>phP*X"
 
 
@@ -28,7 +30,7 @@ def header(peers: list[str]) -> str:
     columns = ["case", "plan + attend us", "attend us", "main kernel us", "portable us"]
     columns += ["TFLOP/s", "GB/s", "floor / time", *(f"{name} us" for name in peers)]
     columns += ["best of FlashMLA and FA3 / attend", "in turns"]
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+    return head_of(columns)
 
 
 def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]], peers: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +23,16 @@ class Named(Protocol):
 
 
 Step = TypeVar("Step", bound=Named)
+
+
+def head_of(columns: Sequence[str]) -> str:
+    """Return the head of a Markdown table, and the rule below it."""
+    return f"{row_of(columns)}\n|{'---|' * len(columns)}"
+
+
+def row_of(cells: Iterable[str]) -> str:
+    """Return one row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
 
 
 def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
