@@ -9,9 +9,10 @@ from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
+from running import NINE_HEADS, REFERENCE
 from test_verdict import SUBJECT, report
 
-from paged_mla_conformance import html, junit, summary
+from paged_mla_conformance import __main__, html, junit, summary
 from paged_mla_conformance.progress import Progress
 from paged_mla_conformance.report import SCHEMA, Report
 from paged_mla_conformance.subject import Subject
@@ -100,3 +101,12 @@ def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: p
     progress.begin(SUBJECT.title)
     progress.show(10, 40, 2)
     assert stream.getvalue() == f"{SUBJECT.title}\n{line}"
+
+
+def test_the_commit_is_read_before_an_older_report_is_removed(tmp_path, monkeypatch):
+    """S-20: a report that lies in a commit, and is made anew, does not make that commit dirty."""
+    path = tmp_path / "report.json"
+    path.write_text("{}")
+    monkeypatch.setattr(__main__, "commit_of", lambda _: "clean" if path.exists() else "dirty")
+    __main__.main(["--backend", REFERENCE, "--only", NINE_HEADS, "--report", str(path)])
+    assert json.loads(path.read_text())["commit"] == "clean"

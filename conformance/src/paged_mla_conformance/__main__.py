@@ -15,14 +15,16 @@ from paged_mla_conformance.progress import Progress
 from paged_mla_conformance.report import Report
 from paged_mla_conformance.subject import Subject
 from paged_mla_conformance.worker import ignored_variables
+from paged_mla_shared.provenance import commit_of
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Ask the suite; return 0 when the backend conforms, or passed what was asked of it."""
+    commit = commit_of(__file__)  # before an older report is removed, which commits may have
     options = parse(arguments)
     for name in ignored_variables():
         print(f"{name} is set and not used")
-    report = Report(Subject(options.backend), time_limit=options.time_limit)
+    report = Report(Subject(options.backend), time_limit=options.time_limit, commit=commit)
     conductor = Conductor(
         options.pytest_arguments,
         report,

@@ -46,6 +46,8 @@ class Report:
         What else kept the run from finishing.
     warnings : dict of str to Warned
         By their text.
+    commit : str
+        Of the suite.
     """
 
     subject: Subject
@@ -56,6 +58,7 @@ class Report:
     stopped: str = ""
     errors: list[str] = field(default_factory=list)
     warnings: dict[str, Warned] = field(default_factory=dict)
+    commit: str = field(default_factory=lambda: commit_of(__file__))
     date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
     started: float = field(default_factory=time.monotonic)
 
@@ -149,7 +152,7 @@ class Report:
         return {
             "schema": 1,
             "suite": {"name": "paged-mla-conformance", "version": __version__},
-            "commit": commit_of(__file__),
+            "commit": self.commit,
             "date": self.date,
             "seconds": round(time.monotonic() - self.started, 3),
             "time_limit": self.time_limit,
