@@ -52,23 +52,25 @@ CALLERS = (
 )
 """Modules that call ours."""
 
-CALLED = frozenset({
-    "_build_decode",
-    "builder_cls",
-    "forward_mqa",
-    "get_kv_cache_stride_order",
-    "get_supported_head_sizes",
-    "get_supported_kernel_block_sizes",
-    "impl_cls",
-    "prefill_backend_cls",
-    "prepare_metadata",
-    "register_backend",
-    "register_mla_prefill_backend",
-    "run_prefill_context_chunk",
-    "run_prefill_new_tokens",
-    "supports_combination",
-    "supports_compute_capability",
-})
+CALLED = frozenset(
+    {
+        "_build_decode",
+        "builder_cls",
+        "forward_mqa",
+        "get_kv_cache_stride_order",
+        "get_supported_head_sizes",
+        "get_supported_kernel_block_sizes",
+        "impl_cls",
+        "prefill_backend_cls",
+        "prepare_metadata",
+        "register_backend",
+        "register_mla_prefill_backend",
+        "run_prefill_context_chunk",
+        "run_prefill_new_tokens",
+        "supports_combination",
+        "supports_compute_capability",
+    }
+)
 """Methods of ours, and functions that we call, whose arguments matter."""
 
 

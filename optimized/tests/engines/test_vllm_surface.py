@@ -16,6 +16,7 @@ import pytest
 from record_vllm import SURFACES, assigned, fields, methods
 
 import paged_mla_optimized.engines.vllm as room
+from paged_mla_optimized.engines.vllm.registration import BACKEND, PREFILL_BACKEND
 from paged_mla_optimized.engines.vllm.versions import RECORDED
 
 SOURCES = {path.stem: ast.parse(path.read_text()) for path in Path(room.__path__[0]).glob("*.py")}
@@ -46,10 +47,10 @@ CALLS = {  # what vLLM calls, by the class of ours that it calls
 READ = {  # attributes of vLLM's objects, by what the objects are
     "MLAAttention": ("scale", "kv_cache_dtype"),
     "MLACommonDecodeMetadata": ("block_table", "seq_lens", "dcp_tot_seq_lens"),
-    "MLACommonPrefillMetadata": ("query_start_loc", "output_dtype", "chunked_context"),
+    "MLACommonPrefillMetadata": ("query_start_loc", "chunked_context"),
     "MLACommonMetadata": ("decode",),
     "MLADims": ("kv_lora_rank", "qk_rope_head_dim"),
-    "MLAPrefillBackend": ("_prefill_metadata",),
+    "MLAPrefillBackend": ("_prefill_metadata", "vllm_config"),
 }
 CHUNKS = {  # the same of a chunk of context, which each release describes in its own way
     "0.25.0": ("ChunkedContextMetadata", ("cu_seq_lens",)),
@@ -133,6 +134,15 @@ def test_a_call_that_does_not_fit_is_seen():
         _accepts("q, k", "q=_, k=_, chunk=_")
 
 
+def _handed_on(surface: Surface, owner: str, method: str, call: str) -> str:
+    """Return a call of a base class, with what ``**`` hands on of vLLM's own call."""
+    maker = {"PagedMlaImpl": "impl_cls", "PagedMlaPrefillBackend": "prefill_backend_cls"}
+    if method != "__init__" or owner not in maker:
+        return call
+    named = surface.calls[maker[owner]][0].split(", ")[call.count("0") :]
+    return ", ".join(filter(None, [call, *named]))
+
+
 @pytest.mark.parametrize("owner", OURS)
 def test_calls_of_base_classes_fit(surface, owner):
     base = _bases(OURS[owner])[0]
@@ -140,12 +150,7 @@ def test_calls_of_base_classes_fit(surface, owner):
     for method, call in _calls_of_super(OURS[owner]):
         theirs = surface.method(base, method)
         assert theirs is not None
-        if owner == "PagedMlaImpl":  # and what vLLM passes by name
-            names = surface.calls["impl_cls"][0].split(", ")[call.count("0") :]
-            call = ", ".join([call, *names])
-        if owner == "PagedMlaPrefillBackend" and method == "__init__":
-            call = surface.calls["prefill_backend_cls"][0]
-        _accepts(theirs, call)
+        _accepts(theirs, _handed_on(surface, owner, method, call))
 
 
 @pytest.mark.parametrize("stem", SOURCES)
@@ -221,8 +226,6 @@ def test_the_entry_point_is_declared():
 
 
 def test_paths_that_are_registered_name_classes() -> None:
-    from paged_mla_optimized.engines.vllm.registration import BACKEND, PREFILL_BACKEND
-
     for path in (BACKEND, PREFILL_BACKEND):
         module, name = path.rsplit(".", 1)
         stem: Any = module.rsplit(".", 1)[1]

@@ -39,14 +39,14 @@ class PagedMlaBackend(MLACommonBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(
-        kv_cache_spec: Any = None,  # noqa: ARG004 - any spec
+        kv_cache_spec: Any = None,
     ) -> list[int | MultipleOf]:
         """Return that blocks may be of any size."""
         return [MultipleOf(1)]
 
     @staticmethod
     def get_kv_cache_stride_order(
-        include_num_layers_dimension: bool = False,  # noqa: FBT001, FBT002 - vLLM's own
+        include_num_layers_dimension: bool = False,
     ) -> tuple[int, ...]:
         """Return the axes of a cache in memory: blocks may span all layers."""
         return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
@@ -67,11 +67,11 @@ class PagedMlaBackend(MLACommonBackend):
         head_size: int,
         dtype: torch.dtype,
         kv_cache_dtype: str | None,
-        block_size: int | None,  # noqa: ARG003 - any
-        use_mla: bool,  # noqa: ARG003, FBT001 - vLLM asks is_mla, and so on
-        has_sink: bool,  # noqa: ARG003, FBT001
-        use_sparse: bool,  # noqa: ARG003, FBT001
-        use_mm_prefix: bool,  # noqa: ARG003, FBT001
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
         device_capability: Any,
     ) -> str | None:
         """Return why a model is not served, in words."""

@@ -14,14 +14,16 @@ class HeadsPrefill:
 
     All layers of a step give the same lengths: what has been planned for one serves the others.
 
+    vLLM makes one for each layer and uses the first: buffers are allocated by the first call.
+
     Parameters
     ----------
     config : PrefillConfig
-    device : torch.device
     """
 
-    def __init__(self, config: PrefillConfig, device: torch.device) -> None:
-        self._prefill = Prefill(config, device)
+    def __init__(self, config: PrefillConfig) -> None:
+        self.config = config
+        self._prefill: Prefill | None = None
         self._planned: Hashable = None
 
     def forget(self) -> None:
@@ -33,6 +35,7 @@ class HeadsPrefill:
         part: Hashable,
         cu_seqlens_q: torch.Tensor,
         cu_seqlens_k: torch.Tensor,
+        *,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -56,10 +59,12 @@ class HeadsPrefill:
             As vLLM merges it: natural, ``-inf`` for rows without keys.
         """
         tokens, num_heads, _ = q.shape
+        if self._prefill is None:
+            self._prefill = Prefill(self.config, q.device)
         if part != self._planned:
             self._prefill.plan(cu_seqlens_q, cu_seqlens_k, num_tokens=tokens)
             self._planned = part
-        nope = self._prefill.config.qk_nope_head_dim
+        nope = self.config.qk_nope_head_dim
         lse = q.new_empty((num_heads, tokens), dtype=torch.float32)
         out, _ = self._prefill.attend(
             q[..., :nope], q[..., nope:], k[..., :nope], k[:, 0, nope:], v, lse=lse.t()

@@ -43,17 +43,13 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._new: HeadsPrefill | None = None  # made by the one clone that is used
-        self._context: HeadsPrefill | None = None
+        config = self._config()
+        self._new = HeadsPrefill(config)
+        self._context = HeadsPrefill(replace(config, causal=False))
 
     def prepare_metadata(self, prefill_metadata: Any) -> None:
         """Begin a step."""
         super().prepare_metadata(prefill_metadata)
-        device = prefill_metadata.query_start_loc.device
-        if self._new is None or self._context is None:
-            config = self._config(prefill_metadata.output_dtype)
-            self._new = HeadsPrefill(config, device)
-            self._context = HeadsPrefill(replace(config, causal=False), device)
         self._new.forget()
         self._context.forget()
 
@@ -62,7 +58,7 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        return_softmax_lse: bool,  # noqa: FBT001 - vLLM's own
+        return_softmax_lse: bool,
         out: torch.Tensor | None = None,
         output_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +66,7 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
         if out is not None or output_scale is not None:
             raise Unsupported("quantised answers of prefill: supports_quant_output is False")
         starts = self._prefill_metadata.query_start_loc
-        answer, lse = self._new.attend("new", starts, starts, q, k, v)
+        answer, lse = self._new.attend("new", starts, starts, q=q, k=k, v=v)
         return (answer, lse) if return_softmax_lse else answer
 
     def run_prefill_context_chunk(
@@ -84,9 +80,11 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend rows to a chunk of their cached context, all of which they see."""
         part = context_chunk(self._prefill_metadata, chunk_idx, chunk)
-        return self._context.attend(part.index, part.cu_seqlens_q, part.cu_seqlens_k, q, k, v)
+        return self._context.attend(
+            part.number, part.cu_seqlens_q, part.cu_seqlens_k, q=q, k=k, v=v
+        )
 
-    def _config(self, dtype: torch.dtype) -> PrefillConfig:
+    def _config(self) -> PrefillConfig:
         scheduler = self.vllm_config.scheduler_config
         return PrefillConfig(
             num_heads=self.num_heads,
@@ -96,5 +94,5 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
             qk_nope_head_dim=self.qk_nope_head_dim,
             qk_rope_head_dim=self.qk_rope_head_dim,
             v_head_dim=self.v_head_dim,
-            dtype=dtype,
+            dtype=self.vllm_config.model_config.dtype,
         )

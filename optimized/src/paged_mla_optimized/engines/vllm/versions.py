@@ -40,13 +40,13 @@ class ContextChunk(NamedTuple):
 
     Parameters
     ----------
-    index : int
+    number : int
         Tells the chunks of a step apart.
     cu_seqlens_q, cu_seqlens_k : int32 [B + 1]
         Of the rows that the chunk is for, from 0.
     """
 
-    index: int
+    number: int
     cu_seqlens_q: torch.Tensor
     cu_seqlens_k: torch.Tensor
 
