@@ -18,12 +18,16 @@ from mla_step import P, R, assert_close, build, dense
 from record_vllm import SURFACES, record
 
 from paged_mla_optimized.engines.vllm.registration import NAME, register
+from paged_mla_optimized.engines.vllm.tools import check
+from paged_mla_optimized.engines.vllm.tools.scenes import SCENES
 from paged_mla_optimized.engines.vllm.versions import RECORDED
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
+    from vllm.config import CompilationConfig
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.attention import mla_attention
     from vllm.platforms.interface import DeviceCapability
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -348,3 +352,13 @@ def test_an_unknown_choice_is_refused(make):
     config = engine_config(step, additional_config={"paged_mla": {"fast": True}})
     with pytest.raises(InvalidArgument, match=r"paged_mla\.fast"):
         make(step, config, engine_layer(step))
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_it_knows_the_arguments_of_a_scene(name):
+    """Names alone: what they mean is asked where there is a GPU."""
+    given = check._given(Path("model"), SCENES[name], NAME)
+    taken = inspect.signature(EngineArgs).parameters
+    assert set(given) <= set(taken)
+    described = inspect.signature(CompilationConfig).parameters
+    assert set(given.get("compilation_config", {})) <= set(described)
