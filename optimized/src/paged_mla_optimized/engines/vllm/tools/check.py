@@ -123,10 +123,10 @@ def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
     """Return what the engine of a scene is made with."""
     more = dict(scene.arguments)
     if scene.drafts:
-        more["speculative_config"] = {
-            **scene.speculation,
-            "num_speculative_tokens": scene.drafts,
-        }
+        speculation = scene.speculation | {"num_speculative_tokens": scene.drafts}
+        if speculation["method"] == "draft_model":
+            speculation["model"] = str(model)
+        more["speculative_config"] = speculation
     if backend == NAME:
         more |= scene.ours
     return arguments(

@@ -31,7 +31,8 @@ class Scene:
     drafts : int
         Of a step.
     speculation : dict
-        vLLM's ``speculative_config``, but for the number of drafts.
+        vLLM's ``speculative_config``, but for the number of drafts. A draft model is the model
+        itself, whose drafts are nearly all right.
     ours : dict
         Arguments of ``vllm.LLM`` beside our backend alone.
     arguments : dict
@@ -62,7 +63,10 @@ _OF_FP8 = (YARDSTICK, "FLASHMLA")
 _NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
 _ABSORBED = {"additional_config": {KEY: {"absorbed_query_len": 2048}}}
 _OUR_PREFILL = {"attention_config": {"mla_prefill_backend": NAME}}
-_FEW_BLOCKS = {"num_gpu_blocks_override": 480}
+_FEW_BLOCKS = {
+    "num_gpu_blocks_override": 480,
+    "scheduler_reserve_full_isl": False,  # else nothing begins that might be preempted
+}
 
 SCENES = {
     "piecewise": Scene(mode="piecewise"),
@@ -80,6 +84,7 @@ SCENES = {
         mode="full", drafts=3, speculation=_NGRAM, kv_cache_dtype="fp8", peers=_OF_FP8
     ),
     "mtp": Scene(mode="full", drafts=1, speculation={"method": "mtp"}),
+    "draft-model": Scene(mode="full", drafts=3, speculation={"method": "draft_model"}),
     "absorbed-prefill": Scene(mode="full", ours=_ABSORBED),
     "own-prefill": Scene(mode="full", ours=_OUR_PREFILL),
 }
