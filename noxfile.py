@@ -157,6 +157,26 @@ def modes(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def engines(session: nox.Session) -> None:
+    """Hold the adapters against engines: their recorded surfaces, or ``-- --vllm VERSION`` itself.
+
+    An installed engine brings the torch that it was built for. With a GPU it generates too.
+    """
+    parser = argparse.ArgumentParser(prog="nox -s engines --")
+    parser.add_argument("--vllm", help="the release to install; none: sources as recorded")
+    options, rest = parser.parse_known_args(session.posargs)
+    if options.vllm is None:
+        install_packages(session, "reference", "optimized", extra=("pytest",))
+    else:
+        folders = ("shared", "reference", "optimized")
+        editable = [part for name in folders for part in ("-e", f"./{PACKAGES[name].folder}")]
+        session.install(*editable, "pytest", f"vllm=={options.vllm}")
+    session.run("pytest", "optimized/tests/engines", *rest, env=INTERPRETER)
+    if options.vllm is not None and _on_gpu(session, "auto"):
+        session.run("python", "-m", "paged_mla_optimized.engines.vllm.tools.check")
+
+
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Search for schedules that break a backend. Options: --device, --backend, the search's own."""
     options, rest = _device_options(session)

@@ -23,11 +23,24 @@ def main(package: Package) -> int:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     root = importlib.import_module(package.module)
     names = [m.name for m in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")]
-    for name in names:
-        if not name.endswith("__main__"):
-            importlib.import_module(name)
-    print(f"{package.name}: {len(names)} modules import alone")
+    waiting = [name for name in names if not _imports(name, package)]
+    print(f"{package.name}: {len(names) - len(waiting)} modules import alone")
+    if waiting:
+        print(f"{package.name}: {waiting} wait for an engine")
     return 0
+
+
+def _imports(name: str, package: Package) -> bool:
+    """Import a module; return False where it is for an engine that is not there."""
+    if name.endswith("__main__"):
+        return True
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in package.engines:
+            return False
+        raise
+    return True
 
 
 if __name__ == "__main__":

@@ -21,12 +21,15 @@ class Package:
         Names of the distributions to install before it.
     forbidden : tuple of str
         What may not be installed when its modules are imported alone.
+    engines : tuple of str
+        What some of its modules adapt to, and are imported by alone.
     """
 
     name: str
     folder: str
     needs: tuple[str, ...]
     forbidden: tuple[str, ...]
+    engines: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -57,6 +60,7 @@ _ALL = (
         "optimized",
         needs=("shared",),
         forbidden=("pytest", "paged_mla_reference", "paged_mla_conformance"),
+        engines=("vllm",),
     ),
     Package(
         "conformance",

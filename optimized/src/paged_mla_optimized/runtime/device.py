@@ -13,7 +13,7 @@ from paged_mla_optimized.planning.families import INTERPRETER
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.provenance import commit_of
 
-_ARCHS = {
+ARCHS = {
     (8, 0): "sm80",
     (8, 6): "sm86",
     (8, 7): "sm86",
@@ -24,6 +24,7 @@ _ARCHS = {
     (12, 0): "sm120",
     (12, 1): "sm120",
 }
+"""Architectures by compute capability."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ def device_facts(device: torch.device) -> DeviceFacts:
     if device.type != "cuda":
         raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
     capability = torch.cuda.get_device_capability(device)
-    if capability not in _ARCHS:
-        raise Unsupported(f"compute capability {capability}: known are {sorted(_ARCHS)}")
+    if capability not in ARCHS:
+        raise Unsupported(f"compute capability {capability}: known are {sorted(ARCHS)}")
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return DeviceFacts(_ARCHS[capability], num_sms)
+    return DeviceFacts(ARCHS[capability], num_sms)
 
 
 def _check_interpreter() -> None:

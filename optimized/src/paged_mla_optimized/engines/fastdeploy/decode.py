@@ -1,0 +1,109 @@
+"""Decode rows of FastDeploy's steps: no FastDeploy and no Paddle here.
+
+Its tensors come as torch's through DLPack. Conversions: a row's context and its new tokens are
+counted apart; rows of prompts stand among the others, are answered by another call and added, so
+that they get zeros here; rows without new tokens keep the lengths of an earlier step; a cache has
+an axis of one head; queries and answers of all heads are one line.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.api import PagedMla
+
+
+def decode_lens(
+    seq_lens_encoder: torch.Tensor,
+    seq_lens_decoder: torch.Tensor,
+    seq_lens_this_time: torch.Tensor,
+) -> torch.Tensor:
+    """Return ``seq_lens`` as rules S-2 and S-6 have them, int32 [B], on the device.
+
+    Parameters
+    ----------
+    seq_lens_encoder : int32 [B]
+        New tokens of prompts.
+    seq_lens_decoder : int32 [B]
+        Cached tokens, those of this step not among them.
+    seq_lens_this_time : int32 [B]
+        New tokens of any kind.
+    """
+    is_decode = (seq_lens_this_time > 0) & (seq_lens_encoder == 0)
+    return torch.where(is_decode, seq_lens_decoder + seq_lens_this_time, 0).int()
+
+
+class LatentAttention:
+    """What ``decode_mla_write_cache`` and ``multi_head_latent_attention`` do.
+
+    Parameters
+    ----------
+    mla : PagedMla
+        Its config without a rope: FastDeploy rotates before it calls.
+    query_len : int
+        New tokens of a row with all its drafts; rows of prompts do not count.
+    """
+
+    def __init__(self, mla: PagedMla, query_len: int = 1) -> None:
+        self.mla, self.query_len = mla, query_len
+
+    def plan(
+        self,
+        seq_lens_encoder: torch.Tensor,
+        seq_lens_decoder: torch.Tensor,
+        seq_lens_this_time: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        block_tables: torch.Tensor,
+        *,
+        num_tokens: int,
+    ) -> None:
+        """Describe a step, once for all layers: ``init_attention_metadata``.
+
+        Parameters
+        ----------
+        seq_lens_encoder, seq_lens_decoder, seq_lens_this_time
+            As for :func:`decode_lens`.
+        cu_seqlens_q : int32 [B + 1]
+            Prefix sums of ``seq_lens_this_time``.
+        block_tables : int32 [B, M]
+            Entries past a row's last block hold -1, or anything.
+        num_tokens : int
+            Lines of the queries, padding included.
+        """
+        seq_lens = decode_lens(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time)
+        self.mla.plan(
+            cu_seqlens_q,
+            seq_lens,
+            block_tables,
+            num_tokens=num_tokens,
+            max_query_len=self.query_len,
+        )
+
+    def write(
+        self, compressed_kv: torch.Tensor, k_pe: torch.Tensor, latent_cache: torch.Tensor
+    ) -> None:
+        """Write the decode rows' new tokens; those of prompts are not touched.
+
+        Parameters
+        ----------
+        compressed_kv : dtype [T, R]
+        k_pe : dtype [T, P], or [T, 1, P]
+        latent_cache : dtype [num_blocks, 1, block_size, R + P]
+        """
+        k_pe = k_pe.view(k_pe.shape[0], -1)
+        self.mla.append(compressed_kv, k_pe, latent_cache.squeeze(1))
+
+    def attend(self, q: torch.Tensor, latent_cache: torch.Tensor) -> torch.Tensor:
+        """Return the answers of decode rows, dtype [T, H * R], and zeros for all other tokens.
+
+        Parameters
+        ----------
+        q : dtype [T, H * (R + P)]
+            Absorbed and rotated, joined for each head.
+        latent_cache : dtype [num_blocks, 1, block_size, R + P]
+        """
+        config = self.mla.config
+        heads = q.view(q.shape[0], config.num_heads, -1)
+        q_nope, q_pe = heads[..., : config.kv_lora_rank], heads[..., config.kv_lora_rank :]
+        out, _ = self.mla.attend(q_nope, q_pe, latent_cache.squeeze(1))
+        return out.flatten(1)

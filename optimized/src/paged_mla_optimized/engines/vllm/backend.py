@@ -1,0 +1,81 @@
+"""The backend class: what vLLM asks before it makes anything."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
+from vllm.v1.attention.backend import MultipleOf
+
+from paged_mla_optimized.engines.vllm.builder import PagedMlaMetadataBuilder
+from paged_mla_optimized.engines.vllm.convert import KV_CACHE_DTYPES
+from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
+from paged_mla_optimized.engines.vllm.reasons import DTYPES, HEAD_SIZES, misfit
+from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.runtime.device import ARCHS
+
+
+class PagedMlaBackend(MLACommonBackend):
+    """Dense MLA for vLLM; ``attention_backend="CUSTOM"`` chooses it."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(KV_CACHE_DTYPES)
+
+    @staticmethod
+    def get_name() -> str:
+        """Return the member of vLLM's enum."""
+        return NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[PagedMlaImpl]:
+        """Return what runs in a layer."""
+        return PagedMlaImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[PagedMlaMetadataBuilder]:
+        """Return what describes a step."""
+        return PagedMlaMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(
+        kv_cache_spec: Any = None,
+    ) -> list[int | MultipleOf]:
+        """Return that blocks may be of any size."""
+        return [MultipleOf(1)]
+
+    @staticmethod
+    def get_kv_cache_stride_order(
+        include_num_layers_dimension: bool = False,
+    ) -> tuple[int, ...]:
+        """Return the axes of a cache in memory: blocks may span all layers."""
+        return (1, 0, 2, 3) if include_num_layers_dimension else (0, 1, 2)
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        """Return widths of a cached token."""
+        return list(HEAD_SIZES)
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        """Return whether kernels are made for a device."""
+        return (capability.major, capability.minor) in ARCHS
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        """Return why a model is not served, in words."""
+        capability = (device_capability.major, device_capability.minor)
+        return misfit(
+            head_size=head_size, dtype=dtype, kv_cache_dtype=kv_cache_dtype, capability=capability
+        )

@@ -1,0 +1,110 @@
+"""The metadata builder: describes each step once, for all layers of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonDecodeMetadata,
+    MLACommonMetadata,
+    MLACommonMetadataBuilder,
+    QueryLenSupport,
+)
+from vllm.v1.attention.backend import AttentionCGSupport
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.engines.vllm.convert import cache_format, capacities
+from paged_mla_optimized.engines.vllm.decode import Decode, Planned
+from paged_mla_optimized.engines.vllm.options import options_of
+from paged_mla_shared.errors import Unsupported
+
+
+@dataclass
+class PagedMlaDecodeMetadata(MLACommonDecodeMetadata):
+    """vLLM's, and the planned step."""
+
+    planned: Planned | None = None
+
+
+@dataclass
+class PagedMlaMetadata(MLACommonMetadata[PagedMlaDecodeMetadata]):
+    """vLLM's, of these decode rows."""
+
+
+class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
+    """Plans decode rows on the device; prefill rows are described as vLLM does it.
+
+    vLLM calls it once a step, outside graphs, also before it captures one and before each replay:
+    captured layers read the buffers that ``plan`` has rewritten.
+    """
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        options = options_of(vllm_config.additional_config)
+        self.reorder_batch_threshold = options.absorbed_query_len  # the base class may raise it
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, PagedMlaMetadata)
+        context = vllm_config.compilation_config.static_forward_context
+        layers = [context[name] for name in layer_names]
+        dtype, longest = self.model_config.dtype, self.reorder_batch_threshold
+        rows, tokens = capacities(
+            max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+            max_graph_tokens=vllm_config.compilation_config.max_cudagraph_capture_size or 0,
+            longest=longest,
+        )
+        config = MlaConfig(
+            num_heads=self.num_heads * self.dcp_world_size,  # of all ranks, gathered
+            softmax_scale=_common("scale", [layer.scale for layer in layers]),
+            block_size=kv_cache_spec.block_size,
+            max_rows=rows,
+            max_query_tokens=tokens,
+            max_model_len=self.model_config.max_model_len,
+            kv_lora_rank=self.mla_dims.kv_lora_rank,
+            qk_rope_head_dim=self.mla_dims.qk_rope_head_dim,
+            dtype=dtype,
+            cache_format=cache_format(
+                _common("kv_cache_dtype", [layer.kv_cache_dtype for layer in layers]), dtype
+            ),
+            products=options.products,
+        )
+        speculation = vllm_config.speculative_config
+        drafts = 0 if speculation is None else speculation.num_speculative_tokens or 0
+        lengths = sorted({1, min(1 + drafts, longest), longest})
+        self.decode = Decode(config, device, lengths)
+
+    def _build_decode(
+        self,
+        *,
+        block_table_tensor: torch.Tensor,
+        seq_lens_device: torch.Tensor,
+        query_start_loc_device: torch.Tensor,
+        num_decode_tokens: int,
+        dcp_tot_seq_lens_device: torch.Tensor | None,
+        **_: Any,  # what the host knows
+    ) -> PagedMlaDecodeMetadata:
+        planned = self.decode.plan(
+            query_start_loc=query_start_loc_device,
+            seq_lens=seq_lens_device,
+            block_table=block_table_tensor,
+            num_tokens=num_decode_tokens,
+        )
+        return PagedMlaDecodeMetadata(
+            block_table=block_table_tensor,
+            seq_lens=seq_lens_device,
+            dcp_tot_seq_lens=dcp_tot_seq_lens_device,
+            planned=planned,
+        )
+
+
+def _common(name: str, values: list[Any]) -> Any:
+    """Return what all layers of a group have."""
+    found = set(values)
+    if len(found) > 1:
+        raise Unsupported(f"layers of one group with {name} {sorted(found)}: one for all")
+    return values[0]

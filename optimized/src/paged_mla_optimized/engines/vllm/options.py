@@ -1,0 +1,60 @@
+"""What a user may choose: ``additional_config={"paged_mla": {...}}`` of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from paged_mla_optimized.config import PRODUCTS
+from paged_mla_shared.errors import InvalidArgument
+
+KEY = "paged_mla"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Choices that vLLM has no word for.
+
+    Parameters
+    ----------
+    absorbed_query_len : int
+        Rows of up to so many new tokens are attended to absorbed, over the cache as it is; longer
+        ones go vLLM's way, through keys and values of every head. vLLM raises it to what a row
+        with all its drafts has.
+    products : str
+        As :class:`~paged_mla_optimized.config.MlaConfig` has it: "fast" lets kernels over FP8
+        caches round queries and weights to FP8.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+
+    absorbed_query_len: int = 1
+    products: str = "exact"
+
+    def __post_init__(self) -> None:
+        length = self.absorbed_query_len
+        if not isinstance(length, int) or length < 1:
+            raise InvalidArgument(f"{KEY}.absorbed_query_len", length, "an integer >= 1")
+        if self.products not in PRODUCTS:
+            raise InvalidArgument(f"{KEY}.products", self.products, ", ".join(PRODUCTS))
+
+
+def options_of(additional_config: Any) -> Options:
+    """Return the choices in vLLM's ``additional_config``.
+
+    Raises
+    ------
+    InvalidArgument
+        A key or a value is unknown.
+    """
+    if not isinstance(additional_config, Mapping) or KEY not in additional_config:
+        return Options()
+    given = additional_config[KEY]
+    known = [field.name for field in fields(Options)]
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        raise InvalidArgument(f"{KEY}.{unknown[0]}", given[unknown[0]], ", ".join(known))
+    return Options(**given)

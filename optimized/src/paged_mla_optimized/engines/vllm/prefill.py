@@ -1,0 +1,98 @@
+"""The prefill backend class: one layer's prefill rows, over keys and values of every head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
+
+from paged_mla_optimized.engines.vllm.heads import HeadsPrefill
+from paged_mla_optimized.engines.vllm.reasons import DTYPES
+from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.engines.vllm.versions import context_chunk
+from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.runtime.device import ARCHS
+from paged_mla_shared.errors import Unsupported
+
+
+class PagedMlaPrefillBackend(MLAPrefillBackend):
+    """Prefill for vLLM; ``attention_config={"mla_prefill_backend": "CUSTOM"}`` chooses it.
+
+    vLLM projects, gathers contexts in chunks and merges their answers. Any backend may attend the
+    decode rows beside it.
+    """
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
+    supported_mla_dimensions: ClassVar[list[MLADimensions]] = [
+        MLADimensions(qk_nope_head_dim=nope, qk_rope_head_dim=64, v_head_dim=value)
+        for nope, value in ((128, 128), (192, 256), (64, 128))  # of DeepSeek, GLM, Mistral
+    ]
+
+    @staticmethod
+    def get_name() -> str:
+        """Return the member of vLLM's enum."""
+        return NAME
+
+    @classmethod
+    def supports_compute_capability(cls, device_capability: Any) -> bool:
+        """Return whether kernels are made for a device."""
+        found = device_capability
+        return found is not None and (found.major, found.minor) in ARCHS
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        config = self._config()
+        self._new = HeadsPrefill(config)
+        self._context = HeadsPrefill(replace(config, causal=False))
+
+    def prepare_metadata(self, prefill_metadata: Any) -> None:
+        """Begin a step."""
+        super().prepare_metadata(prefill_metadata)
+        self._new.forget()
+        self._context.forget()
+
+    def run_prefill_new_tokens(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        return_softmax_lse: bool,
+        out: torch.Tensor | None = None,
+        output_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attend rows to their new tokens."""
+        if out is not None or output_scale is not None:
+            raise Unsupported("quantised answers of prefill: supports_quant_output is False")
+        starts = self._prefill_metadata.query_start_loc
+        answer, lse = self._new.attend("new", starts, starts, q=q, k=k, v=v)
+        return (answer, lse) if return_softmax_lse else answer
+
+    def run_prefill_context_chunk(
+        self,
+        *,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        chunk_idx: int | None = None,
+        chunk: Any = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend rows to a chunk of their cached context, all of which they see."""
+        part = context_chunk(self._prefill_metadata, chunk_idx, chunk)
+        return self._context.attend(
+            part.number, part.cu_seqlens_q, part.cu_seqlens_k, q=q, k=k, v=v
+        )
+
+    def _config(self) -> PrefillConfig:
+        scheduler = self.vllm_config.scheduler_config
+        return PrefillConfig(
+            num_heads=self.num_heads,
+            softmax_scale=self.scale,
+            max_rows=scheduler.max_num_seqs,
+            max_tokens=scheduler.max_num_batched_tokens,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+            dtype=self.vllm_config.model_config.dtype,
+        )

@@ -1,0 +1,264 @@
+"""Generate with vLLM through this backend and through vLLM's own, at the same histories.
+
+    python -m paged_mla_optimized.engines.vllm.tools.check [SCENE ...] [--jobs 8] [--folder out]
+
+Every scene of ``scenes.py`` runs in a process of its own, several at a time: times mean nothing
+then. Its history is what the yardstick generates, eagerly and with no drafts. Then each backend, in
+the scene's graphs, speculation and cache, says what it thinks of every step (``follow.py``): once
+with an empty prefix cache and once with hits. A line has, for each of the two, the largest and the
+median difference of logprobs to the yardstick, the steps whose likeliest token differs, and the
+largest gap there; then preempted requests and steps that verified drafts. All numbers are in
+``FOLDER/SCENE.json``. The exit status is 1 if a scene failed, or was beyond what vLLM's own
+backends are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
+from paged_mla_optimized.engines.vllm.tools.follow import Logprobs, distance, follow
+from paged_mla_optimized.engines.vllm.tools.model import build_model
+from paged_mla_optimized.engines.vllm.tools.scenes import (
+    MAX_MODEL_LEN,
+    SCENES,
+    YARDSTICK,
+    Scene,
+    prompts,
+)
+
+_CACHE_BYTES = 2 << 30
+_LAYERS = 4
+_ROWS = (1, 2, 4, 8, 16)  # of captured graphs
+
+
+class History(NamedTuple):
+    """What the yardstick generated, and what it thought of each step."""
+
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+    logprobs: list[list[Logprobs]]
+
+
+def main() -> int:
+    """Run scenes, or one of them in this process."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("scenes", nargs="*", help=", ".join(SCENES))
+    parser.add_argument("--jobs", type=int, default=8, help="scenes at a time")
+    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
+    parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
+    parser.add_argument("--folder", type=Path, default=Path("out/vllm"))
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.scenes or list(SCENES)
+    if unknown := [name for name in names if name not in SCENES]:
+        parser.error(f"{unknown[0]} is none of {', '.join(SCENES)}")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.here:
+        [name] = names
+        run_scene(name, options.folder, options.tokens)
+        return 0
+    for heads in sorted({SCENES[name].heads for name in names}):  # once, not in each process
+        build_model(options.folder, heads=heads, layers=_LAYERS)
+    if any(SCENES[name].has_mtp for name in names):
+        build_model(options.folder, heads=16, layers=_LAYERS, mtp=True)
+    deadline = time.monotonic() + options.seconds
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = pool.map(lambda name: _apart(name, options, deadline), names)
+        found = [_tell(name, runs) for name, runs in zip(names, results, strict=True)]
+    steps = sum(one for one, _ in found)
+    failed = [name for name, (_, good) in zip(names, found, strict=True) if not good]
+    print(f"{steps} steps through {NAME}; beyond or failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def run_scene(name: str, folder: Path, tokens: int) -> None:
+    """Run one scene in this process; write what was found after each of its engines."""
+    scene, many = SCENES[name], prompts()
+    model = build_model(folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
+    plain = Scene(
+        mode="eager",
+        heads=scene.heads,
+        block_size=scene.block_size,
+        kv_cache_dtype=scene.kv_cache_dtype,
+    )
+    prepare()
+    seen = _Counters()
+
+    def begin(llm: Any) -> tuple[History, dict[str, Any]]:
+        answers, _ = ask(llm, many, [tokens] * len(many))
+        history = History(
+            many,
+            [[token for token, _ in answer] for answer in answers],
+            [[logprobs for _, logprobs in answer] for answer in answers],
+        )
+        return history, _passes(llm, history, 1)
+
+    history, again = run_engine(_given(model, plain, YARDSTICK), begin)
+    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
+    _write(folder, name, runs)
+    for backend in (*scene.peers, NAME):
+        before = time.monotonic()
+        try:
+            seen.forget()
+            found = run_engine(_given(model, scene, backend), lambda llm: _passes(llm, history, 2))
+            runs.append({"run": backend, **found, **seen.counts})
+        except Exception:  # the others are asked all the same
+            runs.append({"run": backend, "error": traceback.format_exc()[-1500:]})
+        runs[-1]["seconds"] = round(time.monotonic() - before, 1)
+        _write(folder, name, runs)
+
+
+def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
+    """Return what the engine of a scene is made with."""
+    more = dict(scene.arguments)
+    if scene.drafts:
+        speculation = scene.speculation | {"num_speculative_tokens": scene.drafts}
+        if speculation["method"] == "draft_model":
+            speculation["model"] = str(model)
+        more["speculative_config"] = speculation
+    if backend == NAME:
+        more |= scene.ours
+    return arguments(
+        model,
+        backend,
+        scene.mode,
+        sizes=[rows * (1 + scene.drafts) for rows in _ROWS],
+        block_size=scene.block_size,
+        kv_cache_dtype=scene.kv_cache_dtype,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=_ROWS[-1],
+        max_num_batched_tokens=2048,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+        kv_cache_memory_bytes=_CACHE_BYTES,
+        gpu_memory_utilization=0.1,
+        **more,
+    )
+
+
+def _passes(llm: Any, history: History, passes: int) -> dict[str, Any]:
+    """Follow a history so many times: the first time of an engine nothing is cached."""
+    hits: list[int] = []
+
+    def generate(asked: list[list[int]], tokens: list[int]) -> Any:
+        answers, cached = ask(llm, asked, tokens)
+        hits.append(cached)
+        return answers
+
+    found, cached = [], []
+    for _ in range(passes):
+        hits.clear()
+        steps = follow(generate, history.prompts, history.tokens)
+        found.append(asdict(distance(history.tokens, history.logprobs, steps)))
+        cached.append(hits[0])
+    return {"passes": found, "cached_tokens": cached}
+
+
+class _Counters:
+    """Counts what a run is about: preempted requests, and steps whose rows have several tokens."""
+
+    def __init__(self) -> None:
+        from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+
+        from paged_mla_optimized.engines.vllm.decode import Decode  # noqa: PLC0415
+
+        self.counts: dict[str, int] = {}
+        preempt, plan = Scheduler._preempt_request, Decode.plan
+        counts = self.counts
+
+        def counted_preempt(*given: Any, **named: Any) -> Any:
+            counts["preemptions"] += 1
+            return preempt(*given, **named)
+
+        def counted_plan(decode: Decode, **named: Any) -> Any:
+            counts["plans"] += 1
+            counts["plans_of_several_tokens"] += named["num_tokens"] > len(named["seq_lens"])
+            return plan(decode, **named)
+
+        Scheduler._preempt_request = counted_preempt
+        Decode.plan = counted_plan  # type: ignore[method-assign, assignment]
+        self.forget()
+
+    def forget(self) -> None:
+        self.counts.update(preemptions=0, plans=0, plans_of_several_tokens=0)
+
+
+def _write(folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
+
+
+def _apart(name: str, options: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
+    """Run a scene in a process of its own; return what it had found when it ended."""
+    path = options.folder / f"{name}.json"
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, name, "--here"]
+    command += ["--folder", str(options.folder), "--tokens", str(options.tokens)]
+    left = max(deadline - time.monotonic(), 1)
+    with (options.folder / f"{name}.log").open("w") as log:
+        try:
+            subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: ended after {options.seconds:.0f} s")
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def _tell(name: str, runs: list[dict[str, Any]]) -> tuple[int, bool]:
+    """Print a scene; return how many steps went through our backend, and whether it is good."""
+    for run in runs:
+        if "error" in run:
+            print(f"{name:16} {run['run']:17} failed: {run['error'].splitlines()[-1][:110]}")
+            continue
+        told = "; ".join(
+            f"{p['largest']:.4f} {p['median']:.4f} {p['others']:3} {p['gap']:.4f}"
+            for p in run["passes"]
+        )
+        counted = " ".join(
+            f"{run[k]}" for k in ("preemptions", "plans_of_several_tokens") if k in run
+        )
+        print(f"{name:16} {run['run']:17} {run['passes'][0]['steps']} {told} | {counted}")
+    ours = [p for run in runs if run["run"] == NAME for p in run.get("passes", [])]
+    theirs = [p for run in runs if run["run"] != NAME for p in run.get("passes", [])]
+    if not ours or not theirs:
+        print(f"{name:16} no answer of {NAME}: see {name}.log")
+        return 0, False
+    problem = _problem(name, runs, ours, theirs)
+    print(
+        f"{name:16} {problem or 'as far apart as its own backends, or less, where it has others'}"
+    )
+    return sum(p["steps"] for p in ours), not problem
+
+
+def _problem(
+    name: str, runs: list[dict[str, Any]], ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
+) -> str:
+    """Return what is wrong with a scene, or nothing."""
+    [run] = [run for run in runs if run["run"] == NAME]
+    scene = SCENES[name]
+    if scene.preempts and run["preemptions"] == 0:
+        return "nothing was preempted"
+    if not scene.preempts and run["cached_tokens"][1] == 0:
+        return "no prefix was hit"
+    if scene.drafts and run["plans_of_several_tokens"] == 0:
+        return "no drafts were verified"
+    if scene.peers == (YARDSTICK,):
+        return ""  # no other backend says how far they may be apart
+    for word in ("largest", "gap"):
+        mine, most = max(p[word] for p in ours), max(p[word] for p in theirs)
+        if mine > most:
+            return f"beyond: {word} {mine:.4f}, among vLLM's own {most:.4f}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

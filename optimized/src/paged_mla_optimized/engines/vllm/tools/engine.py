@@ -1,0 +1,121 @@
+"""One vLLM engine in this process: how it is made, asked and ended."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from paged_mla_optimized.engines.vllm.registration import register
+from paged_mla_optimized.engines.vllm.tools.follow import Logprobs
+
+T = TypeVar("T")
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core in this process
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # would be compiled
+    "HF_HUB_OFFLINE": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "2",  # other processes compile too
+}
+LIKELIEST = 8
+GRAPHS: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "full": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    "piecewise": {"cudagraph_mode": "PIECEWISE"},
+    "default": {},  # compiled; full graphs for decode, pieces for the rest
+}
+"""``compilation_config`` of each mode that an engine may run in."""
+
+
+def arguments(
+    model: Path, backend: str, mode: str, *, sizes: list[int], **changes: Any
+) -> dict[str, Any]:
+    """Return what ``vllm.LLM`` is made with.
+
+    Parameters
+    ----------
+    model : Path
+    backend : str
+        Name in vLLM's registry.
+    mode : str
+        Key of :data:`GRAPHS`.
+    sizes : list of int
+        Tokens of the captured graphs.
+    """
+    found: dict[str, Any] = {
+        "model": str(model),
+        "attention_backend": backend,
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    if mode == "eager":
+        found["enforce_eager"] = True
+    else:
+        found["compilation_config"] = GRAPHS[mode] | {"cudagraph_capture_sizes": sizes}
+    return found | changes
+
+
+def prepare() -> None:
+    """Set the environment that vLLM reads as it is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
+    """Make an engine, use it, and give back all that it held."""
+    prepare()
+    from vllm import LLM, ModelRegistry  # noqa: PLC0415 - reads the environment
+    from vllm.distributed.parallel_state import (  # noqa: PLC0415
+        cleanup_dist_env_and_memory,
+    )
+    from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP  # noqa: PLC0415
+    from vllm.model_executor.models.deepseek_v2 import DeepseekV3ForCausalLM  # noqa: PLC0415
+
+    register()  # also where the package is not installed, and has no entry point
+    # Otherwise vLLM looks classes up in a process of its own, which takes 20 s.
+    ModelRegistry.register_model("DeepseekV3ForCausalLM", DeepseekV3ForCausalLM)
+    ModelRegistry.register_model("DeepSeekMTPModel", DeepSeekMTP)
+    _free()  # of an engine that failed
+    llm = LLM(**given)
+    try:
+        return use(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        cleanup_dist_env_and_memory()
+        _free()
+
+
+def _free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def ask(
+    llm: Any, prompts: list[list[int]], tokens: list[int]
+) -> tuple[list[list[tuple[int, Logprobs]]], int]:
+    """Generate greedily; return tokens with logprobs, and prompt tokens that were cached."""
+    from vllm import SamplingParams  # noqa: PLC0415
+
+    ways = [
+        SamplingParams(
+            temperature=0, max_tokens=n, ignore_eos=True, detokenize=False, logprobs=LIKELIEST
+        )
+        for n in tokens
+    ]
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], ways, use_tqdm=False)
+    cached = sum(output.num_cached_tokens or 0 for output in outputs)
+    answers = []
+    for output in outputs:
+        [one] = output.outputs
+        steps = [{t: x.logprob for t, x in step.items()} for step in one.logprobs]
+        answers.append(list(zip(one.token_ids, steps, strict=True)))
+    return answers, cached

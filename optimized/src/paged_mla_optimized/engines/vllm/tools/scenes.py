@@ -1,0 +1,103 @@
+"""What ``check`` asks: how an engine is set up, which others answer beside, and the prompts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from paged_mla_optimized.engines.vllm.options import KEY
+from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.engines.vllm.tools.model import VOCAB
+
+YARDSTICK = "TRITON_MLA"
+_ALL = (YARDSTICK, "FLASHMLA", "FLASH_ATTN_MLA")
+LONGEST = 30_000
+MAX_MODEL_LEN = 30_208  # with what is generated, in whole blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One set-up.
+
+    Parameters
+    ----------
+    mode : str
+        Key of ``engine.GRAPHS``.
+    peers : tuple of str
+        vLLM's own backends that serve it; the yardstick is among them.
+    block_size, heads : int
+    kv_cache_dtype : str
+    drafts : int
+        Of a step.
+    speculation : dict
+        vLLM's ``speculative_config``, but for the number of drafts. A draft model is the model
+        itself, whose drafts are nearly all right.
+    ours : dict
+        Arguments of ``vllm.LLM`` beside our backend alone.
+    arguments : dict
+        Arguments beside every backend.
+    preempts : bool
+        The cache holds fewer tokens than there are.
+    """
+
+    mode: str
+    peers: tuple[str, ...] = _ALL
+    block_size: int = 64
+    heads: int = 16
+    kv_cache_dtype: str = "auto"
+    drafts: int = 0
+    speculation: dict[str, Any] = field(default_factory=dict)
+    ours: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    preempts: bool = False
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the model drafts for itself."""
+        return self.speculation.get("method") == "mtp"
+
+
+_OF_16 = (YARDSTICK, "FLASH_ATTN_MLA")  # blocks of 16
+_OF_FP8 = (YARDSTICK, "FLASHMLA")
+_NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
+_ABSORBED = {"additional_config": {KEY: {"absorbed_query_len": 2048}}}
+_OUR_PREFILL = {"attention_config": {"mla_prefill_backend": NAME}}
+_FEW_BLOCKS = {
+    "num_gpu_blocks_override": 480,
+    "scheduler_reserve_full_isl": False,  # else nothing begins that might be preempted
+}
+
+SCENES = {
+    "piecewise": Scene(mode="piecewise"),
+    "default": Scene(mode="default"),
+    "eager": Scene(mode="eager"),
+    "full": Scene(mode="full"),
+    "heads-128": Scene(mode="full", heads=128),
+    "block-16": Scene(mode="full", block_size=16, peers=_OF_16),
+    "fp8": Scene(mode="full", kv_cache_dtype="fp8", peers=_OF_FP8),
+    "fp8-block-16": Scene(mode="eager", kv_cache_dtype="fp8", block_size=16, peers=(YARDSTICK,)),
+    "preemption": Scene(mode="full", arguments=_FEW_BLOCKS, preempts=True),
+    "ngram": Scene(mode="full", drafts=3, speculation=_NGRAM),
+    "ngram-eager": Scene(mode="eager", drafts=3, speculation=_NGRAM),
+    "ngram-fp8": Scene(
+        mode="full", drafts=3, speculation=_NGRAM, kv_cache_dtype="fp8", peers=_OF_FP8
+    ),
+    "mtp": Scene(mode="full", drafts=1, speculation={"method": "mtp"}),
+    "draft-model": Scene(mode="full", drafts=3, speculation={"method": "draft_model"}),
+    "absorbed-prefill": Scene(mode="full", ours=_ABSORBED),
+    "own-prefill": Scene(mode="full", ours=_OUR_PREFILL),
+}
+"""By name, the slowest first."""
+
+
+def prompts() -> list[list[int]]:
+    """Return ragged prompts: one token, edges of blocks, many chunks, two with one beginning."""
+    rng = random.Random(1)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(2, VOCAB) for _ in range(count)]
+
+    shared, loop = tokens(700), tokens(12) * 8  # a loop is what an n-gram drafter can guess
+    lengths = (1, 2, 17, 63, 64, 65, 129, 300, 1000, 5000, LONGEST)
+    return [*map(tokens, lengths), [*shared, 5, 6, 7], [*shared, 9], loop]

@@ -1,0 +1,61 @@
+"""Decode rows as FastDeploy hands them over, against dense attention. S-2, S-6, S-10."""
+
+from __future__ import annotations
+
+import torch
+from mla_step import R, build, dense
+
+from paged_mla_optimized import PagedMla
+from paged_mla_optimized.engines.fastdeploy.decode import LatentAttention, decode_lens
+
+ROWS = (  # new tokens of a prompt, cached tokens, new tokens
+    (0, 36, 1),
+    (5, 0, 5),  # a prompt
+    (0, 61, 3),  # drafts
+    (0, 99, 0),  # stopped: what was cached stays counted
+    (7, 20, 7),  # a prompt behind a prefix hit
+    (0, 0, 0),
+)
+
+
+def lens():
+    return [torch.tensor(column, dtype=torch.int32) for column in zip(*ROWS, strict=True)]
+
+
+def test_lengths():
+    assert decode_lens(*lens()).tolist() == [37, 0, 64, 0, 0, 0]
+    assert decode_lens(*lens()).dtype == torch.int32
+
+
+def test_a_mixed_step():
+    """Prompts get zeros, and their tokens are written by another call."""
+    is_decode = [encoder == 0 and new > 0 for encoder, _, new in ROWS]
+    rows = [
+        (cached + new if mine else 0, new)
+        for (_, cached, new), mine in zip(ROWS, is_decode, strict=True)
+    ]
+    step = build(*rows, padded_tokens=2, tail=-1)
+    tokens = len(step.q_nope)
+    owner = [row for row, (_, new) in enumerate(rows) for _ in range(new)]
+
+    fresh = torch.full((tokens, step.cache.shape[-1]), torch.nan)
+    cache = step.cache.clone()
+    for token, row in enumerate(owner):
+        if not is_decode[row]:
+            continue
+        position = rows[row][0] - rows[row][1] + token - int(step.cu_seqlens_q[row])
+        block = step.block_table[row, position // step.config.block_size]
+        fresh[token] = step.keys[row][position]
+        cache[block, position % step.config.block_size] = torch.nan  # until it is written
+
+    attention = LatentAttention(PagedMla(step.config, "cpu"), query_len=3)
+    attention.plan(*lens(), step.cu_seqlens_q, step.block_table, num_tokens=tokens)
+    latent_cache = cache[:, None]
+    attention.write(fresh[:, :R], fresh[:, None, R:], latent_cache)
+    torch.testing.assert_close(cache, step.cache, equal_nan=True)
+
+    q = torch.cat([step.q_nope, step.q_pe], dim=-1).flatten(1)
+    out = attention.attend(q, latent_cache).view(tokens, step.config.num_heads, R)
+    torch.testing.assert_close(out.double(), dense(step)[0], rtol=2e-5, atol=2e-5)
+    prompts = [token for token, row in enumerate(owner) if not is_decode[row]]
+    assert (out[prompts] == 0).all()

@@ -1,0 +1,165 @@
+"""vLLM's conventions as pure functions, what is refused, and what a user may choose."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from paged_mla_optimized import LatentCache
+from paged_mla_optimized.engines.vllm import registration
+from paged_mla_optimized.engines.vllm.convert import (
+    as_cache,
+    cache_format,
+    capacities,
+    query_len,
+    split_queries,
+)
+from paged_mla_optimized.engines.vllm.options import Options, options_of
+from paged_mla_optimized.engines.vllm.reasons import misfit
+from paged_mla_optimized.engines.vllm.versions import context_chunk, serves
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+HOPPER = (9, 0)
+GOOD = {
+    "head_size": 576,
+    "dtype": torch.bfloat16,
+    "kv_cache_dtype": "auto",
+    "capability": HOPPER,
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype", "ours"),
+    [
+        ("auto", torch.bfloat16, "bf16"),
+        ("auto", torch.float16, "fp16"),
+        ("bfloat16", torch.bfloat16, "bf16"),
+        ("fp8", torch.bfloat16, "fp8_e4m3"),
+        ("fp8_e4m3", torch.float16, "fp8_e4m3"),
+    ],
+)
+def test_words_for_a_cache(word, dtype, ours):
+    assert cache_format(word, dtype) == ours
+
+
+@pytest.mark.parametrize("word", ["fp8_ds_mla", "fp8_e5m2", "int8_per_token_head", "float16"])
+def test_other_caches_are_refused(word):
+    with pytest.raises(Unsupported, match=f"kv_cache_dtype {word}"):
+        cache_format(word, torch.bfloat16)
+
+
+def test_graphs_may_have_more_rows_than_the_scheduler():
+    """Rows that pad a graph count too; tokens are no more than the scheduler hands out."""
+    sizes = {"max_num_seqs": 60, "max_num_batched_tokens": 200}
+    assert capacities(**sizes, max_graph_tokens=64, longest=1) == (64, 64)
+    assert capacities(**sizes, max_graph_tokens=0, longest=1) == (60, 60)
+    assert capacities(**sizes, max_graph_tokens=64, longest=2) == (64, 128)
+    assert capacities(**sizes, max_graph_tokens=64, longest=2048) == (64, 200)
+    assert capacities(**sizes, max_graph_tokens=512, longest=4) == (512, 512)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "length"),
+    [
+        (8, 8, 1),  # decode
+        (8, 3, 1),  # rows that only pad
+        (8, 32, 4),  # all rows with three drafts: a graph's shape
+        (8, 9, 4),  # one row with a draft
+        (8, 33, 512),  # a short prompt among them
+        (1, 2000, 512),
+        (0, 0, 1),
+    ],
+)
+def test_kernels_are_chosen_by_padded_counts(rows, tokens, length):
+    assert query_len(rows, tokens, (1, 4, 512)) == length
+
+
+def test_queries_come_apart_or_together():
+    q = torch.arange(2 * 3 * 6.0).view(2, 3, 6)
+    pair = q[..., :4], q[..., 4:]
+    assert split_queries(pair, 4) is pair
+    for mine, theirs in zip(split_queries(q, 4), pair, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.data_ptr() == theirs.data_ptr()  # no copy
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_the_layers_scale_counts_for_fp8_alone(shape):
+    scale = torch.full(shape, 0.5)
+    latents = torch.zeros(2, 4, 8).to(torch.float8_e4m3fn)
+    cache = as_cache("fp8_e4m3", latents, scale)
+    assert isinstance(cache, LatentCache)
+    assert cache.scales.shape == ()
+    assert cache.scales.data_ptr() == scale.data_ptr()  # read where it lies, as vLLM renews it
+    assert as_cache("bf16", latents, scale) is latents
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"capability": (7, 5)}, "compute capability 7.5"),
+        ({"dtype": torch.float32}, "float32"),
+        ({"head_size": 512}, "head_size 512: 320 or 576"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype fp8_ds_mla"),
+        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype float16 of a model of torch.bfloat16"),
+    ],
+)
+def test_what_is_not_served_has_a_reason(change, reason):
+    assert reason in (misfit(**(GOOD | change)) or "")
+
+
+@pytest.mark.parametrize("word", [None, "auto", "fp8", "bfloat16"])
+def test_what_is_served_has_none(word):
+    assert misfit(**(GOOD | {"kv_cache_dtype": word})) is None
+
+
+def test_choices_of_a_user():
+    assert options_of({}) == options_of(None) == options_of({"others": 1}) == Options()
+    chosen = {"absorbed_query_len": 128, "products": "fast"}
+    assert options_of({"paged_mla": chosen}) == Options(absorbed_query_len=128, products="fast")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"product": "fast"}, "paged_mla.product: got fast; allowed: absorbed_query_len, products"),
+        ({"products": "quick"}, "paged_mla.products: got quick"),
+        ({"absorbed_query_len": 0}, "paged_mla.absorbed_query_len: got 0"),
+        ({"absorbed_query_len": "9"}, "paged_mla.absorbed_query_len: got 9"),
+    ],
+)
+def test_wrong_choices_are_named(given, named):
+    with pytest.raises(InvalidArgument) as raised:
+        options_of({"paged_mla": given})
+    assert named in str(raised.value)
+
+
+@pytest.mark.parametrize("version", ["0.25.0", "0.33.1+cu130", "1.0", "0.40.0.dev3", "dev"])
+def test_releases_that_are_served(version):
+    assert serves(version)
+
+
+def test_an_old_release_goes_on_without_us(monkeypatch, caplog):
+    """An exception here would end vLLM for people who chose another backend."""
+    monkeypatch.setattr(registration, "version", lambda _: "0.24.3")
+    with caplog.at_level(logging.WARNING, logger="paged_mla"):
+        registration.register()
+    assert "0.24.3" in caplog.text
+
+
+class _Named:
+    def __init__(self, **names):
+        self.__dict__.update(names)
+
+
+def test_chunks_of_either_release():
+    """0.25 numbers chunks of all rows; 0.33 hands over one, of some rows."""
+    starts, keys = torch.tensor([0, 3]), [torch.tensor([0, 8]), torch.tensor([0, 5])]
+    metadata = _Named(query_start_loc=starts, chunked_context=_Named(cu_seq_lens=keys))
+    old = context_chunk(metadata, 1, None)
+    assert old == (1, starts, keys[1])
+    chunk = _Named(index=0, query_start_loc=torch.tensor([0, 2]), cu_seq_lens=keys[0])
+    new = context_chunk(metadata, None, chunk)
+    assert new == (0, chunk.query_start_loc, keys[0])

@@ -1,0 +1,117 @@
+"""Decode rows as vLLM hands them over, against dense attention. S-2, S-6, S-17, S-18."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fp8_step import values
+from mla_step import P, R, assert_close, build, config, dense
+
+from paged_mla_optimized.engines.vllm.decode import Decode
+from paged_mla_shared.problem import Output
+
+LAYERS = 3
+K_SCALE = torch.tensor(1.0)
+
+
+def planned(decode, step):
+    """Plan as vLLM does, with a table as wide as its longest row may need."""
+    table = torch.zeros(len(step.rows), 16, dtype=torch.int32)
+    width = step.block_table.shape[1] - 1  # without the tail that nothing may read
+    table[:, :width] = step.block_table[:, :width]
+    for row, (seq_len, _) in enumerate(step.rows):
+        table[row, -(-seq_len // step.config.block_size) :] = 0
+    return decode.plan(
+        query_start_loc=step.cu_seqlens_q,
+        seq_lens=step.seq_lens,
+        block_table=table,
+        num_tokens=len(step.q_nope),
+    )
+
+
+def as_queries(step):
+    """Return queries as the layer leaves them: the first transposed, the second a slice."""
+    heads_first = step.q_nope.transpose(0, 1).contiguous()
+    whole = torch.cat([torch.full_like(step.q_nope, torch.nan), step.q_pe], dim=-1)
+    return heads_first.transpose(0, 1), whole[..., R:]
+
+
+def of_layers(cache):
+    """Return a layer of a cache whose blocks span all layers."""
+    layers = torch.full((len(cache), LAYERS, *cache.shape[1:]), torch.nan, dtype=cache.dtype)
+    layers[:, 1] = cache
+    return layers[:, 1]
+
+
+def test_a_padded_graph_of_rows_with_drafts():
+    """S-17: two rows of three tokens and one of two; a row and four tokens only pad."""
+    step = build((37, 3), (3, 3), (64, 2), (0, 0), padded_tokens=4)
+    decode = Decode(step.config, "cpu", (1, 3))
+    got = planned(decode, step).attend(as_queries(step), of_layers(step.cache), K_SCALE)
+    assert_close(got, dense(step))
+
+
+def test_metadata_of_an_earlier_step_is_refused():
+    """Its layers would attend by the lengths of another step."""
+    step = build((5, 1))
+    decode = Decode(step.config, "cpu", (1,))
+    early = planned(decode, step)
+    planned(decode, step)
+    with pytest.raises(RuntimeError, match="metadata of step 1, where step 2 is planned"):
+        early.attend(as_queries(step), step.cache, K_SCALE)
+
+
+def test_codes_times_the_layers_scale():
+    """S-11: a flat cache of codes, as vLLM views it, and the scale that it has of its layer."""
+    scale = 0.02
+    plain = build((40, 1), (17, 1))
+    codes = (plain.cache / scale).to(torch.float8_e4m3fn)
+    stored = values(codes.view(torch.uint8)).float() * scale
+    found = []
+    for row, (seq_len, _) in enumerate(plain.rows):
+        token = torch.arange(seq_len)
+        found.append(stored[plain.block_table[row, token // 16], token % 16])
+    step = replace(plain, keys=found)
+    decode = Decode(config(cache_format="fp8_e4m3"), "cpu", (1,))
+    k_scale = torch.tensor([scale])
+    got = planned(decode, step).attend(as_queries(step), of_layers_of_codes(codes), k_scale)
+    assert_close(got, dense(step))
+
+
+def of_layers_of_codes(codes):
+    """Return :func:`of_layers` of codes: 0x7f is NaN."""
+    layers = torch.full((len(codes), LAYERS, *codes.shape[1:]), 0x7F, dtype=torch.uint8)
+    layers[:, 1] = codes.view(torch.uint8)
+    return layers[:, 1].view(torch.float8_e4m3fn)
+
+
+def test_ranks_of_context_parallelism():
+    """S-18: heads of both ranks, joined queries, lengths of each rank; one has no key of a row.
+
+    The reference deals the keys and merges the answers.
+    """
+    parallel = pytest.importorskip("paged_mla_reference.parallel", reason="nox -s engines has it")
+    oracle = pytest.importorskip("paged_mla_reference.merge", reason="nox -s engines has it")
+    whole = build((50, 1), (1, 1), (33, 1), (0, 0), padded_tokens=1, seed=2)
+    group = parallel.ContextParallel(2)
+    partials = []
+    for rank in range(group.world):
+        lens = [group.local_len(seq_len, rank) for seq_len, _ in whole.rows]
+        rows = [(n, q) for n, (_, q) in zip(lens, whole.rows, strict=True)]
+        step = build(*rows, padded_tokens=1, seed=2)
+        for row, (seq_len, _) in enumerate(whole.rows):
+            token = torch.arange(lens[row])
+            mine = whole.keys[row][group.local_positions(seq_len, rank)]
+            step.cache[step.block_table[row, token // 16], token % 16] = mine
+        joined = torch.cat([whole.q_nope, whole.q_pe], dim=-1)
+        assert joined.shape[-1] == R + P
+        decode = Decode(step.config, "cpu", (1,))
+        out, lse = planned(decode, step).attend(joined, step.cache, K_SCALE)
+        assert lse.dtype == torch.float32
+        partials.append(Output(out.numpy(), lse.numpy()))
+    assert np.isneginf(partials[1].lse[1]).all()  # the row of one key lies on rank 0
+    merged = oracle.merge(partials)
+    assert_close((torch.from_numpy(merged.out), torch.from_numpy(merged.lse)), dense(whole))

@@ -1,0 +1,364 @@
+"""Our classes inside the vLLM that is installed: its own builder plans, its own names find us.
+
+Needs vLLM's Python files and what they import, no GPU and no model: ``nox -s engines``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import prefill_step
+import pytest
+import torch
+from mla_step import P, R, assert_close, build, dense
+from record_vllm import SURFACES, record
+
+from paged_mla_optimized.engines.vllm.registration import NAME, register
+from paged_mla_optimized.engines.vllm.tools import check
+from paged_mla_optimized.engines.vllm.tools.scenes import SCENES
+from paged_mla_optimized.engines.vllm.versions import RECORDED
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
+    from vllm.config import CompilationConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.layers.attention import mla_attention
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+    from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
+    from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
+    from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from paged_mla_optimized.engines.vllm.backend import PagedMlaBackend
+    from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
+    from paged_mla_optimized.engines.vllm.prefill import PagedMlaPrefillBackend
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HOPPER = DeviceCapability(9, 0)
+ASKED = {
+    "head_size": 576,
+    "dtype": torch.bfloat16,
+    "kv_cache_dtype": "auto",
+    "block_size": 64,
+    "use_mla": True,
+    "has_sink": False,
+    "use_sparse": False,
+    "use_mm_prefix": False,
+    "use_per_head_quant_scales": False,
+    "device_capability": HOPPER,
+    "attn_type": "decoder",
+}
+
+
+def test_its_surface_is_the_recorded_one():
+    if vllm.__version__ not in RECORDED:
+        pytest.skip(f"vLLM {vllm.__version__} is not recorded")
+    found = record(Path(vllm.__file__).parents[1], vllm.__version__)
+    assert found == json.loads((SURFACES / f"{vllm.__version__}.json").read_text())
+
+
+def test_its_names_find_our_classes():
+    register()
+    register()
+    assert AttentionBackendEnum[NAME].get_class() is PagedMlaBackend
+    assert MLAPrefillBackendEnum[NAME].get_class() is PagedMlaPrefillBackend
+    assert PagedMlaBackend.get_name() == PagedMlaPrefillBackend.get_name() == NAME
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"head_size": 320},
+        {"dtype": torch.float16},
+        {"kv_cache_dtype": "fp8"},
+        {"block_size": 16},
+        {"device_capability": DeviceCapability(8, 0)},
+        {"use_kv_connector": True},
+    ],
+)
+def test_it_may_choose_us(change):
+    assert PagedMlaBackend.validate_configuration(**(ASKED | change)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": torch.float32}, "dtype"),
+        ({"head_size": 512}, "head_size 512"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype fp8_ds_mla"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype fp8_e5m2"),
+        ({"device_capability": DeviceCapability(7, 5)}, "compute capability 7.5"),
+        ({"use_mla": False}, "non-MLA"),
+        ({"use_sparse": True}, "sparse"),
+        ({"has_sink": True}, "sinks"),
+        ({"use_mm_prefix": True}, "multimodal"),
+        ({"attn_type": "encoder"}, "encoder"),
+        ({"use_non_causal": True}, "non-causal"),
+        ({"use_batch_invariant": True}, "batch invariance"),
+    ],
+)
+def test_it_may_not_choose_us(change, reason):
+    assert reason in " ".join(PagedMlaBackend.validate_configuration(**(ASKED | change)))
+
+
+def test_it_may_choose_our_prefill():
+    for nope, value, reasons in ((128, 128, 0), (192, 256, 0), (100, 128, 1)):
+        dims = MLADimensions(qk_nope_head_dim=nope, qk_rope_head_dim=64, v_head_dim=value)
+        asked = MLAPrefillSelectorConfig(dtype=torch.bfloat16, mla_dimensions=dims)
+        assert len(PagedMlaPrefillBackend.validate_configuration(HOPPER, asked)) == reasons
+
+
+def engine_config(step, **changes):
+    """Return what builders read of vLLM's config: a tiny model, in float32."""
+    parts = {
+        "model_config": SimpleNamespace(
+            dtype=torch.float32,
+            max_model_len=step.config.max_model_len,
+            get_num_attention_heads=lambda _: step.config.num_heads,
+            get_head_size=lambda: 576,  # what vLLM allows; the cache is the tiny model's
+            hf_text_config=SimpleNamespace(
+                q_lora_rank=None,
+                kv_lora_rank=R,
+                qk_nope_head_dim=32,
+                qk_rope_head_dim=P,
+                v_head_dim=32,
+            ),
+        ),
+        "parallel_config": SimpleNamespace(
+            cp_kv_cache_interleave_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
+        "compilation_config": SimpleNamespace(
+            static_forward_context={}, max_cudagraph_capture_size=16
+        ),
+        "scheduler_config": SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
+        "cache_config": SimpleNamespace(block_size=step.config.block_size, cache_dtype="auto"),
+        "attention_config": SimpleNamespace(use_prefill_query_quantization=False),
+        "speculative_config": None,
+        "additional_config": {},
+        "use_v2_model_runner": False,
+    }
+    return SimpleNamespace(**(parts | changes))
+
+
+def engine_layer(step, **changes):
+    """Return what builders and layers read of a layer."""
+    parts = {
+        "scale": step.config.softmax_scale,
+        "kv_cache_dtype": "auto",
+        "_k_scale": torch.tensor(7.0),  # has no meaning where the cache is not FP8
+        "prefill_backend": SimpleNamespace(clone=lambda: None),
+        "q_lora_rank": None,
+        "kv_lora_rank": R,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": P,
+        "v_head_dim": 32,
+        "num_heads": step.config.num_heads,
+    }
+    return SimpleNamespace(**(parts | changes))
+
+
+@pytest.fixture(name="make")
+def _make(monkeypatch):
+    """Return a function that makes vLLM's builder, ours beneath, for layers of one group."""
+    monkeypatch.setattr(mla_attention, "current_platform", SimpleNamespace(is_cuda=lambda: False))
+    if hasattr(mla_attention, "get_num_attention_heads_from_layers"):
+        monkeypatch.setattr(mla_attention, "get_num_attention_heads_from_layers", lambda *_: None)
+
+    def builder(step, config, *layers):
+        names = [str(i) for i in range(len(layers))]
+        config.compilation_config.static_forward_context.update(zip(names, layers, strict=True))
+        spec = SimpleNamespace(block_size=step.config.block_size)
+        return PagedMlaBackend.get_builder_cls()(spec, names, config, torch.device("cpu"))
+
+    return builder
+
+
+def common(step, max_query_len):
+    """Return the engine's own description of a step."""
+    table = step.block_table.clone()
+    table[table == 2**31 - 1] = 0  # vLLM's fill
+    return CommonAttentionMetadata(
+        query_start_loc=step.cu_seqlens_q,
+        query_start_loc_cpu=step.cu_seqlens_q,
+        seq_lens=step.seq_lens,
+        num_reqs=len(step.rows),
+        num_actual_tokens=len(step.q_nope),
+        max_query_len=max_query_len,
+        max_seq_len=step.config.max_model_len,
+        block_table_tensor=table,
+        slot_mapping=torch.full((len(step.q_nope),), -1),
+    )
+
+
+def attended(step, metadata, layer):
+    """Call a layer's implementation with a cache whose blocks span layers."""
+    impl = object.__new__(PagedMlaImpl)  # the rest of a layer needs a model
+    layers = torch.stack([torch.full_like(step.cache, torch.nan), step.cache], dim=1)
+    return impl.forward_mqa((step.q_nope, step.q_pe), layers[:, 1], metadata, layer)
+
+
+def test_it_describes_a_step_with_drafts_and_padding(make):
+    """S-17: captured, then planned again for a replay of fewer rows."""
+    captured = build((3, 3), (3, 3), (3, 3), (3, 3))
+    replayed = build((37, 3), (64, 2), (17, 1), (0, 0), padded_tokens=6, seed=1)
+    layer = engine_layer(captured)
+    drafts = SimpleNamespace(num_speculative_tokens=2, parallel_drafting=False, method="ngram")
+    config = engine_config(captured, speculative_config=drafts)
+    builder = make(captured, config, layer, layer)
+    assert builder.reorder_batch_threshold == 3
+    metadata = builder.build_for_cudagraph_capture(common(captured, 3))
+    assert_close(attended(captured, metadata, layer), dense(captured))
+    metadata = builder.build(0, common(replayed, 3))
+    assert (metadata.num_decodes, metadata.num_decode_tokens, metadata.num_prefills) == (4, 12, 0)
+    assert_close(attended(replayed, metadata, layer), dense(replayed))
+
+
+def test_it_describes_a_rank_of_two(make, monkeypatch):
+    """S-18: heads of both ranks, and lengths of this one; rows have one token each."""
+    group = SimpleNamespace(world_size=2, rank_in_group=0)
+    monkeypatch.setattr(mla_attention, "get_dcp_group", lambda: group)
+    layer_parts = {}
+    if hasattr(mla_attention, "MLADCPManager"):
+        manager = type(
+            "Manager",
+            (mla_attention.MLADCPManager,),
+            {"__init__": lambda _: None, "init_kv_gather": lambda *_: None},
+        )
+        layer_parts["dcp_manager"] = manager()
+    step = build((25, 1), (0, 1))  # of 50 tokens, and of a row of which the other rank has all
+    config = engine_config(step)
+    config.parallel_config.decode_context_parallel_size = 2
+    config.model_config.get_num_attention_heads = lambda _: step.config.num_heads // 2
+    layer = engine_layer(step, **layer_parts)
+    builder = make(step, config, layer)
+    assert builder.reorder_batch_threshold == 1
+    whole = common(step, 1)
+    whole.dcp_local_seq_lens, whole.seq_lens = step.seq_lens, torch.tensor([50, 1]).int()
+    metadata = builder.build(0, whole)
+    assert metadata.decode.dcp_tot_seq_lens.tolist() == [50, 1]
+    joined = torch.cat([step.q_nope, step.q_pe], dim=-1)
+    impl = object.__new__(PagedMlaImpl)
+    assert_close(impl.forward_mqa(joined, step.cache, metadata, layer), dense(step))
+
+
+def test_a_layer_is_made_or_refused(monkeypatch):
+    parallel = SimpleNamespace(cp_kv_cache_interleave_size=1, decode_context_parallel_size=1)
+    config = SimpleNamespace(parallel_config=parallel)
+    monkeypatch.setattr(mla_attention, "get_current_vllm_config", lambda: config)
+    plain = {
+        "num_heads": 4,
+        "head_size": 576,
+        "scale": 0.1,
+        "num_kv_heads": 1,
+        "alibi_slopes": None,
+        "sliding_window": None,
+        "kv_cache_dtype": "fp8",
+        "logits_soft_cap": None,
+        "attn_type": "decoder",
+        "kv_sharing_target_layer_name": None,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "qk_head_dim": 192,
+        "v_head_dim": 128,
+        "kv_b_proj": None,
+        "indexer": None,
+    }
+    impl = PagedMlaImpl(**plain)
+    assert impl.can_return_lse_for_decode
+    assert impl.lse_base_on_e
+    assert not impl.supports_quant_query_input  # else queries would come as FP8
+    for change in (
+        {"sliding_window": 128},
+        {"logits_soft_cap": 30.0},
+        {"alibi_slopes": [1.0]},
+        {"attn_type": "encoder"},
+    ):
+        with pytest.raises(Unsupported):
+            PagedMlaImpl(**(plain | change))
+
+
+def test_prefill_rows_go_through_its_calls():
+    """S-21: new tokens, and a chunk of context, in the words of the installed release."""
+    step = prefill_step.build((7, 7), (20, 20))
+    context = prefill_step.build((33, 7), (0, 20), causal=False)
+    backend = PagedMlaPrefillBackend(
+        num_heads=2,
+        scale=step.config.softmax_scale,
+        kv_lora_rank=R,
+        qk_nope_head_dim=prefill_step.NOPE,
+        qk_rope_head_dim=prefill_step.ROPE,
+        v_head_dim=prefill_step.V,
+        vllm_config=engine_config(build((1, 1))),
+    ).clone()
+    starts, keys = prefill_step.prefix_sums([7, 20]), prefill_step.prefix_sums([33, 0])
+    chunk = SimpleNamespace(index=0, query_start_loc=starts, cu_seq_lens=keys)
+    backend.prepare_metadata(
+        SimpleNamespace(query_start_loc=starts, chunked_context=SimpleNamespace(cu_seq_lens=[keys]))
+    )
+    taken = inspect.signature(MLAPrefillBackend.run_prefill_context_chunk).parameters
+    which = {"chunk": chunk} if "chunk" in taken else {"chunk_idx": 0}
+    for _ in range(2):  # layers
+        out, lse = backend.run_prefill_new_tokens(**heads(step), return_softmax_lse=True)
+        prefill_step.assert_close((out, lse.t()), step)
+        out, lse = backend.run_prefill_context_chunk(**heads(context), **which)
+        prefill_step.assert_close((out, lse.t()), context)
+    assert backend.run_prefill_new_tokens(**heads(step), return_softmax_lse=False).shape[0] == 27
+
+
+def heads(step):
+    """Return queries, keys and values of heads as the layer makes them."""
+    k_pe = step.k_pe[:, None].expand(-1, step.config.num_heads, -1)
+    return {
+        "q": torch.cat([step.q_nope, step.q_pe], dim=-1),
+        "k": torch.cat([step.k_nope, k_pe], dim=-1),
+        "v": step.v,
+    }
+
+
+def test_capacities_follow_its_config(make):
+    step = build((1, 1))
+    config = engine_config(step, additional_config={"paged_mla": {"absorbed_query_len": 5}})
+    found = make(step, config, engine_layer(step)).decode.mla.config
+    assert (found.max_rows, found.max_query_tokens, found.num_heads) == (16, 64, 4)
+    assert found.softmax_scale == step.config.softmax_scale
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"scale": 0.5}, "scale"), ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype")],
+)
+def test_layers_that_differ_are_refused(make, changes, reason):
+    step = build((1, 1))
+    layers = engine_layer(step), engine_layer(step, **changes)
+    with pytest.raises(Unsupported, match=f"layers of one group with {reason}"):
+        make(step, engine_config(step), *layers)
+
+
+def test_an_unknown_choice_is_refused(make):
+    step = build((1, 1))
+    config = engine_config(step, additional_config={"paged_mla": {"fast": True}})
+    with pytest.raises(InvalidArgument, match=r"paged_mla\.fast"):
+        make(step, config, engine_layer(step))
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_it_knows_the_arguments_of_a_scene(name):
+    """Names alone: what they mean is asked where there is a GPU."""
+    given = check._given(Path("model"), SCENES[name], NAME)
+    taken = inspect.signature(EngineArgs).parameters
+    assert set(given) <= set(taken)
+    described = inspect.signature(CompilationConfig).parameters
+    assert set(given.get("compilation_config", {})) <= set(described)

@@ -1,0 +1,232 @@
+"""Our classes fit every recorded release of vLLM, which need not be installed: sources are read.
+
+The surfaces are written by ``record_vllm.py``. Where vLLM is installed, ``test_vllm_installed.py``
+holds the classes themselves, and the surface of that release, against it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from record_vllm import SURFACES, assigned, fields, methods
+
+import paged_mla_optimized.engines.vllm as room
+from paged_mla_optimized.engines.vllm.registration import BACKEND, PREFILL_BACKEND
+from paged_mla_optimized.engines.vllm.versions import RECORDED
+
+SOURCES = {path.stem: ast.parse(path.read_text()) for path in Path(room.__path__[0]).glob("*.py")}
+OURS = {
+    node.name: node
+    for stem in ("backend", "builder", "impl", "prefill")
+    for node in SOURCES[stem].body
+    if isinstance(node, ast.ClassDef)
+}
+CALLS = {  # what vLLM calls, by the class of ours that it calls
+    "PagedMlaBackend": (
+        "get_kv_cache_stride_order",
+        "get_supported_head_sizes",
+        "get_supported_kernel_block_sizes",
+        "supports_combination",
+        "supports_compute_capability",
+    ),
+    "PagedMlaMetadataBuilder": ("_build_decode", "builder_cls"),
+    "PagedMlaImpl": ("forward_mqa", "impl_cls"),
+    "PagedMlaPrefillBackend": (
+        "prefill_backend_cls",
+        "prepare_metadata",
+        "run_prefill_context_chunk",
+        "run_prefill_new_tokens",
+        "supports_compute_capability",
+    ),
+}
+READ = {  # attributes of vLLM's objects, by what the objects are
+    "MLAAttention": ("scale", "kv_cache_dtype"),
+    "MLACommonDecodeMetadata": ("block_table", "seq_lens", "dcp_tot_seq_lens"),
+    "MLACommonPrefillMetadata": ("query_start_loc", "chunked_context"),
+    "MLACommonMetadata": ("decode",),
+    "MLADims": ("kv_lora_rank", "qk_rope_head_dim"),
+    "MLAPrefillBackend": ("_prefill_metadata", "vllm_config"),
+}
+CHUNKS = {  # the same of a chunk of context, which each release describes in its own way
+    "0.25.0": ("ChunkedContextMetadata", ("cu_seq_lens",)),
+    "0.33.0": ("ContextChunk", ("index", "query_start_loc", "cu_seq_lens")),
+}
+
+
+class Surface:
+    """One recorded release."""
+
+    def __init__(self, version: str) -> None:
+        found = json.loads((SURFACES / f"{version}.json").read_text())
+        self.modules, self.calls = found["modules"], found["calls"]
+        self.classes = {
+            name: one for module in self.modules.values() for name, one in module["classes"].items()
+        }
+
+    def all_of(self, name: str, what: str) -> set[str]:
+        """Return methods, fields or attributes of a class and of those it extends."""
+        found: set[str] = set()
+        if name in self.classes:
+            one = self.classes[name][what]
+            found |= set(one if isinstance(one, dict) else one.split(", "))
+            for base in self.classes[name]["bases"].split(", "):
+                found |= self.all_of(base, what)
+        return found
+
+    def method(self, name: str, method: str) -> str | None:
+        """Return the parameters of a method of a class, or of the first that it extends."""
+        if name not in self.classes:
+            return None
+        if method in self.classes[name]["methods"]:
+            return self.classes[name]["methods"][method]
+        bases = self.classes[name]["bases"].split(", ")
+        return next(filter(None, (self.method(base, method) for base in bases)), None)
+
+
+@pytest.fixture(params=RECORDED, name="surface")
+def _surface(request):
+    return Surface(request.param)
+
+
+def _signature(parameters: str) -> inspect.Signature:
+    return inspect.signature(eval(f"lambda {parameters}: 0"))
+
+
+def _accepts(parameters: str, call: str) -> None:
+    """Bind a recorded call, "_" for every value."""
+    node = ast.parse(f"f({call})", mode="eval").body
+    _signature(parameters).bind(*[0] * len(node.args), **{word.arg: 0 for word in node.keywords})
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).split("[")[0] for base in node.bases]
+
+
+def _calls_of_super(node: ast.ClassDef) -> list[tuple[str, str]]:
+    """Return the method and the arguments of each ``super().method(...)``."""
+    found = []
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("super()."):
+            words = [f"{w.arg}=0" for w in call.keywords if w.arg]
+            assert isinstance(call.func, ast.Attribute)
+            found.append((call.func.attr, ", ".join(["0"] * len(call.args) + words)))
+    return found
+
+
+@pytest.mark.parametrize(("owner", "called"), [(o, c) for o, cs in CALLS.items() for c in cs])
+def test_calls_of_the_engine_fit(surface, owner, called):
+    ours = methods(OURS[owner])["__init__" if called.endswith("_cls") else called]
+    if called == "get_kv_cache_stride_order" and called not in surface.calls:
+        assert "supported_kv_cache_layouts" in surface.all_of("AttentionBackend", "methods")
+        return  # what took its place means any layout where it is not overridden
+    assert surface.calls[called]
+    for call in surface.calls[called]:
+        _accepts(ours, call)
+
+
+def test_a_call_that_does_not_fit_is_seen():
+    with pytest.raises(TypeError, match="unexpected"):
+        _accepts("q, k", "q=_, k=_, chunk=_")
+
+
+def _handed_on(surface: Surface, owner: str, method: str, call: str) -> str:
+    """Return a call of a base class, with what ``**`` hands on of vLLM's own call."""
+    maker = {"PagedMlaImpl": "impl_cls", "PagedMlaPrefillBackend": "prefill_backend_cls"}
+    if method != "__init__" or owner not in maker:
+        return call
+    named = surface.calls[maker[owner]][0].split(", ")[call.count("0") :]
+    return ", ".join(filter(None, [call, *named]))
+
+
+@pytest.mark.parametrize("owner", OURS)
+def test_calls_of_base_classes_fit(surface, owner):
+    base = _bases(OURS[owner])[0]
+    assert base in surface.classes
+    for method, call in _calls_of_super(OURS[owner]):
+        theirs = surface.method(base, method)
+        assert theirs is not None
+        _accepts(theirs, _handed_on(surface, owner, method, call))
+
+
+@pytest.mark.parametrize("stem", SOURCES)
+def test_imported_names_exist(surface, stem):
+    for node in ast.walk(SOURCES[stem]):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
+            module = surface.modules[node.module]
+            known = {*module["classes"], *module["functions"]}
+            assert {alias.name for alias in node.names} <= known
+
+
+@pytest.mark.parametrize("owner", OURS)
+def test_what_is_read_of_self_exists(surface, owner):
+    node, [base] = OURS[owner], _bases(OURS[owner])
+    read = {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.ctx, ast.Load)
+        and ast.unparse(one.value) == "self"
+    }
+    own = {*methods(node), *fields(node), *assigned(node)}
+    theirs: set[str] = set()
+    for what in ("methods", "fields", "attributes"):
+        theirs |= surface.all_of(base, what)
+    assert read - own - theirs == set()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_of_the_engines_objects_exists(surface, name):
+    known = surface.all_of(name, "fields") | surface.all_of(name, "attributes")
+    assert set(READ[name]) <= known
+
+
+@pytest.mark.parametrize("version", RECORDED)
+def test_what_is_read_of_a_chunk_exists(version):
+    name, read = CHUNKS[version]
+    inner = Surface(version).classes["MLACommonPrefillMetadata"]["classes"]
+    assert set(read) <= set(inner[name]["fields"].split(", "))
+
+
+def test_what_ours_override_is_asked_for(surface):
+    """A method that vLLM has renamed would never be called."""
+    gone = {"get_kv_cache_stride_order", "supports_dcp"}  # each of one release
+    for name, node in OURS.items():
+        [base] = _bases(node)
+        for own in {*methods(node), *fields(node)} - gone - {"planned", "_config"}:
+            known = surface.all_of(base, "methods") | surface.all_of(base, "fields")
+            assert own in known, f"{name}.{own}"
+
+
+def test_graphs_and_drafts_are_levels_that_exist(surface):
+    levels = surface.all_of("AttentionCGSupport", "fields")
+    assert {"UNIFORM_BATCH"} <= levels
+    assert {"VARLEN"} <= surface.all_of("QueryLenSupport", "fields")
+    assert {"CUSTOM"} <= surface.all_of("AttentionBackendEnum", "fields")
+    assert {"CUSTOM"} <= surface.all_of("MLAPrefillBackendEnum", "fields")
+
+
+def test_registration_fits(surface):
+    for module in surface.modules.values():
+        for name, parameters in module["functions"].items():
+            if name.startswith("register_"):
+                _accepts(parameters, "0, 0")
+    for enum in ("AttentionBackendEnum", "MLAPrefillBackendEnum"):
+        assert {"is_overridden", "get_path"} <= surface.all_of(enum, "methods")
+
+
+def test_the_entry_point_is_declared():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    declared = 'paged_mla = "paged_mla_optimized.engines.vllm.registration:register"'
+    assert f'[project.entry-points."vllm.general_plugins"]\n{declared}\n' in text
+
+
+def test_paths_that_are_registered_name_classes() -> None:
+    for path in (BACKEND, PREFILL_BACKEND):
+        module, name = path.rsplit(".", 1)
+        stem: Any = module.rsplit(".", 1)[1]
+        assert name in {n.name for n in SOURCES[stem].body if isinstance(n, ast.ClassDef)}

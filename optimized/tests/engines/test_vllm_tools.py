@@ -1,0 +1,129 @@
+"""What the commands conclude from what engines said; the engines are made up here."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from paged_mla_optimized.engines.vllm.tools import check, rate
+from paged_mla_optimized.engines.vllm.tools.follow import distance, follow
+from paged_mla_optimized.engines.vllm.tools.scenes import LONGEST, MAX_MODEL_LEN, SCENES, prompts
+
+
+def engine_that_says(thinks):
+    """Return a greedy engine, and how often it was asked: `thinks` maps a past to logprobs."""
+    asked = []
+
+    def generate(pasts, tokens):
+        asked.append(len(pasts))
+        answers = []
+        for past, count in zip(pasts, tokens, strict=True):
+            answer, known = [], list(past)
+            for _ in range(count):
+                logprobs = thinks(tuple(known))
+                answer.append((max(logprobs, key=logprobs.__getitem__), logprobs))
+                known.append(answer[-1][0])
+            answers.append(answer)
+        return answers
+
+    return generate, asked
+
+
+def counting(past):
+    """Prefer the length of the past."""
+    return {len(past): -0.5, 0: -1.0}
+
+
+def test_a_request_that_parts_is_asked_again():
+    """Every step has the history's past, also behind a step at which engines differ."""
+
+    def stubborn(past):
+        return {0: -0.4, len(past): -0.6} if len(past) == 3 else counting(past)
+
+    history = [[1, 2, 3, 4], [2, 3]]
+    generate, asked = engine_that_says(stubborn)
+    steps = follow(generate, [[9], [9, 9]], history)
+    assert asked == [2, 1]  # both part at the past of three, where the second ends
+    assert [len(found) for found in steps] == [4, 2]
+    plain = follow(engine_that_says(counting)[0], [[9], [9, 9]], history)
+    apart = distance(history, plain, steps)
+    assert (apart.steps, apart.others, apart.equal) == (6, 2, 4)
+    assert apart.largest == pytest.approx(0.1)
+    assert apart.gap == pytest.approx(0.5)
+    assert apart.median == 0
+
+
+def test_a_token_that_an_engine_does_not_consider_is_infinitely_far():
+    apart = distance([[1]], [[{1: -0.1, 2: -3.0}]], [[{3: -0.1, 2: -0.2}]])
+    assert apart.largest == apart.gap == math.inf
+
+
+def a_pass(largest=0.05, gap=0.0625):
+    return {
+        "steps": 896,
+        "largest": largest,
+        "median": 0.01,
+        "others": 3,
+        "gap": gap,
+        "equal": 0,
+    }
+
+
+def runs(ours, **counts):
+    mine = {"preemptions": 1, "plans_of_several_tokens": 5, "cached_tokens": [0, 99]} | counts
+    return [
+        {"run": "TRITON_MLA again", "passes": [a_pass(0.06)]},
+        {"run": "FLASHMLA", "passes": [a_pass(), a_pass()]},
+        {"run": "CUSTOM", "passes": [a_pass(), ours], **mine},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "counts", "said"),
+    [
+        ("full", a_pass(), {}, "as far apart as its own backends, or less"),
+        ("fp8-block-16", a_pass(largest=0.07), {}, "as far apart as"),
+        ("full", a_pass(largest=0.07), {}, "beyond: largest 0.0700, among vLLM's own 0.0600"),
+        ("full", a_pass(gap=1.0), {}, "beyond: gap 1.0000"),
+        ("full", a_pass(), {"cached_tokens": [0, 0]}, "no prefix was hit"),
+        ("preemption", a_pass(), {"preemptions": 0}, "nothing was preempted"),
+        ("ngram", a_pass(), {"plans_of_several_tokens": 0}, "no drafts were verified"),
+    ],
+)
+def test_a_scene_is_good_or_says_why_not(capsys, name, ours, counts, said):
+    steps, good = check._tell(name, runs(ours, **counts))
+    assert said in capsys.readouterr().out
+    assert good == said.startswith("as far")
+    assert steps == 2 * 896
+
+
+def test_a_scene_without_our_answer_is_not_good(capsys):
+    found = [*runs(a_pass())[:2], {"run": "CUSTOM", "error": "Traceback\nValueError: no"}]
+    assert check._tell("full", found) == (0, False)
+    assert "ValueError: no" in capsys.readouterr().out
+
+
+def test_scenes_hold_what_they_ask():
+    many = prompts()
+    assert max(map(len, many)) == LONGEST
+    assert max(map(len, many)) + 64 <= MAX_MODEL_LEN
+    for name, scene in SCENES.items():
+        assert (scene.drafts > 0) == bool(scene.speculation), name
+        held = scene.arguments.get("num_gpu_blocks_override", 10**9) * scene.block_size
+        assert scene.preempts == (held < sum(map(len, many))), name
+        assert held >= MAX_MODEL_LEN  # or vLLM refuses to start
+
+
+def test_a_table_of_rates(tmp_path):
+    for name, cells in (
+        ("CUSTOM", {"1x1024": [2.0, 1.0, 4.0], "8x1024": [4.0]}),
+        ("FLASHMLA", {"1x1024": [3.0, 3.0, 3.0], "8x1024": [5.0]}),
+        ("TRITON_MLA", {"1x1024": [9.0]}),
+    ):
+        (tmp_path / f"128-{name}.json").write_text(json.dumps(cells))
+    shown = rate.table(tmp_path, "128")
+    assert "| 1x1024 | 2.000 (1.000 to 4.000) | 3.000 (3.000 to 3.000) | 9.000" in shown
+    assert "| 8x1024 | 4.000 (4.000 to 4.000) | 5.000 (5.000 to 5.000) |  | 1.250 |" in shown
+    assert "geometric mean 1.369, least 1.250" in shown
