@@ -40,10 +40,12 @@ class Size:
     device: str
     dtype: torch.dtype
     """The 16-bit one that the device's kernels run in."""
+    scale: int
+    """Times which prompts are longer than the shortest that tell something."""
 
 
-TINY = Size(32, 16, 16, 16, 48, "cpu", torch.float16)
-REAL = Size(512, 64, 128, 128, 512, "cuda", torch.bfloat16)
+TINY = Size(32, 16, 16, 16, 48, "cpu", torch.float16, 1)
+REAL = Size(512, 64, 128, 128, 512, "cuda", torch.bfloat16, 16)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Kind:
     experts: bool = False
     block_size: int = 16
     half: bool = False
+    materialised: bool = False
+    """All rows, not those alone for which it is faster."""
     layers: int = 2
 
 
@@ -80,7 +84,7 @@ def build(kind: Kind, size: Size, seed: int = 0):
         "num_experts_per_tok": 4,  # all of them: a choice would make logits jump
         "n_group": 1,
         "topk_group": 1,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 64 * size.scale + 64,
         "rope_parameters": YARN if kind.yarn else {"rope_type": "default", "rope_theta": 10000.0},
         "initializer_range": size.hidden**-0.5,  # logits and scores of order 1
         "pad_token_id": PAD,
@@ -94,6 +98,7 @@ def build(kind: Kind, size: Size, seed: int = 0):
         interleaved = kind.family == "v3"
         model = DeepseekV3ForCausalLM(DeepseekV3Config(**common, rope_interleave=interleaved))
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")  # which also runs in float64
     dtype = size.dtype if kind.half else torch.float32
     return model.to(dtype).to(size.device).eval()
 
@@ -102,7 +107,8 @@ def paged(model, block_size: int, num_blocks: int = 64, **capacities):
     """Return a model of the same weights that reads a pool, and the pool, full of NaN."""
     ours = copy.deepcopy(model)
     ours.set_attn_implementation("paged_mla")
-    capacities = {"max_rows": 8, "max_step_tokens": 256, "max_length": 256, **capacities}
+    longest = ours.config.max_position_embeddings
+    capacities = {"max_rows": 8, "max_step_tokens": 4 * longest, **capacities}
     pool = LatentPool(ours, num_blocks, block_size=block_size, **capacities)
     pool.latents.fill_(torch.nan)
     return ours, pool

@@ -1,16 +1,16 @@
 """How far the logits of two correct computations may be apart: the budget, derived.
 
-Every operation rounds its answer: ``fl(x) = x (1 + d)`` with ``|d| <= u``, u = 2^-24, 2^-11 and 2^-8
-for float32, float16 and bfloat16; and a sum of products in float32, of data without a mean as random
-weights make it, is off by up to ``2^-24 sum |a_i b_i|`` beside it, however long it is (Higham and
-Mary, "Sharper probabilistic backward error analysis", 2020, with constant 1).
+Every operation rounds its answer: ``fl(x) = x (1 + d)`` with ``|d| <= u``, u = 2^-24, 2^-11 and
+2^-8 for float32, float16 and bfloat16. A sum of products in float32, of data without a mean as
+random weights make it, is off by up to ``2^-24 sum |a_i b_i|`` beside that, however long it is
+(Higham and Mary, "Sharper probabilistic backward error analysis", 2020, with constant 1).
 
-So the library's own model is run in float64, from the same weights, with each operation's answer moved
-by exactly these amounts in random directions: the logits then move as far as rounding can move
-them, through all layers. This is done with the library's attention, over keys and values of heads,
-and with attention over latents (S-21), which rounds other numbers. Either may be off by what it moved,
-so two answers may be apart by the sum of both. Directions are random, amounts are the largest
-possible: real errors are spread over ``[-u, u]``, and so smaller by the square root of 3.
+So the library's own model is run in float64, from the same weights, with each operation's answer
+moved by exactly these amounts in random directions: the logits then move as far as rounding can
+move them, through all layers. This is done with the library's attention, over keys and values of
+heads, and with attention over latents (S-21), which rounds other numbers. Either may be off by what
+it moved, so two answers may be apart by the sum of both. Directions are random, amounts are the
+largest possible: real errors are spread over ``[-u, u]``, and so smaller by the square root of 3.
 """
 
 from __future__ import annotations
@@ -24,13 +24,9 @@ from transformers import AttentionInterface
 DRAWS = 3
 UNIT = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 PRODUCTS = {"mm", "bmm", "addmm"}
-EXACT = {  # no arithmetic: moves, casts, masks
-    *("_to_copy", "copy_", "cat", "clone", "view", "_unsafe_view", "slice", "transpose", "t"),
-    *("permute", "expand", "unsqueeze", "squeeze", "select", "split", "split_with_sizes", "alias"),
-    *("embedding", "index", "new_empty", "new_zeros", "zeros_like", "empty_like", "detach"),
-    *("as_strided", "unbind", "neg", "full", "scalar_tensor", "where", "masked_fill", "gather"),
-    *("topk", "scatter_", "_reshape_alias", "view_as_real", "view_as_complex", "polar", "chunk"),
-    *("ones_like", "empty", "zeros", "zero_", "fill_", "arange", "lift_fresh", "native_dropout"),
+ROUNDING = PRODUCTS | {
+    *("add", "sub", "mul", "div", "pow", "rsqrt", "mean", "sum", "index_add_"),
+    *("silu", "sigmoid", "_softmax", "cos", "sin", "_to_copy"),
 }
 
 
@@ -42,22 +38,19 @@ class Rounded(TorchDispatchMode):
         self.unit, self.seed = UNIT[dtype], seed
         self.generator: torch.Generator | None = None
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if not isinstance(out, torch.Tensor) or name in EXACT:
-            return out
-        if out.dtype not in {torch.float64, torch.float32, torch.complex64, torch.complex128}:
+        if name not in ROUNDING or out.dtype not in {torch.float64, torch.float32}:
             return out
         # What the library computes in float32 in any model, as its norms, it rounds to float32.
         unit = self.unit if out.dtype is torch.float64 else UNIT[torch.float32]
         moved = out.abs() * unit
         if name in PRODUCTS:
-            a, b = [t for t in args if isinstance(t, torch.Tensor)][-2:]
+            a, b = args[-2:]
             moved += UNIT[torch.float32] * (a.abs() @ b.abs())
-        return out.add_(moved * self._signs(moved)) if name.endswith("_") else out + (
-            moved * self._signs(moved)
-        )
+        moved *= self._signs(moved)
+        return out.add_(moved) if name.endswith("_") else out + moved
 
     def _signs(self, like: torch.Tensor) -> torch.Tensor:
         if self.generator is None:
@@ -88,13 +81,9 @@ class Oracle:
         self.exact = copy.deepcopy(model).double()
         self.latent = copy.deepcopy(self.exact)
         for layer in self.latent.model.layers:
-            layer.self_attn.expand_kv = lambda ckv, k_pe: (ckv, k_pe)
-        self._use_latents()
-
-    def _use_latents(self) -> None:
-        """Choose the attention alone: masks stay those of eager, which other names have not."""
-        for layer in self.latent.model.layers:
+            # For the attention alone: the mask that it adds is made by another config, for "eager".
             attention = layer.self_attn
+            attention.expand_kv = lambda ckv, k_pe: (ckv, k_pe)
             attention.config = copy.copy(attention.config)
             attention.config._attn_implementation = "eager_over_latents"
 
@@ -119,5 +108,3 @@ class Oracle:
 def _run(model, tokens: list[int]) -> torch.Tensor:
     ids = torch.tensor([tokens], device=model.device)
     return model(ids, use_cache=False).logits[0]
-
-

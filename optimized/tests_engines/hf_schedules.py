@@ -18,9 +18,9 @@ class Trial:
     A step adds columns; a row with fewer new tokens is padded before them, as the library pads.
     """
 
-    def __init__(self, oracle: Oracle, model, pool, requests: list[list[int]]) -> None:
+    def __init__(self, oracle: Oracle, model, pool, requests: list[list[int]], scale: int) -> None:
         self.model, self.pool = model, pool
-        self.requests = requests
+        self.requests, self.scale = requests, scale
         self.expected = [oracle.logits(request) for request in requests]
         self.budget = max(oracle.budget(request) for request in requests)
         self.cache = PagedMlaCache(pool)
@@ -42,7 +42,7 @@ class Trial:
             self.done[row] = first + count
 
     def verify(self, drafts: int, right: int) -> None:
-        """Feed one token and `drafts` after it, `right` of them those of the request; crop the rest."""
+        """Feed a token and drafts, of which so many are right, and crop the others."""
         new = []
         for request, first in zip(self.requests, self.done, strict=True):
             wrong = [1 + (token % (VOCAB - 1)) for token in request[first + 1 : first + 1 + drafts]]
@@ -99,7 +99,7 @@ def one_piece(trial: Trial) -> None:
 
 def chunks(trial: Trial) -> None:
     """Chunks of many sizes, of which some rows have none."""
-    for size in itertools.cycle((7, 1, 16, 3)):
+    for size in itertools.cycle((7 * trial.scale, 1, 16 * trial.scale, 3)):
         left = [
             len(request) - done for request, done in zip(trial.requests, trial.done, strict=True)
         ]
@@ -125,7 +125,7 @@ def verify(trial: Trial) -> None:
 
 def beams(trial: Trial) -> None:
     """Rows that begin alike change places, share blocks, and part."""
-    trial.step([SHARED] * len(trial.requests))
+    trial.step([SHARED * trial.scale] * len(trial.requests))
     trial.select([0] * len(trial.requests))
     for _ in range(3):
         trial.step([1] * len(trial.requests))
@@ -133,7 +133,7 @@ def beams(trial: Trial) -> None:
 
 def prefix(trial: Trial) -> None:
     """A prefix in one cache, continued in a copy, ragged: padding stands between the two."""
-    trial.step([SHARED] * len(trial.requests))
+    trial.step([SHARED * trial.scale] * len(trial.requests))
     trial.fork()
     trial.step([6 - row % 3 for row in range(len(trial.requests))])
     trial.step([1] * len(trial.requests))
@@ -144,7 +144,7 @@ SHARED = 21
 SCHEDULES = {f.__name__: f for f in (one_piece, chunks, decode, verify, beams, prefix)}
 
 
-def requests_of(schedule: str, rows: int, seed: int) -> list[list[int]]:
+def requests_of(schedule: str, rows: int, scale: int, seed: int) -> list[list[int]]:
     """Return ragged requests; alike at first where a schedule needs it."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -152,10 +152,10 @@ def requests_of(schedule: str, rows: int, seed: int) -> list[list[int]]:
         return torch.randint(1, VOCAB, (count,), generator=generator).tolist()
 
     if schedule in {"beams", "prefix"}:
-        common = tokens(SHARED)
+        common = tokens(SHARED * scale)
         return [common + tokens(8) for _ in range(rows)]
     lengths = (37, 14, 26, 60)[:rows]
-    return [tokens(length) for length in lengths]
+    return [tokens(length * scale) for length in lengths]
 
 
 def _prompts(trial: Trial, rest: int) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
@@ -69,11 +68,11 @@ def keep_mask(
     return attention_mask
 
 
-def attend(
-    module: nn.Module,
+def attend(  # noqa: PLR0917 - the library's signature
+    module: Any,
     query: torch.Tensor,
     key: Any,
-    value: torch.Tensor,  # noqa: ARG001 - the library's signature
+    value: torch.Tensor,  # noqa: ARG001
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     **kwargs: Any,

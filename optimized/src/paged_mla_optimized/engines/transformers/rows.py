@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.weights import HeadWeights
@@ -58,13 +58,13 @@ class Rows:
     @property
     def columns(self) -> int:
         """Length as the library counts it."""
-        return self.is_token.shape[1]
+        return int(self.is_token.shape[1])
 
     def fork(self) -> Rows:
         """Return the same rows again, in the same blocks."""
         twin = Rows(self.pool)
         twin.blocks = [list(blocks) for blocks in self.blocks]
-        twin.is_token = self.is_token.copy()
+        twin.is_token, twin.step = self.is_token, self.step
         self.pool.share(itertools.chain(*self.blocks))
         return twin
 
@@ -90,7 +90,7 @@ class Rows:
 
     def attend(
         self,
-        module: nn.Module,
+        module: Any,
         layer: int,
         query: torch.Tensor,
         latents: tuple[torch.Tensor, torch.Tensor],
@@ -118,7 +118,6 @@ class Rows:
             given = f"layer {layer} of another model"
             raise InvalidArgument("past_key_values", given, "a cache of a pool of this model")
         if layer == 0:
-            self.step = None
             pool.step = self.step = self._begin(query.shape[0], query.shape[2], mask)
         step = self.step
         if step is None or pool.step is not step or step.next_layer != layer:
