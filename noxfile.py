@@ -22,6 +22,7 @@ nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
 
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
+TRANSFORMERS = ("5.17.0", "5.23.0")  # the oldest that the adapter is for, and the newest tried
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too long for each
     "append-explicit-slots-fp32",
@@ -167,6 +168,15 @@ def fuzz(session: nox.Session) -> None:
         *("--folder", "out", *rest),
         env={} if on_gpu else INTERPRETER,
     )
+
+
+@nox.session(default=False)
+@nox.parametrize("version", [nox.param(v, id=f"transformers-{v}") for v in TRANSFORMERS])
+def engines(session: nox.Session, version: str) -> None:
+    """Generate with adapters beside their engine's own attention, each version of it installed."""
+    install_packages(session, "optimized", extra=("pytest",))
+    session.install(f"transformers=={version}")
+    session.run("pytest", "optimized/tests_engines", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session(default=False)

@@ -1,5 +1,7 @@
 """Import every module of one installed distribution; forbidden packages must be absent.
 
+Adapters are left out: each needs its engine, and ``nox -s engines`` imports them.
+
 Usage: ``python -m ci.check_isolation NAME``, as in ``ci/packages.py``
 """
 
@@ -22,7 +24,11 @@ def main(package: Package) -> int:
         return 1
     os.environ.setdefault("TRITON_INTERPRET", "1")
     root = importlib.import_module(package.module)
-    names = [m.name for m in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")]
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")
+        if not module.name.startswith(f"{root.__name__}.engines.")
+    ]
     for name in names:
         if not name.endswith("__main__"):
             importlib.import_module(name)

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from hf_models import Kind, Size, build, paged
 from hf_rounding import Oracle
-from hf_schedules import SCHEDULES, Trial, requests_of
+from hf_schedules import ROWS, SCHEDULES, Trial, requests_of
 
 KINDS = {
     "v2": Kind("v2"),
@@ -22,12 +22,12 @@ KINDS = {
 CASES = [(kind, schedule) for kind in KINDS for schedule in SCHEDULES]
 
 
-def assert_case(kind: str, schedule: str, size: Size, rows: int = 3) -> None:
+def assert_case(kind: str, schedule: str, size: Size) -> None:
     """Run one case, and print how much of its budget it took."""
     model = build(KINDS[kind], size)
     block_size, longest = KINDS[kind].block_size, model.config.max_position_embeddings
-    ours, pool = paged(model, block_size, num_blocks=2 * rows * -(-longest // block_size))
-    requests = requests_of(schedule, rows, size.scale, seed=len(schedule))
+    ours, pool = paged(model, block_size, num_blocks=2 * ROWS * -(-longest // block_size))
+    requests = requests_of(schedule, size.scale, seed=len(schedule))
     trial = Trial(Oracle(model), ours, pool, requests, size.scale)
     if KINDS[kind].materialised:  # else short prompts are absorbed
         with patch("paged_mla_optimized.layer.absorbed_rows", lambda *_lengths: 0):

@@ -139,13 +139,14 @@ def prefix(trial: Trial) -> None:
     trial.step([1] * len(trial.requests))
 
 
+ROWS = 3
 SHARED = 21
 """Tokens that all requests begin with in the schedules that share them."""
 SCHEDULES = {f.__name__: f for f in (one_piece, chunks, decode, verify, beams, prefix)}
 
 
-def requests_of(schedule: str, rows: int, scale: int, seed: int) -> list[list[int]]:
-    """Return ragged requests; alike at first where a schedule needs it."""
+def requests_of(schedule: str, scale: int, seed: int) -> list[list[int]]:
+    """Return requests for :data:`ROWS` rows, ragged; alike at first where a schedule needs it."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(count: int) -> list[int]:
@@ -153,9 +154,8 @@ def requests_of(schedule: str, rows: int, scale: int, seed: int) -> list[list[in
 
     if schedule in {"beams", "prefix"}:
         common = tokens(SHARED * scale)
-        return [common + tokens(8) for _ in range(rows)]
-    lengths = (37, 14, 26, 60)[:rows]
-    return [tokens(length * scale) for length in lengths]
+        return [common + tokens(8) for _ in range(ROWS)]
+    return [tokens(length * scale) for length in (37, 14, 60)]
 
 
 def _prompts(trial: Trial, rest: int) -> None:
