@@ -7,7 +7,6 @@ import itertools
 
 import torch
 from hf_models import PAD, VOCAB
-from hf_rounding import Oracle
 
 from paged_mla_optimized.engines.transformers import PagedMlaCache
 
@@ -18,11 +17,11 @@ class Trial:
     A step adds columns; a row with fewer new tokens is padded before them, as the library pads.
     """
 
-    def __init__(self, oracle: Oracle, model, pool, requests: list[list[int]], scale: int) -> None:
+    def __init__(
+        self, model, pool, requests: list[list[int]], expected: list[torch.Tensor], scale: int
+    ) -> None:
         self.model, self.pool = model, pool
-        self.requests, self.scale = requests, scale
-        self.expected = [oracle.logits(request) for request in requests]
-        self.budget = max(oracle.budget(request) for request in requests)
+        self.requests, self.expected, self.scale = requests, expected, scale
         self.cache = PagedMlaCache(pool)
         self.done = [0] * len(requests)
         self.mask = torch.zeros((len(requests), 0), dtype=torch.long)
@@ -142,17 +141,18 @@ def prefix(trial: Trial) -> None:
 ROWS = 3
 SHARED = 21
 """Tokens that all requests begin with in the schedules that share them."""
+OF_ALIKE = {"beams", "prefix"}
 SCHEDULES = {f.__name__: f for f in (one_piece, chunks, decode, verify, beams, prefix)}
 
 
-def requests_of(schedule: str, scale: int, seed: int) -> list[list[int]]:
-    """Return requests for :data:`ROWS` rows, ragged; alike at first where a schedule needs it."""
-    generator = torch.Generator().manual_seed(seed)
+def requests_of(scale: int, *, are_alike: bool) -> list[list[int]]:
+    """Return requests for :data:`ROWS` rows, ragged or alike at first."""
+    generator = torch.Generator().manual_seed(2)
 
     def tokens(count: int) -> list[int]:
         return torch.randint(1, VOCAB, (count,), generator=generator).tolist()
 
-    if schedule in {"beams", "prefix"}:
+    if are_alike:
         common = tokens(SHARED * scale)
         return [common + tokens(8) for _ in range(ROWS)]
     return [tokens(length * scale) for length in (37, 14, 60)]

@@ -146,6 +146,18 @@ def test_gradients_dropout_weights(ours):
         forward(model, IDS, PagedMlaCache(pool), output_attentions=True)
 
 
+def test_blocks_are_free_once_nothing_is_in_them(ours):
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    for _ in range(3):
+        forward(model, IDS, cache)
+    left = []
+    for columns in (0, 3, 1, 8):
+        cache.crop(-columns)
+        left.append((cache.get_seq_length(), pool.num_free))
+    assert left == [(12, 0), (9, 0), (8, 2), (0, 6)]
+
+
 def test_cropping_by_a_length(ours):
     _, pool = ours
     with pytest.raises(InvalidArgument, match="tokens_to_remove: got 3; allowed: <= 0"):
