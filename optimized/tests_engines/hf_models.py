@@ -20,7 +20,6 @@ YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
-    "original_max_position_embeddings": 64,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "mscale": 1.0,
@@ -66,6 +65,10 @@ class Kind:
 
 def build(kind: Kind, size: Size, seed: int = 0):
     """Return a model, in eval mode."""
+    longest = 64 * size.scale + 64
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if kind.yarn:
+        rope = YARN | {"original_max_position_embeddings": int(longest / YARN["factor"])}
     common = {
         "vocab_size": VOCAB,
         "hidden_size": size.hidden,
@@ -84,8 +87,8 @@ def build(kind: Kind, size: Size, seed: int = 0):
         "num_experts_per_tok": 4,  # all of them: a choice would make logits jump
         "n_group": 1,
         "topk_group": 1,
-        "max_position_embeddings": 64 * size.scale + 64,
-        "rope_parameters": YARN if kind.yarn else {"rope_type": "default", "rope_theta": 10000.0},
+        "max_position_embeddings": longest,
+        "rope_parameters": rope,
         "initializer_range": size.hidden**-0.5,  # logits and scores of order 1
         "pad_token_id": PAD,
         "bos_token_id": None,

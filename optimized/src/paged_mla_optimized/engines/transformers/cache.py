@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from paged_mla_optimized.engines.transformers.attention import NAME, Latents
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.engines.transformers.rows import Rows
-from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.errors import InvalidArgument
 
 
 class PagedMlaCacheLayer(CacheLayerMixin):
@@ -54,10 +54,6 @@ class PagedMlaCacheLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         """Return the tokens that a row may have."""
         return self._rows.pool.config.max_model_len
-
-    def offload(self) -> NoReturn:
-        """Raise: blocks stay where they are."""
-        raise Unsupported("offloading: blocks of several caches lie in one pool on the device")
 
 
 class PagedMlaCache(Cache):

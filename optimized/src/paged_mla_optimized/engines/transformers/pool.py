@@ -69,13 +69,15 @@ class LatentPool:
         modules = attention_modules(model)
         first, weight = modules[0], modules[0].kv_b_proj.weight
         self.model_config = first.config
+        if max_length is None:
+            max_length = self.model_config.max_position_embeddings
         attention = MlaConfig(
             num_heads=first.num_heads,
             softmax_scale=first.scaling,
             block_size=block_size,
             max_rows=max_rows,
             max_query_tokens=max_step_tokens,
-            max_model_len=max_length or self.model_config.max_position_embeddings,
+            max_model_len=max_length,
             kv_lora_rank=first.kv_lora_rank,
             qk_rope_head_dim=first.qk_rope_head_dim,
             dtype=weight.dtype,
