@@ -156,6 +156,8 @@ def test_blocks_are_free_once_nothing_is_in_them(ours):
         cache.crop(-columns)
         left.append((cache.get_seq_length(), pool.num_free))
     assert left == [(12, 0), (9, 0), (8, 2), (0, 6)]
+    forward(model, IDS[:1], cache)  # an empty cache takes a batch of any size
+    assert pool.num_free == 5
 
 
 def test_cropping_by_a_length(ours):

@@ -203,7 +203,7 @@ class Rows:
     def _make_room(self, query_lens: Sequence[int], lengths: Sequence[int]) -> None:
         """Give every row blocks of its own for its new tokens."""
         pool, size = self.pool, self.pool.config.block_size
-        if not self.blocks:
+        if self.columns == 0:
             self.blocks = [[] for _ in lengths]
         rows = list(zip(self.blocks, query_lens, lengths, strict=True))
         copied = [  # rows whose next token goes to a block that is not theirs alone
