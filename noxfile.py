@@ -31,6 +31,7 @@ OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too l
     "replay-decode-extend-decode-fp32",
     "deterministic-decode-fp32",
     "deterministic-fewer-tokens-than-rows-fp32",
+    "prefill-edges-of-keys-fp32",
 )
 
 

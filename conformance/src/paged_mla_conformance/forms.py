@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.trial import Stage
-from paged_mla_reference.paging import NO_SLOT, blocks_of, context_lens, query_spans
+from paged_mla_reference.paging import NO_SLOT, blocks_of, context_lens
 from paged_mla_shared.inputs import INT32_MAX, Step
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Problem
 
 
@@ -128,10 +130,8 @@ def _every(batch: Batch) -> NDArray[np.int64]:
 def of_rows(step: Step, rows: NDArray[np.int64]) -> Form:
     """Return the step of some rows, in that order, without padded tokens."""
     batch = step.batch
-    spans = query_spans(batch)
-    tokens = np.concatenate([np.arange(spans[row].start, spans[row].stop) for row in rows])
-    ends = np.concatenate([[0], np.cumsum(context_lens(batch))])
-    keys = np.concatenate([np.arange(ends[row], ends[row + 1]) for row in rows])
+    tokens = _of_spans(batch.cu_seqlens_q, rows)
+    keys = _of_spans(np.concatenate([[0], np.cumsum(context_lens(batch))]), rows)
     mask = batch.mask
     if mask is not None:
         trees = np.split(mask, np.cumsum(batch.query_lens.astype(np.int64) ** 2)[:-1])
@@ -147,5 +147,43 @@ def of_rows(step: Step, rows: NDArray[np.int64]) -> Form:
         ckv=batch.ckv[tokens],
         k_pe=batch.k_pe[tokens],
     )
-    contexts = {"context_ckv": step.context_ckv[keys], "context_k_pe": step.context_k_pe[keys]}
-    return Form(replace(step, batch=chosen, **contexts), tokens)
+    context_ckv, context_k_pe = step.context_ckv[keys], step.context_k_pe[keys]
+    some = replace(step, batch=chosen, context_ckv=context_ckv, context_k_pe=context_k_pe)
+    return Form(some, tokens)
+
+
+def of_prefill_rows(
+    batch: PrefillBatch, rows: NDArray[np.int64]
+) -> tuple[PrefillBatch, NDArray[np.int64]]:
+    """Return the prefill of some rows, in that order, and which queries of `batch` it has."""
+    tokens = _of_spans(batch.cu_seqlens_q, rows)
+    keys = _of_spans(batch.cu_seqlens_k, rows)
+    chosen = replace(
+        batch,
+        cu_seqlens_q=np.concatenate([[0], np.cumsum(batch.query_lens[rows])]).astype(np.int32),
+        cu_seqlens_k=np.concatenate([[0], np.cumsum(batch.seq_lens[rows])]).astype(np.int32),
+        q_nope=batch.q_nope[tokens],
+        q_pe=batch.q_pe[tokens],
+        k_nope=batch.k_nope[keys],
+        k_pe=batch.k_pe[keys],
+        v=batch.v[keys],
+    )
+    return chosen, tokens
+
+
+def arrangements(batch: Batch | PrefillBatch) -> dict[str, NDArray[np.int64]]:
+    """Return which rows of `batch` stand beside each other, by what is told of them (S-20)."""
+    rows = np.flatnonzero(batch.seq_lens)
+    if len(rows) == 0:
+        return {}
+    chosen = {*rows[:2].tolist(), int(batch.seq_lens.argmax()), *rows[-2:].tolist()}
+    alone = {f"row {row} alone": np.array([row]) for row in sorted(chosen)}
+    return alone | {
+        "reversed, no padding": rows[::-1],
+        "without the longest": np.delete(np.arange(batch.num_rows), batch.seq_lens.argmax()),
+    }
+
+
+def _of_spans(cu_seqlens: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    spans = [np.arange(cu_seqlens[row], cu_seqlens[row + 1], dtype=np.int64) for row in rows]
+    return np.concatenate([np.zeros(0, np.int64), *spans])

@@ -144,14 +144,15 @@ class Trial:
             expected = quantise_queries(self.problem, batch, scale)
             self.checks += compare.check_queries(self.problem, batch, actual, expected)
 
-    def check_prefill(self) -> None:
+    def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:
         """Attend to keys and values of every head; in chunks of context too, where asked."""
         assert isinstance(self.case, PrefillCase)
-        runner = self.prepare()
+        runner, answers = self.prepare(), []
         for batch in build_prefills(self.case, self.dims, self.dtype):
-            self.prefill(runner, batch)
+            answers.append((batch, self.prefill(runner, batch).answer))
             if self.case.workspace:
                 self._check_chunks(runner, batch, self.case.workspace)
+        return answers
 
     def _check_chunks(self, runner: Runner, batch: PrefillBatch, workspace: int) -> None:
         """Each part of the keys is answered right, and merged they are the whole (S-8, S-21)."""

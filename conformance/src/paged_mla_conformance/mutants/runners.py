@@ -11,6 +11,7 @@ from paged_mla_conformance.mutants.passing import Passing
 from paged_mla_reference.deviations import Fault
 from paged_mla_reference.deviations.deviation import breaks
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output
 
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
@@ -137,6 +138,18 @@ class SplitsFollowTheNumberOfRows(Passing):
         answer = self.inner.attend(batch)
         if batch.num_rows == 1:
             return Output(answer.out, np.nextafter(answer.lse, np.float32(0)))
+        return answer
+
+
+@breaks(Fault.BATCH_MATE, "S-20")
+class PrefillTilesFollowTheBatch(Passing):
+    """Long rows of a prefill are cut over their keys where no other row fills the device."""
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Round otherwise where one row is alone."""
+        answer = self.inner.prefill(batch)
+        if batch.num_rows == 1:
+            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
         return answer
 
 

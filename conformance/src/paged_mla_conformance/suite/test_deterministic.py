@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from paged_mla_conformance import compare
-from paged_mla_conformance.forms import of_rows
+from paged_mla_conformance.forms import arrangements, of_rows
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_shared.inputs import build_steps
-from paged_mla_shared.problem import Batch, Output
+from paged_mla_shared.problem import Output
 
 pytestmark = pytest.mark.mla(group="deterministic", ops=("append", "attend"))
 
@@ -26,14 +24,3 @@ def test_deterministic(trial: Trial) -> None:
         expected = Output(whole.out[form.tokens], whole.lse[form.tokens])
         actual = trial.answer(Stage.of(form.step))
         trial.checks += compare.check_bitwise("S-20", actual, expected, name)
-
-
-def arrangements(batch: Batch) -> dict[str, NDArray[np.int64]]:
-    """Return which rows of `batch` stand beside each other, by what is told of them."""
-    rows = np.flatnonzero(batch.seq_lens)
-    chosen = {*rows[:2].tolist(), int(batch.seq_lens.argmax()), *rows[-2:].tolist()}
-    alone = {f"row {row} alone": np.array([row]) for row in sorted(chosen)}
-    return alone | {
-        "reversed, no padding": rows[::-1],
-        "without the longest": np.delete(np.arange(batch.num_rows), batch.seq_lens.argmax()),
-    }

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import pytest
 
+from paged_mla_conformance import compare
 from paged_mla_conformance.bad_prefills import BAD_PREFILLS, BASE, BadPrefill
 from paged_mla_conformance.bending import bent_case
+from paged_mla_conformance.forms import arrangements, of_prefill_rows
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.trial import Trial
 from paged_mla_shared.prefill_inputs import build_prefills
+from paged_mla_shared.problem import Output
 
 pytestmark = pytest.mark.mla(group="prefill", ops=("prefill",))
 
 
 def test_prefill(trial: Trial) -> None:
-    trial.check_prefill()
+    """S-21; where the backend says that it is deterministic, rows keep their bits (S-20)."""
+    answers = trial.check_prefill()
+    if "deterministic" not in trial.backend.capabilities.features:
+        return
+    for batch, whole in answers:
+        for name, rows in arrangements(batch).items():
+            some, tokens = of_prefill_rows(batch, rows)
+            expected = Output(whole.out[tokens], whole.lse[tokens])
+            actual = trial.prepare().prefill(some)
+            trial.checks += compare.check_bitwise("S-20", actual, expected, name)
 
 
 @pytest.mark.mla(group="prefill", ops=("prefill", "validation"), rules=("S-4", "S-21"))

@@ -17,7 +17,8 @@ from paged_mla_shared.errors import Unsupported
 
 def deterministic() -> TritonBackend:
     """Return the backend that gives a row the same bits whatever its batch mates (S-20)."""
-    return _mode("deterministic", settings={"deterministic": True})
+    deterministic = _mode("deterministic", settings={"deterministic": True})
+    return replace(deterministic, left_out=frozenset({"layer"}))  # tiles of prefill know no split
 
 
 def graphed() -> TritonBackend:
