@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from paged_mla_optimized import LatentCache
+from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.engines.vllm import registration
 from paged_mla_optimized.engines.vllm.convert import (
-    as_cache,
     cache_format,
     capacities,
     query_len,
-    split_queries,
 )
 from paged_mla_optimized.engines.vllm.options import Options, options_of
 from paged_mla_optimized.engines.vllm.reasons import misfit

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from paged_mla_optimized.engines.tools.follow import distance, follow
 from paged_mla_optimized.engines.vllm.tools import check, rate
-from paged_mla_optimized.engines.vllm.tools.follow import distance, follow
 from paged_mla_optimized.engines.vllm.tools.scenes import LONGEST, MAX_MODEL_LEN, SCENES, prompts
 
 

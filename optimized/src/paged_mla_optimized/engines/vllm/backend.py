@@ -8,10 +8,11 @@ import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
 from vllm.v1.attention.backend import MultipleOf
 
+from paged_mla_optimized.engines.fits import DTYPES, HEAD_SIZES
 from paged_mla_optimized.engines.vllm.builder import PagedMlaMetadataBuilder
 from paged_mla_optimized.engines.vllm.convert import KV_CACHE_DTYPES
 from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
-from paged_mla_optimized.engines.vllm.reasons import DTYPES, HEAD_SIZES, misfit
+from paged_mla_optimized.engines.vllm.reasons import misfit
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.runtime.device import ARCHS
 

@@ -11,13 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from paged_mla_optimized.cache import Cache, LatentCache
 from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.engines.tensors import FLAT_FP8
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
-
-FLAT_FP8 = "fp8_e4m3"
-"""The format of ``--kv-cache-dtype fp8``: codes alone, and one scale of the layer."""
 
 KV_CACHE_DTYPES = ("auto", "float16", "bfloat16", "fp8", FLAT_FP8)
 """Words of ``--kv-cache-dtype`` that name a cache these kernels read."""
@@ -73,32 +70,3 @@ def query_len(num_rows: int, num_tokens: int, lengths: Sequence[int]) -> int:
     """
     fitting = (length for length in lengths if num_tokens <= num_rows * length)
     return next(fitting, lengths[-1])
-
-
-def split_queries(
-    q: torch.Tensor | tuple[torch.Tensor, torch.Tensor], kv_lora_rank: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return absorbed queries [T, H, R] and rotated ones [T, H, P].
-
-    Under decode context parallelism vLLM joins them before it gathers the heads of all ranks.
-    """
-    if isinstance(q, tuple):
-        return q
-    return q[..., :kv_lora_rank], q[..., kv_lora_rank:]
-
-
-def as_cache(stored: str, latents: torch.Tensor, k_scale: torch.Tensor) -> Cache:
-    """Return a layer's cache as ``attend`` takes it.
-
-    Parameters
-    ----------
-    stored : str
-        What :func:`cache_format` returned.
-    latents : [num_blocks, block_size, R + P]
-        Any strides: vLLM may keep all layers of a block together.
-    k_scale : float32 [] or [1]
-        Of the layer, on the device. It counts for FP8 alone: other caches have one too.
-    """
-    if stored != FLAT_FP8:
-        return latents
-    return LatentCache(stored, latents, k_scale.view(()))

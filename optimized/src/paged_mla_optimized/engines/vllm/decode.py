@@ -9,7 +9,8 @@ import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.engines.vllm.convert import as_cache, query_len, split_queries
+from paged_mla_optimized.engines.tensors import as_cache, split_queries
+from paged_mla_optimized.engines.vllm.convert import query_len
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Planned:
         q : dtype [T, H, R] and [T, H, P], or both in one [T, H, R + P]
             T counts the padding of a CUDA graph.
         latents, k_scale
-            As :func:`~paged_mla_optimized.engines.vllm.convert.as_cache` takes them.
+            As :func:`~paged_mla_optimized.engines.tensors.as_cache` takes them.
 
         Returns
         -------

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 
-from paged_mla_optimized.engines.vllm.heads import HeadsPrefill
-from paged_mla_optimized.engines.vllm.reasons import DTYPES
+from paged_mla_optimized.engines.fits import DTYPES
+from paged_mla_optimized.engines.heads import HeadsPrefill
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.versions import context_chunk
 from paged_mla_optimized.prefill import PrefillConfig
@@ -66,7 +66,8 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
         if out is not None or output_scale is not None:
             raise Unsupported("quantised answers of prefill: supports_quant_output is False")
         starts = self._prefill_metadata.query_start_loc
-        answer, lse = self._new.attend("new", starts, starts, q=q, k=k, v=v)
+        lse = _lse_of(q)
+        answer = self._new.attend("new", starts, starts, q=q, k=k, v=v, lse=lse.t())
         return (answer, lse) if return_softmax_lse else answer
 
     def run_prefill_context_chunk(
@@ -80,9 +81,11 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend rows to a chunk of their cached context, all of which they see."""
         part = context_chunk(self._prefill_metadata, chunk_idx, chunk)
-        return self._context.attend(
-            part.number, part.cu_seqlens_q, part.cu_seqlens_k, q=q, k=k, v=v
+        lse = _lse_of(q)
+        answer = self._context.attend(
+            part.number, part.cu_seqlens_q, part.cu_seqlens_k, q=q, k=k, v=v, lse=lse.t()
         )
+        return answer, lse
 
     def _config(self) -> PrefillConfig:
         scheduler = self.vllm_config.scheduler_config
@@ -96,3 +99,9 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
             v_head_dim=self.v_head_dim,
             dtype=self.vllm_config.model_config.dtype,
         )
+
+
+def _lse_of(q: torch.Tensor) -> torch.Tensor:
+    """Return an lse of queries [T, H, N + P], to be filled: vLLM merges [H, T]."""
+    tokens, num_heads, _ = q.shape
+    return q.new_empty((num_heads, tokens), dtype=torch.float32)

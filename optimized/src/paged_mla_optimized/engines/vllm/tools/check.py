@@ -25,10 +25,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paged_mla_optimized.engines.tools.follow import Logprobs, distance, follow
+from paged_mla_optimized.engines.tools.model import build_model
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
-from paged_mla_optimized.engines.vllm.tools.follow import Logprobs, distance, follow
-from paged_mla_optimized.engines.vllm.tools.model import build_model
 from paged_mla_optimized.engines.vllm.tools.scenes import (
     MAX_MODEL_LEN,
     SCENES,

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from paged_mla_optimized.engines.tools.follow import Logprobs
 from paged_mla_optimized.engines.vllm.registration import register
-from paged_mla_optimized.engines.vllm.tools.follow import Logprobs
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from paged_mla_optimized.engines.tools.model import VOCAB, build_model
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, run_engine
-from paged_mla_optimized.engines.vllm.tools.model import VOCAB, build_model
 
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours": (NAME, {"attention_config": {"mla_prefill_backend": NAME}}),

@@ -23,9 +23,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from paged_mla_optimized.engines.tools.model import VOCAB, build_model
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, run_engine
-from paged_mla_optimized.engines.vllm.tools.model import VOCAB, build_model
 
 PEERS = ("FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA")
 _WARM_STEPS = 6

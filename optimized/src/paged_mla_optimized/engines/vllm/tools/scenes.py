@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from paged_mla_optimized.engines.tools.model import VOCAB
 from paged_mla_optimized.engines.vllm.options import KEY
 from paged_mla_optimized.engines.vllm.registration import NAME
-from paged_mla_optimized.engines.vllm.tools.model import VOCAB
 
 YARDSTICK = "TRITON_MLA"
 _ALL = (YARDSTICK, "FLASHMLA", "FLASH_ATTN_MLA")

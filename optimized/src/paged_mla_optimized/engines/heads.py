@@ -1,4 +1,4 @@
-"""Prefill rows of vLLM's steps, over keys and values of every head: no vLLM here."""
+"""Prefill rows of an engine's steps, over keys and values of every head: no engine here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from paged_mla_optimized.prefill import Prefill, PrefillConfig
 
 
 class HeadsPrefill:
-    """A :class:`~paged_mla_optimized.prefill.Prefill` that is fed as vLLM feeds a prefill backend.
+    """A :class:`~paged_mla_optimized.prefill.Prefill` that is fed as engines feed their backends.
 
     All layers of a step give the same lengths: what has been planned for one serves the others.
-
-    vLLM makes one for each layer and uses the first: buffers are allocated by the first call.
+    Buffers are allocated by the first call: an engine may make more of these than it uses.
 
     Parameters
     ----------
@@ -39,7 +38,8 @@ class HeadsPrefill:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        lse: torch.Tensor,
+    ) -> torch.Tensor:
         """Attend a part of a step.
 
         Parameters
@@ -49,24 +49,22 @@ class HeadsPrefill:
         cu_seqlens_q, cu_seqlens_k : int32 [B + 1]
         q : dtype [T, H, N + P]
         k : dtype [K, H, N + P]
-            vLLM copies what depends on position to every head; that of the first is read.
+            Engines copy what depends on position to every head; that of the first is read.
         v : dtype [K, H, V]
+        lse : float32 [T, H]
+            Where to write it: natural, ``-inf`` for rows without keys. Any strides.
 
         Returns
         -------
         out : dtype [T, H, V]
-        lse : float32 [H, T]
-            As vLLM merges it: natural, ``-inf`` for rows without keys.
         """
-        tokens, num_heads, _ = q.shape
         if self._prefill is None:
             self._prefill = Prefill(self.config, q.device)
         if part != self._planned:
-            self._prefill.plan(cu_seqlens_q, cu_seqlens_k, num_tokens=tokens)
+            self._prefill.plan(cu_seqlens_q, cu_seqlens_k, num_tokens=len(q))
             self._planned = part
         nope = self.config.qk_nope_head_dim
-        lse = q.new_empty((num_heads, tokens), dtype=torch.float32)
         out, _ = self._prefill.attend(
-            q[..., :nope], q[..., nope:], k[..., :nope], k[:, 0, nope:], v, lse=lse.t()
+            q[..., :nope], q[..., nope:], k[..., :nope], k[:, 0, nope:], v, lse=lse
         )
-        return out, lse
+        return out

@@ -1,22 +1,24 @@
-"""Prefill rows as vLLM hands them over, against dense attention. S-4, S-6, S-21."""
+"""Prefill rows as engines hand them over, against dense attention. S-4, S-6, S-21."""
 
 from __future__ import annotations
 
 import torch
 from prefill_step import assert_close, build, prefix_sums
 
-from paged_mla_optimized.engines.vllm.heads import HeadsPrefill
+from paged_mla_optimized.engines.heads import HeadsPrefill
 
 
 def attend(heads, part, step):
-    """Call as vLLM does: positions copied to every head, keys and values of one projection."""
+    """Call as engines do: positions copied to every head, keys and values of one projection."""
     keys, queries = ([row[i] for row in step.lens] for i in (0, 1))
     q = torch.cat([step.q_nope, step.q_pe], dim=-1)
     k_pe = step.k_pe[:, None].expand(-1, step.config.num_heads, -1)
     k = torch.cat([step.k_nope, k_pe], dim=-1)
     projected = torch.cat([step.k_nope, step.v], dim=-1)
     v = projected[..., step.k_nope.shape[-1] :]
-    return heads.attend(part, prefix_sums(queries), prefix_sums(keys), q=q, k=k, v=v)
+    lse = torch.full((q.shape[1], len(q)), torch.nan)  # as vLLM merges it
+    sums = prefix_sums(queries), prefix_sums(keys)
+    return heads.attend(part, *sums, q=q, k=k, v=v, lse=lse.t()), lse.t()
 
 
 def test_new_tokens_and_a_chunk_of_contexts():
@@ -25,18 +27,13 @@ def test_new_tokens_and_a_chunk_of_contexts():
         step = build(*lens, causal=causal)
         heads = HeadsPrefill(step.config)
         for _ in range(2):
-            out, lse = attend(heads, 0, step)
-            assert lse.shape == (step.config.num_heads, len(out))
-            assert lse.is_contiguous()
-            assert_close((out, lse.t()), step)
+            assert_close(attend(heads, 0, step), step)
 
 
 def test_another_part_and_another_step_are_planned_anew():
     first, second = build((5, 5)), build((3, 3), (2, 2))
     heads = HeadsPrefill(first.config)
     for part, step in ((0, first), (1, second), (0, first)):
-        out, lse = attend(heads, part, step)
-        assert_close((out, lse.t()), step)
+        assert_close(attend(heads, part, step), step)
     heads.forget()
-    out, lse = attend(heads, 0, second)
-    assert_close((out, lse.t()), second)
+    assert_close(attend(heads, 0, second), second)

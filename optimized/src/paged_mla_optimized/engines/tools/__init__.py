@@ -1,0 +1,1 @@
+"""What commands inside engines share: a small model of random weights, and logprobs compared."""
