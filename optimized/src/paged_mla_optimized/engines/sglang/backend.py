@@ -1,0 +1,244 @@
+"""The backend class: describes steps, and runs one layer's attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.verify_mask import VerifyMask
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.runtime_context import get_parallel, get_schedule, get_spec
+from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.engines.fits import misfit
+from paged_mla_optimized.engines.sglang.convert import cache_format, capacities, own_masks
+from paged_mla_optimized.engines.sglang.prompts import Prompts
+from paged_mla_optimized.engines.sglang.reasons import common_scaling, refuse_extras
+from paged_mla_optimized.engines.sglang.rows import Rows
+from paged_mla_optimized.engines.sglang.versions import moves_tokens
+from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+
+class PagedMlaBackend(AttentionBackend):
+    """Dense MLA for SGLang; ``attention_backend="paged_mla"`` chooses it.
+
+    A step is planned outside of CUDA graphs, before one is captured and before each replay:
+    captured layers read the buffers that the plan has rewritten.
+
+    Parameters
+    ----------
+    model_runner : ModelRunner
+    ahead : int
+        Tokens of a decode row that its length leaves out: a step of a draft has drafted so many.
+
+    Raises
+    ------
+    Unsupported
+        The model, its cache or the device is not served.
+    """
+
+    needs_cpu_seq_lens: bool = False
+
+    def __init__(self, model_runner: Any, ahead: int = 0) -> None:
+        super().__init__()
+        _refuse(model_runner)
+        model = model_runner.model_config
+        self._head_size = model.kv_lora_rank + model.qk_rope_head_dim
+        layers = [
+            layer
+            for layer in model_runner.model.modules()
+            if isinstance(layer, RadixAttention) and layer.qk_head_dim == self._head_size
+        ]
+        scale = common_scaling(layers)
+        spec = get_spec()
+        drafts = int(spec.speculative_num_draft_tokens or 1)
+        is_tree = not model_runner.is_draft_worker and (
+            model_runner.spec_algorithm.is_ngram() or (spec.speculative_eagle_topk or 1) > 1
+        )
+        requests = model_runner.req_to_token_pool
+        rows, tokens = capacities(
+            max_requests=requests.size,
+            chunked_prefill_size=get_schedule().chunked_prefill_size,
+            max_prefill_tokens=get_schedule().max_prefill_tokens,
+            context_len=model.context_len,
+            query_len=drafts,
+        )
+        config = MlaConfig(
+            num_heads=layers[0].tp_q_head_num,
+            softmax_scale=scale,
+            block_size=model_runner.page_size,
+            max_rows=rows,
+            max_query_tokens=tokens,
+            max_model_len=requests.req_to_token.shape[1],
+            kv_lora_rank=model.kv_lora_rank,
+            qk_rope_head_dim=model.qk_rope_head_dim,
+            dtype=model_runner.dtype,
+            cache_format=cache_format(model_runner.kv_cache_dtype, model_runner.dtype),
+        )
+        device = torch.device(model_runner.device)
+        self.rows = Rows(config, device, requests.req_to_token, drafts if is_tree else 0)
+        self.prompts = Prompts(
+            PrefillConfig(
+                num_heads=config.num_heads,
+                softmax_scale=scale,
+                max_rows=rows,
+                max_tokens=tokens,
+                qk_nope_head_dim=model.qk_nope_head_dim,
+                qk_rope_head_dim=model.qk_rope_head_dim,
+                v_head_dim=model.v_head_dim,
+                dtype=config.dtype,
+            )
+        )
+        self._pool = model_runner.token_to_kv_pool
+        self._ahead = ahead
+        self._verify_mask = None
+        if drafts > 1 and not model_runner.is_draft_worker:
+            self._verify_mask = VerifyMask(
+                buffer=torch.ones(rows * drafts * drafts, dtype=torch.bool, device=device),
+                mode=TreeMaskMode.QLEN_ONLY,
+                max_bs=rows,
+                is_read=is_tree,
+            )
+
+    @property
+    def verify_mask(self) -> VerifyMask | None:
+        """Where SGLang writes what drafts see of each other; it is not read for chains."""
+        return self._verify_mask
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Return the length of rows that pad a CUDA graph."""
+        return 1
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Hold the largest graph against the buffers, which there are."""
+        config = self.rows.config
+        for name, size, most in (
+            ("max_bs", max_bs, config.max_rows),
+            ("max_num_tokens", max_num_tokens, config.max_query_tokens),
+        ):
+            if size > most:
+                raise InvalidArgument(name, f"{size} in CUDA graphs", f"at most {most}")
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Plan a step; ``forward_batch`` may be less than a ``ForwardBatch``, and longer."""
+        batch, mode = forward_batch, forward_batch.forward_mode
+        if mode.is_idle():
+            return
+        rows = batch.batch_size
+        ids, lens = batch.req_pool_indices[:rows], batch.seq_lens[:rows]
+        if mode.is_decode():
+            self.rows.plan(ids, lens + self._ahead, 1)
+        elif mode.is_target_verify():
+            drafts = int(batch.spec_info.draft_token_num)
+            self.rows.plan(ids, lens + drafts, drafts, self._tree_mask(batch, lens, drafts))
+        elif mode.is_draft_extend_v2():
+            window = len(batch.out_cache_loc) // rows
+            self.rows.plan(ids, lens.clamp(min=window), window)  # rows that pad a graph are short
+        elif in_capture:
+            raise Unsupported("prompts in a full CUDA graph: other graphs of prompts, or none")
+        else:
+            self.prompts.begin(batch.extend_seq_lens, lens)
+            self.rows.plan_extend(ids, lens, batch.extend_seq_lens, len(batch.positions))
+
+    def forward_decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        *,
+        q_rope: torch.Tensor | None = None,
+        k_rope: torch.Tensor | None = None,
+        **extras: Any,
+    ) -> torch.Tensor:
+        """Attend one new token of each row."""
+        refuse_extras(extras)
+        heads, latent = layer.tp_q_head_num, layer.v_head_dim
+        q = q.view(-1, heads, latent if q_rope is not None else self._head_size)
+        new = None
+        if save_kv_cache and k is not None:
+            latents = k.view(-1, k.shape[-1])
+            keys = latents[:, latent:] if k_rope is None else k_rope.flatten(1)
+            new = latents[:, :latent], keys, forward_batch.out_cache_loc
+        out = self.rows.attend(
+            q if q_rope is None else (q, q_rope.view(len(q), heads, -1)),
+            new,
+            self._pool.get_key_buffer(layer.layer_id),
+            layer.k_scale,
+        )
+        return out.flatten(1)
+
+    def forward_extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        *,
+        q_rope: torch.Tensor | None = None,
+        k_rope: torch.Tensor | None = None,
+        **extras: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attend prompts, mixed rows and windows of drafts, over latents or over heads."""
+        if layer.qk_head_dim == self._head_size:
+            return self.forward_decode(
+                q,
+                k,
+                v,
+                layer,
+                forward_batch,
+                save_kv_cache,
+                q_rope=q_rope,
+                k_rope=k_rope,
+                **extras,
+            )
+        refuse_extras(extras | {"q_rope": q_rope, "k_rope": k_rope})
+        if k is None or v is None or save_kv_cache:
+            raise Unsupported("keys of heads that are not there, or are to be cached")
+        heads = layer.tp_q_head_num
+        batch, chunk = forward_batch, None
+        if batch.attn_attend_prefix_cache:
+            chunk = (batch.prefix_chunk_idx, batch.prefix_chunk_cu_seq_lens)
+        out, lse = self.prompts.attend(
+            *(tensor.view(len(tensor), heads, -1) for tensor in (q, k, v)),
+            chunk=chunk,
+            with_prefix=bool(batch.mha_one_shot),
+        )
+        return (out, lse) if batch.mha_return_lse else out.flatten(1)
+
+    def _tree_mask(self, batch: Any, lens: torch.Tensor, drafts: int) -> torch.Tensor | None:
+        """Return what drafts see of each other, ``None`` for chains."""
+        own = self._verify_mask
+        if own is None or not own.is_read:
+            return None
+        mask: torch.Tensor = batch.spec_info.custom_mask
+        if mask.data_ptr() == own.buffer.data_ptr():
+            return mask
+        return own_masks(mask, lens, drafts)
+
+
+def _refuse(runner: Any) -> None:
+    """Raise ``Unsupported`` for a model, a pool or a device that is not served."""
+    if not runner.use_mla_backend:
+        raise Unsupported("paged_mla: a model without MLA")
+    if getattr(runner.token_to_kv_pool, "use_dsa", False):
+        raise Unsupported("paged_mla: sparse attention: dense")
+    if get_parallel().dcp_enabled:
+        raise Unsupported("paged_mla: decode context parallelism: none")
+    if moves_tokens(runner):
+        raise Unsupported("paged_mla: a unified memory pool: a plain one")
+    model = runner.model_config
+    reason = misfit(
+        head_size=model.kv_lora_rank + model.qk_rope_head_dim,
+        dtype=runner.dtype,
+        capability=torch.cuda.get_device_capability(),
+    )
+    if reason is not None:
+        raise Unsupported(f"paged_mla: {reason}")

@@ -1,0 +1,46 @@
+"""What these kernels do not serve in SGLang, and why: no SGLang here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paged_mla_shared.errors import Unsupported
+
+
+def common_scaling(layers: list[Any]) -> float:
+    """Return the softmax scale that all layers over latents have.
+
+    Parameters
+    ----------
+    layers : list of RadixAttention
+
+    Raises
+    ------
+    Unsupported
+        They differ in it, or cap, window or encode.
+    """
+    if not layers:
+        raise Unsupported("a model without layers over latents: one of MLA")
+    for layer in layers:
+        if layer.logit_cap:
+            raise Unsupported(f"logit_cap {layer.logit_cap}: none")
+        if layer.sliding_window_size > 0:
+            raise Unsupported(f"sliding_window_size {layer.sliding_window_size}: none")
+        if layer.attn_type.value != "decoder":
+            raise Unsupported(f"attention type {layer.attn_type.value}: decoder")
+    found = {layer.scaling for layer in layers}
+    if len(found) > 1:
+        raise Unsupported(f"layers with scaling {sorted(found)}: one for all")
+    return float(found.pop())
+
+
+def refuse_extras(extras: dict[str, Any]) -> None:
+    """Refuse what a layer hands over beyond queries, keys and values.
+
+    Raises
+    ------
+    Unsupported
+    """
+    for name, value in extras.items():
+        if value is not None:
+            raise Unsupported(f"{name}: dense attention without it")

@@ -1,0 +1,148 @@
+"""Rows of SGLang's steps: planned before a forward or a replay, written and attended by layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.engines.sglang.convert import as_blocks, starts_of
+from paged_mla_optimized.engines.tensors import as_cache, split_queries
+from paged_mla_optimized.tables import RequestMap
+
+_TABLE_MULTIPLE = 8
+
+
+class Rows:
+    """A :class:`~paged_mla_optimized.api.PagedMla` that is fed as SGLang feeds a backend.
+
+    Draft trees have one of their own.
+
+    Parameters
+    ----------
+    config : MlaConfig
+        Causal, of the largest step; how tables are built is added.
+    device : torch.device
+    req_to_token : int32 [requests, tokens]
+        Slots.
+    tree_len : int
+        New tokens of a row with its draft tree; 0: drafts are chains, or there are none.
+    """
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        device: torch.device | str,
+        req_to_token: torch.Tensor,
+        tree_len: int = 0,
+    ) -> None:
+        config = replace(config, reserved_slot=0, table_multiple=_TABLE_MULTIPLE)
+        self.config = config
+        self._causal = self._planned = PagedMla(config, device)
+        self._tree = None
+        if tree_len > 0:
+            trees = replace(
+                config,
+                mask="tree:qlen",
+                max_draft_tokens=tree_len,
+                max_query_tokens=config.max_rows * tree_len,
+            )
+            self._tree = PagedMla(trees, device)
+        self._req_to_token = req_to_token
+        self._numbers = torch.arange(config.max_rows + 1, dtype=torch.int32, device=device)
+        self._unit = torch.ones((), device=device)
+
+    def plan(
+        self,
+        request_ids: torch.Tensor,
+        seq_lens: torch.Tensor,
+        query_len: int,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        """Describe a step whose rows have as many new tokens each: decode, and windows of drafts.
+
+        Parameters
+        ----------
+        request_ids : int [B]
+        seq_lens : int [B]
+            This step's tokens included.
+        query_len : int
+        mask : bool, flat, or None
+            For each row a matrix [query_len, query_len]: what the nodes of a tree see.
+        """
+        rows = len(seq_lens)
+        self._planned = self._causal if mask is None else self._of_trees()
+        self._planned.plan(
+            self._numbers[: rows + 1] * query_len,
+            seq_lens.int(),
+            RequestMap(self._req_to_token, request_ids),
+            num_tokens=rows * query_len,
+            max_query_len=query_len,
+            mask=mask,
+        )
+
+    def plan_extend(
+        self,
+        request_ids: torch.Tensor,
+        seq_lens: torch.Tensor,
+        extend_seq_lens: torch.Tensor,
+        num_tokens: int,
+    ) -> None:
+        """Describe a step whose rows have any numbers of new tokens.
+
+        Parameters
+        ----------
+        request_ids : int [B]
+        seq_lens : int [B]
+            This step's tokens included.
+        extend_seq_lens : int [B]
+        num_tokens : int
+            Lines of the queries, padding included.
+        """
+        self._planned = self._causal
+        self._planned.plan(
+            starts_of(extend_seq_lens),
+            seq_lens.int(),
+            RequestMap(self._req_to_token, request_ids),
+            num_tokens=num_tokens,
+            max_query_len=max(num_tokens, 1),
+        )
+
+    def attend(
+        self,
+        q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        new: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+        slots: torch.Tensor,
+        k_scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Write the step's tokens to one layer's pool, and attend to it.
+
+        Parameters
+        ----------
+        q : dtype [T, H, R] and [T, H, P], or both in one [T, H, R + P]
+        new : (dtype [T, R], dtype [T, P], int64 [T]) or None
+            Latents, rotated keys and where they go; slot 0 is padding's. ``None``: all are there.
+        slots : [S, 1, R + P]
+            The pool.
+        k_scale : float32 [] or None
+            Of the layer: what is cached in FP8 is divided by it. ``None`` is 1.
+
+        Returns
+        -------
+        out : dtype [T, H, R]
+        """
+        config, mla = self.config, self._planned
+        scale = self._unit if k_scale is None else k_scale
+        cache = as_cache(config.cache_format, as_blocks(slots, config.block_size), scale)
+        if new is not None:
+            latents, keys, where = new
+            mla.append(latents, keys, cache, where.contiguous())
+        out, _ = mla.attend(*split_queries(q, config.kv_lora_rank), cache)
+        return out
+
+    def _of_trees(self) -> PagedMla:
+        if self._tree is None:
+            raise RuntimeError("a mask of a draft tree, where drafts are chains")
+        return self._tree

@@ -1,0 +1,166 @@
+"""SGLang's conventions as pure functions, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paged_mla_optimized.engines.fits import misfit
+from paged_mla_optimized.engines.sglang import registration
+from paged_mla_optimized.engines.sglang.convert import (
+    as_blocks,
+    cache_format,
+    capacities,
+    own_masks,
+    starts_of,
+)
+from paged_mla_optimized.engines.sglang.reasons import common_scaling, refuse_extras
+from paged_mla_optimized.engines.sglang.versions import made, moves_tokens, serves
+from paged_mla_shared.errors import Unsupported
+
+
+def test_types_of_a_pool():
+    assert cache_format(torch.bfloat16, torch.bfloat16) == "bf16"
+    assert cache_format(torch.float16, torch.float16) == "fp16"
+    assert cache_format(torch.float8_e4m3fn, torch.bfloat16) == "fp8_e4m3"
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e5m2, torch.float16, torch.uint8])
+def test_other_pools_are_refused(stored):
+    with pytest.raises(Unsupported, match=f"kv_cache_dtype {stored}"):
+        cache_format(stored, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "query_len", "tokens"),
+    [
+        (2048, 1, 2048 + 64),  # a chunk and every running row beside it
+        (2048, 4, 2048 + 256),
+        (-1, 1, 40000 + 64),  # a prompt as long as the context
+        (None, 1, 40000 + 64),
+        (100_000, 1, 40000 + 64),
+    ],
+)
+def test_the_largest_step(chunk, query_len, tokens):
+    found = capacities(
+        max_requests=64,
+        chunked_prefill_size=chunk,
+        max_prefill_tokens=16384,
+        context_len=40000,
+        query_len=query_len,
+    )
+    assert found == (64, tokens)
+
+
+def test_a_pool_is_seen_as_blocks_where_it_lies():
+    pool = torch.arange(32 * 6.0).view(32, 1, 6)
+    blocks = as_blocks(pool, 16)
+    assert blocks.shape == (2, 16, 6)
+    assert blocks.data_ptr() == pool.data_ptr()
+    assert torch.equal(blocks[1, 3], pool[19, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_prefix_sums(dtype):
+    starts = starts_of(torch.tensor([3, 0, 2], dtype=dtype))
+    assert starts.dtype == torch.int32
+    assert starts.tolist() == [0, 3, 3, 5]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_masks_without_their_context(dtype):
+    """S-14: the last row only pads, and SGLang's mask ends before it."""
+    trees = torch.randint(0, 2, (2, 3, 3), generator=torch.Generator().manual_seed(0)).to(dtype)
+    full = [
+        torch.cat([torch.ones(3, prefix, dtype=dtype), tree], dim=1).flatten()
+        for prefix, tree in zip((5, 0), trees, strict=True)
+    ]
+    found = own_masks(torch.cat(full), torch.tensor([5, 0, 1]), 3)
+    assert found.dtype == torch.bool
+    assert found.shape == (27,)
+    assert torch.equal(found[:18], trees.bool().flatten())
+
+
+def layer(**changes):
+    plain = {
+        "scaling": 0.1,
+        "logit_cap": 0.0,
+        "sliding_window_size": -1,
+        "attn_type": SimpleNamespace(value="decoder"),
+    }
+    return SimpleNamespace(**(plain | changes))
+
+
+def test_a_scale_that_all_layers_have():
+    assert common_scaling([layer(), layer()]) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ([], "without layers over latents"),
+        ([layer(), layer(scaling=0.2)], r"scaling \[0.1, 0.2\]"),
+        ([layer(logit_cap=30.0)], "logit_cap 30"),
+        ([layer(sliding_window_size=128)], "sliding_window_size 128"),
+        ([layer(attn_type=SimpleNamespace(value="encoder_only"))], "encoder_only"),
+    ],
+)
+def test_other_layers_are_refused(layers, reason):
+    with pytest.raises(Unsupported, match=reason):
+        common_scaling(layers)
+
+
+def test_what_layers_add_is_refused():
+    refuse_extras({"sinks": None})
+    with pytest.raises(Unsupported, match="topk_indices"):
+        refuse_extras({"sinks": None, "topk_indices": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"capability": (7, 5)}, "compute capability 7.5"),
+        ({"dtype": torch.float32}, "float32"),
+        ({"head_size": 512}, "head_size 512: 320 or 576"),
+        ({}, ""),
+    ],
+)
+def test_models_and_devices(change, reason):
+    good = {"head_size": 576, "dtype": torch.bfloat16, "capability": (9, 0)}
+    assert reason in (misfit(**(good | change)) or "")
+
+
+def test_pools_that_move_tokens():
+    """Their maps name slots by other numbers."""
+    plain, moving = SimpleNamespace(), SimpleNamespace(translate_kv_loc=len)
+    assert not moves_tokens(SimpleNamespace(token_to_kv_pool_allocator=plain))
+    assert moves_tokens(SimpleNamespace(token_to_kv_pool_allocator=moving))
+    for moves in (False, True):
+        translator = SimpleNamespace(reads_are_translated=moves)
+        assert moves_tokens(SimpleNamespace(kv_index_translator=translator)) == moves
+
+
+def test_a_draft_s_backend_in_either_form():
+    def old(backend_name, backend_map, error_template):
+        pass
+
+    def new(backend_name, backend_map, error_template, stamps_children):
+        pass
+
+    assert made(old, "ours", 1) == 1
+    assert made(new, "ours", 1) == ("ours", 1)
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.23.post1", "0.6.0", "1.0", "0.5.24rc1", "dev"])
+def test_releases_that_are_served(version):
+    assert serves(version)
+
+
+def test_an_old_release_goes_on_without_us(monkeypatch, caplog):
+    monkeypatch.setattr(registration, "version", lambda _: "0.5.16")
+    with caplog.at_level(logging.WARNING, logger="paged_mla"):
+        registration.register()
+    assert "0.5.16" in caplog.text
