@@ -15,7 +15,7 @@ import prefill_step
 import pytest
 import torch
 from mla_step import P, R, assert_close, build, dense
-from record_vllm import SURFACES, record
+from record_vllm import SURFACES, record_vllm
 
 from paged_mla_optimized.engines.vllm.registration import NAME, register
 from paged_mla_optimized.engines.vllm.tools import check
@@ -61,7 +61,7 @@ ASKED = {
 def test_its_surface_is_the_recorded_one():
     if vllm.__version__ not in RECORDED:
         pytest.skip(f"vLLM {vllm.__version__} is not recorded")
-    found = record(Path(vllm.__file__).parents[1], vllm.__version__)
+    found = record_vllm(Path(vllm.__file__).parents[1], vllm.__version__)
     assert found == json.loads((SURFACES / f"{vllm.__version__}.json").read_text())
 
 

@@ -7,13 +7,13 @@ holds the classes themselves, and the surface of that release, against it.
 from __future__ import annotations
 
 import ast
-import inspect
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from record_vllm import SURFACES, assigned, fields, methods
+from record_vllm import SURFACES
+from recording import assigned, fields, methods
+from surface import Surface, accepts, bases, calls_of_super
 
 import paged_mla_optimized.engines.vllm as room
 from paged_mla_optimized.engines.vllm.registration import BACKEND, PREFILL_BACKEND
@@ -58,64 +58,9 @@ CHUNKS = {  # the same of a chunk of context, which each release describes in it
 }
 
 
-class Surface:
-    """One recorded release."""
-
-    def __init__(self, version: str) -> None:
-        found = json.loads((SURFACES / f"{version}.json").read_text())
-        self.modules, self.calls = found["modules"], found["calls"]
-        self.classes = {
-            name: one for module in self.modules.values() for name, one in module["classes"].items()
-        }
-
-    def all_of(self, name: str, what: str) -> set[str]:
-        """Return methods, fields or attributes of a class and of those it extends."""
-        found: set[str] = set()
-        if name in self.classes:
-            one = self.classes[name][what]
-            found |= set(one if isinstance(one, dict) else one.split(", "))
-            for base in self.classes[name]["bases"].split(", "):
-                found |= self.all_of(base, what)
-        return found
-
-    def method(self, name: str, method: str) -> str | None:
-        """Return the parameters of a method of a class, or of the first that it extends."""
-        if name not in self.classes:
-            return None
-        if method in self.classes[name]["methods"]:
-            return self.classes[name]["methods"][method]
-        bases = self.classes[name]["bases"].split(", ")
-        return next(filter(None, (self.method(base, method) for base in bases)), None)
-
-
 @pytest.fixture(params=RECORDED, name="surface")
 def _surface(request):
-    return Surface(request.param)
-
-
-def _signature(parameters: str) -> inspect.Signature:
-    return inspect.signature(eval(f"lambda {parameters}: 0"))
-
-
-def _accepts(parameters: str, call: str) -> None:
-    """Bind a recorded call, "_" for every value."""
-    node = ast.parse(f"f({call})", mode="eval").body
-    _signature(parameters).bind(*[0] * len(node.args), **{word.arg: 0 for word in node.keywords})
-
-
-def _bases(node: ast.ClassDef) -> list[str]:
-    return [ast.unparse(base).split("[")[0] for base in node.bases]
-
-
-def _calls_of_super(node: ast.ClassDef) -> list[tuple[str, str]]:
-    """Return the method and the arguments of each ``super().method(...)``."""
-    found = []
-    for call in ast.walk(node):
-        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("super()."):
-            words = [f"{w.arg}=0" for w in call.keywords if w.arg]
-            assert isinstance(call.func, ast.Attribute)
-            found.append((call.func.attr, ", ".join(["0"] * len(call.args) + words)))
-    return found
+    return Surface(SURFACES / f"{request.param}.json")
 
 
 @pytest.mark.parametrize(("owner", "called"), [(o, c) for o, cs in CALLS.items() for c in cs])
@@ -126,12 +71,12 @@ def test_calls_of_the_engine_fit(surface, owner, called):
         return  # what took its place means any layout where it is not overridden
     assert surface.calls[called]
     for call in surface.calls[called]:
-        _accepts(ours, call)
+        accepts(ours, call)
 
 
 def test_a_call_that_does_not_fit_is_seen():
     with pytest.raises(TypeError, match="unexpected"):
-        _accepts("q, k", "q=_, k=_, chunk=_")
+        accepts("q, k", "q=_, k=_, chunk=_")
 
 
 def _handed_on(surface: Surface, owner: str, method: str, call: str) -> str:
@@ -145,12 +90,12 @@ def _handed_on(surface: Surface, owner: str, method: str, call: str) -> str:
 
 @pytest.mark.parametrize("owner", OURS)
 def test_calls_of_base_classes_fit(surface, owner):
-    base = _bases(OURS[owner])[0]
+    base = bases(OURS[owner])[0]
     assert base in surface.classes
-    for method, call in _calls_of_super(OURS[owner]):
+    for method, call in calls_of_super(OURS[owner]):
         theirs = surface.method(base, method)
         assert theirs is not None
-        _accepts(theirs, _handed_on(surface, owner, method, call))
+        accepts(theirs, _handed_on(surface, owner, method, call))
 
 
 @pytest.mark.parametrize("stem", SOURCES)
@@ -164,7 +109,7 @@ def test_imported_names_exist(surface, stem):
 
 @pytest.mark.parametrize("owner", OURS)
 def test_what_is_read_of_self_exists(surface, owner):
-    node, [base] = OURS[owner], _bases(OURS[owner])
+    node, [base] = OURS[owner], bases(OURS[owner])
     read = {
         one.attr
         for one in ast.walk(node)
@@ -188,7 +133,7 @@ def test_what_is_read_of_the_engines_objects_exists(surface, name):
 @pytest.mark.parametrize("version", RECORDED)
 def test_what_is_read_of_a_chunk_exists(version):
     name, read = CHUNKS[version]
-    inner = Surface(version).classes["MLACommonPrefillMetadata"]["classes"]
+    inner = Surface(SURFACES / f"{version}.json").classes["MLACommonPrefillMetadata"]["classes"]
     assert set(read) <= set(inner[name]["fields"].split(", "))
 
 
@@ -196,7 +141,7 @@ def test_what_ours_override_is_asked_for(surface):
     """A method that vLLM has renamed would never be called."""
     gone = {"get_kv_cache_stride_order", "supports_dcp"}  # each of one release
     for name, node in OURS.items():
-        [base] = _bases(node)
+        [base] = bases(node)
         for own in {*methods(node), *fields(node)} - gone - {"planned", "_config"}:
             known = surface.all_of(base, "methods") | surface.all_of(base, "fields")
             assert own in known, f"{name}.{own}"
@@ -214,7 +159,7 @@ def test_registration_fits(surface):
     for module in surface.modules.values():
         for name, parameters in module["functions"].items():
             if name.startswith("register_"):
-                _accepts(parameters, "0, 0")
+                accepts(parameters, "0, 0")
     for enum in ("AttentionBackendEnum", "MLAPrefillBackendEnum"):
         assert {"is_overridden", "get_path"} <= surface.all_of(enum, "methods")
 
