@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 import traceback
@@ -25,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paged_mla_optimized.engines.tools.apart import run_apart
 from paged_mla_optimized.engines.tools.follow import Logprobs, distance, follow
 from paged_mla_optimized.engines.tools.model import build_model
 from paged_mla_optimized.engines.vllm.registration import NAME
@@ -37,6 +37,7 @@ from paged_mla_optimized.engines.vllm.tools.scenes import (
     prompts,
 )
 
+_MODULE = "paged_mla_optimized.engines.vllm.tools.check"
 _CACHE_BYTES = 2 << 30
 _LAYERS = 4
 _ROWS = (1, 2, 4, 8, 16)  # of captured graphs
@@ -74,7 +75,10 @@ def main() -> int:
         build_model(options.folder, heads=16, layers=_LAYERS, mtp=True)
     deadline = time.monotonic() + options.seconds
     with ThreadPoolExecutor(options.jobs) as pool:
-        results = pool.map(lambda name: _apart(name, options, deadline), names)
+        given = ["--here", "--tokens", str(options.tokens)]
+        results = pool.map(
+            lambda name: run_apart(_MODULE, name, options.folder, given, deadline), names
+        )
         found = [_tell(name, runs) for name, runs in zip(names, results, strict=True)]
     steps = sum(one for one, _ in found)
     failed = [name for name, (_, good) in zip(names, found, strict=True) if not good]
@@ -196,21 +200,6 @@ class _Counters:
 
 def _write(folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
     (folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
-
-
-def _apart(name: str, options: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
-    """Run a scene in a process of its own; return what it had found when it ended."""
-    path = options.folder / f"{name}.json"
-    path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, name, "--here"]
-    command += ["--folder", str(options.folder), "--tokens", str(options.tokens)]
-    left = max(deadline - time.monotonic(), 1)
-    with (options.folder / f"{name}.log").open("w") as log:
-        try:
-            subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
-        except subprocess.TimeoutExpired:
-            print(f"{name}: ended after {options.seconds:.0f} s")
-    return json.loads(path.read_text()) if path.exists() else []
 
 
 def _tell(name: str, runs: list[dict[str, Any]]) -> tuple[int, bool]:

@@ -1,0 +1,175 @@
+"""Generate with SGLang through this backend and through SGLang's own, at the same histories.
+
+    python -m paged_mla_optimized.engines.sglang.tools.check [SCENE ...] [--jobs 3] [--folder out]
+
+Every scene of ``scenes.py`` runs in a process of its own. Its history is what the yardstick
+generates, eagerly and with no drafts. Then each backend, in the scene's graphs, speculation and
+cache, says what it thinks of every step: once with an empty prefix cache and once with hits. A line
+has, for each of the two, the largest and the median difference of logprobs to the yardstick, the
+steps whose likeliest token differs, and the largest gap there. All numbers are in
+``FOLDER/SCENE.json``. The exit status is 1 if a scene failed, or was beyond what SGLang's own
+backends are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paged_mla_optimized.engines.sglang.registration import NAME
+from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask, run_engine
+from paged_mla_optimized.engines.sglang.tools.scenes import (
+    CONTEXT_LEN,
+    SCENES,
+    YARDSTICK,
+    Scene,
+    prompts,
+)
+from paged_mla_optimized.engines.tools.apart import run_apart
+from paged_mla_optimized.engines.tools.follow import distance, follow
+from paged_mla_optimized.engines.tools.model import build_model
+
+_MODULE = "paged_mla_optimized.engines.sglang.tools.check"
+_LAYERS = 4
+_ROWS = 16
+_POOL = 65_536  # tokens
+
+
+def main() -> int:
+    """Run scenes, or one of them in this process."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("scenes", nargs="*", help=", ".join(SCENES))
+    parser.add_argument("--jobs", type=int, default=3, help="scenes at a time")
+    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
+    parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
+    parser.add_argument("--folder", type=Path, default=Path("out/sglang"))
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.scenes or list(SCENES)
+    if unknown := [name for name in names if name not in SCENES]:
+        parser.error(f"{unknown[0]} is none of {', '.join(SCENES)}")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.here:
+        [name] = names
+        run_scene(name, options.folder, options.tokens)
+        return 0
+    for scene in (SCENES[name] for name in names):  # once, not in each process
+        build_model(options.folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
+    deadline = time.monotonic() + options.seconds
+    given = ["--here", "--tokens", str(options.tokens)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = pool.map(
+            lambda name: run_apart(_MODULE, name, options.folder, given, deadline), names
+        )
+        failed = [name for name, runs in zip(names, found, strict=True) if not tell(name, runs)]
+    print(f"beyond or failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def run_scene(name: str, folder: Path, tokens: int) -> None:
+    """Run one scene in this process; write what was found after each of its engines."""
+    scene, asked = SCENES[name], prompts()
+    model = build_model(folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
+    plain = Scene(
+        mode="eager",
+        heads=scene.heads,
+        page_size=scene.page_size,
+        kv_cache_dtype=scene.kv_cache_dtype,
+    )
+
+    def begin(engine: Any) -> tuple[list[list[tuple[int, Any]]], dict[str, Any]]:
+        answers, _ = ask(engine, asked, [tokens] * len(asked))
+        return answers, _passes(engine, answers, 1)
+
+    history, again = run_engine(_given(model, plain, YARDSTICK), begin)
+    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
+    for backend in (*scene.peers, NAME):
+        before = time.monotonic()
+        try:
+            found = run_engine(
+                _given(model, scene, backend), lambda engine: _passes(engine, history, 2)
+            )
+            runs.append({"run": backend, **found})
+        except Exception:  # the others are asked all the same
+            runs.append({"run": backend, "error": traceback.format_exc()[-1500:]})
+        runs[-1]["seconds"] = round(time.monotonic() - before, 1)
+        (folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
+
+
+def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
+    """Return what the engine of a scene is made with."""
+    return arguments(
+        model,
+        backend,
+        scene.mode,
+        page_size=scene.page_size,
+        kv_cache_dtype=scene.kv_cache_dtype,
+        context_length=CONTEXT_LEN,
+        max_running_requests=_ROWS,
+        cuda_graph_max_bs_decode=_ROWS,
+        chunked_prefill_size=2048,
+        max_total_tokens=_POOL,
+        mem_fraction_static=0.1,
+        **scene.arguments,
+    )
+
+
+def _passes(engine: Any, history: list[list[tuple[int, Any]]], passes: int) -> dict[str, Any]:
+    """Follow a history so many times: the first time of an engine nothing is cached."""
+    hits: list[int] = []
+    tokens = [[token for token, _ in answer] for answer in history]
+    logprobs = [[known for _, known in answer] for answer in history]
+
+    def generate(asked: list[list[int]], counts: list[int]) -> Any:
+        answers, cached = ask(engine, asked, counts)
+        hits.append(cached)
+        return answers
+
+    found, cached = [], []
+    for _ in range(passes):
+        hits.clear()
+        found.append(asdict(distance(tokens, logprobs, follow(generate, prompts(), tokens))))
+        cached.append(hits[0])
+    return {"passes": found, "cached_tokens": cached}
+
+
+def tell(name: str, runs: list[dict[str, Any]]) -> bool:
+    """Print a scene; return whether it is good."""
+    for run in runs:
+        if "error" in run:
+            print(f"{name:10} {run['run']:13} failed: {run['error'].splitlines()[-1][:120]}")
+            continue
+        told = "; ".join(
+            f"{p['largest']:.4f} {p['median']:.4f} {p['others']:3} {p['gap']:.4f}"
+            for p in run["passes"]
+        )
+        print(f"{name:10} {run['run']:13} {run['passes'][0]['steps']} {told}")
+    problem = _problem(runs)
+    print(f"{name:10} {problem or 'as far apart as its own backends, or less'}")
+    return not problem
+
+
+def _problem(runs: list[dict[str, Any]]) -> str:
+    """Return what is wrong with a scene, or nothing."""
+    ours = [run for run in runs if run["run"] == NAME and "passes" in run]
+    theirs = [p for run in runs if run["run"] != NAME for p in run.get("passes", [])]
+    if not ours or not theirs:
+        return f"no answer of {NAME} or of others: see the log"
+    if ours[0]["cached_tokens"][1] == 0:
+        return "no prefix was hit"
+    for word in ("largest", "gap"):
+        mine, most = max(p[word] for p in ours[0]["passes"]), max(p[word] for p in theirs)
+        if mine > most:
+            return f"beyond: {word} {mine:.4f}, among SGLang's own {most:.4f}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

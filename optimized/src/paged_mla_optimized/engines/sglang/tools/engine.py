@@ -1,0 +1,77 @@
+"""One SGLang engine: how it is made, asked and ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paged_mla_optimized.engines.tools.follow import Logprobs
+
+T = TypeVar("T")
+
+LIKELIEST = 8
+MODES = ("eager", "graphs")
+
+
+def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str, Any]:
+    """Return what ``sglang.Engine`` is made with.
+
+    Parameters
+    ----------
+    model : Path
+    backend : str
+        Name in SGLang's registry.
+    mode : str
+        One of :data:`MODES`.
+    """
+    found: dict[str, Any] = {
+        "model_path": str(model),
+        "attention_backend": backend,
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "sampling_backend": "pytorch",  # another would be compiled
+        "random_seed": 0,
+        "log_level": "error",
+        "disable_cuda_graph": mode == "eager",
+        "disable_prefill_cuda_graph": True,
+    }
+    return found | changes
+
+
+def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
+    """Make an engine, use it, and end its processes."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import sglang  # noqa: PLC0415 - reads the environment
+
+    engine = sglang.Engine(**given)
+    try:
+        return use(engine)
+    finally:
+        engine.shutdown()
+
+
+def ask(
+    engine: Any, prompts: list[list[int]], tokens: list[int]
+) -> tuple[list[list[tuple[int, Logprobs]]], int]:
+    """Generate greedily; return tokens with logprobs, and prompt tokens that were cached."""
+    outputs = engine.generate(
+        input_ids=prompts,
+        sampling_params=[
+            {"temperature": 0, "max_new_tokens": count, "ignore_eos": True} for count in tokens
+        ],
+        return_logprob=True,
+        top_logprobs_num=LIKELIEST,
+    )
+    told = [output["meta_info"] for output in outputs]
+    answers = [
+        [
+            (token, {token: logprob} | {other: value for value, other, _ in likeliest})
+            for (logprob, token, _), likeliest in zip(
+                one["output_token_logprobs"], one["output_top_logprobs"], strict=True
+            )
+        ]
+        for one in told
+    ]
+    return answers, sum(one["cached_tokens"] for one in told)

@@ -1,0 +1,78 @@
+"""What ``check`` asks: how an engine is set up, which others answer beside, and the prompts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from paged_mla_optimized.engines.tools.model import VOCAB
+
+YARDSTICK = "triton"
+_ALL = (YARDSTICK, "fa3", "flashmla")
+LONGEST = 12_000
+CONTEXT_LEN = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One set-up.
+
+    Parameters
+    ----------
+    mode : str
+        One of ``engine.MODES``.
+    peers : tuple of str
+        SGLang's own backends that serve it; the yardstick is among them.
+    page_size, heads : int
+    kv_cache_dtype : str
+    arguments : dict
+        Arguments of ``sglang.Engine`` beside every backend.
+    """
+
+    mode: str = "graphs"
+    peers: tuple[str, ...] = _ALL
+    page_size: int = 64
+    heads: int = 16
+    kv_cache_dtype: str = "auto"
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether the model drafts for itself."""
+        return self.arguments.get("speculative_algorithm") == "EAGLE"
+
+
+_NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
+_CHAIN = _NGRAM | {"speculative_ngram_max_bfs_breadth": 1}
+_MTP = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+}
+
+SCENES = {
+    "graphs": Scene(),
+    "eager": Scene(mode="eager"),
+    "heads-128": Scene(heads=128),
+    "page-16": Scene(page_size=16, peers=(YARDSTICK, "fa3")),
+    "fp8": Scene(kv_cache_dtype="fp8_e4m3"),
+    "mixed": Scene(arguments={"enable_mixed_chunk": True}),
+    "chain": Scene(arguments=_CHAIN),
+    "mtp": Scene(arguments=_MTP),
+    "tree": Scene(page_size=1, peers=(YARDSTICK, "flashinfer"), arguments=_NGRAM),
+}
+"""By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
+
+
+def prompts() -> list[list[int]]:
+    """Return ragged prompts: one token, edges of pages, many chunks, two with one beginning."""
+    rng = random.Random(1)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(2, VOCAB) for _ in range(count)]
+
+    shared, loop = tokens(700), tokens(12) * 8  # a loop is what an n-gram drafter can guess
+    lengths = (1, 2, 17, 63, 64, 65, 129, 300, 1000, 5000, LONGEST)
+    return [*map(tokens, lengths), [*shared, 5, 6, 7], [*shared, 9], loop]
