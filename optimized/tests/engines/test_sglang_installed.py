@@ -20,6 +20,8 @@ from sglang_step import SPARE, hold
 
 from paged_mla_optimized.engines.sglang import registration
 from paged_mla_optimized.engines.sglang.registration import NAME
+from paged_mla_optimized.engines.sglang.tools import check
+from paged_mla_optimized.engines.sglang.tools.scenes import SCENES
 from paged_mla_optimized.engines.sglang.versions import RECORDED
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -38,6 +40,7 @@ with warnings.catch_warnings():
         AttnForwardMethod,
     )
     from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
+    from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative import draft_utils
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -395,3 +398,10 @@ def test_what_is_not_served(settings):
     settings.dcp_enabled = True
     with pytest.raises(Unsupported, match="context parallelism"):
         PagedMlaBackend(plain)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_it_knows_the_arguments_of_a_scene(name):
+    """Names alone: what they mean is asked where there is a GPU."""
+    given = check._given(Path("model"), SCENES[name], NAME)
+    assert set(given) <= set(inspect.signature(ServerArgs).parameters)
