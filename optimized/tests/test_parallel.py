@@ -11,7 +11,7 @@ from torch.multiprocessing import start_processes
 
 from paged_mla_optimized import HeadWeights
 from paged_mla_optimized.launchers.shard import Shard
-from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, local_len
+from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, link_bytes, local_len
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -108,6 +108,20 @@ def test_every_length_on_every_rank(world, interleave):
         padding = (step.local_lens[token], step.positions[token], step.slot_mapping[token])
         assert padding == (0, 0, -1)
     assert (everywhere == 1).all()
+
+
+def test_link_traffic():
+    """S-18: to each other rank 576 numbers of a query and 528 of an answer's line, 2 bytes each."""
+    step = config(
+        num_heads=16,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        dtype=torch.bfloat16,
+        cache_format="bf16",
+    )
+    assert link_bytes(step, 2, 64) == 64 * 8 * (576 + 528) * 2
+    assert link_bytes(step, 3, 1) == 2 * 6 * (576 + 528) * 2
+    assert link_bytes(step, 1, 64) == 0
 
 
 @pytest.fixture

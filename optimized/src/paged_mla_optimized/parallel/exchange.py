@@ -14,6 +14,16 @@ _all_gather = getattr(
 )  # as torch 2.13 has it
 
 
+def link_bytes(config: MlaConfig, world: int, num_tokens: int) -> int:
+    """Return the bytes that each rank sends in an ``attend``, and receives.
+
+    To every other rank go the queries of this one's heads, and the answers to that one's.
+    """
+    pairs = num_tokens * len(heads_of_rank(config.num_heads, world, 0))
+    query = config.kv_lora_rank + config.qk_rope_head_dim
+    return (world - 1) * pairs * (query + line_width(config)) * config.dtype.itemsize
+
+
 class Exchange:
     """Buffers and collectives of one group, heads first: those of a rank lie in one piece.
 
