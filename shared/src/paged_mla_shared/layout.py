@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class CacheLayout:
     block_padding: int = 0
     scale: float = 1.0
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token's row."""
         return self.format.token_bytes(self.dims)
@@ -110,7 +111,8 @@ class CacheImage:
         """Any block that is not listed, uint8 [block_bytes]."""
         stride = self.layout.block_stride
         sizes = stride, self.layout.block_bytes - stride
-        return np.concatenate([np.resize(self.poison, size) for size in sizes])
+        longest = np.tile(self.poison, -(-max(sizes) // len(self.poison)))
+        return np.concatenate([longest[:size] for size in sizes])
 
     def read(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return raw bytes uint8 [m, block_bytes] of any blocks, poisoned ones included."""
