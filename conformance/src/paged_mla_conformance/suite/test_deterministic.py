@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_conformance import compare
 from paged_mla_conformance.forms import of_rows
 from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_reference.judging import compare
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.problem import Batch, Output
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance import budgets
-from paged_mla_conformance.pattern import describe
 from paged_mla_reference.attention import Answer
 from paged_mla_reference.e4m3 import decode
+from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.rounding import widen
 from paged_mla_shared.dtypes import bits, dtype_name
@@ -48,7 +48,7 @@ def check_output(
 ) -> list[Check]:
     """Hold an attention output against the oracle (S-5, S-6, S-7).
 
-    An `allowance` is added to the budgets (:mod:`paged_mla_conformance.fast`).
+    An `allowance` is added to the budgets (:mod:`paged_mla_reference.judging.fast`).
 
     Tokens that the oracle was not asked (its answers are NaN) must only hold finite numbers that
     are not all 0.
@@ -182,7 +182,7 @@ def check_cache(
     """Every byte of the cache is as the rules leave it (S-10).
 
     With `rotated`, the k_pe of each token was computed, not copied, and may be off by the
-    rounding of a rotation (:func:`paged_mla_conformance.budgets.rotation_budget`); everything
+    rounding of a rotation (:func:`paged_mla_reference.judging.budgets.rotation_budget`); everything
     else is exact.
     """
     if actual.shape != expected.shape or actual.dtype != np.uint8:
