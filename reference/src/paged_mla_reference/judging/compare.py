@@ -188,10 +188,7 @@ def check_cache(
     if actual.shape != expected.shape or actual.dtype != np.uint8:
         detail = f"{actual.dtype}{actual.shape}, expected uint8{expected.shape}"
         raise Mismatch("S-10", "read_cache", detail)
-    allowed = actual == expected
-    checks = [Check("cache bytes", 0.0, 0.0)]
-    if rotated:
-        checks.append(_accept_rotated(layout, allowed, actual, expected))
+    allowed, checks = allowed_bytes(layout, actual, expected, rotated=rotated)
     if allowed.all():
         return checks
     block, byte = _first(~allowed)
@@ -204,6 +201,17 @@ def check_cache(
         inside, slot = np.nonzero((~layout.rows(allowed.view(np.uint8)).view(bool)).any(axis=-1))
         detail += f"; {writer.describe(block_ids[inside] * layout.block_size + slot)}"
     raise Mismatch("S-10", "cache", detail)
+
+
+def allowed_bytes(
+    layout: CacheLayout, actual: NDArray[np.uint8], expected: NDArray[np.uint8], *, rotated: bool
+) -> tuple[NDArray[np.bool_], list[Check]]:
+    """Return which bytes of raw blocks are as they may be, and what was compared (S-10, S-12)."""
+    allowed = actual == expected
+    checks = [Check("cache bytes", 0.0, 0.0)]
+    if rotated:
+        checks.append(_accept_rotated(layout, allowed, actual, expected))
+    return allowed, checks
 
 
 def _place_of(layout: CacheLayout, byte: int) -> str:
