@@ -21,12 +21,22 @@ MOST_BLOCKS = 4096  # of a cache that is listed whole
 
 
 class Recording(Passing):
-    """Keeps what the last step was given and what became of it, in `arrays`."""
+    """Keeps what the last step was given and what became of it.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        The fields of its dump.
+    calls : list of (str, object)
+        Every call since the runner was made that changes it or asks it about a step.
+    """
 
     def __init__(self, problem: Problem, inner: Runner, asked: Callable[[Recording], None]) -> None:
         super().__init__(problem, inner)
         self._asked = asked
         self.arrays: dict[str, NDArray[Any]] = {}
+        self.calls: list[tuple[str, Any]] = []
+        self._loaded: CacheImage | None = None  # until something is written
         self._poison = np.zeros(1, np.uint8)
         self._listed = np.zeros(0, np.int64)
 
@@ -37,21 +47,24 @@ class Recording(Passing):
 
     def load_cache(self, image: CacheImage) -> None:
         """Hand on; a step begins."""
+        self.calls.append(("load_cache", image))
+        self._loaded = image
         self.inner.load_cache(image)
         self.arrays, self._poison, self._listed = {}, image.poison, image.block_ids
 
     def plan(self, batch: Batch) -> Metadata:
         """Keep positions and slots."""
-        self._begin(batch)
+        self._begin("plan", batch)
         found = self.inner.plan(batch)
         self.arrays |= {"positions": found.positions, "slots": found.slot_mapping}
         return found
 
     def append(self, batch: Batch) -> None:
         """Keep the cache before and after."""
-        self._begin(batch)
+        self._begin("append", batch)
         blocks = self._blocks(batch)
-        before = self.inner.read_cache(blocks).copy()
+        before = self._given(blocks)
+        self._loaded = None
         self.inner.append(batch)
         self._listed = np.union1d(self._listed, blocks)
         self._keep_cache("before", blocks, before)
@@ -59,19 +72,22 @@ class Recording(Passing):
 
     def attend(self, batch: Batch) -> Output:
         """Keep the answer, and the cache as it is then."""
-        self._begin(batch)
-        answer = self.inner.attend(batch)
+        self._begin("attend", batch)
         blocks = self.arrays.get("block_ids")
-        blocks = self._blocks(batch) if blocks is None else blocks
+        if blocks is None:
+            blocks = self._blocks(batch)
+            if self.problem.layout.format.is_plain:  # what is written again is as before
+                self._keep_cache("before", blocks, self._given(blocks))
+        answer = self.inner.attend(batch)
         self._keep_cache("after", blocks, self.inner.read_cache(blocks))
         self.arrays |= {"out": answer.out.copy(), "lse": answer.lse.copy()}
         return answer
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keep what was read back."""
-        self._begin(batch)
+        self._begin("gather_context", batch)
         blocks = self._blocks(batch)
-        self._keep_cache("after", blocks, self.inner.read_cache(blocks))
+        self._keep_cache("after", blocks, self._given(blocks))
         ckv, k_pe = self.inner.gather_context(batch)
         self.arrays |= {"gathered_ckv": ckv.copy(), "gathered_k_pe": k_pe.copy()}
         return ckv, k_pe
@@ -87,13 +103,20 @@ class Recording(Passing):
         self.arrays = parts | {"out": merged.out.copy(), "lse": merged.lse.copy()}
         return merged
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, call: str, batch: Batch) -> None:
         """Keep what a step is given; another batch is another step."""
         self._asked(self)
+        self.calls.append((call, batch))
         given = {name: a for name, a in vars(batch).items() if isinstance(a, np.ndarray)}
         same = all(name in self.arrays and self.arrays[name] is a for name, a in given.items())
         if not same:
             self.arrays = dict(given)
+
+    def _given(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return blocks as the runner was given them, whatever it took."""
+        if self._loaded is not None:
+            return self._loaded.read(blocks)
+        return self.inner.read_cache(blocks).copy()
 
     def _blocks(self, batch: Batch) -> NDArray[np.int64]:
         """Return all blocks of a small cache; of a large one those loaded, used and written."""

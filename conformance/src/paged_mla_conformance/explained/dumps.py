@@ -10,19 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from paged_mla_conformance.bending import bent_case, bent_scenario
 from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS, Run
-from paged_mla_conformance.recording import RecordingBackend
-from paged_mla_conformance.selection import params_of_group, trace_params
+from paged_mla_conformance.recording import Recording, RecordingBackend
+from paged_mla_conformance.selection import TraceParam
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
+from paged_mla_reference.debug.checks import examine
+from paged_mla_reference.debug.step import Step
 from paged_mla_reference.judging.compare import Mismatch, check_merge
 from paged_mla_reference.merge import merge
-from paged_mla_shared.cases import GROUPS, MERGES
+from paged_mla_reference.rounding import widen
+from paged_mla_reference.simulator.scenario import Scenario
+from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import Dump
+from paged_mla_shared.formats import FORMATS
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.poison import HUGE
 
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
 _ASKED: dict[str, Callable[[Trial], Any]] = {
@@ -84,34 +95,82 @@ def first_failure(name: str, tests: list[str]) -> Failed:
 
 
 def _dump_of(name: str, test: str, param: str) -> Dump | None:
+    """Return the step at which a mutant fails a test, ``None`` if it does not."""
     backend = RecordingBackend(mutant(name))
     try:
         with spoilt_engine(name):
-            if not _run(backend, test, param):
-                return None
+            _run(backend, test, param)
     except Mismatch:
-        pass
-    else:
-        return None
-    return backend.last and in_noise(backend.last.dump)
+        return None if backend.last is None else _lived_in(name, backend.last)
+    return None
 
 
-def _run(backend: RecordingBackend, test: str, param: str) -> bool:
-    """Ask one test; return whether there is such a one."""
+def _lived_in(name: str, failed: Recording) -> Dump:
+    """Return the step again over a cache that others have used, if it fails there too.
+
+    The suite's caches hold NaN where nothing may be read. Those of engines hold other tokens.
+    """
+    again = RecordingBackend(mutant(name))
+    runner = again.prepare(failed.problem)
+    for call, argument in failed.calls:
+        getattr(runner, call)(used(argument) if call == "load_cache" else argument)
+    if again.last is not None and failed.calls:
+        dump = in_noise(again.last.dump)
+        if examine(Step.of(dump)).first is not None:
+            return dump
+    return in_noise(failed.dump)
+
+
+def _run(backend: RecordingBackend, test: str, param: str) -> None:
+    """Ask one test, if it is of steps."""
+    run = Run(backend, "x:y", "small", load_profile(STRICT), ("float32",))
     if test == "merge":
         _merge(backend, param)
-        return True
-    run = Run(backend, "x:y", "small", load_profile(STRICT), ("float32",))
-    if test == "trace":
-        [found] = [p for p in trace_params(run) if p.id == param]
-        TraceTrial(backend, found.scenario, SMALL, found.dtype).check()
-        return True
-    if test not in _ASKED:
-        return False
-    group = param.partition("-")[0]
-    [case] = [p for p in params_of_group(run, group) if p.id == param]
-    _ASKED[test](Trial(backend, case.case, SMALL, case.dtype))
-    return True
+    elif test == "trace":
+        scenarios = {p.id: p.scenario for scenario in CORE for p in _traces(scenario)}
+        bent, _ = bent_scenario(scenarios[param], backend.capabilities)
+        TraceTrial(backend, bent, SMALL, "float32").check()
+    elif test in _ASKED:
+        cases = {
+            c.dtype_id("float32"): c
+            for case in CASES[param.partition("-")[0]]
+            for c in _cases(case)
+        }
+        bent, _ = bent_case(cases[param], run.backend.capabilities)
+        _ASKED[test](Trial(backend, bent, SMALL, "float32"))
+
+
+def _cases(case: Case) -> list[Case]:
+    return [replace(case, cache_format=name) for name in (None, *FORMATS)]
+
+
+def _traces(scenario: Scenario) -> list[TraceParam]:
+    formats = (None, *FORMATS)
+    return [TraceParam(replace(scenario, cache_format=name), "float32") for name in formats]
+
+
+def used(image: CacheImage) -> CacheImage:
+    """Return a cache whose poison is other tokens: finite numbers of a latent's size.
+
+    What they are follows from the block and the place in it.
+    """
+    layout, blocks = image.layout, image.blocks.copy()
+    for field in layout.format.fields(layout.dims):
+        values = layout.field(blocks, field.name)
+        values[...] = _filled(widen(values), image.block_ids).astype(values.dtype)
+    scales = layout.scales(blocks)
+    scales[...] = np.abs(_filled(widen(scales), image.block_ids))
+    unlisted = np.array([0.5, -0.25], numpy_dtype(layout.format.ckv_dtype)).view(np.uint8)
+    poison = unlisted if len(image.poison) % len(unlisted) == 0 else image.poison
+    return replace(image, blocks=blocks, poison=poison)
+
+
+def _filled(values: NDArray[np.float64], block_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Replace NaN and what is huge by numbers drawn for each block."""
+    drawn = [np.random.default_rng(int(b)).standard_normal(values.shape[1:]) for b in block_ids]
+    poisoned = ~(np.abs(values) < HUGE / 10)
+    poisoned |= np.abs(values) >= 448  # the largest e4m3
+    return np.where(poisoned, np.array(drawn).reshape(values.shape), values)
 
 
 def _merge(backend: RecordingBackend, param: str) -> None:
@@ -133,8 +192,9 @@ def in_noise(dump: Dump, seed: int = 0) -> Dump:
     arrays = dict(dump.arrays)
     for name in ("out", "lse"):
         if name in arrays and "partial_out" not in arrays:
-            array = arrays[name]
+            array, seen = arrays[name], np.isfinite(arrays["lse"])
             towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
             moved = np.isfinite(array) & (array != 0) & (rng.random(array.shape) < 2 / 3)
+            moved &= seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
             arrays[name] = np.where(moved, np.nextafter(array, towards), array)
     return replace(dump, arrays=arrays)

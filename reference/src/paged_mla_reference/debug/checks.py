@@ -226,7 +226,7 @@ def _check_gather(found: Examination) -> None:
     step, stage, what = found.step, Stage.GATHER, "gathered context"
     if not step.has("gathered_ckv", "gathered_k_pe"):
         return
-    lacking = _without_cache(step)
+    lacking = without_cache(step)
     if lacking:
         found.findings.append(Finding.undecided(stage, what, lacking))
         return
@@ -260,7 +260,7 @@ def _check_merge(found: Examination) -> None:
     _hold(found, stage, what, lambda: compare.check_merge(Output(out, lse), expected, partials))
 
 
-def _without_cache(step: Step) -> str:
+def without_cache(step: Step) -> str:
     """Return what keeps rows from being read; "" if nothing does."""
     if lacking := _lacking(step, "block_table"):
         return lacking
@@ -279,7 +279,7 @@ def _check_attention(found: Examination) -> None:
     if not (step.has("out") or step.has("lse")):
         found.findings.append(Finding.undecided(stage, "out, lse", "the dump has neither"))
         return
-    lacking = _lacking(step, *QUERIES) or _without_cache(step)
+    lacking = _lacking(step, *QUERIES) or without_cache(step)
     if not lacking and int(batch.query_lens @ batch.seq_lens.astype(np.int64)) > MOST_PAIRS:
         lacking = f"the step has more than {MOST_PAIRS} pairs of query and key"
     if lacking:

@@ -33,6 +33,8 @@ class Hypothesis:
         Rules it breaks.
     citations, akin : tuple of str
         Reports of it, and of something close to it; none of a single fault.
+    known : bool
+        Whether it is in the catalogue.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Hypothesis:
     rules: tuple[str, ...] = ()
     citations: tuple[str, ...] = ()
     akin: tuple[str, ...] = ()
+    known: bool = False
 
 
 def catalogued(stage: Stage) -> Iterator[Hypothesis]:
@@ -55,4 +58,5 @@ def catalogued(stage: Stage) -> Iterator[Hypothesis]:
                 deviation.rules,
                 deviation.citations,
                 deviation.akin,
+                known=True,
             )

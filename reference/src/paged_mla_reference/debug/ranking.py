@@ -5,6 +5,7 @@ All are tried on a few tokens, the best on more, and the winner on all of them.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from paged_mla_reference.paging import keys_of_tokens
 
 FEW_PAIRS = 1 << 15  # pairs of key and head, of all tokens on which every hypothesis is tried
 MORE_PAIRS = 1 << 21  # and those that come through
+_CLOSER = 0.8
+_CLOSE = 1 / 16  # of a budget: nearer than that is no better
 _KEPT = 12  # that come through
 
 
@@ -54,10 +57,17 @@ class Fit:
         return self.residual.wrong == 0 and self.elsewhere == 0
 
     @property
+    def explains(self) -> tuple[float, ...]:
+        """What stays wrong, and how far off; the same for what predicts the same."""
+        return (self.residual.wrong + self.elsewhere, round(self.residual.rms, 3))
+
+    @property
     def order(self) -> tuple[float, ...]:
-        """Sort key: what stays wrong, how far off, then how often it was reported."""
+        """Sort key: what it explains; known faults before fitted numbers, often reported first."""
+        wrong, rms = self.explains
+        coarse = math.ceil(math.log2(max(rms, _CLOSE)))
         reports = len(self.hypothesis.citations) + len(self.hypothesis.akin) / 100
-        return (self.residual.wrong + self.elsewhere, round(self.residual.rms, 3), -reports)
+        return (wrong, coarse, not self.hypothesis.known, rms, -reports)
 
 
 def rank(found: Examination) -> list[Fit]:
@@ -104,7 +114,7 @@ def _tried(
         try:
             with np.errstate(all="ignore"):
                 residual = measure(hypothesis.change)
-                if residual.wrong >= before.wrong:
+                if not _better(residual, before):
                     return None
                 others = [other(hypothesis.change).wrong for other in rest]
         except Exception:
@@ -115,6 +125,13 @@ def _tried(
     with ThreadPoolExecutor(1 if in_turn else os.cpu_count() or 1) as pool:
         found = [f for f in pool.map(fit, hypotheses) if f is not None]
     return sorted(found, key=lambda f: (f.order, f.hypothesis.name))
+
+
+def _better(residual: Residual, before: Residual) -> bool:
+    """Return whether less is wrong, or as much and that by less."""
+    if residual.wrong == before.wrong:
+        return residual.rms < _CLOSER * before.rms
+    return residual.wrong < before.wrong
 
 
 def _unchanged(oracle: Oracle) -> Oracle:

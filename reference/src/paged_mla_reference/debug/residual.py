@@ -21,8 +21,6 @@ from paged_mla_reference.rounding import widen
 from paged_mla_shared.dtypes import bits
 from paged_mla_shared.problem import Output
 
-_SLACK = 2.0  # two answers, each within its budget
-
 
 @dataclass(frozen=True)
 class Residual:
@@ -150,7 +148,8 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
         known = asked[:, None] | ~(np.isnan(mine.lse) & np.isnan(mine.out).all(axis=2))
         grown = _largest(mine.out) / np.maximum(_largest(answer.out), 1e-300)  # [T, H]
         grown = np.where(_largest(answer.out) > 0, np.clip(grown, 1, 1e6), 1)
-        allowed = right.out_budget[:, None] * grown, right.lse_budget
+        step_of = budgets.ulp(_largest(mine.out), step.problem.dtype)
+        allowed = right.out_budget[:, None] * grown + step_of, right.lse_budget
         return distance(predicted, actual, allowed, known)
 
     return measure
@@ -194,8 +193,8 @@ def distance(
     lse_allowed = allowed[1] + budgets.ulp(np.abs(_finite(mine.lse)), "float32")
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.maximum(
-            np.nan_to_num(out / (_SLACK * allowed[0]), posinf=np.inf),
-            np.nan_to_num(lse / (_SLACK * lse_allowed), posinf=np.inf),
+            np.nan_to_num(out / (allowed[0]), posinf=np.inf),
+            np.nan_to_num(lse / (lse_allowed), posinf=np.inf),
         )
     wrong = known & (odd_out | odd_lse | (shares > 1))
     if not known.any():
