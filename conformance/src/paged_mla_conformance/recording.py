@@ -36,6 +36,7 @@ class Recording(Passing):
         self._asked = asked
         self.arrays: dict[str, NDArray[Any]] = {}
         self.calls: list[tuple[str, Any]] = []
+        self._batch: Batch | None = None
         self._loaded: CacheImage | None = None  # until something is written
         self._poison = np.zeros(1, np.uint8)
         self._listed = np.zeros(0, np.int64)
@@ -50,7 +51,8 @@ class Recording(Passing):
         self.calls.append(("load_cache", image))
         self._loaded = image
         self.inner.load_cache(image)
-        self.arrays, self._poison, self._listed = {}, image.poison, image.block_ids
+        self.arrays, self._batch = {}, None
+        self._poison, self._listed = image.poison, image.block_ids
 
     def plan(self, batch: Batch) -> Metadata:
         """Keep positions and slots."""
@@ -74,10 +76,11 @@ class Recording(Passing):
         """Keep the answer, and the cache as it is then."""
         self._begin("attend", batch)
         blocks = self.arrays.get("block_ids")
-        if blocks is None:
+        if blocks is None:  # nothing was appended
+            for name in ("ckv", "k_pe", "slot_mapping"):
+                self.arrays.pop(name, None)
             blocks = self._blocks(batch)
-            if self.problem.layout.format.is_plain:  # what is written again is as before
-                self._keep_cache("before", blocks, self._given(blocks))
+            self._keep_cache("before", blocks, self._given(blocks))
         answer = self.inner.attend(batch)
         self._keep_cache("after", blocks, self.inner.read_cache(blocks))
         self.arrays |= {"out": answer.out.copy(), "lse": answer.lse.copy()}
@@ -108,9 +111,8 @@ class Recording(Passing):
         self._asked(self)
         self.calls.append((call, batch))
         given = {name: a for name, a in vars(batch).items() if isinstance(a, np.ndarray)}
-        same = all(name in self.arrays and self.arrays[name] is a for name, a in given.items())
-        if not same:
-            self.arrays = dict(given)
+        if batch is not self._batch:
+            self._batch, self.arrays = batch, given
 
     def _given(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return blocks as the runner was given them, whatever it took."""

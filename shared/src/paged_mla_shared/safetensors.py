@@ -92,8 +92,8 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         arrays = {}
         for name, tensor in tensors.items():
             file.seek(start + tensor.data_offsets[0])
-            data = bytearray(file.read(tensor.nbytes))
-            arrays[name] = np.frombuffer(data, tensor.numpy_dtype).reshape(tensor.shape)
+            data = np.fromfile(file, np.uint8, tensor.nbytes)
+            arrays[name] = data.view(tensor.numpy_dtype).reshape(tensor.shape)
     return arrays, texts
 
 
@@ -123,7 +123,7 @@ def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], texts: Mapping
     with path.open("wb") as file:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
         for array in arrays.values():
-            file.write(array.tobytes())
+            np.ascontiguousarray(array).tofile(file)
 
 
 def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:

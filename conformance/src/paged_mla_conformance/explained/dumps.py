@@ -16,7 +16,7 @@ from paged_mla_conformance.bending import bent_case, bent_scenario
 from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS, Run
-from paged_mla_conformance.recording import Recording, RecordingBackend
+from paged_mla_conformance.recording import RecordingBackend
 from paged_mla_conformance.selection import TraceParam
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
@@ -27,6 +27,7 @@ from paged_mla_reference.merge import merge
 from paged_mla_reference.rounding import widen
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import numpy_dtype
@@ -36,7 +37,7 @@ from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE
 
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
-_ASKED: dict[str, Callable[[Trial], Any]] = {
+ASKED: dict[str, Callable[[Trial], Any]] = {
     "decode": Trial.check_attention,
     "extend": Trial.check_attention,
     "masks": Trial.check_attention,
@@ -50,7 +51,8 @@ _ASKED: dict[str, Callable[[Trial], Any]] = {
     **dict.fromkeys(
         ("mixed", "verify", "empty", "layouts", "rope", "large_offsets"), Trial.check_step
     ),
-}  # by the name of a test
+}
+"""What a test of that name asks."""
 
 
 @dataclass(frozen=True)
@@ -96,29 +98,36 @@ def first_failure(name: str, tests: list[str]) -> Failed:
 
 def _dump_of(name: str, test: str, param: str) -> Dump | None:
     """Return the step at which a mutant fails a test, ``None`` if it does not."""
-    backend = RecordingBackend(mutant(name))
-    try:
-        with spoilt_engine(name):
-            _run(backend, test, param)
-    except Mismatch:
-        return None if backend.last is None else _lived_in(name, backend.last)
-    return None
+    with spoilt_engine(name):
+        return failing_step(lambda: mutant(name), lambda backend: _run(backend, test, param))
 
 
-def _lived_in(name: str, failed: Recording) -> Dump:
-    """Return the step again over a cache that others have used, if it fails there too.
+def failing_step(
+    make: Callable[[], Backend], ask: Callable[[RecordingBackend], None]
+) -> Dump | None:
+    """Return the step at which a backend fails what it is asked, ``None`` if it does not.
 
-    The suite's caches hold NaN where nothing may be read. Those of engines hold other tokens.
+    The suite's caches hold NaN where nothing may be read. Those of engines hold other tokens: the
+    step is run again over such a cache, and kept if it fails there too.
     """
-    again = RecordingBackend(mutant(name))
-    runner = again.prepare(failed.problem)
-    for call, argument in failed.calls:
+    failed = RecordingBackend(make())
+    try:
+        ask(failed)
+    except Mismatch:
+        pass
+    else:
+        return None
+    if failed.last is None:
+        return None
+    again = RecordingBackend(make())
+    runner = again.prepare(failed.last.problem)
+    for call, argument in failed.last.calls:
         getattr(runner, call)(used(argument) if call == "load_cache" else argument)
-    if again.last is not None and failed.calls:
+    if again.last is not None:
         dump = in_noise(again.last.dump)
         if examine(Step.of(dump)).first is not None:
             return dump
-    return in_noise(failed.dump)
+    return in_noise(failed.last.dump)
 
 
 def _run(backend: RecordingBackend, test: str, param: str) -> None:
@@ -128,16 +137,16 @@ def _run(backend: RecordingBackend, test: str, param: str) -> None:
         _merge(backend, param)
     elif test == "trace":
         scenarios = {p.id: p.scenario for scenario in CORE for p in _traces(scenario)}
-        bent, _ = bent_scenario(scenarios[param], backend.capabilities)
-        TraceTrial(backend, bent, SMALL, "float32").check()
-    elif test in _ASKED:
+        scenario, _ = bent_scenario(scenarios[param], backend.capabilities)
+        TraceTrial(backend, scenario, SMALL, "float32").check()
+    elif test in ASKED:
         cases = {
             c.dtype_id("float32"): c
             for case in CASES[param.partition("-")[0]]
             for c in _cases(case)
         }
         bent, _ = bent_case(cases[param], run.backend.capabilities)
-        _ASKED[test](Trial(backend, bent, SMALL, "float32"))
+        ASKED[test](Trial(backend, bent, SMALL, "float32"))
 
 
 def _cases(case: Case) -> list[Case]:
@@ -169,7 +178,6 @@ def _filled(values: NDArray[np.float64], block_ids: NDArray[np.int64]) -> NDArra
     """Replace NaN and what is huge by numbers drawn for each block."""
     drawn = [np.random.default_rng(int(b)).standard_normal(values.shape[1:]) for b in block_ids]
     poisoned = ~(np.abs(values) < HUGE / 10)
-    poisoned |= np.abs(values) >= 448  # the largest e4m3
     return np.where(poisoned, np.array(drawn).reshape(values.shape), values)
 
 
@@ -186,15 +194,21 @@ def in_noise(dump: Dump, seed: int = 0) -> Dump:
     """Return a dump whose answer is rounded otherwise: each number one step up or down, or kept.
 
     A kernel does not sum in the oracle's order. Without this, a mutant, which is the oracle, would
-    be named by its bits.
+    be named by its bits. Numbers next to a token's largest are kept: their steps are as large as a
+    budget may be.
     """
+    if "lse" not in dump.arrays or "partial_out" in dump.arrays:
+        return dump
     rng = np.random.default_rng(seed)
     arrays = dict(dump.arrays)
-    for name in ("out", "lse"):
-        if name in arrays and "partial_out" not in arrays:
-            array, seen = arrays[name], np.isfinite(arrays["lse"])
-            towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
-            moved = np.isfinite(array) & (array != 0) & (rng.random(array.shape) < 2 / 3)
-            moved &= seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
-            arrays[name] = np.where(moved, np.nextafter(array, towards), array)
+    seen = np.isfinite(arrays["lse"])
+    for name in {"out", "lse"} & arrays.keys():
+        array = arrays[name]
+        size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
+        largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
+        small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2
+        moved = small & (size > 0) & seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
+        moved &= rng.random(array.shape) < 2 / 3
+        towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
+        arrays[name] = np.where(moved, np.nextafter(array, towards), array)
     return replace(dump, arrays=arrays)

@@ -27,6 +27,7 @@ from paged_mla_reference.merge import merge
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import widen
+from paged_mla_reference.slots import Slots
 from paged_mla_reference.validate import validate_batch
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
@@ -169,12 +170,15 @@ def _check_append(found: Examination) -> None:
     step, stage = found.step, Stage.APPEND
     problem, batch, what = step.problem, step.batch, "bytes of the cache"
     assert batch is not None
-    names = [*LATENTS] if step.has("slot_mapping") else [*LATENTS, "block_table"]
-    lacking = _lacking(step, *names)
+    lacking = "" if step.has("slot_mapping") else _lacking(step, "block_table")
     if step.after is None or step.computed:
         lacking = lacking or "the dump has no cache after the append"
-    if lacking:
+    if lacking or not (step.has(*LATENTS) or step.before is not None):
+        lacking = lacking or _lacking(step, *LATENTS)
         found.findings.append(Finding.undecided(stage, what, lacking))
+        return
+    if not step.has(*LATENTS):
+        _check_rest(found)
         return
     assert step.after is not None
     if step.before is None:
@@ -197,6 +201,45 @@ def _check_append(found: Examination) -> None:
             rotated=problem.rope is not None,
         ),
     )
+
+
+def _check_rest(found: Examination) -> None:
+    """Hold every byte but those of the step's tokens, whose latents are not known (S-10)."""
+    step, stage, what = found.step, Stage.APPEND, "the rest of the cache"
+    detail = f"{_lacking(step, *LATENTS)}: what was written is not known"
+    found.findings.append(Finding.undecided(stage, "tokens of the step in the cache", detail))
+    layout, before, after = step.problem.layout, step.before, step.after
+    assert step.batch is not None
+    assert before is not None
+    assert after is not None
+    if layout.format.couples_tokens:
+        detail = "what else an append changes in this format follows from its latents"
+        found.findings.append(Finding.undecided(stage, what, detail))
+        return
+    slots = slots_to_write(step.problem, step.batch)
+    written = slots[(slots >= 0) & np.isin(slots // layout.block_size, after.block_ids)]
+    expected = before.read(after.block_ids)
+    places = _places(after, written)
+    at, mine = (Slots(layout, blocks, *places) for blocks in (expected, after.blocks))
+    at.rows[at.at] = mine.rows[mine.at]
+    if at.scales.size:
+        at.scales[at.scale_at] = mine.scales[mine.scale_at]
+    _hold(
+        found,
+        stage,
+        what,
+        lambda: compare.check_cache(layout, after.block_ids, after.blocks, expected, rotated=False),
+    )
+
+
+def _places(
+    image: CacheImage, slots: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where slots lie among an image's blocks: which block of them, and which token."""
+    order = np.argsort(image.block_ids)
+    size = image.layout.block_size
+    block = order[np.searchsorted(image.block_ids, slots // size, sorter=order)]
+    return block, slots % size
 
 
 def _check_tokens(step: Step) -> list[Check]:

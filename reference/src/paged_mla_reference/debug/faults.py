@@ -25,5 +25,9 @@ _SEARCHES = {
 
 def single_faults(found: Examination, stage: Stage) -> Iterator[Hypothesis]:
     """Return the single faults that may explain what is wrong in a stage."""
+    told: set[str] = set()
     for search in _SEARCHES.get(stage, ()):
-        yield from search(found)
+        for fault in search(found):
+            if fault.name not in told:
+                told.add(fault.name)
+                yield fault

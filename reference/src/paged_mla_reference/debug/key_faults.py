@@ -26,7 +26,8 @@ Seen = NDArray[np.bool_]
 
 _QUERIES = 3
 _PAST = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)  # keys past a row's length
-_MOST_BLOCKS = 4096
+_MOST_BLOCKS = 512
+_HEADS = 4  # that blocks are compared in
 
 
 def faults_of_keys(found: Examination) -> Iterator[Hypothesis]:
@@ -136,9 +137,10 @@ def _blocks(step: Step, view: QueryView, excess: Array) -> Iterator[Hypothesis]:
     seen = np.pad(view.seen, (0, pad)).reshape(columns, size)
     shares = np.pad(np.where(view.seen, view.shares, 0.0), ((0, 0), (0, pad)))
     missing = shares.reshape(-1, columns, size).sum(axis=2)  # [H, columns]
-    others = step.after.block_ids[:_MOST_BLOCKS]
-    found = np.exp(scores_of(step, view.query, others) - view.lse[:, None])
-    found = found.reshape(len(found), len(others), size)  # [H, blocks, size]
+    others = _near(step, row)
+    excess, missing = excess[:_HEADS], missing[:_HEADS]
+    found = np.exp(scores_of(step, view.query[:_HEADS], others) - view.lse[:_HEADS, None])
+    found = found.reshape(len(found), len(others), size)  # [heads, blocks, size]
     best: list[tuple[float, int, int]] = []
     for column in range(columns):
         gained = found[:, :, seen[column]].sum(axis=2) - missing[:, column, None]
@@ -149,6 +151,18 @@ def _blocks(step: Step, view: QueryView, excess: Array) -> Iterator[Hypothesis]:
         if block != own:
             name = f"row {row} reads block {block} for block {own}, in column {column}"
             yield Hypothesis(name, f"{name}.", _with_block(row, column, block), ("S-1", "S-5"))
+
+
+def _near(step: Step, row: int) -> NDArray[np.int64]:
+    """Return listed blocks: those of the row and beside them, of rows beside it, then any."""
+    assert step.batch is not None
+    assert step.after is not None
+    table = step.batch.block_table[max(row - 1, 0) : row + 2].astype(np.int64)
+    own = step.batch.block_table[row].astype(np.int64)
+    ordered = np.concatenate([own, own - 1, own + 1, table.ravel(), step.after.block_ids])
+    _, first = np.unique(ordered, return_index=True)
+    distinct = ordered[np.sort(first)]
+    return distinct[np.isin(distinct, step.after.block_ids)][:_MOST_BLOCKS]
 
 
 def _with_block(row: int, column: int, block: int) -> Callable[[Oracle], Oracle]:

@@ -20,15 +20,15 @@ from paged_mla_reference.debug.faults import single_faults
 from paged_mla_reference.debug.finding import Stage
 from paged_mla_reference.debug.hypothesis import Hypothesis, catalogued
 from paged_mla_reference.debug.residual import Measure, Residual, measure_of
-from paged_mla_reference.debug.step import is_valid
+from paged_mla_reference.debug.step import LATENTS, is_valid
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.paging import keys_of_tokens
 
 FEW_PAIRS = 1 << 15  # pairs of key and head, of all tokens on which every hypothesis is tried
-MORE_PAIRS = 1 << 21  # and those that come through
+MORE_PAIRS = 1 << 20  # and those that come through
 _CLOSER = 0.8
 _CLOSE = 1 / 16  # of a budget: nearer than that is no better
-_KEPT = 12  # that come through
+_KEPT = 8  # that come through
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def can_be_tried(found: Examination, stage: Stage) -> bool:
     if stage is Stage.METADATA:
         return step.has("positions") or step.has("slots", "block_table")
     if stage is Stage.APPEND:
-        return step.before is not None and step.after is not None and not step.computed
+        return step.before is not None and step.has(*LATENTS) and not step.computed
     if stage is Stage.GATHER:
         return step.has("gathered_ckv", "gathered_k_pe") and step.after is not None
     return found.right is not None

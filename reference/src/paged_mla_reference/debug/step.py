@@ -175,8 +175,10 @@ def _raw_blocks(dump: Dump, when: str) -> NDArray[np.uint8] | None:
     needs_scales = layout.format.scales_per_block(layout.block_size) > 0
     if rows is None or (needs_scales and scales is None):
         return None
-    blocks = np.zeros((len(rows), layout.block_bytes), np.uint8)
     contiguous = np.ascontiguousarray(rows).view(np.uint8)
+    if layout.block_bytes * len(rows) == contiguous.size:
+        return contiguous.reshape(len(rows), -1)
+    blocks = np.zeros((len(rows), layout.block_bytes), np.uint8)
     layout.rows(blocks)[...] = contiguous.reshape(layout.rows(blocks).shape)
     if scales is not None:
         layout.scales(blocks)[...] = scales
