@@ -118,7 +118,7 @@ def _draw_ulps(maps: Maps, step: Step, errors: Errors) -> None:
 
 
 def _draw_key_blocks(maps: Maps, found: Examination) -> None:
-    views = list(views_of_wrong(found, _WRONG_QUERIES))
+    views = sorted(views_of_wrong(found, _WRONG_QUERIES), key=lambda view: view.token)
     if not views or not found.step.has("out"):
         return
     size = found.step.problem.block_size

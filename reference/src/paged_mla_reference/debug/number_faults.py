@@ -56,9 +56,9 @@ def _scale(view: QueryView, lse: np.ndarray) -> Iterator[Hypothesis]:
     grid = np.geomspace(1 / 32, 32, 161)
     best = float(grid[np.argmin([far(factor) for factor in grid])])
     width = grid[1] / grid[0]
-    for _ in range(40):  # golden sections of the best one's neighbourhood
+    for _ in range(80):  # golden sections of the best one's neighbourhood
         tries = best * np.array([width**-0.618, 1.0, width**0.618])
-        best, width = float(tries[np.argmin([far(t) for t in tries])]), width**0.8
+        best, width = float(tries[np.argmin([far(t) for t in tries])]), width**0.85
     if abs(best - 1) > 1e-4:
         name = f"the scale is {best:.6g} times the problem's"
         yield Hypothesis(

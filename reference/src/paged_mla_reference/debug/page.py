@@ -14,5 +14,5 @@ TEMPLATE = Path(__file__).with_name("page.html")
 def render(explanation: Explanation, maps: Maps) -> str:
     """Return the page."""
     data = {**explanation.as_dict(), "maps": maps.as_dict()}
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return TEMPLATE.read_text().replace('"__EXPLANATION__"', text)
