@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from paged_mla_conformance.explained.dumps import first_failure, tests_that_kill
@@ -18,6 +19,7 @@ from paged_mla_conformance.explained.single import single_faults
 from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_reference.debug.explanation import Explanation, explain
 from paged_mla_reference.deviations import ENGINE, ORACLE
+from paged_mla_shared.dump import save_dump
 from paged_mla_shared.options import whole
 
 PAGE = Path("conformance/docs/mutants.json")
@@ -31,12 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--single", type=whole(0), default=30, help="single faults")
     parser.add_argument("--healthy", type=whole(0), default=200, help="right steps")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the mutants' dumps")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     results = Results()
     kills = tests_that_kill(options.matrix)
     for name in options.names or MUTANTS:
-        case = _mutant(name, kills.get(name, []))
+        case = _mutant(name, kills.get(name, []), options.save)
         results.mutants.append(case)
         print(case.line, flush=True)
     for fault in single_faults(options.single):
@@ -57,12 +60,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if results.accused else 0
 
 
-def _mutant(name: str, tests: list[str]) -> Case:
+def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
     if name in ENGINE:
         return Case(name, "", why="the engine's schedule is wrong, the step is answered rightly")
     failed = first_failure(name, tests)
     if failed.dump is None:
         return Case(name, failed.test, why=failed.why)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        origin = f"mutant {name}, {failed.test}"
+        save_dump(replace(failed.dump, origin=origin), folder / f"{name}.safetensors")
     started = time.process_time()
     found = explain(failed.dump)
     seconds = time.process_time() - started

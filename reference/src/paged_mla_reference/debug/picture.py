@@ -5,7 +5,9 @@ Needs matplotlib, which the extra ``pictures`` installs.
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import numpy as np
 from paged_mla_reference.debug.explanation import Explanation
 from paged_mla_reference.debug.maps import Maps
 from paged_mla_shared.errors import InvalidArgument
+
+_WIDE = 64  # blocks of a line
 
 
 def draw(explanation: Explanation, maps: Maps, path: Path) -> None:
@@ -29,20 +33,33 @@ def draw(explanation: Explanation, maps: Maps, path: Path) -> None:
     except ImportError as error:
         allowed = "pip install 'paged-mla-reference[pictures]', or --html"
         raise InvalidArgument("--png", "no matplotlib", allowed) from error
-    figure: Any = Figure(figsize=(13, 9), layout="constrained")
+    figure: Any = Figure(figsize=(13, 12), layout="constrained")
     title = "\n".join(textwrap.wrap(f"{explanation.verdict} {explanation.cause}", 130)[:5])
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    (heads, blocks), (ulps, mask) = figure.subplots(2, 2)
-    _matrix(figure, heads, maps.by_head, "log2 of errors in budgets, rows by heads", "heads")
-    _matrix(
-        figure, blocks, maps.by_block, "without these keys, wrong queries by key blocks", "blocks"
-    )
+    (heads, blocks), (ulps, mask), (owners, rest) = figure.subplots(3, 2)
+    errors = [[math.log2(max(share, 2**-6)) for share in line] for line in maps.by_head]
+    title = "log2 of errors in budgets: rows by heads"
+    _matrix(figure, heads, errors, title, ("RdYlGn_r", -6, 6))
+    title = "without these blocks of keys, wrong queries are so far off"
+    _matrix(figure, blocks, maps.by_block, title, ("Blues_r", 0, 1))
     _histogram(ulps, maps)
-    _matrix(figure, mask, maps.mask, f"mask of row {maps.mask_row}", "keys")
+    title = f"mask of row {maps.mask_row}: queries by keys; 2 is a wrong query"
+    _matrix(figure, mask, maps.mask, title, ("Blues", 0, 2))
+    rows_of = [3 * (entry[2] > 0) or min(entry[1], 2) for entry in maps.owners]
+    lines = [rows_of[i : i + _WIDE] for i in range(0, len(rows_of), _WIDE)]
+    title = "blocks in use by id: 1 of a row, 2 of several, 3 of a wrong row"
+    _matrix(figure, owners, lines, title, ("Purples", 0, 3))
+    rest.set_axis_off()
     figure.savefig(path, dpi=90)
 
 
-def _matrix(figure: Any, axes: Any, lines: list[list[Any]], title: str, across: str) -> None:
+def _matrix(
+    figure: Any,
+    axes: Any,
+    lines: Sequence[Sequence[float]],
+    title: str,
+    colours: tuple[str, float, float],
+) -> None:
     axes.set_title(title, fontsize=9)
     if not lines:
         axes.set_axis_off()
@@ -50,13 +67,11 @@ def _matrix(figure: Any, axes: Any, lines: list[list[Any]], title: str, across: 
     cells = np.full((len(lines), max(map(len, lines))), np.nan)
     for y, line in enumerate(lines):
         cells[y, : len(line)] = line
-    if "log2" in title:
-        cells = np.log2(np.maximum(cells, 2**-6))
-        image = axes.imshow(cells, aspect="auto", cmap="RdYlGn_r", vmin=-6, vmax=6)
-    else:
-        image = axes.imshow(cells, aspect="auto", cmap="Blues_r" if across == "blocks" else "Blues")
+    name, low, high = colours
+    image = axes.imshow(
+        cells, aspect="auto", interpolation="nearest", cmap=name, vmin=low, vmax=high
+    )
     figure.colorbar(image, ax=axes)
-    axes.set_xlabel(across, fontsize=8)
 
 
 def _histogram(axes: Any, maps: Maps) -> None:
