@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,3 +89,28 @@ def test_a_sample_is_of_some_steps(tmp_path: Path):
         record(PagedMla(config(), "cpu"), tmp_path, every=0),
     ):
         pass
+
+
+def test_the_recipe_of_the_page_writes_a_dump(tmp_path: Path):
+    """What FlashMLA is called with, in its shapes, becomes a dump of the blocks that rows use."""
+    page = (Path(__file__).parents[1] / "docs" / "dumps.md").read_text()
+    [code] = [c for c in re.findall(r"```python\n(.+?)```", page, re.DOTALL) if "def keep" in c]
+    recipe: dict[str, Any] = {}
+    exec(code, recipe)
+    q = torch.randn(2, 1, 16, 576, dtype=torch.bfloat16)
+    cache = torch.randn(7, 64, 1, 576, dtype=torch.bfloat16)
+    recipe["keep"](
+        tmp_path / "x.safetensors",
+        q_nope=q.flatten(0, 1)[..., :512],
+        q_pe=q.flatten(0, 1)[..., 512:],
+        cache=cache[:, :, 0],
+        block_table=torch.tensor([[6, 2], [1, 5]], dtype=torch.int32),
+        seq_lens=torch.tensor([65, 3], dtype=torch.int32),
+        out=torch.zeros(2, 16, 512, dtype=torch.bfloat16),
+        lse=torch.zeros(2, 16),
+        scale=0.1,
+    )
+    arrays = load_dump(tmp_path / "x.safetensors").arrays
+    assert arrays["block_ids"].tolist() == [1, 2, 6]
+    assert arrays["cu_seqlens_q"].tolist() == [0, 1, 2]
+    assert arrays["cache_after"].shape == (3, 64, 576)

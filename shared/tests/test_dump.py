@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,3 +136,24 @@ def test_a_bad_format_is_named(tmp_path: Path):
         write_tensors(tmp_path / "x.safetensors", {"lse": np.zeros((1, 4), np.float32)}, texts)
         with pytest.raises(InvalidArgument, match=f"{field}.*{value}"):
             load_dump(tmp_path / "x.safetensors")
+
+
+def test_the_page_has_every_field():
+    """What each field decides stands in the documentation, and no field that there is not."""
+    page = (Path(__file__).parents[1] / "docs" / "dump.md").read_text()
+    [table] = re.findall(r"\| tensor \|.+?\n\n", page, re.DOTALL)
+    cells = [line.split("|")[1] for line in table.splitlines()[2:] if line]
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == FIELDS.keys()
+
+
+def test_the_example_of_the_page_writes_a_dump(tmp_path: Path):
+    """Its code runs as it stands."""
+    page = (Path(__file__).parents[1] / "docs" / "dump.md").read_text()
+    [code] = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    example: dict[str, Any] = {}
+    exec(code, example)
+    q_nope = np.ones((1, 16, 512), numpy_dtype("bfloat16"))
+    example["write"](
+        tmp_path / "x.safetensors", 64, 9, 0.1, q_nope=q_nope, seq_lens=np.ones(1, np.int32)
+    )
+    assert load_dump(tmp_path / "x.safetensors").problem.dims.num_heads == 16

@@ -35,9 +35,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, metavar="MARKDOWN")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the mutants' dumps")
     options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(MUTANTS)
+    if unknown:
+        parser.error(f"no mutants: {sorted(unknown)}")
     warnings.simplefilter("ignore")
     results = Results()
     kills = tests_that_kill(options.matrix)
+    for name, dump in healthy(options.healthy):
+        found = explain(dump)
+        results.healthy += 1
+        if found.is_broken:
+            results.accused.append(f"{name}: {found.verdict}")
+            print(results.accused[-1], flush=True)
     for name in options.names or MUTANTS:
         case = _mutant(name, kills.get(name, []), options.save)
         results.mutants.append(case)
@@ -48,12 +57,6 @@ def main(arguments: list[str] | None = None) -> int:
         case = _case(fault.what, "", found, fault.rules, time.process_time() - started)
         results.single.append(case)
         print(case.line, flush=True)
-    for name, dump in healthy(options.healthy):
-        found = explain(dump)
-        results.healthy += 1
-        if found.is_broken:
-            results.accused.append(f"{name}: {found.verdict}")
-            print(results.accused[-1], flush=True)
     print(results.summary())
     if options.page:
         options.page.write_text(results.markdown())

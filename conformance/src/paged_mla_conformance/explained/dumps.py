@@ -197,7 +197,7 @@ def in_noise(dump: Dump, seed: int = 0) -> Dump:
     be named by its bits. Numbers next to a token's largest are kept: their steps are as large as a
     budget may be.
     """
-    if "lse" not in dump.arrays or "partial_out" in dump.arrays:
+    if "partial_out" in dump.arrays or not dump.arrays.get("lse", np.zeros(0)).size:
         return dump
     rng = np.random.default_rng(seed)
     arrays = dict(dump.arrays)

@@ -35,7 +35,8 @@ def faults_of_writes(found: Examination) -> Iterator[Hypothesis]:
         if moved.size > 3:
             parts.append(f"{moved.size} such in all")
         if lost.size:
-            parts.append(f"{lost.size} tokens to no slot, {lost[0]} the first")
+            more = f" and {lost.size - 1} others" if lost.size > 1 else ""
+            parts.append(f"token {lost[0]}{more} to no slot")
         name = f"written: {'; '.join(parts)}"
         yield Hypothesis(
             name, f"{name}.", lambda o: writing(o, lambda _p, _b, _s: landed.copy()), ("S-10",)
