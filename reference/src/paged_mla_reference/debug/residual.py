@@ -21,6 +21,8 @@ from paged_mla_reference.rounding import widen
 from paged_mla_shared.dtypes import bits
 from paged_mla_shared.problem import Output
 
+_LARGEST_SHARE = 1e9
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -44,6 +46,7 @@ class Residual:
     largest: float = 0.0
 
 
+Array = NDArray[np.float64]
 Change = Callable[[Oracle], Oracle]
 Measure = Callable[[Change], Residual]
 
@@ -126,7 +129,7 @@ def _of_merge(step: Step) -> Measure:
 
     def measure(change: Change) -> Residual:
         parts = [Output(part.out.copy(), part.lse.copy()) for part in right]
-        return distance(change(RIGHT).merge(parts), actual, (out_budget, lse_budget))
+        return _residual(*distance(change(RIGHT).merge(parts), actual, (out_budget, lse_budget)))
 
     return measure
 
@@ -142,17 +145,39 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
     sample = Sample(step.problem, batch, image, answer, asked).oracle()
     actual = actual_output(step, answer)
 
+    def distances(mine: Output, tokens: NDArray[np.bool_]) -> tuple[Array, Array]:
+        """Return shares and errors of some tokens, [n, H] each; `mine` is of those alone."""
+        here = Output(answer.out[tokens], answer.lse[tokens])
+        grown = _largest(mine.out) / np.maximum(_largest(here.out), 1e-300)
+        grown = np.where(_largest(here.out) > 0, np.clip(grown, 1, 1e6), 1)
+        step_of = budgets.ulp(_largest(mine.out), step.problem.dtype)
+        allowed = right.out_budget[tokens, None] * grown + step_of, right.lse_budget[tokens]
+        theirs = Output(actual.out[tokens], actual.lse[tokens])
+        return distance(_kept(step, here, mine), theirs, allowed)
+
+    unchanged = distances(answer, np.ones(batch.num_tokens, bool))
+
     def measure(change: Change) -> Residual:
         mine = change(sample).attend(step.problem, batch, image)
-        predicted = _kept(step, answer, mine)
-        known = asked[:, None] | ~(np.isnan(mine.lse) & np.isnan(mine.out).all(axis=2))
-        grown = _largest(mine.out) / np.maximum(_largest(answer.out), 1e-300)  # [T, H]
-        grown = np.where(_largest(answer.out) > 0, np.clip(grown, 1, 1e6), 1)
-        step_of = budgets.ulp(_largest(mine.out), step.problem.dtype)
-        allowed = right.out_budget[:, None] * grown + step_of, right.lse_budget
-        return distance(predicted, actual, allowed, known)
+        shares, errors = (array.copy() for array in unchanged)
+        known = np.ones(shares.shape, bool)
+        changed = _changed_tokens(mine, answer)
+        if changed.any():
+            some = Output(mine.out[changed], mine.lse[changed])
+            shares[changed], errors[changed] = distances(some, changed)
+            unknown = np.isnan(some.lse) & np.isnan(some.out).all(axis=2)
+            known[changed] = asked[changed, None] | ~unknown
+        return _residual(shares[known], errors[known])
 
     return measure
+
+
+def _changed_tokens(mine: Output, answer: Output) -> NDArray[np.bool_]:
+    """Return which tokens have another answer than the right one, bool [T]."""
+    if mine.out.dtype != answer.out.dtype:
+        return np.ones(len(answer.lse), bool)
+    out = bits(np.ascontiguousarray(mine.out)) != bits(answer.out)
+    return np.asarray(out.any(axis=(1, 2)) | (bits(mine.lse) != bits(answer.lse)).any(axis=1))
 
 
 def _kept(step: Step, answer: Output, mine: Output) -> Output:
@@ -170,39 +195,32 @@ def _largest(out: NDArray[Any]) -> NDArray[np.float64]:
     return largest
 
 
-def distance(
-    mine: Output,
-    theirs: Output,
-    allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
-    known: NDArray[np.bool_] | None = None,
-) -> Residual:
-    """Return how far two answers lie apart.
+def distance(mine: Output, theirs: Output, allowed: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return how far two answers lie apart: in what each may be off, and in numbers, [T, H].
 
     Parameters
     ----------
     mine, theirs : Output
     allowed : float64 [T, H] twice
         What each may be off, out and lse.
-    known : bool [T, H] or None
-        What is compared.
     """
-    known = np.ones(mine.lse.shape, bool) if known is None else known
     out, odd_out = differences(mine.out, theirs.out)
     lse, odd_lse = differences(mine.lse, theirs.lse)
-    out, odd_out = out.max(axis=2), np.asarray(odd_out.any(axis=2))  # [T, H]
+    out = out.max(axis=2)
     lse_allowed = allowed[1] + budgets.ulp(np.abs(_finite(mine.lse)), "float32")
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.maximum(
-            np.nan_to_num(out / (allowed[0]), posinf=np.inf),
-            np.nan_to_num(lse / (lse_allowed), posinf=np.inf),
+            np.nan_to_num(out / allowed[0], posinf=np.inf),
+            np.nan_to_num(lse / lse_allowed, posinf=np.inf),
         )
-    wrong = known & (odd_out | odd_lse | (shares > 1))
-    if not known.any():
+    return np.where(odd_out.any(axis=2) | odd_lse, np.inf, shares), np.maximum(out, lse)
+
+
+def _residual(shares: Array, errors: Array) -> Residual:
+    if not shares.size:
         return Residual(0, 0)
-    finite = np.minimum(shares[known], 1e9)
-    largest = np.maximum(out, lse)[known].max()
-    rms = float(np.sqrt(np.mean(finite**2)))
-    return Residual(int(wrong.sum()), int(known.sum()), rms, float(largest))
+    rms = float(np.sqrt(np.mean(np.minimum(shares, _LARGEST_SHARE) ** 2)))
+    return Residual(int((shares > 1).sum()), shares.size, rms, float(errors.max()))
 
 
 def _finite(x: NDArray[Any]) -> NDArray[np.float64]:
