@@ -10,6 +10,7 @@ import pytest
 from dumped import ROWS, case, changed, dumped
 
 from paged_mla_reference.attention import attend_one
+from paged_mla_reference.debug import ranking
 from paged_mla_reference.debug.answers import both_answers
 from paged_mla_reference.debug.checks import examine
 from paged_mla_reference.debug.explanation import explain
@@ -67,6 +68,19 @@ def test_bfloat16_is_no_veil():
     """S-4: rounded answers are explained too."""
     found = explain(dumped("newest-key-is-not-counted", "bfloat16"))
     assert found.best[0].hypothesis.name == "newest-key-is-not-counted"
+
+
+def test_a_large_step_is_searched_on_few_tokens(monkeypatch: pytest.MonkeyPatch):
+    """A few tokens, more, all: the winner is tried on everything, the others are not."""
+    monkeypatch.setattr(ranking, "FEW_PAIRS", 1)
+    monkeypatch.setattr(ranking, "MORE_PAIRS", 1000)
+    found = explain(dumped("keys-past-4096-are-dropped", of=case((Row(4200, 2), *ROWS))))
+    best, *others = found.fits
+    assert best.hypothesis.name == "keys-past-4096-are-dropped"
+    assert best.residual.of == found.found.step.array("lse").size
+    assert best.residual.was == 8
+    assert {fit.residual.of for fit in others} != {best.residual.of}
+    assert all(fit.residual.wrong <= fit.residual.was for fit in others)
 
 
 def without_key(_problem, _batch, row, seen):

@@ -66,7 +66,7 @@ class Explanation:
             return f"{_matches(self.best[0])}: {_told(self.best[0])}{others}"
         if self.fits:
             nearest = self.fits[0]
-            share = 1 - nearest.residual.wrong / max(nearest.before, 1)
+            share = 1 - nearest.residual.wrong / max(nearest.residual.was, 1)
             name = nearest.hypothesis.name
             return f"{_NOTHING} The nearest, {name}, explains {share:.0%} of what is wrong."
         return _NOTHING
@@ -135,7 +135,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "links": {citation: link(citation) for citation in cited},
         "fits": fit.fits,
         "still_wrong": fit.residual.wrong,
-        "wrong_before": fit.before,
+        "wrong_before": fit.residual.was,
         "wrong_elsewhere": fit.elsewhere,
         "largest_difference": fit.residual.largest,
     }

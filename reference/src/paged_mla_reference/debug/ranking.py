@@ -42,14 +42,11 @@ class Fit:
         In the stage of the first broken rule.
     elsewhere : int
         What it gets wrong in other stages.
-    before : int
-        What is wrong there without it.
     """
 
     hypothesis: Hypothesis
     residual: Residual
     elsewhere: int
-    before: int
 
     @property
     def fits(self) -> bool:
@@ -107,31 +104,30 @@ def _tried(
     hypotheses: Iterable[Hypothesis], measure: Measure, rest: list[Measure], *, in_turn: bool
 ) -> list[Fit]:
     """Return what each leaves unexplained; `in_turn` where changes reach into modules."""
-    before = measure(_unchanged)
     elsewhere = [other(_unchanged).wrong for other in rest]
 
     def fit(hypothesis: Hypothesis) -> Fit | None:
         try:
             with np.errstate(all="ignore"):
                 residual = measure(hypothesis.change)
-                if not _better(residual, before):
+                if not _better(residual):
                     return None
                 others = [other(hypothesis.change).wrong for other in rest]
         except Exception:
             return None
         worse = sum(max(now - was, 0) for now, was in zip(others, elsewhere, strict=True))
-        return Fit(hypothesis, residual, worse, before.wrong)
+        return Fit(hypothesis, residual, worse)
 
     with ThreadPoolExecutor(1 if in_turn else os.cpu_count() or 1) as pool:
         found = [f for f in pool.map(fit, hypotheses) if f is not None]
     return sorted(found, key=lambda f: (f.order, f.hypothesis.name))
 
 
-def _better(residual: Residual, before: Residual) -> bool:
+def _better(residual: Residual) -> bool:
     """Return whether less is wrong, or as much and that by less."""
-    if residual.wrong == before.wrong:
-        return residual.rms < _CLOSER * before.rms
-    return residual.wrong < before.wrong
+    if residual.wrong == residual.was:
+        return residual.rms < _CLOSER * residual.was_rms
+    return residual.wrong < residual.was
 
 
 def _unchanged(oracle: Oracle) -> Oracle:

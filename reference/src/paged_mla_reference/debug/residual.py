@@ -38,12 +38,16 @@ class Residual:
         Root mean square of the difference, in budgets, where there is one.
     largest : float
         Largest difference of finite numbers.
+    was, was_rms : int, float
+        The same of what was compared, without the hypothesis.
     """
 
     wrong: int
     of: int
     rms: float = 0.0
     largest: float = 0.0
+    was: int = 0
+    was_rms: float = 0.0
 
 
 Array = NDArray[np.float64]
@@ -71,7 +75,17 @@ def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None
         Stage.GATHER: _of_gather,
         Stage.MERGE: _of_merge,
     }
-    return measures[stage](found.step)
+    return _beside_right(measures[stage](found.step))
+
+
+def _beside_right(measure: Measure) -> Measure:
+    """Return a measure that also says what is wrong without a change."""
+    before = measure(lambda oracle: oracle)
+
+    def beside(change: Change) -> Residual:
+        return replace(measure(change), was=before.wrong, was_rms=before.rms)
+
+    return beside
 
 
 def _of_metadata(step: Step) -> Measure:
@@ -167,7 +181,9 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
             shares[changed], errors[changed] = distances(some, changed)
             unknown = np.isnan(some.lse) & np.isnan(some.out).all(axis=2)
             known[changed] = asked[changed, None] | ~unknown
-        return _residual(shares[known], errors[known])
+        before = _residual(unchanged[0][known], unchanged[1][known])
+        found = _residual(shares[known], errors[known])
+        return replace(found, was=before.wrong, was_rms=before.rms)
 
     return measure
 

@@ -36,7 +36,7 @@ def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str
         lines += ["", "hypotheses                                          still wrong   off by"]
         lines += [
             f"  {fit.hypothesis.name[:48]:48} {fit.residual.wrong + fit.elsewhere:8} of "
-            f"{fit.before:<8} {fit.residual.largest:.2g}"
+            f"{fit.residual.was:<8} {fit.residual.largest:.2g}"
             for fit in explanation.fits[:5]
         ]
     if maps is not None and maps.rows:
