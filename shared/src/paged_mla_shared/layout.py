@@ -116,9 +116,11 @@ class CacheImage:
 
     def read(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return raw bytes uint8 [m, block_bytes] of any blocks, poisoned ones included."""
-        out = np.tile(self.poisoned_block, (len(block_ids), 1))
-        where = {int(b): i for i, b in enumerate(self.block_ids)}
-        for i, block_id in enumerate(block_ids):
-            if int(block_id) in where:
-                out[i] = self.blocks[where[int(block_id)]]
+        if not len(self.block_ids):
+            return np.tile(self.poisoned_block, (len(block_ids), 1))
+        order = np.argsort(self.block_ids)
+        place = np.searchsorted(self.block_ids, block_ids, sorter=order)
+        found = order[np.minimum(place, len(order) - 1)]
+        out: NDArray[np.uint8] = self.blocks[found]
+        out[self.block_ids[found] != block_ids] = self.poisoned_block
         return out
