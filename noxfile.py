@@ -22,6 +22,9 @@ nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
 
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
+RECORDED = "recorded"
+RELEASES = ("vllm==0.25.0", "vllm==0.33.0", "transformers==5.17.0", "transformers==5.23.0")
+ENGINES = (RECORDED, *RELEASES)  # of each, the oldest that the adapter is for, and the newest tried
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too long for each
     "append-explicit-slots-fp32",
@@ -157,26 +160,6 @@ def modes(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def engines(session: nox.Session) -> None:
-    """Hold the adapters against engines: their recorded surfaces, or ``-- --vllm VERSION`` itself.
-
-    An installed engine brings the torch that it was built for. With a GPU it generates too.
-    """
-    parser = argparse.ArgumentParser(prog="nox -s engines --")
-    parser.add_argument("--vllm", help="the release to install; none: sources as recorded")
-    options, rest = parser.parse_known_args(session.posargs)
-    if options.vllm is None:
-        install_packages(session, "reference", "optimized", extra=("pytest",))
-    else:
-        folders = ("shared", "reference", "optimized")
-        editable = [part for name in folders for part in ("-e", f"./{PACKAGES[name].folder}")]
-        session.install(*editable, "pytest", f"vllm=={options.vllm}")
-    session.run("pytest", "optimized/tests/engines", *rest, env=INTERPRETER)
-    if options.vllm is not None and _on_gpu(session, "auto"):
-        session.run("python", "-m", "paged_mla_optimized.engines.vllm.tools.check")
-
-
-@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Search for schedules that break a backend. Options: --device, --backend, the search's own."""
     options, rest = _device_options(session)
@@ -191,11 +174,40 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+@nox.parametrize("engine", [nox.param(name, id=name) for name in ENGINES])
+def engines(session: nox.Session, engine: str) -> None:
+    """Hold the adapters against engines: their surfaces as recorded, or each release installed.
+
+    vLLM brings the torch that it was built for, and with a GPU it generates too.
+    """
+    needed = "optimized/tests_engines" if "transformers" in engine else "optimized/tests/engines"
+    if "vllm" in engine:
+        folders = ("shared", "reference", "optimized")
+        editable = [part for name in folders for part in ("-e", f"./{PACKAGES[name].folder}")]
+        session.install(*editable, "pytest", engine)
+    else:
+        install_packages(session, "reference", "optimized", extra=("pytest",))
+        if engine != RECORDED:
+            session.install(engine)
+    session.run("pytest", needed, *session.posargs, env=INTERPRETER)
+    if "vllm" in engine and _on_gpu(session, "auto"):
+        session.run("python", "-m", "paged_mla_optimized.engines.vllm.tools.check")
+
+
+@nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Put every known way of being wrong to the suite; one that survives is an error."""
     install_packages(session, "conformance")
     page = () if session.posargs else ("--page", "conformance/docs/mutants.md")
     session.run("python", "-m", "paged_mla_conformance.mutants", *page, *session.posargs)
+
+
+@nox.session(default=False)
+def explained(session: nox.Session) -> None:
+    """Explain dumps of mutants, single faults and right steps, and count what is right."""
+    install_packages(session, "conformance")
+    page = () if session.posargs else ("--page", "conformance/docs/explained.md")
+    session.run("python", "-m", "paged_mla_conformance.explained", *page, *session.posargs)
 
 
 @nox.session(default=False)

@@ -1,5 +1,7 @@
 """Import every module of one installed distribution; forbidden packages must be absent.
 
+Adapters wait for their engine: ``nox -s engines`` imports them.
+
 Usage: ``python -m ci.check_isolation NAME``, as in ``ci/packages.py``
 """
 

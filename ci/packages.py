@@ -60,7 +60,7 @@ _ALL = (
         "optimized",
         needs=("shared",),
         forbidden=("pytest", "paged_mla_reference", "paged_mla_conformance"),
-        engines=("vllm",),
+        engines=("vllm", "transformers"),
     ),
     Package(
         "conformance",

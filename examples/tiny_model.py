@@ -1,0 +1,68 @@
+"""DeepSeek's layers in small, with random weights: what the serving loop runs."""
+
+import torch
+from torch.nn.functional import rms_norm, silu
+
+from paged_mla_optimized import MlaConfig
+from paged_mla_shared.problem import Rope, RopePairing
+
+VOCAB, HIDDEN, LAYERS, NOPE, VALUE = 97, 64, 2, 16, 16
+CAPACITIES = {"block_size": 16, "max_rows": 4, "max_query_tokens": 32, "max_model_len": 256}
+SIZES = {
+    "cuda": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "cpu": {  # what the interpreter is fast enough for
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "dtype": torch.float32,
+        "cache_format": "fp32",
+    },
+}
+
+
+def config_of(device: str, **changes) -> MlaConfig:
+    """Return the model's attention, and the largest step of the loop."""
+    sizes = SIZES[device] | changes
+    scale = (NOPE + sizes["qk_rope_head_dim"]) ** -0.5
+    rope = Rope(RopePairing.INTERLEAVED)
+    return MlaConfig(num_heads=4, softmax_scale=scale, rope=rope, **CAPACITIES, **sizes)
+
+
+class Model:
+    """Layers between token ids and the most likely next ones; `attend` is the caller's."""
+
+    def __init__(self, config: MlaConfig, device: str) -> None:
+        heads, latent, rope = config.num_heads, config.kv_lora_rank, config.qk_rope_head_dim
+        shapes = {
+            "q": (heads * (NOPE + rope), HIDDEN),
+            "kv_a": (latent + rope, HIDDEN),
+            "uk": (heads, latent, NOPE),
+            "uv": (heads, VALUE, latent),
+            "o": (HIDDEN, heads * VALUE),
+            "up": (4 * HIDDEN, HIDDEN),
+            "down": (HIDDEN, 4 * HIDDEN),
+        }
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape):
+            weight = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+            return weight.to(device, config.dtype)
+
+        self.config, self.embedding = config, random(VOCAB, HIDDEN)
+        self.layers = [
+            {name: random(*shape) for name, shape in shapes.items()} for _ in range(LAYERS)
+        ]
+
+    def __call__(self, ids, attend):
+        """Return the next token of each token, [T]."""
+        heads, rope = self.config.num_heads, self.config.qk_rope_head_dim
+        x = self.embedding[ids]
+        for layer, w in enumerate(self.layers):
+            h = rms_norm(x, x.shape[-1:])
+            q_nope, q_pe = (h @ w["q"].T).view(-1, heads, NOPE + rope).split([NOPE, rope], -1)
+            absorbed = torch.einsum("thn,hrn->thr", q_nope, w["uk"])
+            ckv, k_pe = (h @ w["kv_a"].T).split([self.config.kv_lora_rank, rope], -1)
+            latents = attend(layer, absorbed, q_pe, rms_norm(ckv, ckv.shape[-1:]), k_pe)
+            values = torch.einsum("thr,hvr->thv", latents, w["uv"])
+            x = x + values.flatten(1) @ w["o"].T
+            x = x + silu(rms_norm(x, x.shape[-1:]) @ w["up"].T) @ w["down"].T
+        return (rms_norm(x, x.shape[-1:]) @ self.embedding.T).argmax(-1)

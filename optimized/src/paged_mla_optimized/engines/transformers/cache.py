@@ -1,0 +1,113 @@
+"""The library's cache interface over rows of a pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from paged_mla_optimized.engines.transformers.attention import NAME, Latents
+from paged_mla_optimized.engines.transformers.pool import LatentPool
+from paged_mla_optimized.engines.transformers.rows import Rows
+from paged_mla_shared.errors import InvalidArgument
+
+
+class PagedMlaCacheLayer(CacheLayerMixin):
+    """One layer of a :class:`PagedMlaCache`, whose layers have all lengths in common."""
+
+    is_croppable = True
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, rows: Rows, index: int) -> None:
+        super().__init__()
+        self._rows, self._index = rows, index
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: the pool is there."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[Latents, torch.Tensor]:
+        """Return what the attention is to append and attend to.
+
+        Parameters
+        ----------
+        key_states : dtype [B, 1, T, R]
+        value_states : dtype [B, 1, T, P]
+        """
+        chosen = self._rows.pool.model_config._attn_implementation
+        if chosen != NAME:
+            allowed = f'model.set_attn_implementation("{NAME}")'
+            raise InvalidArgument("attn_implementation", chosen, allowed)
+        return Latents(self._rows, self._index, key_states, value_states), value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many columns a step sees, and the first of them."""
+        return self._rows.columns + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the columns cached, padding included."""
+        return self._rows.columns
+
+    def get_max_length(self) -> int:
+        """Return the tokens that a row may have."""
+        return self._rows.pool.config.max_model_len
+
+
+class PagedMlaCache(Cache):
+    """Rows of one batch in the blocks of a pool; give it to ``generate`` as `past_key_values`.
+
+    ``copy.deepcopy``, :meth:`batch_repeat_interleave`, :meth:`batch_select_indices` and
+    :meth:`reorder_cache` copy no latents: rows share blocks until they are written to. Blocks are
+    free again after :meth:`reset`, or once the cache is dropped.
+
+    Parameters
+    ----------
+    pool : LatentPool
+    """
+
+    def __init__(self, pool: LatentPool) -> None:
+        self._take(Rows(pool))
+
+    def _take(self, rows: Rows) -> None:
+        self.rows = rows
+        layers = rows.pool.latents.shape[0]
+        super().__init__(layers=[PagedMlaCacheLayer(rows, layer) for layer in range(layers)])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedMlaCache:
+        twin = type(self).__new__(type(self))
+        twin._take(self.rows.fork())
+        memo[id(self)] = twin
+        return twin
+
+    def reset(self) -> None:
+        """Forget all tokens, and free their blocks."""
+        self.rows.clear()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget so many columns at the end; written as the library does, below 0.
+
+        Raises
+        ------
+        InvalidArgument
+            It is above 0, which meant a length to older releases.
+        """
+        if tokens_to_remove > 0:
+            raise InvalidArgument("tokens_to_remove", int(tokens_to_remove), "<= 0")
+        self.rows.crop(-int(tokens_to_remove))
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Let row i go on from what row ``beam_idx[i]`` holds."""
+        self.rows.select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Let each row be there `repeats` times."""
+        rows = range(len(self.rows.blocks))
+        self.rows.select([row for row in rows for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows, by number or by a mask."""
+        rows = torch.arange(len(self.rows.blocks))
+        self.rows.select(rows[indices.cpu()].tolist())

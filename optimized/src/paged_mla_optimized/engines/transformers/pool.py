@@ -1,0 +1,184 @@
+"""Blocks of latents of all layers of one model, and the kernels that read them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+
+from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.engines.transformers.attention import take_latents
+from paged_mla_optimized.layer import MlaLayer
+from paged_mla_optimized.layer_config import LayerConfig
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+
+ATTENTIONS = (DeepseekV2Attention, DeepseekV3Attention)
+
+
+class LatentPool:
+    """What the caches of one model share; a block holds the same tokens in every layer.
+
+    Blocks may be in several rows, and in several caches, at once; one that is goes into a copy
+    before it is written.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        DeepSeek-V2 or V3, or a model that has one inside; on one device, in float32, float16 or
+        bfloat16. Its attention modules will hand latents on where they meet a
+        :class:`PagedMlaCache`, and work as before with any other cache.
+    num_blocks : int
+        Tokens of all rows of all caches fit ``num_blocks * block_size``, each row's last block
+        partly filled.
+    block_size : int
+    max_rows : int
+        Largest batch, beams and returned sequences counted.
+    max_step_tokens : int
+        Most tokens of one forward, padding not counted.
+    max_length : int or None
+        Longest row; ``None`` takes the model's ``max_position_embeddings``.
+
+    Raises
+    ------
+    InvalidArgument
+        No block, or a size below 1.
+    Unsupported
+        Another attention, or one that is adapted, quantised, cut in parts or of a sliding window.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_blocks: int,
+        *,
+        block_size: int = 64,
+        max_rows: int = 16,
+        max_step_tokens: int = 8192,
+        max_length: int | None = None,
+    ) -> None:
+        if num_blocks < 1:
+            raise InvalidArgument("num_blocks", num_blocks, ">= 1")
+        modules = attention_modules(model)
+        first, weight = modules[0], modules[0].kv_b_proj.weight
+        self.model_config = first.config
+        if max_length is None:
+            max_length = self.model_config.max_position_embeddings
+        attention = MlaConfig(
+            num_heads=first.num_heads,
+            softmax_scale=first.scaling,
+            block_size=block_size,
+            max_rows=max_rows,
+            max_query_tokens=max_step_tokens,
+            max_model_len=max_length,
+            kv_lora_rank=first.kv_lora_rank,
+            qk_rope_head_dim=first.qk_rope_head_dim,
+            dtype=weight.dtype,
+            cache_format=PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[weight.dtype]],
+        )
+        config = LayerConfig(
+            attention=attention,
+            qk_nope_head_dim=first.qk_nope_head_dim,
+            v_head_dim=first.v_head_dim,
+        )
+        self.mla = MlaLayer(config, weight.device)
+        """The kernels; one plan serves all layers of a step."""
+        width = attention.kv_lora_rank + attention.qk_rope_head_dim
+        shape = (len(modules), num_blocks, block_size, width)
+        self.latents = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        """[layers, num_blocks, block_size, R + P]."""
+        self.step: object = None
+        """The step that the kernels are planned for."""
+        self._modules = [weakref.ref(module) for module in modules]
+        self._owners = np.zeros(num_blocks, dtype=np.int64)
+        self._free = list(reversed(range(num_blocks)))
+        for module in modules:
+            take_latents(module)
+
+    @property
+    def config(self) -> MlaConfig:
+        """Sizes and capacities."""
+        return self.mla.config.attention
+
+    @property
+    def num_free(self) -> int:
+        """Blocks in no row."""
+        return len(self._free)
+
+    def serves(self, module: nn.Module, layer: int) -> bool:
+        """Whether this pool's `layer` holds what `module` writes."""
+        return self._modules[layer]() is module
+
+    def take(self, count: int) -> list[int]:
+        """Return blocks that nobody has.
+
+        Raises
+        ------
+        InvalidArgument
+            There are fewer; none is taken then.
+        """
+        if count > len(self._free):
+            given = f"{len(self._owners)}, of which {len(self._free)} are free"
+            allowed = f"{count} free ones for this step; reset or drop caches that are done with"
+            raise InvalidArgument("num_blocks", given, allowed)
+        taken = [self._free.pop() for _ in range(count)]
+        self._owners[taken] = 1
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Give each block one more owner."""
+        for block in blocks:
+            self._owners[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Take one owner from each block; one without any is free."""
+        for block in blocks:
+            self._owners[block] -= 1
+            if self._owners[block] == 0:
+                self._free.append(block)
+
+    def is_shared(self, block: int) -> bool:
+        """Whether a block has several owners, so that none may write to it."""
+        return bool(self._owners[block] > 1)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks in all layers."""
+        self.latents[:, list(targets)] = self.latents[:, list(sources)]
+
+
+def attention_modules(model: nn.Module) -> list[Any]:
+    """Return the attention of each layer, in order.
+
+    Raises
+    ------
+    Unsupported
+        As :class:`LatentPool` says.
+    """
+    known = [module for module in model.modules() if isinstance(module, ATTENTIONS)]
+    names = " or ".join(attention.__name__ for attention in ATTENTIONS)
+    if not known:
+        raise Unsupported(f"{type(model).__name__}: no layer is a {names}")
+    if [module.layer_idx for module in known] != list(range(len(known))):
+        raise Unsupported(f"{type(model).__name__}: layers other than {names}")
+    window = getattr(known[0].config, "sliding_window", None)
+    if window is not None:
+        raise Unsupported(f"sliding_window {window}: every query sees all of its row")
+    placed = known[0].kv_b_proj.weight
+    for module in known:
+        projection = module.kv_b_proj
+        if type(projection) is not nn.Linear:
+            given = type(projection).__name__
+            raise Unsupported(f"kv_b_proj is a {given}: merge adapters, or load it unquantised")
+        if projection.weight.dtype not in DTYPE_NAMES:
+            raise Unsupported(f"dtype {projection.weight.dtype}: float32, float16 or bfloat16")
+        here, there = placed.device, projection.weight.device
+        if here != there:
+            raise Unsupported(f"layers on {here} and {there}: one device")
+    return known

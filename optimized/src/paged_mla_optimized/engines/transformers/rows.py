@@ -1,0 +1,234 @@
+"""The rows of a batch: their blocks, lengths and padding, and the step that they are in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paged_mla_optimized.engines.transformers.pool import LatentPool
+from paged_mla_optimized.weights import HeadWeights
+from paged_mla_shared.errors import InvalidArgument
+
+
+@dataclass
+class Step:
+    """One forward of a model.
+
+    Parameters
+    ----------
+    shape : (int, int)
+        B rows of T tokens, padded ones included.
+    tokens : int64 [n] or None
+        Which of the B * T tokens are none of padding; ``None`` if all are.
+    next_layer : int
+        The layer that attends next.
+    """
+
+    shape: tuple[int, int]
+    tokens: torch.Tensor | None
+    next_layer: int = 0
+
+
+class Rows:
+    """What one cache holds of a pool.
+
+    The library counts columns of a rectangle, in which a mask marks padding; here a row has its
+    own tokens alone, so that padding is neither stored nor read, wherever it stands.
+
+    Parameters
+    ----------
+    pool : LatentPool
+    """
+
+    def __init__(self, pool: LatentPool) -> None:
+        self.pool = pool
+        self.blocks: list[list[int]] = []
+        self.is_token: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)  # [B, columns]
+        self.step: Step | None = None
+
+    def __del__(self) -> None:
+        self.clear()
+
+    @property
+    def columns(self) -> int:
+        """Length as the library counts it."""
+        return int(self.is_token.shape[1])
+
+    def fork(self) -> Rows:
+        """Return the same rows again, in the same blocks."""
+        twin = Rows(self.pool)
+        twin.blocks = [list(blocks) for blocks in self.blocks]
+        twin.is_token, twin.step = self.is_token, self.step
+        self.pool.share(itertools.chain(*self.blocks))
+        return twin
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.pool.release(itertools.chain(*self.blocks))
+        self.blocks, self.is_token, self.step = [], np.zeros((0, 0), dtype=np.bool_), None
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Let row i be what row ``rows[i]`` is."""
+        chosen = [list(self.blocks[row]) for row in rows]
+        self.pool.share(itertools.chain(*chosen))
+        self.pool.release(itertools.chain(*self.blocks))
+        self.blocks, self.is_token = chosen, self.is_token[list(rows)]
+
+    def crop(self, columns: int) -> None:
+        """Forget the last `columns` of every row."""
+        self.is_token = self.is_token[:, : max(self.columns - columns, 0)]
+        for blocks, length in zip(self.blocks, self._lengths(), strict=True):
+            needed = -(-length // self.pool.config.block_size)
+            self.pool.release(blocks[needed:])
+            del blocks[needed:]
+
+    def attend(
+        self,
+        module: Any,
+        layer: int,
+        query: torch.Tensor,
+        latents: tuple[torch.Tensor, torch.Tensor],
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Append a layer's latents and attend to its rows; the first layer plans for all.
+
+        Parameters
+        ----------
+        module : Module
+            A DeepSeek attention.
+        layer : int
+        query : dtype [B, H, T, N + P]
+        latents : dtype [B, 1, T, R] and [B, 1, T, P]
+        mask : bool [B, columns] or None
+            Which tokens of the rectangle are none of padding, those cached before included.
+
+        Returns
+        -------
+        out : dtype [B, T, H, V]
+            0 for padding.
+        """
+        pool = self.pool
+        if not pool.serves(module, layer):
+            given = f"layer {layer} of another model"
+            raise InvalidArgument("past_key_values", given, "a cache of a pool of this model")
+        if layer == 0:
+            pool.step = self.step = self._begin(query.shape[0], query.shape[2], mask)
+        step = self.step
+        if step is None or pool.step is not step or step.next_layer != layer:
+            given = f"layer {layer} out of turn"
+            raise InvalidArgument("past_key_values", given, "all layers of one forward in order")
+        step.next_layer += 1
+        flat = [_lines(tensor, step.tokens) for tensor in (query, *latents)]
+        queries, (ckv, k_pe) = flat[0], [tensor.squeeze(1) for tensor in flat[1:]]
+        config, cache = pool.mla.config, pool.latents[layer]
+        weights = HeadWeights.of_kv_b_proj(
+            module.kv_b_proj.weight.detach(), config.attention.num_heads, config.qk_nope_head_dim
+        )
+        pool.mla.append(ckv, k_pe, cache)
+        widths = [config.qk_nope_head_dim, config.attention.qk_rope_head_dim]
+        q_nope, q_pe = torch.split(queries, widths, dim=-1)
+        out, _ = pool.mla.attend(q_nope, q_pe, cache, weights)
+        if step.tokens is not None:
+            whole = out.new_zeros((step.shape[0] * step.shape[1], *out.shape[1:]))
+            out = whole.index_copy_(0, step.tokens, out)
+        return out.view(*step.shape, *out.shape[1:])
+
+    def _begin(self, num_rows: int, num_tokens: int, mask: torch.Tensor | None) -> Step:
+        """Check a step, make room for its tokens and plan it; nothing changes if it is wrong."""
+        pool, config = self.pool, self.pool.config
+        self._check_finished()
+        if num_rows > config.max_rows:
+            raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
+        if self.columns > 0 and num_rows != len(self.blocks):
+            given = f"a batch of {num_rows}"
+            raise InvalidArgument("past_key_values", given, f"{len(self.blocks)} rows, as cached")
+        is_token = self._merged(num_rows, num_tokens, mask)
+        new = is_token[:, self.columns :]
+        query_lens, lengths = new.sum(1).tolist(), is_token.sum(1).tolist()
+        if sum(query_lens) > config.max_query_tokens:
+            allowed = f"at most {config.max_query_tokens}; generate(prefill_chunk_size=) cuts them"
+            raise InvalidArgument("max_step_tokens", f"{sum(query_lens)} tokens", allowed)
+        if max(lengths) > config.max_model_len:
+            allowed = f"at most {config.max_model_len}"
+            raise InvalidArgument("max_length", f"a row of {max(lengths)} tokens", allowed)
+        self._make_room(query_lens, lengths)
+        self.is_token = is_token
+        table = np.zeros((num_rows, max(map(len, self.blocks))), dtype=np.int32)
+        for line, blocks in zip(table, self.blocks, strict=True):
+            line[: len(blocks)] = blocks
+        starts = [0, *itertools.accumulate(query_lens)]
+        device = pool.latents.device
+        pool.mla.plan(
+            torch.tensor(starts, dtype=torch.int32, device=device),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
+            torch.tensor(table, device=device),
+            num_tokens=starts[-1],
+            query_lens=query_lens,
+            max_seq_lens=lengths,
+        )
+        tokens = None
+        if not new.all():
+            tokens = torch.tensor(np.flatnonzero(new), device=device)
+        return Step((num_rows, num_tokens), tokens)
+
+    def _check_finished(self) -> None:
+        layers = self.pool.latents.shape[0]
+        if self.step is not None and self.step.next_layer != layers:
+            given = f"one whose last forward ended after {self.step.next_layer} of {layers} layers"
+            raise InvalidArgument("past_key_values", given, "reset() it first")
+
+    def _merged(
+        self, num_rows: int, num_tokens: int, mask: torch.Tensor | None
+    ) -> NDArray[np.bool_]:
+        """Return which columns are tokens, those of this step included; waits for the device."""
+        old = self.is_token if self.columns > 0 else np.zeros((num_rows, 0), dtype=np.bool_)
+        if mask is None:
+            merged = np.ones((num_rows, self.columns + num_tokens), dtype=np.bool_)
+        else:
+            merged = mask.cpu().numpy()
+        expected = (num_rows, self.columns + num_tokens)
+        if merged.shape != expected:
+            raise InvalidArgument("attention_mask", f"shape {[*merged.shape]}", f"{[*expected]}")
+        if not np.array_equal(merged[:, : self.columns], old):
+            given = "None" if mask is None else "another padding"
+            raise InvalidArgument("attention_mask", given, "for cached tokens as it was")
+        return merged
+
+    def _make_room(self, query_lens: Sequence[int], lengths: Sequence[int]) -> None:
+        """Give every row blocks of its own for its new tokens."""
+        pool, size = self.pool, self.pool.config.block_size
+        if self.columns == 0:
+            self.blocks = [[] for _ in lengths]
+        rows = list(zip(self.blocks, query_lens, lengths, strict=True))
+        copied = [  # rows whose next token goes to a block that is not theirs alone
+            blocks
+            for blocks, new, length in rows
+            if new > 0 and (length - new) % size and pool.is_shared(blocks[-1])
+        ]
+        missing = [-(-length // size) - len(blocks) for blocks, _, length in rows]
+        taken = pool.take(len(copied) + sum(missing))
+        if copied:
+            sources = [blocks[-1] for blocks in copied]
+            targets = [taken.pop() for _ in copied]
+            pool.copy(sources, targets)
+            pool.release(sources)
+            for blocks, target in zip(copied, targets, strict=True):
+                blocks[-1] = target
+        for blocks, count in zip(self.blocks, missing, strict=True):
+            blocks += [taken.pop() for _ in range(count)]
+
+    def _lengths(self) -> list[int]:
+        lengths: list[int] = self.is_token.sum(1).tolist()
+        return lengths
+
+
+def _lines(tensor: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    """Return [B, H, T, width] as lines of tokens [n, H, width], those of `tokens` alone."""
+    lines = tensor.transpose(1, 2).flatten(0, 1)
+    return lines if tokens is None else lines.index_select(0, tokens)

@@ -1,0 +1,21 @@
+"""The example of a serving loop generates what dense computation of each request gives."""
+
+from __future__ import annotations
+
+import pytest
+from serving import Model, Server, assert_serves, config_of
+
+
+def test_serving_loop():
+    """S-13, S-15, S-19: too many requests for rows and blocks; long prompts that begin alike."""
+    model = Model(config_of("cpu"), "cpu")
+    prompts = [[*range(40 - 2 * n), 50 + n, 50 + n] for n in range(5)]
+    server = assert_serves(model, "cpu", prompts, 10)
+    assert all(server.counts[name] > 0 for name in ("chunks", "reused", "right", "wrong"))
+
+
+@pytest.mark.parametrize(("prompt", "new"), [([], 1), ([1], 0), ([1] * 250, 7)])
+def test_requests_that_never_fit(prompt, new):
+    server = Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16)
+    with pytest.raises(ValueError, match=f"{len(prompt)} and {new} tokens"):
+        server.add(prompt, new)

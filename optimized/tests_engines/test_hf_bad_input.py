@@ -1,0 +1,196 @@
+"""transformers: what the adapter does not do is an error that says what is allowed."""
+
+import copy
+
+import pytest
+import torch
+from hf_models import TINY, Kind, build, paged
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+KIND = Kind("v3")
+IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 10]])
+
+
+@pytest.fixture(name="model")
+def _model():
+    return build(KIND, TINY)
+
+
+@pytest.fixture(name="ours")
+def _ours(model):
+    return paged(model, 4, num_blocks=6, max_rows=2, max_step_tokens=8, max_length=12)
+
+
+def forward(model, ids, cache, **options):
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, **options).logits
+
+
+def test_no_cache_and_other_caches(ours):
+    model, _ = ours
+    for cache in (None, DynamicCache(config=model.config), StaticCache(model.config, 16)):
+        with pytest.raises(InvalidArgument, match="past_key_values: got None or another cache"):
+            forward(model, IDS, cache, use_cache=cache is not None)
+
+
+def test_another_attention_over_a_pool(ours):
+    model, pool = ours
+    model.set_attn_implementation("eager")
+    with pytest.raises(InvalidArgument, match="attn_implementation: got eager"):
+        forward(model, IDS, PagedMlaCache(pool))
+
+
+def test_eager_attention_goes_on_working(model, ours):
+    """A model with a pool still serves other caches, once its attention is the library's again."""
+    other, _ = ours
+    other.set_attn_implementation("eager")
+    for use_cache in (False, True):
+        expected = forward(model, IDS, None, use_cache=use_cache)
+        assert torch.equal(forward(other, IDS, None, use_cache=use_cache), expected)
+
+
+def test_a_cache_of_another_model(model, ours):
+    _, pool = ours
+    other, _ = paged(model, 4)
+    with pytest.raises(InvalidArgument, match="past_key_values: got layer 0 of another model"):
+        forward(other, IDS, PagedMlaCache(pool))
+
+
+@pytest.mark.parametrize(
+    ("ids", "argument"),
+    [
+        (torch.ones(3, 2, dtype=torch.long), "max_rows: got 3 rows"),
+        (torch.ones(1, 9, dtype=torch.long), "max_step_tokens: got 9 tokens.*prefill_chunk_size"),
+    ],
+)
+def test_steps_too_large(ours, ids, argument):
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    with pytest.raises(InvalidArgument, match=argument):
+        forward(model, ids, cache)
+    assert (cache.get_seq_length(), pool.num_free) == (0, 6)
+    forward(model, IDS, cache)  # what was refused left nothing behind
+
+
+def test_a_batch_unlike_the_cached_one(ours):
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS, cache)
+    with pytest.raises(InvalidArgument, match=r"past_key_values: got a batch of 1; .*2 rows"):
+        forward(model, IDS[:1], cache)
+
+
+def test_no_room(ours):
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    for _ in range(3):
+        forward(model, IDS, cache)
+    with pytest.raises(InvalidArgument, match="max_length: got a row of 13 tokens"):
+        forward(model, IDS[:, :1], cache)
+    with pytest.raises(InvalidArgument, match=r"num_blocks: got 6, of which 0 are free; .*2 free"):
+        forward(model, IDS, PagedMlaCache(pool))
+    cache.reset()
+    forward(model, IDS, cache)
+    assert pool.num_free == 4
+
+
+def test_padding_that_changes(ours):
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    forward(model, IDS, cache, attention_mask=mask)
+    more = torch.ones(2, 1, dtype=torch.long)
+    for wrong, given in (
+        (torch.cat([torch.ones_like(mask), more], dim=1), "another padding"),
+        (torch.cat([mask, more, more], dim=1), r"shape \[2, 6\]; allowed: \[2, 5\]"),
+        (None, "None; allowed: for cached tokens as it was"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"attention_mask: got {given}"):
+            forward(model, IDS[:, :1], cache, attention_mask=wrong)
+    forward(model, IDS[:, :1], cache, attention_mask=torch.cat([mask, more], dim=1))
+
+
+def test_masks_of_other_kinds(ours):
+    model, pool = ours
+    whole = torch.zeros(2, 1, 4, 4)
+    with pytest.raises(InvalidArgument, match=r"attention_mask: got shape \[2, 1, 4, 4\]"):
+        forward(model, IDS, PagedMlaCache(pool), attention_mask=whole)
+
+
+def test_layers_left_out(ours):
+    """A forward that stopped half-way left layers of different lengths."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    model.config.num_hidden_layers = 1
+    forward(model, IDS, cache)
+    model.config.num_hidden_layers = 2
+    with pytest.raises(InvalidArgument, match="ended after 1 of 2 layers; allowed: reset"):
+        forward(model, IDS, cache)
+    cache.reset()
+    forward(model, IDS, cache)
+
+
+def test_gradients_dropout_weights(ours):
+    model, pool = ours
+    with pytest.raises(Unsupported, match="gradients"):
+        model(IDS, past_key_values=PagedMlaCache(pool))
+    model.train()
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+    with pytest.raises(Unsupported, match="attention_dropout"):
+        forward(model, IDS, PagedMlaCache(pool))
+    model.eval()
+    with pytest.raises(Unsupported, match="output_attentions"):
+        forward(model, IDS, PagedMlaCache(pool), output_attentions=True)
+
+
+def test_blocks_are_free_once_nothing_is_in_them(ours):
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    for _ in range(3):
+        forward(model, IDS, cache)
+    left = []
+    for columns in (0, 3, 1, 8):
+        cache.crop(-columns)
+        left.append((cache.get_seq_length(), pool.num_free))
+    assert left == [(12, 0), (9, 0), (8, 2), (0, 6)]
+    forward(model, IDS[:1], cache)  # an empty cache takes a batch of any size
+    assert pool.num_free == 5
+
+
+def test_cropping_by_a_length(ours):
+    _, pool = ours
+    with pytest.raises(InvalidArgument, match="tokens_to_remove: got 3; allowed: <= 0"):
+        PagedMlaCache(pool).crop(3)
+
+
+def test_models_that_no_pool_is_for(model):
+    llama = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            vocab_size=8,
+        )
+    )
+    with pytest.raises(Unsupported, match="LlamaForCausalLM: no layer is a DeepseekV2Attention"):
+        LatentPool(llama, 4)
+    windowed = copy.deepcopy(model)
+    windowed.config.sliding_window = 8
+    with pytest.raises(Unsupported, match="sliding_window 8"):
+        LatentPool(windowed, 4)
+    adapted = copy.deepcopy(model)
+    adapted.model.layers[1].self_attn.kv_b_proj = torch.nn.Sequential(torch.nn.Linear(32, 128))
+    with pytest.raises(Unsupported, match="kv_b_proj is a Sequential"):
+        LatentPool(adapted, 4)
+    with pytest.raises(Unsupported, match=r"dtype torch\.float64"):
+        LatentPool(copy.deepcopy(model).double(), 4)
+    with pytest.raises(InvalidArgument, match="num_blocks: got 0"):
+        LatentPool(model, 0)
+    with pytest.raises(Unsupported, match=r"DeepseekV3Model|Sequential: layers other than"):
+        LatentPool(
+            torch.nn.Sequential(*[layer.self_attn for layer in reversed(model.model.layers)]), 4
+        )

@@ -1,0 +1,25 @@
+"""transformers at DeepSeek-V3's head sizes: what ``tests_engines`` asks of small ones."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests_engines"))
+
+from hf_cases import CASES, assert_case
+from hf_generation import WAYS, assert_way
+from hf_models import REAL
+
+
+@pytest.mark.parametrize(("kind", "schedule"), CASES)
+def test_logits(kind, schedule):
+    """S-19, S-21: within the budget of the library's own eager logits, in float32 and bfloat16."""
+    assert_case(kind, schedule, REAL)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_generates_the_same(way):
+    """S-19: equal tokens in float32."""
+    assert_way(way, REAL)
