@@ -203,6 +203,14 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def explained(session: nox.Session) -> None:
+    """Explain dumps of mutants, single faults and right steps, and count what is right."""
+    install_packages(session, "conformance")
+    page = () if session.posargs else ("--page", "conformance/docs/explained.md")
+    session.run("python", "-m", "paged_mla_conformance.explained", *page, *session.posargs)
+
+
+@nox.session(default=False)
 def source_mutation(session: nox.Session) -> None:
     """Change the sources one token at a time; what no test notices needs a reason in a file."""
     install_packages(session, *PACKAGES, extra=("cosmic-ray", "hypothesis"))

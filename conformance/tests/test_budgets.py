@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged_mla_conformance import budgets
-from paged_mla_conformance.compare import Mismatch, check_output
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.backend import create
+from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging.compare import Mismatch, check_output
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.cases import GROUPS, PREFILLS

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_conformance.compare import Mismatch
 from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.fuzz.corpus import load_case, save_case
 from paged_mla_conformance.guarded import GuardedBackend
@@ -25,6 +24,7 @@ from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
 from paged_mla_reference.encoding import ENCODINGS
+from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.slots import Encoding, Slots, Tokens
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.cases import GROUPS, Case

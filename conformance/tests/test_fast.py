@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_conformance.compare import Mismatch
 from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.selection import params_of_group, trace_params
@@ -18,6 +17,7 @@ from paged_mla_reference.attention import QueryAnswer, attend_one
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
 from paged_mla_reference.deviations.change import answering, imagined, reading, scoring
 from paged_mla_reference.e4m3 import decode, encode
+from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rounding import Rounding, widen
 from paged_mla_shared.cases import Case

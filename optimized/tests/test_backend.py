@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paged_mla_optimized import backend
-from paged_mla_optimized.backend.arrays import to_numpy, to_torch
+from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.layout import CacheImage

@@ -15,6 +15,7 @@ from paged_mla_optimized.tools.bench import (
     formats,
     fp8,
     layer,
+    parallel,
     peers,
     prefill,
     table,
@@ -311,6 +312,34 @@ def test_a_row_of_layers_fills_its_header():
         assert f"| {ratio} |" in layer.line(row)
     names = [step.name for step in (*layer.CHUNKS, *layer.CROSSOVER)]
     assert len(set(names)) == len(names)
+
+
+def test_a_row_of_ranks_fills_its_header():
+    """S-18: what a rank sends in the time of the exchange alone is the last cell."""
+    times = dict.fromkeys(parallel.KINDS, 10.0)
+    head, rule = parallel.header().splitlines()
+    cells = parallel.line({"step": "h16", "ranks": 2, "us": times, "bytes": 3_000_000})
+    assert head.count("|") == rule.count("|") == cells.count("|")
+    assert cells.endswith("| 3.00 | 300 |")
+
+
+def test_ranks_are_timed_on_their_own_tokens():
+    """S-18: of two ranks the second has each odd token, in the order of rows."""
+    tensors = build(Case("two rows", 2, 1, seq_lens=(32, 32), block_size=8), "cpu")
+    table, cache = parallel.share_of_rank(tensors, 2, 1)
+    assert table.shape == (2, 2)
+    row = tensors.cache[tensors.block_table[1].long()].flatten(0, 1)
+    assert torch.equal(cache[table[1].long()].flatten(0, 1), row[1::2])
+
+
+def test_ranks_need_two_gpus(monkeypatch, capsys):
+    """S-18: said in one line where there is one."""
+    monkeypatch.setattr(sys, "argv", ["parallel"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(SystemExit) as caught:
+        parallel.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "needs two GPUs, found 1\n"
 
 
 def test_a_layer_is_timed_on_right_answers():

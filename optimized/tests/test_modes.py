@@ -44,13 +44,14 @@ def test_a_mode_answers_as_the_plain_backend_does(name):
 
 
 def test_modes_declare_what_they_do():
-    """Reports tell them apart; one claims equal bits, one has no merge, none has layers."""
+    """Reports tell them apart; one claims equal bits, of prefill too, and one has no merge."""
     plain = create()
     for name in HERE:
         mode = getattr(modes, name)()
         assert mode.name == f"{plain.name} {name}"
         extra = {"deterministic"} if name == "deterministic" else set()
-        lacking = {"prefill", "layer"} | ({"merge"} if name == "base_2" else set())
+        own = {"base_2": {"prefill", "merge"}, "deterministic": set()}
+        lacking = {"layer"} | own.get(name, {"prefill"})
         assert mode.capabilities.features == plain.capabilities.features | extra
         assert mode.capabilities.ops == plain.capabilities.ops - lacking
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance import budgets, compare
-from paged_mla_conformance.compare import Check, Mismatch
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.absorb import UpProjection
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import gather_context
+from paged_mla_reference.judging import budgets, compare
+from paged_mla_reference.judging.compare import Check, Mismatch
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to

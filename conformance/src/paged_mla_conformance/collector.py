@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from paged_mla_conformance.compare import Check
 from paged_mla_conformance.expected import ExpectedFailure
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.result import FAILING, Result
 from paged_mla_conformance.selection import CaseParam, Skip
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
+from paged_mla_reference.judging.compare import Check
 from paged_mla_shared.cases import Case
 
 RUN = pytest.StashKey[Run]()

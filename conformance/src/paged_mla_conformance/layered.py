@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance import budgets
 from paged_mla_conformance.both_forms import Layer, check_seen
-from paged_mla_conformance.compare import Check
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.attention import Answer
+from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to

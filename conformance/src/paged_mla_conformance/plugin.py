@@ -22,7 +22,6 @@ from paged_mla_conformance.collector import (
     marker_of,
     test_id,
 )
-from paged_mla_conformance.compare import Check
 from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.declared import check_backend
 from paged_mla_conformance.expected import load_expected_failures
@@ -43,6 +42,7 @@ from paged_mla_conformance.selection import (
 )
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
+from paged_mla_reference.judging.compare import Check
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.errors import Unsupported

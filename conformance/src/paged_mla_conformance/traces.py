@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_conformance import compare
-from paged_mla_conformance.compare import Check, Mismatch
 from paged_mla_reference.cache import append, slots_to_write
+from paged_mla_reference.judging import compare
+from paged_mla_reference.judging.compare import Check, Mismatch
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.simulator.coverage import Coverage

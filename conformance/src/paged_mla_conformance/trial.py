@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance import budgets, compare
-from paged_mla_conformance.compare import Check
-from paged_mla_conformance.fast import fast_answers, may_be_fast
 from paged_mla_conformance.sampling import asked_tokens
 from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
+from paged_mla_reference.judging import budgets, compare
+from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.judging.fast import fast_answers, may_be_fast
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata

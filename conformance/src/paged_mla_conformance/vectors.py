@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.budgets import lse_budget, out_budget
 from paged_mla_conformance.trial import Stage
 from paged_mla_reference.fp8 import FP8
+from paged_mla_reference.judging.budgets import lse_budget, out_budget
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_shared.cases import GROUPS, Case

@@ -3,6 +3,7 @@
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.inspect.record import Recorder, record
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -30,9 +31,11 @@ __all__ = [
     "PagedMla",
     "Prefill",
     "PrefillConfig",
+    "Recorder",
     "RequestMap",
     "StaleGraph",
     "StepInputs",
     "StepView",
     "merge_partials",
+    "record",
 ]

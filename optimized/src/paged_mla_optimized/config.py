@@ -135,6 +135,11 @@ class MlaConfig:
         return self.mask not in {Mask.CAUSAL, Mask.NON_CAUSAL}
 
     @property
+    def lse_unit(self) -> float:
+        """What a natural lse is multiplied by."""
+        return 1 / math.log(2) if self.lse_base == "2" else 1.0
+
+    @property
     def tree_words(self) -> int:
         """32-bit words of one packed line of the draft tree, 0 without one."""
         return -(-self.max_draft_tokens // 32)

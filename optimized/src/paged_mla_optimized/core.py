@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 
 import torch
@@ -30,7 +29,6 @@ from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
-_LOG2_E = 1 / math.log(2)
 _MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
 MAX_LAYOUTS = 4096
 """Layouts of arguments that are known to be right before all of them are forgotten."""
@@ -184,7 +182,7 @@ class Core:
                 q_pe = self.rotate.launch(q_pe, plan.positions)
             self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
             if config.lse_base == "2":
-                lse.mul_(_LOG2_E)
+                lse.mul_(config.lse_unit)
 
     def quantise_queries(
         self,

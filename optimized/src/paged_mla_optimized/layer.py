@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +18,6 @@ from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument
 
-_LOG2_E = 1 / math.log(2)
 _SLOW = 1.25  # times the best order of rows, which is worth a word
 
 
@@ -204,7 +202,7 @@ class MlaLayer:
             queries = q_nope[tokens:], q_pe[tokens:]
             self.materialised.attend(queries, cache, weights, answer)
             if config.attention.lse_base == "2":
-                answer[1].mul_(_LOG2_E)
+                answer[1].mul_(config.attention.lse_unit)
         return out, lse
 
     def _choose(self, query_lens: np.ndarray, key_lens: np.ndarray, absorbed: int | None) -> int:

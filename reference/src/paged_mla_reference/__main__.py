@@ -1,25 +1,31 @@
-"""``python -m paged_mla_reference simulate``: a serving engine, to look at and to replay."""
+"""A serving engine to look at (``simulate``), and a step to be explained (``explain``)."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from paged_mla_reference.simulator import command
+from paged_mla_reference.debug import command as explaining
+from paged_mla_reference.simulator import command as simulating
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return 0 when it could."""
+    """Run one command; return 0 when it could, and 1 where `explain` finds a broken rule."""
     parser = argparse.ArgumentParser(prog="paged_mla_reference", description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    simulate = commands.add_parser("simulate", help=command.__doc__)
-    command.add_arguments(simulate)
+    commands = parser.add_subparsers(required=True, dest="command")
+    simulating.add_arguments(commands.add_parser("simulate", help=simulating.__doc__))
+    explaining.add_arguments(commands.add_parser("explain", help=explaining.__doc__))
+    options = parser.parse_args(arguments)
     try:
-        print(command.simulate(parser.parse_args(arguments)))
+        if options.command == "explain":
+            text, status = explaining.explain_file(options)
+        else:
+            text, status = simulating.simulate(options), 0
     except (OSError, ValueError) as error:
-        print(f"simulate: {error}", file=sys.stderr)
+        print(f"{options.command}: {error}", file=sys.stderr)
         return 2
-    return 0
+    print(text)
+    return status
 
 
 if __name__ == "__main__":

@@ -121,12 +121,14 @@ def attend_visible(
         queries = _queries(problem, batch.q_nope[span], batch.q_pe[span], positions[span], rounding)
         read = np.flatnonzero(seen.any(axis=0))  # [K]
         slots = slots_of(batch.block_table[row], read, problem.block_size)
-        ckv, k_pe = map(widen, read_slots(image, slots))
-        keys = np.hstack([ckv, k_pe])  # [K, R+P]
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            keys = np.hstack(read_slots(image, slots), dtype=np.float64)  # [K, R+P]
         for i, t in enumerate(range(span.start, span.stop)):
             sees = seen[i, read]  # [K]
             if sees.any():
-                one = attend_query(problem, queries[i], keys[sees], rounding)
+                one = attend_query(
+                    problem, queries[i], keys if sees.all() else keys[sees], rounding
+                )
                 answer.out[t], answer.lse[t], answer.score_bound[t], answer.value_bound[t] = one
     return answer
 

@@ -1,4 +1,4 @@
-"""The rules as eight functions, so that one of them can be exchanged for a wrong one."""
+"""The rules as nine functions, so that one of them can be exchanged for a wrong one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import attend
+from paged_mla_reference.attention import AttendQuery, attend, attend_visible
 from paged_mla_reference.cache import append, gather_context
 from paged_mla_reference.layer import layer
 from paged_mla_reference.merge import merge
@@ -26,6 +26,18 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 def answer(problem: Problem, batch: Batch, image: CacheImage) -> Output:
     """Return the answer as a backend gives it, rounded where the rules round."""
     return attend(problem, batch, image, Rounding.SPEC).output(problem.dtype)
+
+
+def visible_answer(
+    problem: Problem,
+    batch: Batch,
+    image: CacheImage,
+    visible: Sequence[NDArray[np.bool_]],
+    attend_query: AttendQuery | None = None,
+) -> Output:
+    """Return :func:`answer` to other keys, or by other arithmetic of a query."""
+    found = attend_visible(problem, batch, image, visible, attend_query=attend_query)
+    return found.output(problem.dtype)
 
 
 def prefilled(problem: Problem, batch: PrefillBatch) -> Output:
@@ -45,6 +57,8 @@ class Oracle:
         (S-10, S-12), :func:`paged_mla_reference.cache.append`.
     attend : callable
         (S-4 to S-7), :func:`answer`.
+    attend_visible : callable
+        (S-5 to S-7), :func:`visible_answer`.
     gather_context : callable
         (S-1, S-9), :func:`paged_mla_reference.cache.gather_context`.
     quantise_queries : callable
@@ -60,6 +74,7 @@ class Oracle:
     metadata: Callable[[Problem, Batch], Metadata] = metadata
     append: Callable[[Problem, Batch, CacheImage], CacheImage] = append
     attend: Callable[[Problem, Batch, CacheImage], Output] = answer
+    attend_visible: Callable[..., Output] = visible_answer
     gather_context: Callable[[Problem, Batch, CacheImage], tuple[NDArray[Any], NDArray[Any]]] = (
         gather_context
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class CacheLayout:
     block_padding: int = 0
     scale: float = 1.0
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token's row."""
         return self.format.token_bytes(self.dims)
@@ -110,13 +111,16 @@ class CacheImage:
         """Any block that is not listed, uint8 [block_bytes]."""
         stride = self.layout.block_stride
         sizes = stride, self.layout.block_bytes - stride
-        return np.concatenate([np.resize(self.poison, size) for size in sizes])
+        longest = np.tile(self.poison, -(-max(sizes) // len(self.poison)))
+        return np.concatenate([longest[:size] for size in sizes])
 
     def read(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return raw bytes uint8 [m, block_bytes] of any blocks, poisoned ones included."""
-        out = np.tile(self.poisoned_block, (len(block_ids), 1))
-        where = {int(b): i for i, b in enumerate(self.block_ids)}
-        for i, block_id in enumerate(block_ids):
-            if int(block_id) in where:
-                out[i] = self.blocks[where[int(block_id)]]
+        if not len(self.block_ids):
+            return np.tile(self.poisoned_block, (len(block_ids), 1))
+        order = np.argsort(self.block_ids)
+        place = np.searchsorted(self.block_ids, block_ids, sorter=order)
+        found = order[np.minimum(place, len(order) - 1)]
+        out: NDArray[np.uint8] = self.blocks[found]
+        out[self.block_ids[found] != block_ids] = self.poisoned_block
         return out

@@ -13,11 +13,11 @@ import pytest
 
 from paged_mla_conformance import suite
 from paged_mla_conformance.collector import marker_of
-from paged_mla_conformance.compare import Mismatch
 from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_conformance.mutants.backends import SCHEDULES, changes, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_conformance.selection import CaseParam
+from paged_mla_reference.judging.compare import Mismatch
 
 BACKENDS = "paged_mla_conformance.mutants.backends"
 _NAMED = "rule"  # of a kill: an assertion that names a rule the mutant breaks

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_mla_conformance import compare
 from paged_mla_conformance.collector import SKIP
 from paged_mla_conformance.forms import FORMS, Form, halves
 from paged_mla_conformance.selection import Skip
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.cache import slots_to_write
+from paged_mla_reference.judging import compare
 from paged_mla_reference.paging import NO_SLOT
 from paged_mla_shared.inputs import Step, build_steps
 from paged_mla_shared.problem import Output

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paged_mla_conformance.bending import bent_case
-from paged_mla_conformance.compare import Check, check_merge
 from paged_mla_conformance.profile import Run
+from paged_mla_reference.judging.compare import Check, check_merge
 from paged_mla_reference.merge import merge
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.cases import MERGES, Case, MergeCase, Row

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance import compare
 from paged_mla_conformance.bad_prefills import BAD_PREFILLS, BASE, BadPrefill
 from paged_mla_conformance.bending import bent_case
 from paged_mla_conformance.forms import arrangements, of_prefill_rows
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.trial import Trial
+from paged_mla_reference.judging import compare
 from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output
 

@@ -10,6 +10,7 @@ import torch
 
 import paged_mla_optimized
 from paged_mla_optimized.backend.eager import EagerRunner
+from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
 from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_shared.backend import Capabilities, mask_name
@@ -40,6 +41,7 @@ def create() -> TritonBackend:
         There is neither a GPU nor ``TRITON_INTERPRET=1``.
     """
     if is_interpreting():
+        leave_out_unseen_work()
         return TritonBackend(mode="interpreter", device="Triton interpreter (CPU)")
     if torch.cuda.is_available():
         return TritonBackend(mode="gpu", device=torch.cuda.get_device_name())

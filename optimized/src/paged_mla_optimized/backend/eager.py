@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from paged_mla_optimized import checks
 from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.backend.arrays import to_numpy, to_torch
 from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument

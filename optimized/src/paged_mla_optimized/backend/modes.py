@@ -14,11 +14,14 @@ from paged_mla_optimized.backend.graphed import GraphedRunner
 from paged_mla_optimized.backend.mapped import MappedRunner
 from paged_mla_shared.errors import Unsupported
 
+_LAYER = frozenset({"layer"})
+_OWN_PLANS = _LAYER | {"prefill"}
+"""Ops that know no mode of a step. The bits of a prefill's row depend on no other in any case."""
+
 
 def deterministic() -> TritonBackend:
     """Return the backend that gives a row the same bits whatever its batch mates (S-20)."""
-    deterministic = _mode("deterministic", settings={"deterministic": True})
-    return replace(deterministic, left_out=frozenset({"layer"}))  # tiles of prefill know no split
+    return _mode("deterministic", left_out=_LAYER, settings={"deterministic": True})
 
 
 def graphed() -> TritonBackend:
@@ -29,9 +32,8 @@ def graphed() -> TritonBackend:
     Unsupported
         There is no CUDA device to record them on.
     """
-    backend = _mode(
-        "graphed", runner=GraphedRunner, left_out=frozenset({"gather_context", "quantise_queries"})
-    )
+    left_out = _OWN_PLANS | {"gather_context", "quantise_queries"}
+    backend = _mode("graphed", runner=GraphedRunner, left_out=left_out)
     if backend.mode != "gpu":
         raise Unsupported(f"CUDA graphs on {backend.device}: they need a CUDA device")
     return backend
@@ -54,7 +56,7 @@ def reserved_slot() -> TritonBackend:
 
 def base_2() -> TritonBackend:
     """Return the backend with its lse in base 2, without merge, which takes natural ones."""
-    return _mode("base_2", settings={"lse_base": "2"}, left_out=frozenset({"merge"}))
+    return _mode("base_2", settings={"lse_base": "2"}, left_out=_OWN_PLANS | {"merge"})
 
 
 def fast() -> TritonBackend:
@@ -62,7 +64,7 @@ def fast() -> TritonBackend:
     return _mode("fast", settings={"products": "fast"})
 
 
-def _mode(name: str, *, left_out: frozenset[str] = frozenset(), **changes: Any) -> TritonBackend:
-    """Return the plain backend in a mode of its steps; prefill and layers know none of them."""
-    plain, left_out = create(), left_out | {"prefill", "layer"}
+def _mode(name: str, *, left_out: frozenset[str] = _OWN_PLANS, **changes: Any) -> TritonBackend:
+    """Return the plain backend in a mode of its steps."""
+    plain = create()
     return replace(plain, name=f"{plain.name} {name}", left_out=left_out, **changes)

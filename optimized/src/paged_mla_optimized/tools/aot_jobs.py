@@ -21,12 +21,14 @@ from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.kernels.common.merge_lines import merge_lines_kernel
 from paged_mla_optimized.kernels.common.merge_tiles import merge_tiles_kernel
 from paged_mla_optimized.kernels.common.parts import part_kernel
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
 from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
 from paged_mla_optimized.kernels.common.quantise import quantise_kernel
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
+from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
@@ -51,6 +53,7 @@ from paged_mla_optimized.launchers.hopper_prefill import (
     NUM_WARPS as PREFILL_WARPS,
 )
 from paged_mla_optimized.launchers.merge import merge_constants
+from paged_mla_optimized.launchers.merge_lines import merge_lines_constants
 from paged_mla_optimized.launchers.merge_tiles import merge_tiles_constants
 from paged_mla_optimized.launchers.parts import part_constants
 from paged_mla_optimized.launchers.portable import attend_constants
@@ -62,6 +65,7 @@ from paged_mla_optimized.launchers.prefill import (
 )
 from paged_mla_optimized.launchers.quantise import quantise_constants
 from paged_mla_optimized.launchers.rotate import rotate_constants
+from paged_mla_optimized.launchers.shard import shard_constants
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import (
     PORTABLE,
@@ -85,6 +89,7 @@ _TYPES = {
     "seq_lens_ptr": "*i32",
     "token_starts_ptr": "*i32",
     "row_lens_ptr": "*i32",
+    "local_lens_ptr": "*i32",
     "key_starts_ptr": "*i32",
     "query_starts_ptr": "*i32",
     "firsts_ptr": "*i32",
@@ -107,6 +112,7 @@ _TYPES = {
     "tree_words_ptr": "*i32",
     "lse_ptr": "*fp32",
     "lses_ptr": "*fp32",
+    "line_lses_ptr": "*fp32",
     "chunk_lse_ptr": "*fp32",
     "partial_out_ptr": "*fp32",
     "partial_lse_ptr": "*fp32",
@@ -116,6 +122,7 @@ _TYPES = {
     "cache_scale_ptr": "*fp32",
     "scales_ptr": "*fp32",
     "softmax_scale": "fp32",
+    "lse_unit": "fp32",
 }
 _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
     "stride_cu": 1,
@@ -372,6 +379,8 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         ("draft-rows", draft_rows_kernel, draft_rows_constants()),
         (f"copy-tails-{dims}-{types}", copy_tails_kernel, _copy_tails_constants(config)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
+        (f"merge-lines-{dims}-{dtype}", merge_lines_kernel, merge_lines_constants(config)),
+        ("shard", shard_kernel, shard_constants(config, 2, 1)),
     ):
         pointers = "fp32" if kernel is merge_kernel else dtype
         yield Job(name, kernel, pointers, _dense(kernel, constants), types=cache)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import AttendQuery, attend_visible
+from paged_mla_reference.attention import AttendQuery
 from paged_mla_reference.masks import decode_mask, spell_mask, visibility
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.paging import context_lens
@@ -64,7 +64,7 @@ def seeing(oracle: Oracle, change: Callable[[Problem, Batch, int, Seen], Seen]) 
             change(problem, batch, row, seen) for row, seen in enumerate(visibility(problem, batch))
         ]
         wide = wide_table(batch, problem.block_size, max((s.shape[1] for s in visible), default=0))
-        return attend_visible(problem, wide, image, visible).output(problem.dtype)
+        return oracle.attend_visible(problem, wide, image, visible)
 
     return replace(oracle, attend=attend)
 
@@ -85,8 +85,7 @@ def scoring(oracle: Oracle, attend_query: AttendQuery) -> Oracle:
 
     def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
         visible = visibility(problem, batch)
-        answer = attend_visible(problem, batch, image, visible, attend_query=attend_query)
-        return answer.output(problem.dtype)
+        return oracle.attend_visible(problem, batch, image, visible, attend_query)
 
     return replace(oracle, attend=attend)
 

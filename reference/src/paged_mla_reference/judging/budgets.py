@@ -15,7 +15,7 @@ from the exact answer, plus what the rounded oracle cannot show by chance:
   the sum is off by ``sqrt(n) u / 3`` of it on average. Six times that is ``2 sqrt(n) u``.
 
 What a cache holds is taken as it is: the oracle reads the same bytes, so a format costs nothing
-here. Products of 8 bits have a class of their own (:mod:`paged_mla_conformance.fast`).
+here. Products of 8 bits have a class of their own (:mod:`paged_mla_reference.judging.fast`).
 
 Materialised attention rounds in the same places; its keys and values come rounded. Where both
 forms are held against one answer, exact from latents and weights, the rounded oracle also rounds

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance import budgets
-from paged_mla_conformance.pattern import describe
 from paged_mla_reference.attention import Answer
 from paged_mla_reference.e4m3 import decode
+from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.rounding import widen
 from paged_mla_shared.dtypes import bits, dtype_name
@@ -48,7 +48,7 @@ def check_output(
 ) -> list[Check]:
     """Hold an attention output against the oracle (S-5, S-6, S-7).
 
-    An `allowance` is added to the budgets (:mod:`paged_mla_conformance.fast`).
+    An `allowance` is added to the budgets (:mod:`paged_mla_reference.judging.fast`).
 
     Tokens that the oracle was not asked (its answers are NaN) must only hold finite numbers that
     are not all 0.
@@ -182,16 +182,13 @@ def check_cache(
     """Every byte of the cache is as the rules leave it (S-10).
 
     With `rotated`, the k_pe of each token was computed, not copied, and may be off by the
-    rounding of a rotation (:func:`paged_mla_conformance.budgets.rotation_budget`); everything
+    rounding of a rotation (:func:`paged_mla_reference.judging.budgets.rotation_budget`); everything
     else is exact.
     """
     if actual.shape != expected.shape or actual.dtype != np.uint8:
         detail = f"{actual.dtype}{actual.shape}, expected uint8{expected.shape}"
         raise Mismatch("S-10", "read_cache", detail)
-    allowed = actual == expected
-    checks = [Check("cache bytes", 0.0, 0.0)]
-    if rotated:
-        checks.append(_accept_rotated(layout, allowed, actual, expected))
+    allowed, checks = allowed_bytes(layout, actual, expected, rotated=rotated)
     if allowed.all():
         return checks
     block, byte = _first(~allowed)
@@ -204,6 +201,17 @@ def check_cache(
         inside, slot = np.nonzero((~layout.rows(allowed.view(np.uint8)).view(bool)).any(axis=-1))
         detail += f"; {writer.describe(block_ids[inside] * layout.block_size + slot)}"
     raise Mismatch("S-10", "cache", detail)
+
+
+def allowed_bytes(
+    layout: CacheLayout, actual: NDArray[np.uint8], expected: NDArray[np.uint8], *, rotated: bool
+) -> tuple[NDArray[np.bool_], list[Check]]:
+    """Return which bytes of raw blocks are as they may be, and what was compared (S-10, S-12)."""
+    allowed = actual == expected
+    checks = [Check("cache bytes", 0.0, 0.0)]
+    if rotated:
+        checks.append(_accept_rotated(layout, allowed, actual, expected))
+    return allowed, checks
 
 
 def _place_of(layout: CacheLayout, byte: int) -> str:

@@ -1,0 +1,108 @@
+"""Explain dumps of every mutant, of single faults and of right steps, and count what is right.
+
+``python -m paged_mla_conformance.explained --page conformance/docs/explained.md``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from paged_mla_conformance.explained.dumps import first_failure, tests_that_kill
+from paged_mla_conformance.explained.healthy import healthy
+from paged_mla_conformance.explained.page import Case, Results
+from paged_mla_conformance.explained.single import single_faults
+from paged_mla_conformance.mutants import MUTANTS
+from paged_mla_reference.debug.explanation import Explanation, explain
+from paged_mla_reference.deviations import ENGINE, ORACLE
+from paged_mla_shared.dump import save_dump
+from paged_mla_shared.options import whole
+
+PAGE = Path("conformance/docs/mutants.json")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what was right; return 0 when no right step was called broken."""
+    parser = argparse.ArgumentParser(prog="paged_mla_conformance.explained", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
+    parser.add_argument("--matrix", type=Path, default=PAGE, help="the matrix of mutants")
+    parser.add_argument("--single", type=whole(0), default=30, help="single faults")
+    parser.add_argument("--healthy", type=whole(0), default=200, help="right steps")
+    parser.add_argument("--page", type=Path, metavar="MARKDOWN")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the mutants' dumps")
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(MUTANTS)
+    if unknown:
+        parser.error(f"no mutants: {sorted(unknown)}")
+    warnings.simplefilter("ignore")
+    results = Results()
+    kills = tests_that_kill(options.matrix)
+    for name, dump in healthy(options.healthy):
+        found = explain(dump)
+        results.healthy += 1
+        if found.is_broken:
+            results.accused.append(f"{name}: {found.verdict}")
+            print(results.accused[-1], flush=True)
+    for name in options.names or MUTANTS:
+        case = _mutant(name, kills.get(name, []), options.save)
+        results.mutants.append(case)
+        print(case.line, flush=True)
+    for fault in single_faults(options.single):
+        started = time.process_time()
+        found = explain(fault.dump)
+        case = _case(fault.what, "", found, fault.rules, time.process_time() - started)
+        results.single.append(case)
+        print(case.line, flush=True)
+    print(results.summary())
+    if options.page:
+        options.page.write_text(results.markdown())
+    return 1 if results.accused else 0
+
+
+def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
+    if name in ENGINE:
+        return Case(name, "", why="the engine's schedule is wrong, the step is answered rightly")
+    failed = first_failure(name, tests)
+    if failed.dump is None:
+        return Case(name, failed.test, why=failed.why)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        origin = f"mutant {name}, {failed.test}"
+        save_dump(replace(failed.dump, origin=origin), folder / f"{name}.safetensors")
+    started = time.process_time()
+    found = explain(failed.dump)
+    seconds = time.process_time() - started
+    return _case(name, failed.test, found, MUTANTS[name].rules, seconds, known=name in ORACLE)
+
+
+def _case(
+    name: str,
+    test: str,
+    found: Explanation,
+    rules: tuple[str, ...],
+    seconds: float,
+    *,
+    known: bool = False,
+) -> Case:
+    first = found.found.first
+    names = [fit.hypothesis.name for fit in found.fits]
+    alike = [f.hypothesis.name for f in found.fits if f.explains == found.fits[0].explains]
+    return Case(
+        name,
+        test,
+        rule="" if first is None else first.rule,
+        rules=rules,
+        best=names[0] if found.best else "",
+        place=names.index(name) + 1 if name in names else 0,
+        alike=len(alike) if name in alike else 0,
+        known=known,
+        seconds=seconds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

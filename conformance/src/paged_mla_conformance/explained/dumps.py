@@ -1,0 +1,214 @@
+"""The dump of the first test that a mutant fails, as the matrix of mutants names it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.bending import bent_case, bent_scenario
+from paged_mla_conformance.convention import STRICT, load_profile
+from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
+from paged_mla_conformance.profile import SUITE_GROUPS, Run
+from paged_mla_conformance.recording import RecordingBackend
+from paged_mla_conformance.selection import TraceParam
+from paged_mla_conformance.traces import TraceTrial
+from paged_mla_conformance.trial import Trial
+from paged_mla_reference.debug.checks import examine
+from paged_mla_reference.debug.step import Step
+from paged_mla_reference.judging.compare import Mismatch, check_merge
+from paged_mla_reference.merge import merge
+from paged_mla_reference.rounding import widen
+from paged_mla_reference.simulator.scenario import Scenario
+from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_shared.backend import Backend
+from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.dump import Dump
+from paged_mla_shared.formats import FORMATS
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.poison import HUGE
+
+_TEST = re.compile(r"test_(\w+)\[(.+)\]")
+ASKED: dict[str, Callable[[Trial], Any]] = {
+    "decode": Trial.check_attention,
+    "extend": Trial.check_attention,
+    "masks": Trial.check_attention,
+    "read": Trial.check_attention,
+    "metadata": Trial.check_metadata,
+    "append": Trial.check_append,
+    "written": Trial.check_append,
+    "gather": Trial.check_gather,
+    "gathered": Trial.check_gather,
+    "replay": Trial.check_replay,
+    **dict.fromkeys(
+        ("mixed", "verify", "empty", "layouts", "rope", "large_offsets"), Trial.check_step
+    ),
+}
+"""What a test of that name asks."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A test that a mutant failed, and the step at which it did.
+
+    Parameters
+    ----------
+    mutant, test : str
+    dump : Dump or None
+        ``None`` where no step can be dumped: `why` says so.
+    why : str
+    """
+
+    mutant: str
+    test: str
+    dump: Dump | None
+    why: str = ""
+
+
+def tests_that_kill(page: Path) -> dict[str, list[str]]:
+    """Return, for each mutant, the first test of each group that kills it by a rule it breaks."""
+    document = json.loads(page.read_text())
+    found = {}
+    for entry in document["mutants"]:
+        kills = entry["kills"]
+        tests = [kills[g]["rule"] for g in SUITE_GROUPS if "rule" in kills.get(g, {})]
+        found[entry["name"]] = tests
+    return found
+
+
+def first_failure(name: str, tests: list[str]) -> Failed:
+    """Run the first test of a mutant whose step can be dumped, up to where it fails."""
+    for test in tests:
+        parts = _TEST.fullmatch(test)
+        if parts is None:
+            continue
+        dump = _dump_of(name, parts[1], parts[2])
+        if dump is not None:
+            return Failed(name, test, dump)
+    return Failed(name, tests[0] if tests else "", None, "no step shows it")
+
+
+def _dump_of(name: str, test: str, param: str) -> Dump | None:
+    """Return the step at which a mutant fails a test, ``None`` if it does not."""
+    with spoilt_engine(name):
+        return failing_step(lambda: mutant(name), lambda backend: _run(backend, test, param))
+
+
+def failing_step(
+    make: Callable[[], Backend], ask: Callable[[RecordingBackend], None]
+) -> Dump | None:
+    """Return the step at which a backend fails what it is asked, ``None`` if it does not.
+
+    The suite's caches hold NaN where nothing may be read. Those of engines hold other tokens: the
+    step is run again over such a cache, and kept if it fails there too.
+    """
+    failed = RecordingBackend(make())
+    try:
+        ask(failed)
+    except Mismatch:
+        pass
+    else:
+        return None
+    if failed.last is None:
+        return None
+    again = RecordingBackend(make())
+    runner = again.prepare(failed.last.problem)
+    for call, argument in failed.last.calls:
+        getattr(runner, call)(used(argument) if call == "load_cache" else argument)
+    if again.last is not None:
+        dump = in_noise(again.last.dump)
+        if examine(Step.of(dump)).first is not None:
+            return dump
+    return in_noise(failed.last.dump)
+
+
+def _run(backend: RecordingBackend, test: str, param: str) -> None:
+    """Ask one test, if it is of steps."""
+    run = Run(backend, "x:y", "small", load_profile(STRICT), ("float32",))
+    if test == "merge":
+        _merge(backend, param)
+    elif test == "trace":
+        scenarios = {p.id: p.scenario for scenario in CORE for p in _traces(scenario)}
+        scenario, _ = bent_scenario(scenarios[param], backend.capabilities)
+        TraceTrial(backend, scenario, SMALL, "float32").check()
+    elif test in ASKED:
+        cases = {
+            c.dtype_id("float32"): c
+            for case in CASES[param.partition("-")[0]]
+            for c in _cases(case)
+        }
+        bent, _ = bent_case(cases[param], run.backend.capabilities)
+        ASKED[test](Trial(backend, bent, SMALL, "float32"))
+
+
+def _cases(case: Case) -> list[Case]:
+    return [replace(case, cache_format=name) for name in (None, *FORMATS)]
+
+
+def _traces(scenario: Scenario) -> list[TraceParam]:
+    formats = (None, *FORMATS)
+    return [TraceParam(replace(scenario, cache_format=name), "float32") for name in formats]
+
+
+def used(image: CacheImage) -> CacheImage:
+    """Return a cache whose poison is other tokens: finite numbers of a latent's size.
+
+    What they are follows from the block and the place in it.
+    """
+    layout, blocks = image.layout, image.blocks.copy()
+    for field in layout.format.fields(layout.dims):
+        values = layout.field(blocks, field.name)
+        values[...] = _filled(widen(values), image.block_ids).astype(values.dtype)
+    scales = layout.scales(blocks)
+    scales[...] = np.abs(_filled(widen(scales), image.block_ids))
+    unlisted = np.array([0.5, -0.25], numpy_dtype(layout.format.ckv_dtype)).view(np.uint8)
+    poison = unlisted if len(image.poison) % len(unlisted) == 0 else image.poison
+    return replace(image, blocks=blocks, poison=poison)
+
+
+def _filled(values: NDArray[np.float64], block_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Replace NaN and what is huge by numbers drawn for each block."""
+    drawn = [np.random.default_rng(int(b)).standard_normal(values.shape[1:]) for b in block_ids]
+    poisoned = ~(np.abs(values) < HUGE / 10)
+    return np.where(poisoned, np.array(drawn).reshape(values.shape), values)
+
+
+def _merge(backend: RecordingBackend, param: str) -> None:
+    [case] = [case for case in MERGES if case.name == param]
+    dims = SMALL.with_heads(case.num_heads)
+    problem = GROUPS["decode"][0].problem(dims, "float32")
+    partials = case.build(dims.kv_lora_rank)
+    problem = replace(problem, dims=dims)
+    check_merge(backend.prepare(problem).merge(partials), merge(partials), partials)
+
+
+def in_noise(dump: Dump, seed: int = 0) -> Dump:
+    """Return a dump whose answer is rounded otherwise: each number one step up or down, or kept.
+
+    A kernel does not sum in the oracle's order. Without this, a mutant, which is the oracle, would
+    be named by its bits. Numbers next to a token's largest are kept: their steps are as large as a
+    budget may be.
+    """
+    if "partial_out" in dump.arrays or not dump.arrays.get("lse", np.zeros(0)).size:
+        return dump
+    rng = np.random.default_rng(seed)
+    arrays = dict(dump.arrays)
+    seen = np.isfinite(arrays["lse"])
+    for name in {"out", "lse"} & arrays.keys():
+        array = arrays[name]
+        size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
+        largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
+        small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2
+        moved = small & (size > 0) & seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
+        moved &= rng.random(array.shape) < 2 / 3
+        towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
+        arrays[name] = np.where(moved, np.nextafter(array, towards), array)
+    return replace(dump, arrays=arrays)

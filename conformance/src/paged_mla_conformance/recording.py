@@ -1,0 +1,172 @@
+"""A runner that hands every call on and keeps a dump of the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_reference.cache import slots_to_write
+from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.dump import Dump
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+
+MOST_BLOCKS = 4096  # of a cache that is listed whole
+
+
+class Recording(Passing):
+    """Keeps what the last step was given and what became of it.
+
+    Attributes
+    ----------
+    arrays : dict of str to array
+        The fields of its dump.
+    calls : list of (str, object)
+        Every call since the runner was made that changes it or asks it about a step.
+    """
+
+    def __init__(self, problem: Problem, inner: Runner, asked: Callable[[Recording], None]) -> None:
+        super().__init__(problem, inner)
+        self._asked = asked
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.calls: list[tuple[str, Any]] = []
+        self._batch: Batch | None = None
+        self._loaded: CacheImage | None = None  # until something is written
+        self._poison = np.zeros(1, np.uint8)
+        self._listed = np.zeros(0, np.int64)
+
+    @property
+    def dump(self) -> Dump:
+        """The step as a dump."""
+        return Dump(problem=self.problem, arrays=self.arrays)
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Hand on; a step begins."""
+        self.calls.append(("load_cache", image))
+        self._loaded = image
+        self.inner.load_cache(image)
+        self.arrays, self._batch = {}, None
+        self._poison, self._listed = image.poison, image.block_ids
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Keep positions and slots."""
+        self._begin("plan", batch)
+        found = self.inner.plan(batch)
+        self.arrays |= {"positions": found.positions, "slots": found.slot_mapping}
+        return found
+
+    def append(self, batch: Batch) -> None:
+        """Keep the cache before and after."""
+        self._begin("append", batch)
+        blocks = self._blocks(batch)
+        before = self._given(blocks)
+        self._loaded = None
+        self.inner.append(batch)
+        self._listed = np.union1d(self._listed, blocks)
+        self._keep_cache("before", blocks, before)
+        self._keep_cache("after", blocks, self.inner.read_cache(blocks))
+
+    def attend(self, batch: Batch) -> Output:
+        """Keep the answer, and the cache as it is then."""
+        self._begin("attend", batch)
+        blocks = self.arrays.get("block_ids")
+        if blocks is None:  # nothing was appended
+            for name in ("ckv", "k_pe", "slot_mapping"):
+                self.arrays.pop(name, None)
+            blocks = self._blocks(batch)
+            self._keep_cache("before", blocks, self._given(blocks))
+        answer = self.inner.attend(batch)
+        self._keep_cache("after", blocks, self.inner.read_cache(blocks))
+        self.arrays |= {"out": answer.out.copy(), "lse": answer.lse.copy()}
+        return answer
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keep what was read back."""
+        self._begin("gather_context", batch)
+        blocks = self._blocks(batch)
+        self._keep_cache("after", blocks, self._given(blocks))
+        ckv, k_pe = self.inner.gather_context(batch)
+        self.arrays |= {"gathered_ckv": ckv.copy(), "gathered_k_pe": k_pe.copy()}
+        return ckv, k_pe
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Keep the parts and what they were joined to."""
+        self._asked(self)
+        parts = {
+            "partial_out": np.stack([part.out for part in partials]),
+            "partial_lse": np.stack([part.lse for part in partials]),
+        }
+        merged = self.inner.merge(partials)
+        self.arrays = parts | {"out": merged.out.copy(), "lse": merged.lse.copy()}
+        return merged
+
+    def _begin(self, call: str, batch: Batch) -> None:
+        """Keep what a step is given; another batch is another step."""
+        self._asked(self)
+        self.calls.append((call, batch))
+        given = {name: a for name, a in vars(batch).items() if isinstance(a, np.ndarray)}
+        if batch is not self._batch:
+            self._batch, self.arrays = batch, given
+
+    def _given(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return blocks as the runner was given them, whatever it took."""
+        if self._loaded is not None:
+            return self._loaded.read(blocks)
+        return self.inner.read_cache(blocks).copy()
+
+    def _blocks(self, batch: Batch) -> NDArray[np.int64]:
+        """Return all blocks of a small cache; of a large one those loaded, used and written."""
+        layout = self.problem.layout
+        if layout.num_blocks <= MOST_BLOCKS:
+            return np.arange(layout.num_blocks, dtype=np.int64)
+        slots = slots_to_write(self.problem, batch)
+        return np.union1d(self._listed, slots[slots >= 0] // layout.block_size)
+
+    def _keep_cache(self, when: str, blocks: NDArray[np.int64], raw: NDArray[np.uint8]) -> None:
+        layout = self.problem.layout
+        self.arrays |= {"block_ids": blocks, "unlisted": self._poison}
+        if layout.token_padding or layout.block_padding:
+            self.arrays[f"bytes_{when}"] = raw.copy()
+            return
+        dtype, count = layout.format.row(layout.dims)
+        rows = np.ascontiguousarray(layout.rows(raw)).view(numpy_dtype_of(dtype))
+        self.arrays[f"cache_{when}"] = rows.reshape(len(raw), layout.block_size, count).copy()
+        if layout.format.scales_per_block(layout.block_size):
+            self.arrays[f"scales_{when}"] = layout.scales(raw).copy()
+
+
+def numpy_dtype_of(name: str) -> np.dtype[Any]:
+    """Return a cache row's element type; mixed rows are bytes."""
+    return np.dtype(np.uint8) if name == "uint8" else numpy_dtype(name)
+
+
+@dataclass
+class RecordingBackend:
+    """A backend whose runners are recorded.
+
+    Parameters
+    ----------
+    inner : Backend
+    last : Recording or None
+        The runner that was asked last.
+    """
+
+    inner: Backend
+    last: Recording | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the backend says of itself."""
+        return getattr(self.inner, name)
+
+    def prepare(self, problem: Problem) -> Runner:
+        """Build a runner that is recorded."""
+        return Recording(problem, self.inner.prepare(problem), self._asked)
+
+    def _asked(self, runner: Recording) -> None:
+        self.last = runner

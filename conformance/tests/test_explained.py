@@ -1,0 +1,39 @@
+"""Explanations are measured: the numbers on the page are those of a run like this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paged_mla_conformance.explained.__main__ import main
+from paged_mla_shared.dump import load_dump
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("lse-in-base-2", "the-last-token-is-not-written", "one-inline-scale-serves-the-row")
+
+
+def test_mutants_faults_and_right_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """S-5, S-7, S-10: a few of each kind; dumps are kept, and the page has the totals."""
+    monkeypatch.chdir(ROOT)
+    page = tmp_path / "page.md"
+    some = ["--single", "5", "--healthy", "10", "--save", str(tmp_path), "--page", str(page)]
+    assert main([*NAMES, "a-live-block-is-evicted", *some]) == 0
+    said = capsys.readouterr().out
+    assert "mutants with a dump: 3 of 4" in said
+    assert "first broken rule right: 3 of 3" in said
+    assert "deviation named first: 3 of 3" in said
+    assert "single faults, first broken rule right: 5 of 5" in said
+    assert "right steps called broken: 0 of 10" in said
+    assert "| first broken rule right | 3 of 3, 100.0% |" in page.read_text()
+    for name in NAMES:
+        assert name in load_dump(tmp_path / f"{name}.safetensors").origin
+
+
+def test_unknown_mutants_are_refused(capsys: pytest.CaptureFixture[str]):
+    """Before anything runs."""
+    with pytest.raises(SystemExit):
+        main(["no-such-mutant"])
+    assert "no-such-mutant" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Paged MLA over a cache that is divided over the ranks of a group (rule S-18)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from paged_mla_optimized import checks
+from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.cache import Cache, as_cache
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.launchers.merge_lines import MergeLines
+from paged_mla_optimized.launchers.shard import Shard
+from paged_mla_optimized.parallel.exchange import Exchange
+from paged_mla_optimized.parallel.heads import heads_of_rank
+from paged_mla_optimized.parallel.sharding import local_config
+from paged_mla_shared.errors import InvalidArgument
+
+
+class ContextParallelMla:
+    """Paged MLA of one rank: its share of the cached tokens, all queries, the answers of its heads.
+
+    Every rank makes the same calls with the same lengths and block table, and with queries of its
+    own heads (:func:`~paged_mla_optimized.parallel.heads.heads_of_rank`). Queries go to all ranks,
+    each attends them to the keys it has, and partial answers go to the rank of their heads, which
+    merges them by their lse. A rank without a key of a row adds nothing to it.
+
+    Every buffer is allocated here, none later but the answers of an ``attend`` that is given no
+    tensors for them. Nothing waits for the device, so a step can be captured in a CUDA graph on
+    every rank, after one that ran eagerly.
+
+    Parameters
+    ----------
+    config : MlaConfig
+        Of the group: all heads, lengths of whole rows; causal and without a rope. ``block_size``
+        counts the tokens of a block on one rank, so that a block of the table is
+        ``block_size * world`` tokens long.
+    group : ProcessGroup or None
+        The ranks; ``None`` is the default group.
+    device : str or torch.device
+    interleave : int
+        Consecutive tokens that one rank gets, a divisor of ``block_size``.
+
+    Raises
+    ------
+    InvalidArgument
+        The group has no such ranks, or the config asks for what no rank can do alone.
+    Unsupported
+        No kernel runs on `device`; or bfloat16 in Triton's interpreter.
+    """
+
+    def __init__(
+        self,
+        config: MlaConfig,
+        group: dist.ProcessGroup | None = None,
+        device: str | torch.device = "cuda",
+        *,
+        interleave: int = 1,
+    ) -> None:
+        group = group or dist.group.WORLD
+        if group is None:
+            raise InvalidArgument("group", None, "a group, or torch.distributed initialised")
+        world, rank = group.size(), group.rank()
+        self.config = config
+        self.heads = heads_of_rank(config.num_heads, world, rank)
+        """Of all heads, those of this rank."""
+        self._own = replace(config, num_heads=len(self.heads))
+        local = local_config(config, world=world, interleave=interleave)
+        self._mla = PagedMla(local, device)
+        self.device = self._mla.device
+        self._shard = Shard(
+            config,
+            world=world,
+            rank=rank,
+            interleave=interleave,
+            table_width=-(-local.max_model_len // local.block_size),
+            device=self.device,
+        )
+        self._exchange = Exchange(config, group, self.device)
+        self._merge = MergeLines(config)
+        self._num_tokens = 0
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Positions of the planned step in whole rows (S-3), int64 [T]; 0 for padding."""
+        return self._shard.positions[: self._num_tokens]
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """Slots of the planned step on this rank, int64 [T]; -1 for other ranks' and padding."""
+        return self._shard.slot_mapping[: self._num_tokens]
+
+    @property
+    def local_lens(self) -> torch.Tensor:
+        """Keys of this rank that each query of the planned step sees, int32 [T]."""
+        return self._shard.local_lens[: self._num_tokens]
+
+    def plan(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        num_tokens: int,
+    ) -> None:
+        """Describe a step. Three launches; lengths are read on the device only.
+
+        Parameters
+        ----------
+        cu_seqlens_q : int32 [B + 1]
+        seq_lens : int32 [B]
+            Of whole rows, this step's tokens included.
+        block_table : int32 [B, M]
+            The same on all ranks. Read here alone.
+        num_tokens : int
+            T, the same on all ranks; padding included.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or capacity is wrong.
+        """
+        lengths = (cu_seqlens_q, seq_lens, block_table)
+        checks.check_lengths(self.config, *lengths, num_tokens=num_tokens, device=self.device)
+        shard, self._num_tokens = self._shard, num_tokens
+        if num_tokens > 0:
+            shard.launch(*lengths, num_tokens)
+        self._mla.plan(
+            shard.cu_seqlens_q[: num_tokens + 1],
+            shard.local_lens[:num_tokens],
+            shard.block_table[:num_tokens],
+            num_tokens=num_tokens,
+            max_query_len=1,
+        )
+
+    def append(self, ckv: torch.Tensor, k_pe: torch.Tensor, cache: Cache) -> None:
+        """Write those of the planned step's tokens that this rank caches; parameters are of all T.
+
+        As :meth:`PagedMla.append`, with ``k_pe`` as it will be cached.
+        """
+        self._mla.append(ckv, k_pe, cache, self.slot_mapping)
+
+    def attend(
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        cache: Cache,
+        *,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend the queries of the planned step to the keys of all ranks.
+
+        Parameters
+        ----------
+        q_nope : dtype [T, h, R]
+            Of this rank's h heads, absorbed.
+        q_pe : dtype [T, h, P]
+            Rotated.
+        cache : dtype [num_blocks, block_size, R + P], or LatentCache
+            This rank's. Any strides, the last one 1.
+        out : dtype [T, h, R] or None
+        lse : float32 [T, h] or None
+            Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+
+        Returns
+        -------
+        out : dtype [T, h, R]
+        lse : float32 [T, h]
+            Over the keys of all ranks, in the config's base; (0, -inf) where nothing is seen.
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype, device or last stride is wrong. Nothing was sent then, and the
+            other ranks wait: end the group.
+        """
+        own, tokens, device = self._own, self._num_tokens, self.device
+        shape = (tokens, own.num_heads, own.kv_lora_rank)
+        checks.check_queries(own, q_nope, q_pe, tokens, device)
+        cache = as_cache(own.cache_format, cache)
+        checks.check_cache(own, cache, device)
+        if own.stored.inline_scales:
+            checks.check_address(cache)
+        if out is None:
+            out = q_nope.new_empty(shape)
+        if lse is None:
+            lse = q_nope.new_empty(shape[:2], dtype=torch.float32)
+        checks.check_tensor("out", out, shape, own.dtype, device, unit_stride=True)
+        checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
+        if tokens > 0:
+            queries = self._exchange.gather(q_nope, q_pe)
+            partial, partial_lse = self._exchange.partials(tokens)
+            self._mla.attend(*queries, cache, out=partial, lse=partial_lse)
+            self._merge.launch(self._exchange.swap(tokens), out=out, lse=lse)
+        return out, lse

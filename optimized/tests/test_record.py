@@ -1,0 +1,116 @@
+"""What runs is dumped: sampled layers of sampled steps, as long as there is room."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mla_step import P, R, config
+
+from paged_mla_optimized import PagedMla, record
+from paged_mla_shared.dump import load_dump
+from paged_mla_shared.errors import InvalidArgument
+
+LENGTHS = (20, 5)
+
+
+def run_layer(mla: PagedMla, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    latents = torch.randn((2, R + P), generator=generator)
+    mla.append(latents[:, :R].contiguous(), latents[:, R:].contiguous(), cache)
+    queries = torch.randn((2, 4, R + P), generator=generator)
+    return mla.attend(queries[..., :R].contiguous(), queries[..., R:].contiguous(), cache)
+
+
+def run(mla: PagedMla, cache: torch.Tensor, steps: int, layers: int) -> list[torch.Tensor]:
+    outs = []
+    for _ in range(steps):
+        mla.plan(
+            torch.tensor([0, 1, 2], dtype=torch.int32),
+            torch.tensor(LENGTHS, dtype=torch.int32),
+            torch.tensor([[3, 1], [2, 7]], dtype=torch.int32),
+            num_tokens=2,
+        )
+        outs += [run_layer(mla, cache)[0] for _ in range(layers)]
+    return outs
+
+
+def test_sampled_layers_are_written(tmp_path: Path):
+    """Every second step, layer 1: lengths, tables, queries, the blocks of the rows, the answer."""
+    mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)
+    before = cache.clone()
+    with record(mla, tmp_path / "dumps", every=2, layers=(1,)) as recorder:
+        outs = run(mla, cache, steps=2, layers=2)
+    assert [path.name for path in recorder.written] == ["000000-001.safetensors"]
+    assert recorder.skipped == 0
+    dump = load_dump(recorder.written[0])
+    assert dump.origin == "step 0, layer 1"
+    assert dump.problem.softmax_scale == mla.config.softmax_scale
+    arrays = dump.arrays
+    np.testing.assert_array_equal(arrays["out"], outs[1].numpy())
+    np.testing.assert_array_equal(arrays["block_ids"], [1, 2, 3])
+    np.testing.assert_array_equal(arrays["seq_lens"], LENGTHS)
+    np.testing.assert_array_equal(arrays["positions"], [19, 4])
+    np.testing.assert_array_equal(arrays["slots"], [1 * 16 + 3, 2 * 16 + 4])
+    np.testing.assert_array_equal(arrays["cache_after"], cache[[1, 2, 3]].numpy())
+    untouched = np.ones((3, 16), bool)
+    untouched[0, 3] = untouched[1, 4] = False
+    np.testing.assert_array_equal(
+        arrays["cache_before"][untouched], before[[1, 2, 3]].numpy()[untouched]
+    )
+
+
+def test_dumps_are_bounded(tmp_path: Path):
+    """What has no room is counted, and the step runs all the same."""
+    mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)
+    with record(mla, tmp_path, most_bytes=1000) as recorder:
+        run(mla, cache, steps=1, layers=1)
+    assert not recorder.written
+    assert recorder.skipped == 1
+
+
+def test_nothing_stays(tmp_path: Path):
+    """After the context an instance is as it was."""
+    mla = PagedMla(config(), "cpu")
+    kept = dict(vars(mla))
+    with record(mla, tmp_path):
+        assert vars(mla) != kept
+    assert vars(mla) == kept
+
+
+def test_a_sample_is_of_some_steps(tmp_path: Path):
+    """0 steps of so many are none."""
+    with (
+        pytest.raises(InvalidArgument, match="every"),
+        record(PagedMla(config(), "cpu"), tmp_path, every=0),
+    ):
+        pass
+
+
+def test_the_recipe_of_the_page_writes_a_dump(tmp_path: Path):
+    """What FlashMLA is called with, in its shapes, becomes a dump of the blocks that rows use."""
+    page = (Path(__file__).parents[1] / "docs" / "dumps.md").read_text()
+    [code] = [c for c in re.findall(r"```python\n(.+?)```", page, re.DOTALL) if "def keep" in c]
+    recipe: dict[str, Any] = {}
+    exec(code, recipe)
+    q = torch.randn(2, 1, 16, 576, dtype=torch.bfloat16)
+    cache = torch.randn(7, 64, 1, 576, dtype=torch.bfloat16)
+    recipe["keep"](
+        tmp_path / "x.safetensors",
+        q_nope=q.flatten(0, 1)[..., :512],
+        q_pe=q.flatten(0, 1)[..., 512:],
+        cache=cache[:, :, 0],
+        block_table=torch.tensor([[6, 2], [1, 5]], dtype=torch.int32),
+        seq_lens=torch.tensor([65, 3], dtype=torch.int32),
+        out=torch.zeros(2, 16, 512, dtype=torch.bfloat16),
+        lse=torch.zeros(2, 16),
+        scale=0.1,
+    )
+    arrays = load_dump(tmp_path / "x.safetensors").arrays
+    assert arrays["block_ids"].tolist() == [1, 2, 6]
+    assert arrays["cu_seqlens_q"].tolist() == [0, 1, 2]
+    assert arrays["cache_after"].shape == (3, 64, 576)

@@ -1,0 +1,378 @@
+"""Every check that a dump allows, in the order in which faults spread.
+
+Metadata comes first, then the bytes of the append, what was read back, the merge of parts, and
+attention. Attention is held against the cache as it was left, so that a wrong append does not
+count twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.attention import Answer
+from paged_mla_reference.cache import append, gather_context, read_slots, slots_to_write
+from paged_mla_reference.debug.answers import both_answers
+from paged_mla_reference.debug.finding import Finding, Stage, State
+from paged_mla_reference.debug.step import LATENTS, LENGTHS, QUERIES, Step
+from paged_mla_reference.encoding import as_cached
+from paged_mla_reference.judging import budgets, compare
+from paged_mla_reference.judging.compare import Check, Mismatch
+from paged_mla_reference.judging.fast import fast_answers, may_be_fast
+from paged_mla_reference.judging.pattern import describe
+from paged_mla_reference.merge import merge
+from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.rounding import widen
+from paged_mla_reference.slots import Slots
+from paged_mla_reference.validate import validate_batch
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
+
+MOST_PAIRS = 1 << 33  # of query and key that are attended
+_RULE_OF = {
+    "block_table": "S-1",
+    "slot_mapping": "S-10",
+    "mask": "S-14",
+    "max_draft_tokens": "S-14",
+}
+
+
+@dataclass(frozen=True)
+class Right:
+    """What the rules make of the step, as far as the dump lets them.
+
+    Parameters
+    ----------
+    exact, rounded : Answer
+    out_budget : float64 [T]
+    lse_budget : float64 [T, H]
+    allowance : Answer or None
+        Of products of 8 bits, where the dump allows them.
+    """
+
+    exact: Answer
+    rounded: Answer
+    out_budget: NDArray[np.float64]
+    lse_budget: NDArray[np.float64]
+    allowance: Answer | None = None
+
+    @classmethod
+    def of(cls, step: Step, batch: Batch, image: CacheImage) -> Right:
+        """Compute it (S-4 to S-7)."""
+        problem = step.problem
+        exact, rounded = both_answers(problem, batch, image)
+        keys, terms = keys_of_tokens(batch), batch.query_width
+        allowance = None
+        if may_be_fast(problem, step.dump.products):
+            rounded, allowance = fast_answers(problem, batch, image)
+        out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
+        lse = budgets.lse_budget(exact, rounded, keys, terms)
+        if allowance is not None:
+            out, lse = out + allowance.out.max(axis=(1, 2), initial=0.0), lse + allowance.lse
+        return cls(exact, rounded, out, lse, allowance)
+
+
+@dataclass
+class Examination:
+    """All findings of a dump, and what was computed on the way.
+
+    Parameters
+    ----------
+    step : Step
+    findings : list of Finding
+    right : Right or None
+        ``None`` where attention could not be recomputed.
+    """
+
+    step: Step
+    findings: list[Finding]
+    right: Right | None = None
+
+    @property
+    def first(self) -> Finding | None:
+        """The first broken rule, ``None`` if none is."""
+        return next((f for f in self.findings if f.state is State.BROKEN), None)
+
+
+def examine(step: Step) -> Examination:
+    """Check all that the dump allows."""
+    found = Examination(step, [])
+    valid = _check_inputs(found)
+    if valid:
+        _check_plan(found)
+        _check_append(found)
+        _check_gather(found)
+    _check_merge(found)
+    if valid:
+        _check_attention(found)
+    return found
+
+
+def _lacking(step: Step, *names: str) -> str:
+    """Return the sentence that names missing fields; "" if there are all."""
+    lacking = [name for name in names if not step.has(name)]
+    return f"the dump has no {', '.join(lacking)}" if lacking else ""
+
+
+def _check_inputs(found: Examination) -> bool:
+    """Hold lengths, tables, named slots and masks against the rules; return whether they hold."""
+    step, stage = found.step, Stage.METADATA
+    what = "lengths, table" if step.has("block_table") else "lengths"
+    if step.batch is None:
+        detail = f"{_lacking(step, *LENGTHS)}: nothing can be laid out"
+        found.findings.append(Finding.undecided(stage, what, detail))
+        return False
+    if step.problem.mask is Mask.TREE and not step.has("mask"):
+        detail = f"{_lacking(step, 'mask')}: what a draft sees is not known"
+        found.findings.append(Finding.undecided(stage, what, detail))
+        return False
+    try:
+        validate_batch(step.problem, step.batch)
+    except InvalidArgument as error:
+        rule = _RULE_OF.get(error.argument, "S-2")
+        found.findings.append(Finding(stage, error.argument, State.BROKEN, rule, str(error)))
+        return False
+    given = [n for n in (*LENGTHS, "block_table", "mask", "slot_mapping") if step.has(n)]
+    found.findings.append(Finding.held(stage, ", ".join(given), [Check(what, 0.0, 0.0)]))
+    return True
+
+
+def _check_plan(found: Examination) -> None:
+    """Positions and slots are exact (S-1, S-3)."""
+    step, stage = found.step, Stage.METADATA
+    assert step.batch is not None
+    right = metadata(step.problem, step.batch)
+    for field, name in (("positions", "positions"), ("slots", "slot_mapping")):
+        lacking = _lacking(step, field, *(("block_table",) if field == "slots" else ()))
+        if lacking:
+            found.findings.append(Finding.undecided(stage, field, lacking))
+            continue
+        others = {"positions": right.positions, "slot_mapping": right.slot_mapping}
+        actual = Metadata(**others | {name: step.array(field)})
+        _hold(found, stage, field, lambda a=actual: compare.check_metadata(step.batch, a, right))
+
+
+def _hold(found: Examination, stage: Stage, what: str, check: Any) -> None:
+    """Note what a comparison says."""
+    try:
+        found.findings.append(Finding.held(stage, what, check()))
+    except Mismatch as mismatch:
+        found.findings.append(Finding.broken(stage, what, mismatch))
+
+
+def _check_append(found: Examination) -> None:
+    """Every byte of the cache (S-10); without the cache before, those of the step's tokens."""
+    step, stage = found.step, Stage.APPEND
+    problem, batch, what = step.problem, step.batch, "bytes of the cache"
+    assert batch is not None
+    lacking = "" if step.has("slot_mapping") else _lacking(step, "block_table")
+    if step.after is None or step.computed:
+        lacking = lacking or "the dump has no cache after the append"
+    if lacking or not (step.has(*LATENTS) or step.before is not None):
+        lacking = lacking or _lacking(step, *LATENTS)
+        found.findings.append(Finding.undecided(stage, what, lacking))
+        return
+    if not step.has(*LATENTS):
+        _check_rest(found)
+        return
+    assert step.after is not None
+    if step.before is None:
+        _hold(found, stage, "tokens of the step in the cache", lambda: _check_tokens(step))
+        detail = "the dump has no cache before: whether anything else was written is not known"
+        found.findings.append(Finding.undecided(stage, "the rest of the cache", detail))
+        return
+    slots = slots_to_write(problem, batch)
+    expected = append(problem, batch, step.before)
+    _hold(
+        found,
+        stage,
+        what,
+        lambda: compare.check_cache(
+            problem.layout,
+            step.after.block_ids,
+            step.after.blocks,
+            expected.read(step.after.block_ids),
+            compare.Writer(batch, slots),
+            rotated=problem.rope is not None,
+        ),
+    )
+
+
+def _check_rest(found: Examination) -> None:
+    """Hold every byte but those of the step's tokens, whose latents are not known (S-10)."""
+    step, stage, what = found.step, Stage.APPEND, "the rest of the cache"
+    detail = f"{_lacking(step, *LATENTS)}: what was written is not known"
+    found.findings.append(Finding.undecided(stage, "tokens of the step in the cache", detail))
+    layout, before, after = step.problem.layout, step.before, step.after
+    assert step.batch is not None
+    assert before is not None
+    assert after is not None
+    if layout.format.couples_tokens:
+        detail = "what else an append changes in this format follows from its latents"
+        found.findings.append(Finding.undecided(stage, what, detail))
+        return
+    slots = slots_to_write(step.problem, step.batch)
+    written = slots[(slots >= 0) & np.isin(slots // layout.block_size, after.block_ids)]
+    expected = before.read(after.block_ids)
+    places = _places(after, written)
+    at, mine = (Slots(layout, blocks, *places) for blocks in (expected, after.blocks))
+    at.rows[at.at] = mine.rows[mine.at]
+    if at.scales.size:
+        at.scales[at.scale_at] = mine.scales[mine.scale_at]
+    _hold(
+        found,
+        stage,
+        what,
+        lambda: compare.check_cache(layout, after.block_ids, after.blocks, expected, rotated=False),
+    )
+
+
+def _places(
+    image: CacheImage, slots: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where slots lie among an image's blocks: which block of them, and which token."""
+    order = np.argsort(image.block_ids)
+    size = image.layout.block_size
+    block = order[np.searchsorted(image.block_ids, slots // size, sorter=order)]
+    return block, slots % size
+
+
+def _check_tokens(step: Step) -> list[Check]:
+    """Hold what the cache gives back for the step's tokens against their latents (S-10, S-11)."""
+    problem, batch, image = step.problem, step.batch, step.after
+    assert batch is not None
+    assert image is not None
+    if problem.layout.format.couples_tokens or problem.rope is not None:
+        return [Check("tokens that cannot be told without the cache before", 0.0, 0.0)]
+    slots = slots_to_write(problem, batch)
+    written = np.flatnonzero((slots >= 0) & np.isin(slots // problem.block_size, image.block_ids))
+    actual = read_slots(image, slots[written])
+    expected = as_cached(problem.layout, batch.ckv[written], batch.k_pe[written])
+    pairs = zip(actual, expected, strict=True)
+    same = [(widen(a) == widen(b)) | (np.isnan(a) & np.isnan(b)) for a, b in pairs]
+    wrong = np.zeros(batch.num_tokens, bool)
+    wrong[written] = ~np.hstack(same).all(axis=1)
+    if wrong.any():
+        at = (int(np.flatnonzero(wrong)[0]),)
+        detail = f"{int(wrong.sum())} tokens are not in their slots: {describe(wrong, batch)}"
+        raise Mismatch("S-10", "cache", detail, at)
+    return [Check("tokens in the cache", 0.0, 0.0)]
+
+
+def _check_gather(found: Examination) -> None:
+    """Hold gathered context against the cache (S-1, S-9)."""
+    step, stage, what = found.step, Stage.GATHER, "gathered context"
+    if not step.has("gathered_ckv", "gathered_k_pe"):
+        return
+    lacking = without_cache(step)
+    if lacking:
+        found.findings.append(Finding.undecided(stage, what, lacking))
+        return
+    assert step.batch is not None
+    assert step.after is not None
+    expected = gather_context(step.problem, step.batch, step.after)
+    actual = step.array("gathered_ckv"), step.array("gathered_k_pe")
+    _hold(found, stage, what, lambda: compare.check_gathered(actual, expected))
+
+
+def _check_merge(found: Examination) -> None:
+    """Hold the answer against what its parts merge to (S-8)."""
+    step, stage, what = found.step, Stage.MERGE, "parts joined"
+    lse, partial_lse = step.lse, step.partial_lse
+    if partial_lse is None or not step.has("partial_out"):
+        return
+    if lse is None or not step.has("out"):
+        found.findings.append(Finding.undecided(stage, what, _lacking(step, "out", "lse")))
+        return
+    outs = step.array("partial_out")
+    partials = [Output(outs[i], partial_lse[i]) for i in range(len(outs))]
+    try:
+        expected = merge(partials)
+    except InvalidArgument as error:
+        found.findings.append(Finding(stage, what, State.BROKEN, "S-8", str(error)))
+        return
+    out = step.array("out")
+    if step.problem.dtype != "float32":  # a rounded answer is compared with one rounded likewise
+        lost = np.abs(widen(out) - expected.out) <= budgets.ulp(widen(out), step.problem.dtype)
+        out = np.where(lost, expected.out, widen(out)).astype(np.float32)
+    _hold(found, stage, what, lambda: compare.check_merge(Output(out, lse), expected, partials))
+
+
+def without_cache(step: Step) -> str:
+    """Return what keeps rows from being read; "" if nothing does."""
+    if lacking := _lacking(step, "block_table"):
+        return lacking
+    if step.after is None:
+        return "the dump has no cache: give block_ids and cache_after"
+    rows = step.unlisted_rows()
+    if rows.size:
+        return f"the dump does not list every block of {len(rows)} rows, {rows[0]} the first"
+    return ""
+
+
+def _check_attention(found: Examination) -> None:
+    """Out and lse, each within its budget (S-5, S-6, S-7, S-9)."""
+    step, stage, batch = found.step, Stage.ATTENTION, found.step.batch
+    assert batch is not None
+    if not (step.has("out") or step.has("lse")):
+        found.findings.append(Finding.undecided(stage, "out, lse", "the dump has neither"))
+        return
+    lacking = _lacking(step, *QUERIES) or without_cache(step)
+    if not lacking and int(batch.query_lens @ batch.seq_lens.astype(np.int64)) > MOST_PAIRS:
+        lacking = f"the step has more than {MOST_PAIRS} pairs of query and key"
+    if lacking:
+        found.findings.append(Finding.undecided(stage, "values of out and lse", lacking))
+        _hold(found, stage, "zeros, NaN and -inf", lambda: _check_anomalies(step, batch))
+        return
+    assert step.after is not None
+    found.right = right = Right.of(step, batch, step.after)
+    answer = right.rounded.output(step.problem.dtype)
+    for what in ("out", "lse"):
+        if not step.has(what):
+            found.findings.append(Finding.undecided(stage, what, _lacking(step, what)))
+            continue
+        actual = _alone(step, what, answer)
+        _hold(found, stage, what, lambda a=actual, w=what: _check(step.problem, batch, a, right, w))
+
+
+def _alone(step: Step, what: str, answer: Output) -> Output:
+    """Return the dump's out or lse with the other one right."""
+    if what == "out":
+        return Output(step.array("out"), answer.lse)
+    assert step.lse is not None
+    return Output(answer.out, step.lse)
+
+
+def _check(problem: Problem, batch: Batch, actual: Output, right: Right, what: str) -> list[Check]:
+    exact, rounded, allowance = right.exact, right.rounded, right.allowance
+    checks = compare.check_output(problem, batch, actual, exact, rounded, allowance=allowance)
+    return [check for check in checks if check.what == what]
+
+
+def _check_anomalies(step: Step, batch: Batch) -> list[Check]:
+    """Hold what needs no cache: what is empty is 0, and all is finite (S-6, S-9)."""
+    keys = keys_of_tokens(batch)  # 0 for padding
+    empty = keys == 0
+    if step.has("out"):
+        out = widen(step.array("out"))
+        _refuse(empty & (out != 0).any(axis=(1, 2)), "S-6", "out", "not 0 for padding", batch)
+        bad = ~np.isfinite(out).all(axis=2)
+        _refuse(np.asarray(bad), "S-9", "out", "no finite number", batch)
+        silent = ~empty & (out == 0).all(axis=(1, 2))
+        _refuse(silent, "S-5", "out", "all 0 although the row has keys", batch)
+    if step.lse is not None:
+        lse = step.lse
+        _refuse(empty[:, None] & ~np.isneginf(lse), "S-6", "lse", "not -inf for padding", batch)
+        _refuse(np.isnan(lse) | np.isposinf(lse), "S-9", "lse", "NaN or +inf", batch)
+    return [Check("anomalies", 0.0, 0.0)]
+
+
+def _refuse(wrong: NDArray[np.bool_], rule: str, what: str, why: str, batch: Batch) -> None:
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise Mismatch(rule, what, f"{why}: {describe(wrong, batch)}", at)

@@ -1,0 +1,62 @@
+"""``python -m paged_mla_reference explain DUMP``: which rule breaks, where, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from paged_mla_reference.debug.explanation import Explanation, explain
+from paged_mla_reference.debug.maps import maps_of
+from paged_mla_reference.debug.page import render
+from paged_mla_reference.debug.picture import draw
+from paged_mla_reference.debug.summary import summary
+from paged_mla_reference.debug.trace import trace_of
+from paged_mla_shared.dump import load_dump
+from paged_mla_shared.options import whole
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``explain``."""
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="a file of shared/docs/dump.md")
+    parser.add_argument("--json", action="store_true", help="print the explanation as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write the pictures")
+    parser.add_argument(
+        "--token",
+        type=whole(0),
+        metavar="T",
+        help="print how the right answer of a token comes about",
+    )
+    parser.add_argument("--head", type=whole(0), default=0, metavar="H", help="of --token")
+    parser.add_argument("--splits", type=whole(1), default=1, metavar="N", help="of --token")
+
+
+def explain_file(options: argparse.Namespace) -> tuple[str, int]:
+    """Explain a dump; return what to print, and 1 where a rule is broken.
+
+    Raises
+    ------
+    InvalidArgument
+        The file is no dump.
+    """
+    dump = load_dump(options.dump)
+    if options.token is not None:
+        trace = trace_of(dump, options.token, options.head, splits=options.splits)
+        return (json.dumps(trace.as_dict()) if options.json else trace.text()), 0
+    explanation = explain(dump)
+    maps = maps_of(explanation.found)
+    if options.html:
+        options.html.write_text(render(explanation, maps))
+    if options.png:
+        draw(explanation, maps, options.png)
+    if options.json:
+        text = json.dumps(explanation.as_dict(), allow_nan=False)
+    else:
+        text = summary(explanation, maps, colour=sys.stdout.isatty())
+    return text, _status(explanation)
+
+
+def _status(explanation: Explanation) -> int:
+    return 1 if explanation.is_broken else 0

@@ -1,0 +1,244 @@
+"""How much of what is wrong stays wrong if a hypothesis is true, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.debug.answers import Sample
+from paged_mla_reference.debug.checks import Examination
+from paged_mla_reference.debug.errors import actual_output, differences
+from paged_mla_reference.debug.finding import Stage
+from paged_mla_reference.debug.step import Step
+from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging.compare import allowed_bytes
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.rounding import widen
+from paged_mla_shared.dtypes import bits
+from paged_mla_shared.problem import Output
+
+_LARGEST_SHARE = 1e9
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What a hypothesis leaves unexplained.
+
+    Parameters
+    ----------
+    wrong : int
+        Queries and heads, bytes, slots or tokens that it does not get as the dump has them.
+    of : int
+        How many were compared.
+    rms : float
+        Root mean square of the difference, in budgets, where there is one.
+    largest : float
+        Largest difference of finite numbers.
+    was, was_rms : int, float
+        The same of what was compared, without the hypothesis.
+    """
+
+    wrong: int
+    of: int
+    rms: float = 0.0
+    largest: float = 0.0
+    was: int = 0
+    was_rms: float = 0.0
+
+
+Array = NDArray[np.float64]
+Change = Callable[[Oracle], Oracle]
+Measure = Callable[[Change], Residual]
+
+
+def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None = None) -> Measure:
+    """Return what holds a change of the oracle against the dump.
+
+    Parameters
+    ----------
+    found : Examination
+    stage : Stage
+        Decided by the dump.
+    asked : bool [T] or None
+        Tokens whose attention is recomputed, all by default; others count where a change leaves
+        them alone.
+    """
+    if stage is Stage.ATTENTION:
+        return _of_attention(found, asked)
+    measures = {
+        Stage.METADATA: _of_metadata,
+        Stage.APPEND: _of_append,
+        Stage.GATHER: _of_gather,
+        Stage.MERGE: _of_merge,
+    }
+    return _beside_right(measures[stage](found.step))
+
+
+def _beside_right(measure: Measure) -> Measure:
+    """Return a measure that also says what is wrong without a change."""
+    before = measure(lambda oracle: oracle)
+
+    def beside(change: Change) -> Residual:
+        return replace(measure(change), was=before.wrong, was_rms=before.rms)
+
+    return beside
+
+
+def _of_metadata(step: Step) -> Measure:
+    batch = step.batch
+    assert batch is not None
+
+    def measure(change: Change) -> Residual:
+        found = change(RIGHT).metadata(step.problem, batch)
+        pairs = [("positions", found.positions), ("slots", found.slot_mapping)]
+        wrong = [step.array(name) != mine for name, mine in pairs if step.has(name)]
+        return Residual(sum(int(w.sum()) for w in wrong), sum(w.size for w in wrong))
+
+    return measure
+
+
+def _of_append(step: Step) -> Measure:
+    batch, before, after = step.batch, step.before, step.after
+    assert batch is not None
+    assert before is not None
+    assert after is not None
+    layout, rotated = step.problem.layout, step.problem.rope is not None
+
+    def measure(change: Change) -> Residual:
+        own = replace(batch, ckv=batch.ckv.copy(), k_pe=batch.k_pe.copy())  # some write to it
+        mine = change(RIGHT).append(step.problem, own, before).read(after.block_ids)
+        allowed, _ = allowed_bytes(layout, after.blocks, mine, rotated=rotated)
+        return Residual(int((~allowed).sum()), allowed.size)
+
+    return measure
+
+
+def _of_gather(step: Step) -> Measure:
+    batch, image = step.batch, step.after
+    assert batch is not None
+    assert image is not None
+
+    def measure(change: Change) -> Residual:
+        found = change(RIGHT).gather_context(step.problem, batch, image)
+        wrong = np.zeros(len(found[0]), bool)
+        for name, mine in zip(("gathered_ckv", "gathered_k_pe"), found, strict=True):
+            wrong |= (bits(np.ascontiguousarray(mine)) != bits(step.array(name))).any(axis=1)
+        return Residual(int(wrong.sum()), wrong.size)
+
+    return measure
+
+
+def _of_merge(step: Step) -> Measure:
+    outs, lses = step.array("partial_out"), step.partial_lse
+    assert lses is not None
+    assert step.lse is not None
+    actual = Output(step.array("out"), step.lse)
+    right = [Output(out, lse) for out, lse in zip(outs, lses, strict=True)]
+    out_budget, lse_budget = budgets.merge_budget(right)
+    out_budget += budgets.ulp(np.abs(widen(actual.out)).max(axis=2), step.problem.dtype)
+
+    def measure(change: Change) -> Residual:
+        parts = [Output(part.out.copy(), part.lse.copy()) for part in right]
+        return _residual(*distance(change(RIGHT).merge(parts), actual, (out_budget, lse_budget)))
+
+    return measure
+
+
+def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measure:
+    step, right = found.step, found.right
+    batch, image = step.batch, step.after
+    assert batch is not None
+    assert image is not None
+    assert right is not None
+    asked = np.ones(batch.num_tokens, bool) if asked is None else asked
+    answer = right.rounded.output(step.problem.dtype)
+    sample = Sample(step.problem, batch, image, answer, asked).oracle()
+    actual = actual_output(step, answer)
+
+    def distances(mine: Output, tokens: NDArray[np.bool_]) -> tuple[Array, Array]:
+        """Return shares and errors of some tokens, [n, H] each; `mine` is of those alone."""
+        here = Output(answer.out[tokens], answer.lse[tokens])
+        grown = _largest(mine.out) / np.maximum(_largest(here.out), 1e-300)
+        grown = np.where(_largest(here.out) > 0, np.clip(grown, 1, 1e6), 1)
+        step_of = budgets.ulp(_largest(mine.out), step.problem.dtype)
+        allowed = right.out_budget[tokens, None] * grown + step_of, right.lse_budget[tokens]
+        theirs = Output(actual.out[tokens], actual.lse[tokens])
+        return distance(_kept(step, here, mine), theirs, allowed)
+
+    unchanged = distances(answer, np.ones(batch.num_tokens, bool))
+
+    def measure(change: Change) -> Residual:
+        mine = change(sample).attend(step.problem, batch, image)
+        shares, errors = (array.copy() for array in unchanged)
+        known = np.ones(shares.shape, bool)
+        changed = _changed_tokens(mine, answer)
+        if changed.any():
+            some = Output(mine.out[changed], mine.lse[changed])
+            shares[changed], errors[changed] = distances(some, changed)
+            unknown = np.isnan(some.lse) & np.isnan(some.out).all(axis=2)
+            known[changed] = asked[changed, None] | ~unknown
+        before = _residual(unchanged[0][known], unchanged[1][known])
+        found = _residual(shares[known], errors[known])
+        return replace(found, was=before.wrong, was_rms=before.rms)
+
+    return measure
+
+
+def _changed_tokens(mine: Output, answer: Output) -> NDArray[np.bool_]:
+    """Return which tokens have another answer than the right one, bool [T]."""
+    if mine.out.dtype != answer.out.dtype:
+        return np.ones(len(answer.lse), bool)
+    out = bits(np.ascontiguousarray(mine.out)) != bits(answer.out)
+    return np.asarray(out.any(axis=(1, 2)) | (bits(mine.lse) != bits(answer.lse)).any(axis=1))
+
+
+def _kept(step: Step, answer: Output, mine: Output) -> Output:
+    """Return what the dump has of `mine`; what it does not have is right."""
+    return Output(
+        mine.out if step.has("out") else answer.out,
+        mine.lse if step.has("lse") else answer.lse,
+    )
+
+
+def _largest(out: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the largest finite magnitude of each query and head, [T, H]."""
+    wide = widen(out)
+    largest: NDArray[np.float64] = np.abs(np.where(np.isfinite(wide), wide, 0)).max(axis=2)
+    return largest
+
+
+def distance(mine: Output, theirs: Output, allowed: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return how far two answers lie apart: in what each may be off, and in numbers, [T, H].
+
+    Parameters
+    ----------
+    mine, theirs : Output
+    allowed : float64 [T, H] twice
+        What each may be off, out and lse.
+    """
+    out, odd_out = differences(mine.out, theirs.out)
+    lse, odd_lse = differences(mine.lse, theirs.lse)
+    out = out.max(axis=2)
+    lse_allowed = allowed[1] + budgets.ulp(np.abs(_finite(mine.lse)), "float32")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.maximum(
+            np.nan_to_num(out / allowed[0], posinf=np.inf),
+            np.nan_to_num(lse / lse_allowed, posinf=np.inf),
+        )
+    return np.where(odd_out.any(axis=2) | odd_lse, np.inf, shares), np.maximum(out, lse)
+
+
+def _residual(shares: Array, errors: Array) -> Residual:
+    if not shares.size:
+        return Residual(0, 0)
+    rms = float(np.sqrt(np.mean(np.minimum(shares, _LARGEST_SHARE) ** 2)))
+    return Residual(int((shares > 1).sum()), shares.size, rms, float(errors.max()))
+
+
+def _finite(x: NDArray[Any]) -> NDArray[np.float64]:
+    wide = widen(x)
+    return np.where(np.isfinite(wide), wide, 0.0)

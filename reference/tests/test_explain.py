@@ -1,0 +1,298 @@
+"""An explained dump: the first broken rule, what explains it, and what is missing to decide."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dumped import ROWS, case, changed, dumped
+
+from paged_mla_reference.attention import attend_one
+from paged_mla_reference.debug import ranking
+from paged_mla_reference.debug.answers import both_answers
+from paged_mla_reference.debug.checks import examine
+from paged_mla_reference.debug.explanation import explain
+from paged_mla_reference.debug.finding import State
+from paged_mla_reference.debug.step import LARGEST_BLOCK, Step
+from paged_mla_reference.deviations.change import answering, reading, scoring, seeing, writing
+from paged_mla_reference.oracle import RIGHT
+from paged_mla_shared.cases import Row
+from paged_mla_shared.dump import Dump
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Output
+
+CACHE = ("cache_before", "cache_after", "block_ids")
+
+
+def states(dump: Dump) -> dict[str, str]:
+    return {f.what: str(f.state) for f in examine(Step.of(dump)).findings}
+
+
+@pytest.mark.parametrize("cache_format", FORMATS)
+def test_a_right_step_is_not_broken(cache_format: str):
+    """S-11: in no format."""
+    dtypes = {name: dtype for dtype, name in PLAIN_FORMAT_OF_DTYPE.items()}
+    dtype = dtypes.get(cache_format, "bfloat16")
+    named = None if cache_format in dtypes else cache_format
+    found = explain(dumped(RIGHT, dtype, case(cache_format=named, block_size=16)))
+    assert found.verdict == "No rule is broken."
+    assert {f.state for f in found.found.findings} == {State.HELD}
+    assert not found.fits
+
+
+@pytest.mark.parametrize(
+    ("deviation", "rule", "what"),
+    [
+        ("causal-mask-is-top-left", "S-5", "out"),
+        ("lse-in-base-2", "S-7", "lse"),
+        ("the-last-token-is-not-written", "S-10", "bytes of the cache"),
+        ("blocks-are-sorted", "S-9", "out"),
+        ("scale-is-omitted", "S-5", "out"),
+    ],
+)
+def test_a_known_deviation_is_named(deviation: str, rule: str, what: str):
+    """The rule, the quantity, and the deviation first, with its reports."""
+    found = explain(dumped(deviation))
+    first = found.found.first
+    assert first is not None
+    assert (first.rule, first.what) == (rule, what)
+    assert found.best[0].hypothesis.name == deviation
+    assert f"{deviation} (" in found.cause
+    assert all(citation in found.cause for citation in found.best[0].hypothesis.citations)
+
+
+def test_bfloat16_is_no_veil():
+    """S-4: rounded answers are explained too."""
+    found = explain(dumped("newest-key-is-not-counted", "bfloat16"))
+    assert found.best[0].hypothesis.name == "newest-key-is-not-counted"
+
+
+def test_a_large_step_is_searched_on_few_tokens(monkeypatch: pytest.MonkeyPatch):
+    """A few tokens, more, all: the winner is tried on everything, the others are not."""
+    monkeypatch.setattr(ranking, "FEW_PAIRS", 1)
+    monkeypatch.setattr(ranking, "MORE_PAIRS", 1000)
+    found = explain(dumped("keys-past-4096-are-dropped", of=case((Row(4200, 2), *ROWS))))
+    best, *others = found.fits
+    assert best.hypothesis.name == "keys-past-4096-are-dropped"
+    assert best.residual.of == found.found.step.array("lse").size
+    assert best.residual.was == 8
+    assert {fit.residual.of for fit in others} != {best.residual.of}
+    assert all(fit.residual.wrong <= fit.residual.was for fit in others)
+
+
+def without_key(_problem, _batch, row, seen):
+    out = seen.copy()
+    if row == 3:
+        out[:, 33] = False
+    return out
+
+
+def through_another_table(_problem, batch):
+    table = batch.block_table.copy()
+    table[0, 0] = batch.block_table[3, 1]
+    return replace(batch, block_table=table)
+
+
+def one_head_doubled(_problem, _batch, answer):
+    answer.out[:, 2], answer.lse[:, 2] = answer.out[:, 1], answer.lse[:, 1]
+    return answer
+
+
+def one_slot_off(_problem, _batch, slots):
+    slots[0] += 1
+    return slots
+
+
+def halved_scale(problem, query, keys, rounding):
+    return attend_one(replace(problem, softmax_scale=0.37), query, keys, rounding)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "said"),
+    [
+        (seeing(RIGHT, without_key), "row 3 does not see key 33"),
+        (reading(RIGHT, through_another_table), "row 0 reads block "),
+        (answering(RIGHT, one_head_doubled), "head 2 has the answer of head 1"),
+        (writing(RIGHT, one_slot_off), "written: token 0 to slot "),
+        (scoring(RIGHT, halved_scale), "the scale is 2.0930"),
+    ],
+)
+def test_a_single_fault_is_found(oracle, said: str):
+    """What is in no catalogue is found by what a wrong query has."""
+    found = explain(dumped(oracle))
+    assert found.best
+    assert said in found.best[0].hypothesis.name
+
+
+def test_nothing_fits():
+    """A step that is wrong in its own way is said to be so."""
+    dump = dumped()
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(dump.arrays["out"].shape).astype(np.float32)
+    found = explain(changed(dump, out=dump.arrays["out"] + noise))
+    assert found.cause.startswith("Nothing fits")
+    assert not found.best
+
+
+def test_lengths_alone():
+    """S-2: lengths are checked without anything else, and what is missing is named."""
+    names = ("cu_seqlens_q", "seq_lens")
+    dump = dumped()
+    dump = replace(dump, arrays={name: dump.arrays[name] for name in names})
+    found = explain(dump)
+    assert not found.is_broken
+    assert "not decided: positions, slots, bytes of the cache, out, lse" in found.verdict
+    bad = changed(dump, seq_lens=np.array([37, 2, 0, 130, 9], np.int32))
+    first = explain(bad).found.first
+    assert first is not None
+    assert (first.rule, first.what) == ("S-2", "seq_lens")
+
+
+def test_nothing_at_all():
+    """An empty dump is no error."""
+    found = explain(replace(dumped(), arrays={}))
+    assert "the dump has no cu_seqlens_q, seq_lens" in found.found.findings[0].detail
+
+
+def test_without_a_cache():
+    """S-6, S-9: NaN and zeros are found all the same."""
+    dump = dumped(without=CACHE)
+    assert states(dump)["values of out and lse"] == "undecided"
+    assert states(dump)["zeros, NaN and -inf"] == "held"
+    out = dump.arrays["out"].copy()
+    out[3] = np.nan
+    first = examine(Step.of(changed(dump, out=out))).first
+    assert first is not None
+    assert first.rule == "S-9"
+    assert "token 3" in first.detail
+
+
+def test_a_prompt_needs_no_cache():
+    """S-5: without a context the step's own latents are the cache."""
+    fresh = case((Row(9, 9), Row(5, 5)))
+    found = explain(dumped("causal-mask-is-top-left", of=fresh, without=CACHE))
+    assert not found.is_broken  # top left is bottom right there
+    found = explain(dumped("lse-in-base-2", of=fresh, without=CACHE))
+    assert found.best[0].hypothesis.name == "lse-in-base-2"
+
+
+@pytest.mark.parametrize("missing", ["out", "lse"])
+def test_half_an_answer(missing: str):
+    """S-5, S-7: either tells."""
+    found = explain(dumped("newest-key-is-not-counted", without=(missing,)))
+    assert found.best[0].hypothesis.name == "newest-key-is-not-counted"
+
+
+def test_without_the_cache_before():
+    """S-10: the step's tokens are looked for in their slots."""
+    dump = dumped("slots-are-one-late", without=("cache_before",))
+    first = examine(Step.of(dump)).first
+    assert first is not None
+    assert (first.rule, first.what) == ("S-10", "tokens of the step in the cache")
+
+
+def test_attention_may_not_write():
+    """S-10: without latents the rest of the cache is held all the same."""
+    dump = dumped(without=("ckv", "k_pe"))
+    assert states(dump)["the rest of the cache"] == "held"
+    cache = dump.arrays["cache_after"].copy()
+    cache[-1, -1, 2] = 5
+    assert states(changed(dump, cache_after=cache))["the rest of the cache"] == "broken"
+
+
+def test_a_lse_of_base_2_may_be_meant():
+    """S-7: a dump says in which base its lse is."""
+    dump = dumped("lse-in-base-2")
+    assert not explain(replace(dump, lse_base="2")).is_broken
+
+
+def test_parts_are_merged():
+    """S-8: the answer is what its parts merge to."""
+    rng = np.random.default_rng(0)
+    problem = dumped().problem
+    shape = (2, 3, problem.dims.num_heads)
+    parts = [
+        Output(
+            rng.standard_normal((*shape[1:], 32), np.float32),
+            rng.standard_normal(shape[1:], np.float32),
+        )
+        for _ in range(2)
+    ]
+    merged = RIGHT.merge(parts)
+    arrays = {
+        "partial_out": np.stack([p.out for p in parts]),
+        "partial_lse": np.stack([p.lse for p in parts]),
+        "out": merged.out,
+        "lse": merged.lse,
+    }
+    dump = Dump(problem=problem, arrays=arrays)
+    assert not explain(dump).is_broken
+    found = explain(changed(dump, out=np.mean(arrays["partial_out"], axis=0)))
+    assert found.best[0].hypothesis.name == "partials-are-averaged"
+
+
+def test_blocks_that_are_not_listed():
+    """S-1: rows are not read through blocks that the dump leaves out."""
+    dump = dumped()
+    table = dump.arrays["block_table"].copy()
+    other = np.setdiff1d(np.arange(dump.problem.num_blocks), dump.arrays["block_ids"])
+    table[0, 0] = other[0]
+    dump = changed(dump, block_table=table)
+    assert "does not list every block of 1 rows, 0 the first" in str(
+        [f.detail for f in examine(Step.of(dump)).findings]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"block_ids": np.zeros(12, np.int64)}, "block_ids.*one block twice"),
+        ({"block_ids": np.arange(12) - 1}, "block_ids.*outside"),
+        ({"unlisted": np.zeros(7, np.uint8)}, "unlisted.*7 bytes"),
+    ],
+)
+def test_caches_that_cannot_be(arrays, message: str):
+    """Blocks are listed once, inside the cache."""
+    dump = dumped()
+    count = len(dump.arrays["block_ids"])
+    arrays = {n: x[:count] if n == "block_ids" else x for n, x in arrays.items()}
+    with pytest.raises(InvalidArgument, match=message):
+        explain(changed(dump, **arrays))
+
+
+def test_problems_that_cannot_be():
+    """Sizes from a stranger are bounded before anything is allocated."""
+    dump = dumped()
+    for fields, message in (
+        ({"block_size": LARGEST_BLOCK}, "block_size"),
+        ({"block_size": -1}, "block_size"),
+        ({"softmax_scale": -1.0}, "softmax_scale"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            Step.of(replace(dump, problem=replace(dump.problem, **fields), arrays={}))
+    few = {name: dump.arrays[name] for name in ("cu_seqlens_q", "seq_lens")}
+    huge = replace(dump.problem, max_model_len=2**31, block_size=1)
+    few["seq_lens"] = np.full(5, 2**31 - 1, np.int32)
+    with pytest.raises(InvalidArgument, match="without a block_table"):
+        Step.of(replace(dump, problem=huge, arrays=few))
+
+
+def test_shares_of_tokens_make_one_answer():
+    """S-5: many tokens are answered on every core, bit for bit as on one."""
+    step = Step.of(dumped(of=case((*ROWS, Row(80, 80)))))
+    exact, _ = both_answers(step.problem, step.batch, step.after)
+    alone = RIGHT.attend(step.problem, step.batch, step.after)
+    np.testing.assert_allclose(exact.out, alone.out, atol=1e-5)
+    assert not np.isnan(exact.lse).any()
+
+
+def test_json_holds_no_odd_numbers():
+    """What is no number is none in JSON either."""
+    found = explain(dumped("empty-rows-divide-zero-by-zero", of=case(padded_tokens=2)))
+    document = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert document["broken"]
+    assert document["hypotheses"][0]["name"] == "empty-rows-divide-zero-by-zero"
+    assert document["findings"][0]["state"] == "held"

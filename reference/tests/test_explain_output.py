@@ -1,0 +1,164 @@
+"""What an explanation is written to: a terminal, JSON, a page, a picture."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dumped import case, dumped
+
+from paged_mla_reference.__main__ import main
+from paged_mla_reference.debug.explanation import explain
+from paged_mla_reference.debug.maps import maps_of
+from paged_mla_reference.debug.page import render
+from paged_mla_reference.debug.trace import trace_of
+from paged_mla_shared.cases import Row
+from paged_mla_shared.dump import save_dump
+from paged_mla_shared.errors import InvalidArgument
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Path:
+    path = tmp_path / "wrong.safetensors"
+    save_dump(dumped("causal-mask-is-top-left"), path)
+    return path
+
+
+def test_a_terminal_is_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
+    """The verdict, the rule's text, the cause with its report, and where."""
+    assert main(["explain", str(wrong)]) == 1
+    said = capsys.readouterr().out
+    assert "S-5 is broken in out" in said
+    assert "causal-mask-is-top-left" in said
+    assert "vllm#26042" in said
+    assert re.search(r"row 0 \|@+\|", said)
+    assert "\x1b" not in said
+
+
+def test_a_right_step_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """As a check in a script."""
+    save_dump(dumped(), tmp_path / "right.safetensors")
+    assert main(["explain", str(tmp_path / "right.safetensors")]) == 0
+    assert "No rule is broken." in capsys.readouterr().out
+
+
+def test_machines_are_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
+    """JSON, and nothing else."""
+    assert main(["explain", str(wrong), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["version"] == 1
+    assert document["hypotheses"][0]["links"]["vllm#26042"].startswith("https://github.com/")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "8 bytes"), (b"\xff" * 64, "header"), (b"\x02\0\0\0\0\0\0\0{}", "paged_mla_dump")],
+)
+def test_files_that_are_no_dump(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+):
+    """An error on one line, and no trace of Python."""
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    assert main(["explain", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("explain: ")
+    assert error.count("\n") == 1
+    assert message in error
+
+
+def test_a_browser_opens_the_page(wrong: Path, tmp_path: Path):
+    """Every section is drawn, and no script fails."""
+    if BROWSER is None:
+        pytest.skip("no chromium and no google-chrome on the path: the page is not opened")
+    page = tmp_path / "page.html"
+    assert main(["explain", str(wrong), "--html", str(page)]) == 1
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert "S-5 is broken in out" in done.stdout
+    for name in ("heads", "blocks", "ulps", "mask", "owners"):
+        assert re.search(rf'<canvas id="{name}" width="[1-9]', done.stdout), name
+    assert done.stdout.count("<section") == 6
+    assert 'hidden=""' not in done.stdout
+
+
+def test_a_page_is_safe():
+    """What a stranger wrote into a dump is text on the page, and no script."""
+    found = explain(replace(dumped(), origin="</script><script>alert(1)</script>"))
+    page = render(found, maps_of(found.found))
+    assert "</script><script>alert" not in page
+    assert page.count("<script>") == 1
+
+
+def test_a_picture_needs_matplotlib(
+    wrong: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """It is drawn, or the error says what to install."""
+    picture = tmp_path / "x.png"
+    status = main(["explain", str(wrong), "--png", str(picture)])
+    if status == 2:
+        assert "pip install 'paged-mla-reference[pictures]'" in capsys.readouterr().err
+    else:
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_maps_show_where():
+    """Rows and heads that are wrong, the keys that are missing, the blocks of the rows."""
+    found = explain(dumped("newest-key-is-not-counted", of=case((Row(40, 1), Row(70, 1)))))
+    maps = maps_of(found.found)
+    assert maps.rows == ["row 0", "row 1"]
+    assert min(map(min, maps.by_head)) > 1
+    assert maps.queries == ["token 0, row 0", "token 1, row 1"]
+    assert [int(np.argmin(line)) for line in maps.by_block] == [
+        39 // maps.block_keys,
+        69 // maps.block_keys,
+    ]
+    assert sum(maps.ulps) == found.found.step.array("out").size
+    assert maps.mask_row == 0
+
+
+def test_a_trace_adds_up():
+    """S-7, S-8: weights sum to 1, and parts join to the answer."""
+    dump = dumped()
+    for splits in (1, 3):
+        trace = trace_of(dump, 4, 2, splits=splits)
+        assert (trace.row, trace.position, len(trace.keys)) == (3, 129, 130)
+        assert len(trace.parts) == splits
+        assert sum(trace.weights) == pytest.approx(1, rel=1e-5)
+        assert trace.actual_out == pytest.approx(trace.out, abs=1e-5)
+        assert trace.actual_lse == pytest.approx(trace.lse, abs=1e-5)
+
+
+def test_a_trace_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """S-5: by the same command."""
+    path = tmp_path / "x.safetensors"
+    save_dump(dumped(), path)
+    assert main(["explain", str(path), "--token", "4", "--head", "1", "--splits", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "token 4, head 1: row 3, position 129, sees 130 keys" in said
+    assert "0 to 64" in said
+
+
+@pytest.mark.parametrize(
+    ("token", "head", "splits", "message"),
+    [(14, 0, 1, "token"), (0, 4, 1, "head"), (0, 0, 38, "splits")],
+)
+def test_traces_that_cannot_be(token: int, head: int, splits: int, message: str):
+    """S-9: of tokens, heads and keys that are there."""
+    with pytest.raises(InvalidArgument, match=message):
+        trace_of(dumped(), token, head, splits=splits)
+    with pytest.raises(InvalidArgument, match="cache"):
+        trace_of(dumped(without=("cache_before", "cache_after")), 0, 0)

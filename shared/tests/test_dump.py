@@ -1,0 +1,159 @@
+"""A dump of a step: whatever fields it has come back, and what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.dump import FIELDS, Dump, load_dump, save_dump
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS
+from paged_mla_shared.problem import Problem, Rope, RopePairing, Yarn
+from paged_mla_shared.safetensors import write_tensors
+
+PROBLEM = Problem(
+    dims=SMALL,
+    dtype="bfloat16",
+    cache_format="bf16",
+    block_size=4,
+    num_blocks=9,
+    max_rows=2,
+    max_query_tokens=3,
+    max_model_len=8,
+    softmax_scale=0.25,
+    rope=Rope(RopePairing.NEOX, yarn=Yarn(40.0, 4096)),
+)
+SIZES = {"B": 2, "B+1": 3, "T": 3, "M": 2, "N": 5, "S": 2, "K": 7, "X": 6, "P": 4}
+
+
+def full(problem: Problem = PROBLEM) -> Dump:
+    """Every field of a dump, filled with ones."""
+    arrays = {}
+    for name, field in FIELDS.items():
+        known = field.shape(problem)
+        if known is not None:
+            shape = tuple(SIZES[axis] if isinstance(axis, str) else axis for axis in known)
+            arrays[name] = np.ones(shape, field.numpy_dtype(problem))
+    return Dump(problem=problem, arrays=arrays, origin="layer 3, step 17", lse_base="2")
+
+
+@pytest.mark.parametrize("cache_format", FORMATS)
+def test_a_dump_comes_back(tmp_path: Path, cache_format: str):
+    """All fields, in every cache format, bit for bit."""
+    dtype = FORMATS[cache_format].ckv_dtype
+    dtype = "bfloat16" if dtype == "float8_e4m3" else dtype
+    dump = full(replace(PROBLEM, cache_format=cache_format, dtype=dtype))
+    save_dump(dump, tmp_path / "x.safetensors")
+    found = load_dump(tmp_path / "x.safetensors")
+    assert (found.problem, found.origin, found.lse_base) == (
+        dump.problem,
+        "layer 3, step 17",
+        "2",
+    )
+    assert found.arrays.keys() == dump.arrays.keys()
+    for name, array in dump.arrays.items():
+        assert found.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(found.arrays[name], array)
+
+
+def test_rows_of_a_cache_are_of_its_type():
+    """A dump holds a cache's elements, not bytes in disguise."""
+    plain, codes, rows = (
+        full(replace(PROBLEM, cache_format=name)).arrays["cache_after"]
+        for name in ("bf16", "fp8_e4m3", "fp8_ds_mla")
+    )
+    assert plain.dtype == numpy_dtype("bfloat16")
+    assert codes.dtype == numpy_dtype("float8_e4m3")
+    assert rows.dtype == np.uint8
+
+
+def test_every_field_is_optional(tmp_path: Path):
+    """A dump without anything is one that nothing can be said of."""
+    save_dump(Dump(problem=PROBLEM, arrays={}), tmp_path / "x.safetensors")
+    assert not load_dump(tmp_path / "x.safetensors").arrays
+
+
+def wrong(name: str, array: np.ndarray) -> Dump:
+    dump = full()
+    return replace(dump, arrays=dump.arrays | {name: array})
+
+
+BAD = {
+    "a name": (wrong("outs", np.zeros(3)), "'outs'.*no field"),
+    "a type": (wrong("seq_lens", np.zeros(2, np.int64)), "seq_lens.*int64.*int32"),
+    "axes": (wrong("lse", np.zeros(3, np.float32)), "lse.*1 axes"),
+    "dims": (wrong("lse", np.zeros((3, 5), np.float32)), r"lse.*\(3, 5\).*\[T, 4\]"),
+    "another size": (wrong("lse", np.zeros((2, 4), np.float32)), "lse.*T = 2.*3"),
+    "another B": (wrong("seq_lens", np.ones(3, np.int32)), "B = "),
+    "no scales": (
+        wrong("scales_after", np.ones((5, 4), np.float32)),
+        "scales_after.*bf16",
+    ),
+    "a base": (replace(full(), lse_base="10"), "lse_base.*'10'"),
+    "products": (replace(full(), products="slow"), "products.*'slow'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_dumps(tmp_path: Path, name: str):
+    """They are neither written nor read; the field is named."""
+    dump, message = BAD[name]
+    with pytest.raises(InvalidArgument, match=message):
+        save_dump(dump, tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({}, "paged_mla_dump"),
+        ({"paged_mla_dump": "2"}, "paged_mla_dump.*'2'"),
+        ({"paged_mla_dump": "1"}, "problem"),
+        ({"paged_mla_dump": "1", "problem": "[]"}, "problem.*list"),
+        ({"paged_mla_dump": "1", "problem": "{}"}, "problem: dims"),
+        ({"paged_mla_dump": "1", "problem": json.dumps(asdict(PROBLEM)), "x": ""}, "'x'"),
+    ],
+)
+def test_bad_headers(tmp_path: Path, texts: dict[str, str], message: str):
+    """A file of tensors is no dump by itself."""
+    write_tensors(tmp_path / "x.safetensors", {}, texts)
+    with pytest.raises(InvalidArgument, match=rf"x\.safetensors.*{message}"):
+        load_dump(tmp_path / "x.safetensors")
+
+
+def test_a_bad_format_is_named(tmp_path: Path):
+    """S-11: formats and types are looked up before anything is sized by them."""
+    for field, value in (("cache_format", "fp4"), ("dtype", "int4")):
+        problem = asdict(PROBLEM) | {field: value}
+        texts = {"paged_mla_dump": "1", "problem": json.dumps(problem)}
+        write_tensors(tmp_path / "x.safetensors", {"lse": np.zeros((1, 4), np.float32)}, texts)
+        with pytest.raises(InvalidArgument, match=f"{field}.*{value}"):
+            load_dump(tmp_path / "x.safetensors")
+
+
+def test_the_page_has_every_field():
+    """What each field decides stands in the documentation, and no field that there is not."""
+    page = (Path(__file__).parents[1] / "docs" / "dump.md").read_text()
+    [table] = re.findall(r"\| tensor \|.+?\n\n", page, re.DOTALL)
+    cells = [line.split("|")[1] for line in table.splitlines()[2:] if line]
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == FIELDS.keys()
+
+
+def test_the_example_of_the_page_writes_a_dump(tmp_path: Path):
+    """Its code runs as it stands."""
+    page = (Path(__file__).parents[1] / "docs" / "dump.md").read_text()
+    [code] = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    example: dict[str, Any] = {}
+    exec(code, example)
+    q_nope = np.ones((1, 16, 512), numpy_dtype("bfloat16"))
+    example["write"](
+        tmp_path / "x.safetensors", 64, 9, 0.1, q_nope=q_nope, seq_lens=np.ones(1, np.int32)
+    )
+    assert load_dump(tmp_path / "x.safetensors").problem.dims.num_heads == 16
