@@ -23,7 +23,11 @@ nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
 RECORDED = "recorded"
-RELEASES = ("vllm==0.25.0", "vllm==0.33.0", "transformers==5.17.0", "transformers==5.23.0")
+RELEASES = (
+    *("vllm==0.25.0", "vllm==0.33.0"),
+    *("sglang==0.5.17", "sglang==0.5.23"),
+    *("transformers==5.17.0", "transformers==5.23.0"),
+)
 ENGINES = (RECORDED, *RELEASES)  # of each, the oldest that the adapter is for, and the newest tried
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too long for each
@@ -178,10 +182,12 @@ def fuzz(session: nox.Session) -> None:
 def engines(session: nox.Session, engine: str) -> None:
     """Hold the adapters against engines: their surfaces as recorded, or each release installed.
 
-    vLLM brings the torch that it was built for, and with a GPU it generates too.
+    vLLM and SGLang bring the torch that they were built for, and with a GPU they generate too.
     """
-    needed = "optimized/tests_engines" if "transformers" in engine else "optimized/tests/engines"
-    if "vllm" in engine:
+    name = engine.split("==", maxsplit=1)[0]
+    serves = name in {"vllm", "sglang"}
+    needed = "optimized/tests_engines" if name == "transformers" else "optimized/tests/engines"
+    if serves:
         folders = ("shared", "reference", "optimized")
         editable = [part for name in folders for part in ("-e", f"./{PACKAGES[name].folder}")]
         session.install(*editable, "pytest", engine)
@@ -190,8 +196,8 @@ def engines(session: nox.Session, engine: str) -> None:
         if engine != RECORDED:
             session.install(engine)
     session.run("pytest", needed, *session.posargs, env=INTERPRETER)
-    if "vllm" in engine and _on_gpu(session, "auto"):
-        session.run("python", "-m", "paged_mla_optimized.engines.vllm.tools.check")
+    if serves and _on_gpu(session, "auto"):
+        session.run("python", "-m", f"paged_mla_optimized.engines.{name}.tools.check")
 
 
 @nox.session(default=False)
