@@ -90,7 +90,7 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
 
     history, again = run_engine(_given(model, plain, YARDSTICK), begin)
     runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
-    for backend in (*scene.peers, NAME):
+    for backend in (NAME, *scene.peers):  # one that cannot start may end this process
         before = time.monotonic()
         try:
             found = run_engine(
