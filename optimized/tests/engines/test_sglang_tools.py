@@ -79,5 +79,7 @@ def test_scenes_hold_what_they_ask():
     assert sum(map(len, many)) + 64 * len(many) < check._POOL
     for name, scene in SCENES.items():
         assert YARDSTICK in scene.peers, name
-        trees = "NGRAM" in scene.arguments.values() and name != "chain"
+        breadth = scene.arguments.get("speculative_ngram_max_bfs_breadth")
+        breadth = breadth or scene.arguments.get("speculative_eagle_topk")
+        trees = "speculative_algorithm" in scene.arguments and breadth != 1
         assert (scene.page_size == 1) == trees, name  # or SGLang refuses

@@ -61,7 +61,7 @@ def main() -> int:
         run_scene(name, options.folder, options.tokens)
         return 0
     for scene in (SCENES[name] for name in names):  # once, not in each process
-        build_model(options.folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
+        build_model(options.folder, heads=scene.heads, layers=_LAYERS)
     deadline = time.monotonic() + options.seconds
     given = ["--here", "--tokens", str(options.tokens)]
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -76,7 +76,7 @@ def main() -> int:
 def run_scene(name: str, folder: Path, tokens: int) -> None:
     """Run one scene in this process; write what was found after each of its engines."""
     scene, asked = SCENES[name], prompts()
-    model = build_model(folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
+    model = build_model(folder, heads=scene.heads, layers=_LAYERS)
     plain = Scene(
         mode="eager",
         heads=scene.heads,
@@ -105,6 +105,9 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
 
 def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
     """Return what the engine of a scene is made with."""
+    more = dict(scene.arguments)
+    if scene.has_draft_model:
+        more["speculative_draft_model_path"] = str(model)
     return arguments(
         model,
         backend,
@@ -116,8 +119,8 @@ def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
         cuda_graph_max_bs_decode=_ROWS,
         chunked_prefill_size=2048,
         max_total_tokens=_POOL,
-        mem_fraction_static=0.1,
-        **scene.arguments,
+        mem_fraction_static=0.3,  # the pool is smaller; engines run side by side
+        **more,
     )
 
 

@@ -38,18 +38,23 @@ class Scene:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def has_mtp(self) -> bool:
-        """Whether the model drafts for itself."""
-        return self.arguments.get("speculative_algorithm") == "EAGLE"
+    def has_draft_model(self) -> bool:
+        """Whether a model drafts: it is the model itself, whose drafts are nearly all right."""
+        return self.arguments.get("speculative_algorithm") == "STANDALONE"
 
 
 _NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
 _CHAIN = _NGRAM | {"speculative_ngram_max_bfs_breadth": 1}
-_MTP = {
-    "speculative_algorithm": "EAGLE",
+_DRAFT_MODEL = {
+    "speculative_algorithm": "STANDALONE",
     "speculative_num_steps": 3,
     "speculative_eagle_topk": 1,
     "speculative_num_draft_tokens": 4,
+}
+_TREES = _DRAFT_MODEL | {
+    "speculative_eagle_topk": 2,
+    "speculative_num_draft_tokens": 6,
+    "speculative_draft_attention_backend": "triton",
 }
 
 SCENES = {
@@ -60,8 +65,9 @@ SCENES = {
     "fp8": Scene(kv_cache_dtype="fp8_e4m3"),
     "mixed": Scene(arguments={"enable_mixed_chunk": True}),
     "chain": Scene(arguments=_CHAIN),
-    "mtp": Scene(arguments=_MTP),
+    "draft-model": Scene(arguments=_DRAFT_MODEL),
     "tree": Scene(page_size=1, peers=(YARDSTICK, "flashinfer"), arguments=_NGRAM),
+    "draft-tree": Scene(page_size=1, peers=(YARDSTICK, "flashinfer"), arguments=_TREES),
 }
 """By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
 
