@@ -32,6 +32,12 @@ with warnings.catch_warnings():
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+    from sglang.srt.model_executor.forward_context import (
+        ForwardContext,
+        forward_context,
+        get_req_to_token_pool,
+        get_token_to_kv_pool,
+    )
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import build_replay_fb_view
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
         AttentionBackendRegistry,
@@ -173,8 +179,12 @@ def test_its_tables_know_us():
     registration.register()
     assert NAME in server_args.ATTENTION_BACKEND_CHOICES
     assert NAME in server_args.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS
-    backend = ATTENTION_BACKENDS[NAME](runner_of(step, hold(step)))
+    runner = runner_of(step, hold(step))
+    backend = ATTENTION_BACKENDS[NAME](runner)
     assert isinstance(backend, PagedMlaBackend)
+    with forward_context(ForwardContext(attn_backend=backend)):  # where layers find their pools
+        assert get_token_to_kv_pool() is runner.token_to_kv_pool
+        assert get_req_to_token_pool() is runner.req_to_token_pool
     assert not backend.needs_cpu_seq_lens
     assert NAME in FORWARD_ABSORB_CORE_ATTENTION_BACKENDS
 
@@ -255,6 +265,8 @@ def test_trees_of_drafts(settings, spelling):
     )
     backend.init_forward_metadata(batch)
     assert_outputs(forwarded(backend, runner, step, held, batch), step, visible)
+    with pytest.raises(Unsupported, match="OVERLAP_PLAN_STREAM"):  # the plan has read the mask
+        backend.update_verify_buffers_to_fill_after_draft(spec, None)
 
 
 def test_chains_of_drafts_need_no_mask(settings):
@@ -265,6 +277,7 @@ def test_chains_of_drafts_need_no_mask(settings):
     runner = runner_of(step, held)
     backend = PagedMlaBackend(runner)
     assert not backend.verify_mask.is_read
+    backend.update_verify_buffers_to_fill_after_draft(None, None)
     spec = SimpleNamespace(custom_mask=None, draft_token_num=DRAFTS)
     batch = batch_of(
         step, held, ForwardMode.TARGET_VERIFY, seq_lens=step.seq_lens - DRAFTS, spec_info=spec

