@@ -61,10 +61,14 @@ class Fit:
     @property
     def order(self) -> tuple[float, ...]:
         """Sort key: what it explains; known faults before fitted numbers, often reported first."""
-        wrong, rms = self.explains
-        coarse = math.ceil(math.log2(max(rms, _CLOSE)))
-        reports = len(self.hypothesis.citations) + len(self.hypothesis.akin) / 100
-        return (wrong, coarse, not self.hypothesis.known, rms, -reports)
+        return order_of(self.hypothesis, *self.explains)
+
+
+def order_of(hypothesis: Hypothesis, wrong: float, rms: float) -> tuple[float, ...]:
+    """Return the sort key of a hypothesis that leaves so much wrong, by so much."""
+    coarse = math.ceil(math.log2(max(rms, _CLOSE)))
+    reports = len(hypothesis.citations) + len(hypothesis.akin) / 100
+    return (wrong, coarse, not hypothesis.known, rms, -reports)
 
 
 def rank(found: Examination) -> list[Fit]:
@@ -82,6 +86,22 @@ def rank(found: Examination) -> list[Fit]:
         tried = [fit.hypothesis for fit in fits[:kept]] if fits else hypotheses
         fits = _tried(tried, measure, rest, in_turn=stage is Stage.APPEND) + fits[kept:]
     return fits
+
+
+def harms(found: Examination, hypothesis: Hypothesis) -> bool:
+    """Return whether a hypothesis would have broken a step in which nothing is broken."""
+    for stage in Stage:
+        if not can_be_tried(found, stage):
+            continue
+        asked, _ = _rounds(found, stage)[0]
+        try:
+            with np.errstate(all="ignore"):
+                residual = measure_of(found, stage, asked)(hypothesis.change)
+        except Exception:
+            return True
+        if residual.wrong > residual.was:
+            return True
+    return False
 
 
 def can_be_tried(found: Examination, stage: Stage) -> bool:
