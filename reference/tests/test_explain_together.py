@@ -92,9 +92,7 @@ def test_right_steps_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("option", ["--html=x", "--png=x", "--token=0"])
-def test_pictures_are_of_one_dump(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_pictures_are_of_one_dump(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Refused before anything is written."""
     assert main(["explain", *saved(tmp_path, dumped(), dumped()), option]) == 2
     assert "only with one dump" in capsys.readouterr().err

@@ -1,11 +1,12 @@
-"""The dump of the first test that a mutant fails, as the matrix of mutants names it."""
+"""Dumps of the tests that a mutant fails, those that the matrix of mutants names first."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE
 
+MOST_TRIED = 60  # tests beside those that the matrix names
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
 ASKED: dict[str, Callable[[Trial], Any]] = {
     "decode": Trial.check_attention,
@@ -62,15 +64,12 @@ class Failed:
     Parameters
     ----------
     mutant, test : str
-    dump : Dump or None
-        ``None`` where no step can be dumped: `why` says so.
-    why : str
+    dump : Dump
     """
 
     mutant: str
     test: str
-    dump: Dump | None
-    why: str = ""
+    dump: Dump
 
 
 def tests_that_kill(page: Path) -> dict[str, list[str]]:
@@ -84,16 +83,34 @@ def tests_that_kill(page: Path) -> dict[str, list[str]]:
     return found
 
 
-def first_failure(name: str, tests: list[str]) -> Failed:
-    """Run the first test of a mutant whose step can be dumped, up to where it fails."""
-    for test in tests:
+def failures(name: str, tests: list[str]) -> Iterator[Failed]:
+    """Return the steps at which a mutant fails tests, one of each that has a step to be dumped.
+
+    Tests that the matrix names come first, then others of their kind.
+    """
+    for test in (*tests, *islice(_others(tests), MOST_TRIED)):
         parts = _TEST.fullmatch(test)
         if parts is None:
             continue
         dump = _dump_of(name, parts[1], parts[2])
         if dump is not None:
-            return Failed(name, test, dump)
-    return Failed(name, tests[0] if tests else "", None, "no step shows it")
+            yield Failed(name, test, dump)
+
+
+def _others(tests: list[str]) -> Iterator[str]:
+    """Return tests of the kinds and cache formats of some."""
+    for test in tests:
+        parts = _TEST.fullmatch(test)
+        if parts is None:
+            continue
+        ids = []
+        if parts[1] == "merge":
+            ids = [case.name for case in MERGES]
+        elif parts[1] in ASKED:
+            group, _, named = parts[2].partition("-fp32")
+            cases = CASES[group.partition("-")[0]]
+            ids = [f"{case.dtype_id('float32')}{named}" for case in cases]
+        yield from (other for i in ids if (other := f"test_{parts[1]}[{i}]") not in tests)
 
 
 def _dump_of(name: str, test: str, param: str) -> Dump | None:

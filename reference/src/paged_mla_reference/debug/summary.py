@@ -49,9 +49,7 @@ def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str
 def summary_of_several(found: Together, paths: Sequence[str]) -> str:
     """Return what a person reads of dumps that are explained together."""
     lines = []
-    for number, (path, explanation) in enumerate(
-        zip(paths, found.explanations, strict=True), 1
-    ):
+    for number, (path, explanation) in enumerate(zip(paths, found.explanations, strict=True), 1):
         said = f"{number}. {path}: {explanation.verdict}"
         lines += [*textwrap.wrap(said, _WIDTH, subsequent_indent="   "), ""]
         if explanation.cause and not found.best:

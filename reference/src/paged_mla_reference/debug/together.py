@@ -130,9 +130,7 @@ def together(explanations: Sequence[Explanation]) -> Together:
     shared = [
         _shared(known[name], explanations, [fits.get(name) for fits in each]) for name in known
     ]
-    return Together(
-        list(explanations), sorted(shared, key=lambda f: (f.order, f.hypothesis.name))
-    )
+    return Together(list(explanations), sorted(shared, key=lambda f: (f.order, f.hypothesis.name)))
 
 
 def _shared(
