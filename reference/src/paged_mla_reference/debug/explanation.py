@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paged_mla_reference.debug.checks import Examination, examine
+from paged_mla_reference.debug.checks import examine
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Finding, State
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.ranking import Fit, can_be_tried, rank

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import copy_slots, slots_to_write
-from paged_mla_reference.debug.checks import Examination
 from paged_mla_reference.debug.errors import actual_output, errors_of
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.query_view import row_of, views_of_wrong
 from paged_mla_reference.deviations.change import answering, imagined, reading
