@@ -36,6 +36,7 @@ from paged_mla_shared.dump import Dump
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE
+from paged_mla_shared.prefill import PrefillBatch
 
 MOST_TRIED = 60  # tests beside those that the matrix names
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
@@ -50,6 +51,8 @@ ASKED: dict[str, Callable[[Trial], Any]] = {
     "gather": Trial.check_gather,
     "gathered": Trial.check_gather,
     "replay": Trial.check_replay,
+    "queries": Trial.check_queries,
+    "prefill": Trial.check_prefill,
     **dict.fromkeys(
         ("mixed", "verify", "empty", "layouts", "rope", "large_offsets"), Trial.check_step
     ),
@@ -138,8 +141,8 @@ def failing_step(
         return None
     again = RecordingBackend(make())
     runner = again.prepare(failed.last.problem)
-    for call, argument in failed.last.calls:
-        getattr(runner, call)(used(argument) if call == "load_cache" else argument)
+    for call, arguments in failed.last.calls:
+        getattr(runner, call)(*[used(x) for x in arguments])
     if again.last is not None:
         dump = in_noise(again.last.dump)
         if examine(Step.of(dump)).first is not None:
@@ -175,7 +178,24 @@ def _traces(scenario: Scenario) -> list[TraceParam]:
     return [TraceParam(replace(scenario, cache_format=name), "float32") for name in formats]
 
 
-def used(image: CacheImage) -> CacheImage:
+def used(given: Any) -> Any:
+    """Return a cache, or a prefill, whose poison is other tokens; what else there is as it is."""
+    if isinstance(given, CacheImage):
+        return _used_cache(given)
+    if isinstance(given, PrefillBatch):
+        k_nope, k_pe, v = map(_used_keys, (given.k_nope, given.k_pe, given.v))
+        return replace(given, k_nope=k_nope, k_pe=k_pe, v=v)
+    return given
+
+
+def _used_keys(keys: NDArray[Any]) -> NDArray[Any]:
+    """Return keys, or values, of which what nothing may read is of a key's size."""
+    drawn = np.random.default_rng(len(keys)).standard_normal(keys.shape)
+    poisoned = ~(np.abs(widen(keys)) < HUGE / 10)
+    return np.where(poisoned, drawn, keys).astype(keys.dtype)
+
+
+def _used_cache(image: CacheImage) -> CacheImage:
     """Return a cache whose poison is other tokens: finite numbers of a latent's size.
 
     What they are follows from the block and the place in it.
@@ -214,18 +234,26 @@ def in_noise(dump: Dump, seed: int = 0) -> Dump:
     be named by its bits. Numbers next to a token's largest are kept: their steps are as large as a
     budget may be.
     """
-    if "partial_out" in dump.arrays or not dump.arrays.get("lse", np.zeros(0)).size:
+    if "partial_out" in dump.arrays:
         return dump
     rng = np.random.default_rng(seed)
     arrays = dict(dump.arrays)
-    seen = np.isfinite(arrays["lse"])
-    for name in {"out", "lse"} & arrays.keys():
-        array = arrays[name]
-        size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
-        largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
-        small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2
-        moved = small & (size > 0) & seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
-        moved &= rng.random(array.shape) < 2 / 3
-        towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
-        arrays[name] = np.where(moved, np.nextafter(array, towards), array)
+    for kind in ("", "prefill_"):
+        lse = arrays.get(f"{kind}lse")
+        if lse is None or not lse.size:
+            continue
+        seen = np.isfinite(lse)
+        for name in (f"{kind}out", f"{kind}lse"):
+            arrays[name] = _moved(arrays[name], seen, rng)
     return replace(dump, arrays=arrays)
+
+
+def _moved(array: NDArray[Any], seen: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[Any]:
+    """Return numbers one step up or down, or kept."""
+    size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
+    largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
+    small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2
+    moved = small & (size > 0) & seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
+    moved &= rng.random(array.shape) < 2 / 3
+    towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
+    return np.where(moved, np.nextafter(array, towards), array)
