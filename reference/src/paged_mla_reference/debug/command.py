@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from paged_mla_reference.debug.beside import beside
 from paged_mla_reference.debug.explanation import explain
 from paged_mla_reference.debug.maps import maps_of
 from paged_mla_reference.debug.page import render
@@ -16,6 +17,7 @@ from paged_mla_reference.debug.together import explain_together
 from paged_mla_reference.debug.trace import trace_of
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.options import refuse_idle, whole
+from paged_mla_shared.taps import load_taps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--head", type=whole(0), default=0, metavar="H", help="of --token")
     parser.add_argument("--splits", type=whole(1), default=1, metavar="N", help="of --token")
+    parser.add_argument(
+        "--taps",
+        type=Path,
+        metavar="FILE",
+        help="set what a kernel went through beside it: python -m paged_mla_optimized taps",
+    )
 
 
 def explain_file(options: argparse.Namespace) -> tuple[str, int]:
@@ -49,9 +57,12 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
         A file is no dump, or an option is of one dump and several are given.
     """
     if len(options.dumps) > 1:
-        refuse_idle(options, ("html", "png", "token"), "one dump")
+        refuse_idle(options, ("html", "png", "token", "taps"), "one dump")
         return _explain_together(options)
     dump = load_dump(options.dumps[0])
+    if options.taps is not None:
+        found = beside(dump, load_taps(options.taps))
+        return (json.dumps(found.as_dict()) if options.json else found.text()), 0
     if options.token is not None:
         trace = trace_of(dump, options.token, options.head, splits=options.splits)
         return (json.dumps(trace.as_dict()) if options.json else trace.text()), 0
