@@ -48,6 +48,7 @@ ASKED: dict[str, Callable[[Trial], Any]] = {
     "metadata": Trial.check_metadata,
     "append": Trial.check_append,
     "written": Trial.check_append,
+    "written_again": Trial.check_append_again,
     "gather": Trial.check_gather,
     "gathered": Trial.check_gather,
     "replay": Trial.check_replay,
