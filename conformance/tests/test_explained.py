@@ -10,7 +10,13 @@ from paged_mla_conformance.explained.__main__ import main
 from paged_mla_shared.dump import load_dump
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("lse-in-base-2", "the-last-token-is-not-written", "one-inline-scale-serves-the-row")
+NAMES = (
+    "lse-in-base-2",
+    "the-last-token-is-not-written",
+    "one-inline-scale-serves-the-row",
+    "prefill-is-always-causal",
+    "a-given-query-scale-is-ignored",
+)
 
 
 def test_mutants_faults_and_right_steps(
@@ -22,14 +28,29 @@ def test_mutants_faults_and_right_steps(
     some = ["--single", "5", "--healthy", "10", "--save", str(tmp_path), "--page", str(page)]
     assert main([*NAMES, "a-live-block-is-evicted", *some]) == 0
     said = capsys.readouterr().out
-    assert "mutants with a dump: 3 of 4" in said
-    assert "first broken rule right: 3 of 3" in said
-    assert "deviation named first: 3 of 3" in said
+    assert "mutants with a dump: 5 of 6" in said
+    assert "first broken rule right: 5 of 5" in said
+    assert "deviation named first, of one dump: 5 of 5" in said
     assert "single faults, first broken rule right: 5 of 5" in said
     assert "right steps called broken: 0 of 10" in said
-    assert "| first broken rule right | 3 of 3, 100.0% |" in page.read_text()
+    assert "| first broken rule right | 5 of 5, 100.0% |" in page.read_text()
     for name in NAMES:
         assert name in load_dump(tmp_path / f"{name}.safetensors").origin
+
+
+def test_a_tie_is_ended_by_another_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """S-10: on one step two deviations predict the same, on the next test's only one does."""
+    monkeypatch.chdir(ROOT)
+    name = "an-odd-batch-leaves-out-its-last-row"
+    assert main([name, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "place 2, 3 alike, of 2 dumps 1" in said
+    assert "deviation named first, of one dump: 0 of 1" in said
+    assert "deviation named first, of up to three dumps: 1 of 1" in said
+    origins = [load_dump(tmp_path / f"{name}{end}.safetensors").origin for end in ("", "-2")]
+    assert len(set(origins)) == 2
 
 
 def test_unknown_mutants_are_refused(capsys: pytest.CaptureFixture[str]):

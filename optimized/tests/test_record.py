@@ -114,3 +114,24 @@ def test_the_recipe_of_the_page_writes_a_dump(tmp_path: Path):
     assert arrays["block_ids"].tolist() == [1, 2, 6]
     assert arrays["cu_seqlens_q"].tolist() == [0, 1, 2]
     assert arrays["cache_after"].shape == (3, 64, 576)
+
+
+def test_the_recipe_of_a_prefill(tmp_path: Path):
+    """S-21: it holds what it is explained from, in the types of a dump."""
+    page = (Path(__file__).parents[1] / "docs" / "dumps.md").read_text()
+    recipe: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.+?)```", page, re.DOTALL):
+        if "def keep" in code or "def dump_prefill" in code:
+            exec(code, recipe)
+    sums = torch.tensor([0, 3, 5], dtype=torch.int32)
+    shapes = {"q_nope": (5, 16, 128), "q_pe": (5, 16, 64), "k_nope": (5, 16, 128), "k_pe": (5, 64)}
+    shapes |= {"v": (5, 16, 128), "out": (5, 16, 128), "lse": (5, 16)}
+    given = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    path = tmp_path / "x.safetensors"
+    recipe["dump_prefill"](path, cu_seqlens_q=sums, cu_seqlens_k=sums, scale=0.1, **given)
+    arrays = load_dump(path).arrays
+    assert arrays["prefill_lse"].dtype == np.float32
+    assert arrays["prefill_causal"].item()
+    assert {name.removeprefix("prefill_") for name in arrays} == {
+        *shapes, "cu_seqlens_q", "cu_seqlens_k", "causal",
+    }  # fmt: skip

@@ -22,7 +22,7 @@ from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
-from paged_mla_shared.problem import Output
+from paged_mla_shared.problem import Batch, Output, Problem
 
 CACHE = ("cache_before", "cache_after", "block_ids")
 
@@ -296,3 +296,17 @@ def test_json_holds_no_odd_numbers():
     assert document["broken"]
     assert document["hypotheses"][0]["name"] == "empty-rows-divide-zero-by-zero"
     assert document["findings"][0]["state"] == "held"
+
+
+@pytest.mark.parametrize(
+    ("times", "what"), [(-1, "leave out the step's tokens"), (1, "count the step's tokens twice")]
+)
+def test_lengths_of_another_convention(times: int, what: str):
+    """S-2, S-4: queries of a step are aligned to the end of lengths that are another's."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        return replace(batch, seq_lens=batch.seq_lens + times * batch.query_lens)
+
+    rows = case((Row(37, 2), Row(70, 3)), block_size=64)
+    found = explain(dumped(reading(RIGHT, change), of=rows))
+    assert found.best[0].hypothesis.name == f"the rows' lengths {what}"

@@ -17,7 +17,7 @@ from paged_mla_shared.dump import FIELDS, Dump, load_dump, save_dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Problem, Rope, RopePairing, Yarn
-from paged_mla_shared.safetensors import write_tensors
+from paged_mla_shared.safetensors import read_tensors, write_tensors
 
 PROBLEM = Problem(
     dims=SMALL,
@@ -32,6 +32,7 @@ PROBLEM = Problem(
     rope=Rope(RopePairing.NEOX, yarn=Yarn(40.0, 4096)),
 )
 SIZES = {"B": 2, "B+1": 3, "T": 3, "M": 2, "N": 5, "S": 2, "K": 7, "X": 6, "P": 4}
+SIZES |= {"Bp+1": 4, "Tq": 5, "Tk": 8}
 
 
 def full(problem: Problem = PROBLEM) -> Dump:
@@ -81,6 +82,21 @@ def test_every_field_is_optional(tmp_path: Path):
     assert not load_dump(tmp_path / "x.safetensors").arrays
 
 
+def test_a_file_is_of_the_earliest_version_that_has_its_fields(tmp_path: Path):
+    """Who reads version 1 reads all that has no more; a file does not have more than it says."""
+    path = tmp_path / "x.safetensors"
+    problem = {"problem": json.dumps(asdict(PROBLEM))}
+    for name, version in (("seq_lens", "1"), ("prefill_lse", "2"), ("query_codes", "2")):
+        save_dump(Dump(problem=PROBLEM, arrays={name: full().arrays[name]}), path)
+        assert read_tensors(path)[1]["paged_mla_dump"] == version
+        write_tensors(path, {name: full().arrays[name]}, problem | {"paged_mla_dump": "1"})
+        if version == "1":
+            load_dump(path)
+            continue
+        with pytest.raises(InvalidArgument, match=f"{name}.*version 1.*version 2"):
+            load_dump(path)
+
+
 def wrong(name: str, array: np.ndarray) -> Dump:
     dump = full()
     return replace(dump, arrays=dump.arrays | {name: array})
@@ -114,7 +130,7 @@ def test_bad_dumps(tmp_path: Path, name: str):
     ("texts", "message"),
     [
         ({}, "paged_mla_dump"),
-        ({"paged_mla_dump": "2"}, "paged_mla_dump.*'2'"),
+        ({"paged_mla_dump": "3"}, "paged_mla_dump.*'3'"),
         ({"paged_mla_dump": "1"}, "problem"),
         ({"paged_mla_dump": "1", "problem": "[]"}, "problem.*list"),
         ({"paged_mla_dump": "1", "problem": "{}"}, "problem: dims"),
@@ -141,8 +157,9 @@ def test_a_bad_format_is_named(tmp_path: Path):
 def test_the_page_has_every_field():
     """What each field decides stands in the documentation, and no field that there is not."""
     page = (Path(__file__).parents[1] / "docs" / "dump.md").read_text()
-    [table] = re.findall(r"\| tensor \|.+?\n\n", page, re.DOTALL)
-    cells = [line.split("|")[1] for line in table.splitlines()[2:] if line]
+    tables = re.findall(r"\| tensor \|.+?\n\n", page, re.DOTALL)
+    lines = [line for table in tables for line in table.splitlines()[2:] if line]
+    cells = [line.split("|")[1] for line in lines]
     assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == FIELDS.keys()
 
 

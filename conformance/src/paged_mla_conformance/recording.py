@@ -15,6 +15,7 @@ from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 MOST_BLOCKS = 4096  # of a cache that is listed whole
@@ -27,15 +28,16 @@ class Recording(Passing):
     ----------
     arrays : dict of str to array
         The fields of its dump.
-    calls : list of (str, object)
-        Every call since the runner was made that changes it or asks it about a step.
+    calls : list of (str, tuple)
+        Every call, with its arguments, since the runner was made that changes it or asks it about
+        a step or a prefill.
     """
 
     def __init__(self, problem: Problem, inner: Runner, asked: Callable[[Recording], None]) -> None:
         super().__init__(problem, inner)
         self._asked = asked
         self.arrays: dict[str, NDArray[Any]] = {}
-        self.calls: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._batch: Batch | None = None
         self._loaded: CacheImage | None = None  # until something is written
         self._poison = np.zeros(1, np.uint8)
@@ -48,7 +50,7 @@ class Recording(Passing):
 
     def load_cache(self, image: CacheImage) -> None:
         """Hand on; a step begins."""
-        self.calls.append(("load_cache", image))
+        self.calls.append(("load_cache", (image,)))
         self._loaded = image
         self.inner.load_cache(image)
         self.arrays, self._batch = {}, None
@@ -95,6 +97,27 @@ class Recording(Passing):
         self.arrays |= {"gathered_ckv": ckv.copy(), "gathered_k_pe": k_pe.copy()}
         return ckv, k_pe
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Keep codes and scales."""
+        self._begin("quantise_queries", batch, scale)
+        codes, scales = self.inner.quantise_queries(batch, scale)
+        self.arrays |= {"query_codes": codes.copy(), "query_scales": scales.copy()}
+        if scale is not None:
+            self.arrays["query_scale"] = np.array(scale, np.float32)
+        return codes, scales
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Keep all of it; it is no step, and has no other fields."""
+        self._asked(self)
+        self.calls.append(("prefill", (batch,)))
+        given = {name: np.array(array) for name, array in vars(batch).items()}
+        answer = self.inner.prefill(batch)
+        given |= {"out": answer.out.copy(), "lse": answer.lse.copy()}
+        self._batch, self.arrays = None, {f"prefill_{name}": x for name, x in given.items()}
+        return answer
+
     def merge(self, partials: Sequence[Output]) -> Output:
         """Keep the parts and what they were joined to."""
         self._asked(self)
@@ -106,10 +129,10 @@ class Recording(Passing):
         self.arrays = parts | {"out": merged.out.copy(), "lse": merged.lse.copy()}
         return merged
 
-    def _begin(self, call: str, batch: Batch) -> None:
+    def _begin(self, call: str, batch: Batch, *others: Any) -> None:
         """Keep what a step is given; another batch is another step."""
         self._asked(self)
-        self.calls.append((call, batch))
+        self.calls.append((call, (batch, *others)))
         given = {name: a for name, a in vars(batch).items() if isinstance(a, np.ndarray)}
         if batch is not self._batch:
             self._batch, self.arrays = batch, given

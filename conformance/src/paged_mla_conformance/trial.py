@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,16 @@ class Trial:
         for stage in self.stages():
             runner.load_cache(stage.before)
             self.append(runner, stage)
+
+    def check_append_again(self) -> None:
+        """Append every step, then what of it runs again as other tokens (S-10, S-11)."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            runner.append(stage.batch)
+            again = others_past_the_first(stage.batch)
+            after = append(stage.problem, again, stage.after)
+            self.append(runner, Stage(stage.problem, again, stage.after, after))
 
     def check_attention(self) -> None:
         """Attend to a cache that the oracle filled; no byte of it may change."""
@@ -274,3 +284,16 @@ def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
     aliases = (near[:, :, None] + np.array([-1, 0, 1])).ravel()
     wanted = np.unique(np.concatenate([image.block_ids, aliases, [0, total - 1]]))
     return wanted[(wanted >= 0) & (wanted < total)].astype(np.int64)
+
+
+def others_past_the_first(batch: Batch) -> Batch:
+    """Return a step whose rows of several tokens ran their first one before; all are doubled."""
+    longer = batch.query_lens > 1
+    first = batch.cu_seqlens_q[:-1][longer]
+    arrays = {
+        name: np.delete(getattr(batch, name), first, axis=0)
+        for name in ("q_nope", "q_pe", "ckv", "k_pe")
+    }
+    arrays |= {name: arrays[name] + arrays[name] for name in ("ckv", "k_pe")}
+    ends = np.cumsum(batch.query_lens - longer)
+    return replace(batch, cu_seqlens_q=np.append(0, ends).astype(np.int32), **arrays)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from paged_mla_shared.problem import Mask, MaskSpelling, Problem
 from paged_mla_shared.safetensors import read_tensors, write_tensors
 from paged_mla_shared.typed import build
 
-VERSION = "1"
+VERSIONS = ("1", "2")
+"""What files say; one is written as the earliest version that has its fields."""
 LSE_BASES = ("e", "2")
 
 _VERSION_KEY = "paged_mla_dump"
@@ -45,11 +46,14 @@ class Field:
         Returns its axes for a problem; ``None`` where such a problem has no such tensor.
     dtype : callable
         Returns its element type for a problem, by name.
+    since : str
+        The version of the format that brought it.
     """
 
     what: str
     axes: Callable[[Problem], Shape | None]
     dtype: Callable[[Problem], str]
+    since: str = VERSIONS[0]
 
     def shape(self, problem: Problem) -> Shape | None:
         """Return its axes; ``None`` where such a problem has no such tensor."""
@@ -112,6 +116,28 @@ def _mask_dtype(problem: Problem) -> str:
 
 
 _QUERY = ("T", "num_heads")
+_KEY = ("Tk", "num_heads")  # of a prefill
+_PREFILL_QUERY = ("Tq", "num_heads")
+
+_OF_VERSION_2 = {
+    "query_scale": _fixed("what all queries were told to be divided by", "float32"),
+    "query_codes": Field(
+        "queries as e4m3 codes",
+        lambda problem: ("T", problem.dims.num_heads, problem.dims.cached_dim),
+        lambda _: "uint8",
+    ),
+    "query_scales": _of_heads("what codes are multiplied by", *_QUERY, dtype="float32"),
+    "prefill_cu_seqlens_q": _fixed("prefix sums of a prefill's queries", "int32", "Bp+1"),
+    "prefill_cu_seqlens_k": _fixed("prefix sums of its keys", "int32", "Bp+1"),
+    "prefill_causal": _fixed("whether it is masked", "bool"),
+    "prefill_q_nope": _of_heads("its queries", *_PREFILL_QUERY, "qk_nope_head_dim"),
+    "prefill_q_pe": _of_heads("their rotated part", *_PREFILL_QUERY, "qk_rope_head_dim"),
+    "prefill_k_nope": _of_heads("its keys", *_KEY, "qk_nope_head_dim"),
+    "prefill_k_pe": _of_heads("their rotated part", "Tk", "qk_rope_head_dim"),
+    "prefill_v": _of_heads("its values", *_KEY, "v_head_dim"),
+    "prefill_out": _of_heads("its answer", *_PREFILL_QUERY, "v_head_dim"),
+    "prefill_lse": _of_heads("its lse", *_PREFILL_QUERY, dtype="float32"),
+}
 
 FIELDS: dict[str, Field] = {
     "cu_seqlens_q": _fixed("prefix sums of query lengths", "int32", "B+1"),
@@ -137,6 +163,7 @@ FIELDS: dict[str, Field] = {
     "partial_lse": _of_heads("lse of the parts", "S", *_QUERY, dtype="float32"),
     "gathered_ckv": _of_heads("cached latents, row after row", "K", "kv_lora_rank"),
     "gathered_k_pe": _of_heads("cached keys, row after row", "K", "qk_rope_head_dim"),
+    **{name: replace(each, since="2") for name, each in _OF_VERSION_2.items()},
 }
 
 
@@ -152,7 +179,7 @@ class Dump:
     origin : str
         Where it is from, in the words of who wrote it.
     lse_base : {"e", "2"}
-        Base of the logarithm that ``lse`` and ``partial_lse`` are meant to be in.
+        Base of the logarithm that every lse is meant to be in.
     products : {"exact", "fast"}
         As a backend declares them (:class:`~paged_mla_shared.backend.Capabilities`).
     """
@@ -201,7 +228,7 @@ class Dump:
                 if size != axis:
                     raise InvalidArgument(name, f"shape {array.shape}", written)
                 continue
-            letter, less = ("B", 1) if axis == "B+1" else (axis, 0)
+            letter, less = axis.removesuffix("+1"), int(axis.endswith("+1"))
             known, value = sizes.setdefault(letter, (name, size - less))
             if value != size - less:
                 allowed = f"{value}, as {known} has it"
@@ -217,7 +244,8 @@ def save_dump(dump: Dump, path: Path) -> None:
         As of :meth:`Dump.check`.
     """
     dump.check()
-    texts = {_VERSION_KEY: VERSION, "problem": json.dumps(asdict(dump.problem))}
+    version = max((FIELDS[name].since for name in dump.arrays), default=VERSIONS[0])
+    texts = {_VERSION_KEY: version, "problem": json.dumps(asdict(dump.problem))}
     texts |= {"origin": dump.origin, "lse_base": dump.lse_base, "products": dump.products}
     write_tensors(path, dump.arrays, texts)
 
@@ -231,8 +259,10 @@ def load_dump(path: Path) -> Dump:
         The file is no dump of this version, or damaged (:meth:`Dump.check`).
     """
     arrays, texts = read_tensors(path)
-    if (version := texts.pop(_VERSION_KEY, None)) != VERSION:
-        raise InvalidArgument(f"{path}: {_VERSION_KEY}", reprlib.repr(version), repr(VERSION))
+    version = texts.pop(_VERSION_KEY, "")
+    if version not in VERSIONS:
+        allowed = " or ".join(map(repr, VERSIONS))
+        raise InvalidArgument(f"{path}: {_VERSION_KEY}", reprlib.repr(version), allowed)
     if "problem" not in texts:
         raise InvalidArgument(f"{path}: problem", "nothing", "a text: it is required")
     where = f"{path}: problem"
@@ -244,6 +274,9 @@ def load_dump(path: Path) -> Dump:
         dump.check()
     except InvalidArgument as error:
         raise error.inside(str(path)) from None
+    if later := [name for name in arrays if FIELDS[name].since > version]:
+        given = f"a tensor, in a file of version {version}"
+        raise InvalidArgument(f"{path}: {later[0]}", given, f"version {FIELDS[later[0]].since}")
     return dump
 
 

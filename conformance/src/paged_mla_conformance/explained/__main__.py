@@ -12,16 +12,18 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from paged_mla_conformance.explained.dumps import first_failure, tests_that_kill
+from paged_mla_conformance.explained.dumps import Failed, failures, tests_that_kill
 from paged_mla_conformance.explained.healthy import healthy
 from paged_mla_conformance.explained.page import Case, Results
 from paged_mla_conformance.explained.single import single_faults
 from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_reference.debug.explanation import Explanation, explain
+from paged_mla_reference.debug.together import together
 from paged_mla_reference.deviations import ENGINE, ORACLE
 from paged_mla_shared.dump import save_dump
 from paged_mla_shared.options import whole
 
+MOST_DUMPS = 3  # of a mutant, as long as one deviation alone does not fit them
 PAGE = Path("conformance/docs/mutants.json")
 
 
@@ -66,28 +68,45 @@ def main(arguments: list[str] | None = None) -> int:
 def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
     if name in ENGINE:
         return Case(name, "", why="the engine's schedule is wrong, the step is answered rightly")
-    failed = first_failure(name, tests)
-    if failed.dump is None:
-        return Case(name, failed.test, why=failed.why)
+    found = failures(name, tests)
+    first = next(found, None)
+    if first is None:
+        return Case(name, tests[0] if tests else "", why="no step shows it")
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        origin = f"mutant {name}, {failed.test}"
-        save_dump(replace(failed.dump, origin=origin), folder / f"{name}.safetensors")
+        _keep(first, folder / f"{name}.safetensors")
     started = time.process_time()
-    found = explain(failed.dump)
+    explanations = [explain(first.dump)]
     seconds = time.process_time() - started
-    return _case(name, failed.test, found, MUTANTS[name].rules, seconds, known=name in ORACLE)
+    case = _case(name, first.test, explanations[0], MUTANTS[name].rules, seconds)
+    if name not in ORACLE:
+        return case
+    shared = together(explanations)
+    while len(shared.best) != 1 and len(explanations) < MOST_DUMPS:
+        another = next(found, None)
+        if another is None:
+            break
+        if folder is not None:
+            number = len(explanations) + 1
+            _keep(another, folder / f"{name}-{number}.safetensors")
+        explanations.append(explain(another.dump))
+        shared = together(explanations)
+    names = [fit.hypothesis.name for fit in shared.fits]
+    return replace(
+        case,
+        known=True,
+        dumps=len(explanations),
+        shared_place=names.index(name) + 1 if name in names else 0,
+        shared_best=names[0] if shared.best else "",
+        shared_alike=len(shared.best),
+    )
 
 
-def _case(
-    name: str,
-    test: str,
-    found: Explanation,
-    rules: tuple[str, ...],
-    seconds: float,
-    *,
-    known: bool = False,
-) -> Case:
+def _keep(failed: Failed, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_dump(replace(failed.dump, origin=f"mutant {failed.mutant}, {failed.test}"), path)
+
+
+def _case(name: str, test: str, found: Explanation, rules: tuple[str, ...], seconds: float) -> Case:
     first = found.found.first
     names = [fit.hypothesis.name for fit in found.fits]
     alike = [f.hypothesis.name for f in found.fits if f.explains == found.fits[0].explains]
@@ -99,7 +118,6 @@ def _case(
         best=names[0] if found.best else "",
         place=names.index(name) + 1 if name in names else 0,
         alike=len(alike) if name in alike else 0,
-        known=known,
         seconds=seconds,
     )
 

@@ -1,11 +1,12 @@
-"""The dump of the first test that a mutant fails, as the matrix of mutants names it."""
+"""Dumps of the tests that a mutant fails, those that the matrix of mutants names first."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ from paged_mla_shared.dump import Dump
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE
+from paged_mla_shared.prefill import PrefillBatch
 
+MOST_TRIED = 60  # tests beside those that the matrix names
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
 ASKED: dict[str, Callable[[Trial], Any]] = {
     "decode": Trial.check_attention,
@@ -45,9 +48,12 @@ ASKED: dict[str, Callable[[Trial], Any]] = {
     "metadata": Trial.check_metadata,
     "append": Trial.check_append,
     "written": Trial.check_append,
+    "written_again": Trial.check_append_again,
     "gather": Trial.check_gather,
     "gathered": Trial.check_gather,
     "replay": Trial.check_replay,
+    "queries": Trial.check_queries,
+    "prefill": Trial.check_prefill,
     **dict.fromkeys(
         ("mixed", "verify", "empty", "layouts", "rope", "large_offsets"), Trial.check_step
     ),
@@ -62,15 +68,12 @@ class Failed:
     Parameters
     ----------
     mutant, test : str
-    dump : Dump or None
-        ``None`` where no step can be dumped: `why` says so.
-    why : str
+    dump : Dump
     """
 
     mutant: str
     test: str
-    dump: Dump | None
-    why: str = ""
+    dump: Dump
 
 
 def tests_that_kill(page: Path) -> dict[str, list[str]]:
@@ -84,16 +87,34 @@ def tests_that_kill(page: Path) -> dict[str, list[str]]:
     return found
 
 
-def first_failure(name: str, tests: list[str]) -> Failed:
-    """Run the first test of a mutant whose step can be dumped, up to where it fails."""
-    for test in tests:
+def failures(name: str, tests: list[str]) -> Iterator[Failed]:
+    """Return the steps at which a mutant fails tests, one of each that has a step to be dumped.
+
+    Tests that the matrix names come first, then others of their kind.
+    """
+    for test in (*tests, *islice(_others(tests), MOST_TRIED)):
         parts = _TEST.fullmatch(test)
         if parts is None:
             continue
         dump = _dump_of(name, parts[1], parts[2])
         if dump is not None:
-            return Failed(name, test, dump)
-    return Failed(name, tests[0] if tests else "", None, "no step shows it")
+            yield Failed(name, test, dump)
+
+
+def _others(tests: list[str]) -> Iterator[str]:
+    """Return tests of the kinds and cache formats of some."""
+    for test in tests:
+        parts = _TEST.fullmatch(test)
+        if parts is None:
+            continue
+        ids = []
+        if parts[1] == "merge":
+            ids = [case.name for case in MERGES]
+        elif parts[1] in ASKED:
+            group, _, named = parts[2].partition("-fp32")
+            cases = CASES[group.partition("-")[0]]
+            ids = [f"{case.dtype_id('float32')}{named}" for case in cases]
+        yield from (other for i in ids if (other := f"test_{parts[1]}[{i}]") not in tests)
 
 
 def _dump_of(name: str, test: str, param: str) -> Dump | None:
@@ -121,8 +142,8 @@ def failing_step(
         return None
     again = RecordingBackend(make())
     runner = again.prepare(failed.last.problem)
-    for call, argument in failed.last.calls:
-        getattr(runner, call)(used(argument) if call == "load_cache" else argument)
+    for call, arguments in failed.last.calls:
+        getattr(runner, call)(*[used(x) for x in arguments])
     if again.last is not None:
         dump = in_noise(again.last.dump)
         if examine(Step.of(dump)).first is not None:
@@ -158,7 +179,24 @@ def _traces(scenario: Scenario) -> list[TraceParam]:
     return [TraceParam(replace(scenario, cache_format=name), "float32") for name in formats]
 
 
-def used(image: CacheImage) -> CacheImage:
+def used(given: Any) -> Any:
+    """Return a cache, or a prefill, whose poison is other tokens; what else there is as it is."""
+    if isinstance(given, CacheImage):
+        return _used_cache(given)
+    if isinstance(given, PrefillBatch):
+        k_nope, k_pe, v = map(_used_keys, (given.k_nope, given.k_pe, given.v))
+        return replace(given, k_nope=k_nope, k_pe=k_pe, v=v)
+    return given
+
+
+def _used_keys(keys: NDArray[Any]) -> NDArray[Any]:
+    """Return keys, or values, of which what nothing may read is of a key's size."""
+    drawn = np.random.default_rng(len(keys)).standard_normal(keys.shape)
+    poisoned = ~(np.abs(widen(keys)) < HUGE / 10)
+    return np.where(poisoned, drawn, keys).astype(keys.dtype)
+
+
+def _used_cache(image: CacheImage) -> CacheImage:
     """Return a cache whose poison is other tokens: finite numbers of a latent's size.
 
     What they are follows from the block and the place in it.
@@ -197,18 +235,26 @@ def in_noise(dump: Dump, seed: int = 0) -> Dump:
     be named by its bits. Numbers next to a token's largest are kept: their steps are as large as a
     budget may be.
     """
-    if "partial_out" in dump.arrays or not dump.arrays.get("lse", np.zeros(0)).size:
+    if "partial_out" in dump.arrays:
         return dump
     rng = np.random.default_rng(seed)
     arrays = dict(dump.arrays)
-    seen = np.isfinite(arrays["lse"])
-    for name in {"out", "lse"} & arrays.keys():
-        array = arrays[name]
-        size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
-        largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
-        small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2
-        moved = small & (size > 0) & seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
-        moved &= rng.random(array.shape) < 2 / 3
-        towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
-        arrays[name] = np.where(moved, np.nextafter(array, towards), array)
+    for kind in ("", "prefill_"):
+        lse = arrays.get(f"{kind}lse")
+        if lse is None or not lse.size:
+            continue
+        seen = np.isfinite(lse)
+        for name in (f"{kind}out", f"{kind}lse"):
+            arrays[name] = _moved(arrays[name], seen, rng)
     return replace(dump, arrays=arrays)
+
+
+def _moved(array: NDArray[Any], seen: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[Any]:
+    """Return numbers one step up or down, or kept."""
+    size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
+    largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
+    small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2
+    moved = small & (size > 0) & seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
+    moved &= rng.random(array.shape) < 2 / 3
+    towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
+    return np.where(moved, np.nextafter(array, towards), array)

@@ -14,7 +14,7 @@ from paged_mla_conformance.recording import RecordingBackend
 from paged_mla_conformance.selection import params_of_group
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.backend import ReferenceBackend
-from paged_mla_shared.cases import GROUPS
+from paged_mla_shared.cases import CASES
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dump import Dump
 
@@ -28,7 +28,7 @@ def healthy(count: int, seed: int = 0) -> Iterator[tuple[str, Dump]]:
     run = Run(backend, "x:y", "small", load_profile(STRICT), DTYPES)
     params = [
         param
-        for group in GROUPS
+        for group in CASES
         for param in params_of_group(run, group)
         if sum(r.seq_len * r.query_len for step in param.case.steps for r in step) < _LARGEST
     ]

@@ -26,6 +26,14 @@ class Case:
         Hypotheses, it among them, that explain the dump equally well, as well as any.
     known : bool
         Whether the deviation is in the catalogue that is tried.
+    dumps : int
+        That were explained together: further ones as long as several deviations, or none, fit.
+    shared_place : int
+        Of the mutant's own name among the deviations that explain them, from 1; 0 without.
+    shared_best : str
+        The deviation that explains them all; "" if none does.
+    shared_alike : int
+        Deviations that explain them all equally well.
     why : str
         Why there is no dump; "" if there is.
     seconds : float
@@ -40,6 +48,10 @@ class Case:
     place: int = 0
     alike: int = 0
     known: bool = False
+    dumps: int = 1
+    shared_place: int = 0
+    shared_best: str = ""
+    shared_alike: int = 0
     why: str = ""
     seconds: float = 0.0
 
@@ -55,6 +67,8 @@ class Case:
             return f"-     {self.name}: {self.why}"
         mark = "right" if self.is_right else "WRONG"
         place = f", place {self.place or '-'}, {self.alike} alike" if self.known else ""
+        if self.dumps > 1:
+            place += f", of {self.dumps} dumps {self.shared_place or '-'}"
         return f"{mark} {self.name}: {self.rule or 'nothing broken'}{place}; {self.best or '-'}"
 
 
@@ -79,8 +93,13 @@ class Results:
         return {
             "mutants with a dump": f"{len(dumped)} of {len(self.mutants)}",
             "first broken rule right": _share(sum(c.is_right for c in dumped), len(dumped)),
-            "deviation named first": _share(sum(c.place == 1 for c in known), len(known)),
-            "deviation named first, or beside others that predict the same": _share(
+            "deviation named first, of one dump": _share(
+                sum(c.place == 1 for c in known), len(known)
+            ),
+            "deviation named first, of up to three dumps": _share(
+                sum(c.shared_place == 1 for c in known), len(known)
+            ),
+            "deviation named first of one dump, or beside others that predict the same": _share(
                 sum(c.place == 1 or c.alike > 0 for c in known), len(known)
             ),
             "single faults, first broken rule right": _share(
@@ -107,9 +126,11 @@ class Results:
             if not c.why and not c.is_right
         ]
         later = [
-            f"| `{c.name}` | {c.test} | {c.place or '-'} | {c.alike or '-'} | `{c.best or '-'}` |"
+            f"| `{c.name}` | {c.test} | {c.place or '-'} | {c.alike or '-'} | `{c.best or '-'}` "
+            f"| {c.dumps} | {c.shared_place or '-'} | {c.shared_alike or '-'} "
+            f"| `{c.shared_best or '-'}` |"
             for c in self.mutants
-            if c.known and not c.why and c.place != 1
+            if c.known and not c.why and (c.place != 1 or c.shared_place != 1)
         ]
         single = [f"| {c.name} | {c.rule} | {c.best or 'nothing fits'} |" for c in self.single]
         return "\n".join(
@@ -121,12 +142,21 @@ class Results:
                 "## First broken rule is none of the mutant's", "",
                 "| mutant | test | found | breaks |", "|---|---|---|---|", *wrong, "",
                 "## Deviations that are not named first", "",
-                "*Alike*: so many explain this dump equally well, the deviation among them.", "",
-                "| mutant | test | place | alike | named first |", "|---" * 5 + "|", *later, "",
+                _ALIKE, "",
+                _LATER, "|---" * 9 + "|", *later, "",
                 "## Single faults", "",
                 "| fault | rule | explained as |", "|---|---|---|", *single, "",
             ]
         )  # fmt: skip
+
+
+_ALIKE = """\
+*Alike*: so many explain this dump equally well, the deviation among them. As long as not one
+deviation alone fits, a step of another test is explained together with it, up to three: the right
+half of the table."""
+_LATER = (
+    "| mutant | test | place | alike | named first | dumps | place | alike | named first together |"
+)
 
 
 def _share(some: int, of: int) -> str:

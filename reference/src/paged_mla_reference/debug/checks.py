@@ -1,31 +1,28 @@
 """Every check that a dump allows, in the order in which faults spread.
 
-Metadata comes first, then the bytes of the append, what was read back, the merge of parts, and
-attention. Attention is held against the cache as it was left, so that a wrong append does not
-count twice.
+Metadata comes first, then the bytes of the append, what was read back, queries of 8 bits, the
+merge of parts, attention, and a prefill. Attention is held against the cache as it was left, so
+that a wrong append does not count twice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import Answer
 from paged_mla_reference.cache import append, gather_context, read_slots, slots_to_write
-from paged_mla_reference.debug.answers import both_answers
+from paged_mla_reference.debug.examination import Examination, Right, hold, lacking_in
 from paged_mla_reference.debug.finding import Finding, Stage, State
-from paged_mla_reference.debug.step import LATENTS, LENGTHS, QUERIES, Step
+from paged_mla_reference.debug.prefill_checks import check_prefill
+from paged_mla_reference.debug.step import LATENTS, LENGTHS, QUERIES, Step, query_scale
 from paged_mla_reference.encoding import as_cached
 from paged_mla_reference.judging import budgets, compare
 from paged_mla_reference.judging.compare import Check, Mismatch
-from paged_mla_reference.judging.fast import fast_answers, may_be_fast
 from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.merge import merge
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.queries import quantise_queries
 from paged_mla_reference.rounding import widen
 from paged_mla_reference.slots import Slots
 from paged_mla_reference.validate import validate_batch
@@ -42,81 +39,21 @@ _RULE_OF = {
 }
 
 
-@dataclass(frozen=True)
-class Right:
-    """What the rules make of the step, as far as the dump lets them.
-
-    Parameters
-    ----------
-    exact, rounded : Answer
-    out_budget : float64 [T]
-    lse_budget : float64 [T, H]
-    allowance : Answer or None
-        Of products of 8 bits, where the dump allows them.
-    """
-
-    exact: Answer
-    rounded: Answer
-    out_budget: NDArray[np.float64]
-    lse_budget: NDArray[np.float64]
-    allowance: Answer | None = None
-
-    @classmethod
-    def of(cls, step: Step, batch: Batch, image: CacheImage) -> Right:
-        """Compute it (S-4 to S-7)."""
-        problem = step.problem
-        exact, rounded = both_answers(problem, batch, image)
-        keys, terms = keys_of_tokens(batch), batch.query_width
-        allowance = None
-        if may_be_fast(problem, step.dump.products):
-            rounded, allowance = fast_answers(problem, batch, image)
-        out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
-        lse = budgets.lse_budget(exact, rounded, keys, terms)
-        if allowance is not None:
-            out, lse = out + allowance.out.max(axis=(1, 2), initial=0.0), lse + allowance.lse
-        return cls(exact, rounded, out, lse, allowance)
-
-
-@dataclass
-class Examination:
-    """All findings of a dump, and what was computed on the way.
-
-    Parameters
-    ----------
-    step : Step
-    findings : list of Finding
-    right : Right or None
-        ``None`` where attention could not be recomputed.
-    """
-
-    step: Step
-    findings: list[Finding]
-    right: Right | None = None
-
-    @property
-    def first(self) -> Finding | None:
-        """The first broken rule, ``None`` if none is."""
-        return next((f for f in self.findings if f.state is State.BROKEN), None)
-
-
 def examine(step: Step) -> Examination:
     """Check all that the dump allows."""
     found = Examination(step, [])
-    valid = _check_inputs(found)
+    of_prefill_alone = step.prefill is not None and not any(step.has(name) for name in LENGTHS)
+    valid = not of_prefill_alone and _check_inputs(found)
     if valid:
         _check_plan(found)
         _check_append(found)
         _check_gather(found)
+        _check_queries(found)
     _check_merge(found)
     if valid:
         _check_attention(found)
+    check_prefill(found)
     return found
-
-
-def _lacking(step: Step, *names: str) -> str:
-    """Return the sentence that names missing fields; "" if there are all."""
-    lacking = [name for name in names if not step.has(name)]
-    return f"the dump has no {', '.join(lacking)}" if lacking else ""
 
 
 def _check_inputs(found: Examination) -> bool:
@@ -124,11 +61,11 @@ def _check_inputs(found: Examination) -> bool:
     step, stage = found.step, Stage.METADATA
     what = "lengths, table" if step.has("block_table") else "lengths"
     if step.batch is None:
-        detail = f"{_lacking(step, *LENGTHS)}: nothing can be laid out"
+        detail = f"{lacking_in(step, *LENGTHS)}: nothing can be laid out"
         found.findings.append(Finding.undecided(stage, what, detail))
         return False
     if step.problem.mask is Mask.TREE and not step.has("mask"):
-        detail = f"{_lacking(step, 'mask')}: what a draft sees is not known"
+        detail = f"{lacking_in(step, 'mask')}: what a draft sees is not known"
         found.findings.append(Finding.undecided(stage, what, detail))
         return False
     try:
@@ -148,21 +85,13 @@ def _check_plan(found: Examination) -> None:
     assert step.batch is not None
     right = metadata(step.problem, step.batch)
     for field, name in (("positions", "positions"), ("slots", "slot_mapping")):
-        lacking = _lacking(step, field, *(("block_table",) if field == "slots" else ()))
+        lacking = lacking_in(step, field, *(("block_table",) if field == "slots" else ()))
         if lacking:
             found.findings.append(Finding.undecided(stage, field, lacking))
             continue
         others = {"positions": right.positions, "slot_mapping": right.slot_mapping}
         actual = Metadata(**others | {name: step.array(field)})
-        _hold(found, stage, field, lambda a=actual: compare.check_metadata(step.batch, a, right))
-
-
-def _hold(found: Examination, stage: Stage, what: str, check: Any) -> None:
-    """Note what a comparison says."""
-    try:
-        found.findings.append(Finding.held(stage, what, check()))
-    except Mismatch as mismatch:
-        found.findings.append(Finding.broken(stage, what, mismatch))
+        hold(found, stage, field, lambda a=actual: compare.check_metadata(step.batch, a, right))
 
 
 def _check_append(found: Examination) -> None:
@@ -170,11 +99,11 @@ def _check_append(found: Examination) -> None:
     step, stage = found.step, Stage.APPEND
     problem, batch, what = step.problem, step.batch, "bytes of the cache"
     assert batch is not None
-    lacking = "" if step.has("slot_mapping") else _lacking(step, "block_table")
+    lacking = "" if step.has("slot_mapping") else lacking_in(step, "block_table")
     if step.after is None or step.computed:
         lacking = lacking or "the dump has no cache after the append"
     if lacking or not (step.has(*LATENTS) or step.before is not None):
-        lacking = lacking or _lacking(step, *LATENTS)
+        lacking = lacking or lacking_in(step, *LATENTS)
         found.findings.append(Finding.undecided(stage, what, lacking))
         return
     if not step.has(*LATENTS):
@@ -182,13 +111,13 @@ def _check_append(found: Examination) -> None:
         return
     assert step.after is not None
     if step.before is None:
-        _hold(found, stage, "tokens of the step in the cache", lambda: _check_tokens(step))
+        hold(found, stage, "tokens of the step in the cache", lambda: _check_tokens(step))
         detail = "the dump has no cache before: whether anything else was written is not known"
         found.findings.append(Finding.undecided(stage, "the rest of the cache", detail))
         return
     slots = slots_to_write(problem, batch)
     expected = append(problem, batch, step.before)
-    _hold(
+    hold(
         found,
         stage,
         what,
@@ -206,7 +135,7 @@ def _check_append(found: Examination) -> None:
 def _check_rest(found: Examination) -> None:
     """Hold every byte but those of the step's tokens, whose latents are not known (S-10)."""
     step, stage, what = found.step, Stage.APPEND, "the rest of the cache"
-    detail = f"{_lacking(step, *LATENTS)}: what was written is not known"
+    detail = f"{lacking_in(step, *LATENTS)}: what was written is not known"
     found.findings.append(Finding.undecided(stage, "tokens of the step in the cache", detail))
     layout, before, after = step.problem.layout, step.before, step.after
     assert step.batch is not None
@@ -224,7 +153,7 @@ def _check_rest(found: Examination) -> None:
     at.rows[at.at] = mine.rows[mine.at]
     if at.scales.size:
         at.scales[at.scale_at] = mine.scales[mine.scale_at]
-    _hold(
+    hold(
         found,
         stage,
         what,
@@ -277,7 +206,23 @@ def _check_gather(found: Examination) -> None:
     assert step.after is not None
     expected = gather_context(step.problem, step.batch, step.after)
     actual = step.array("gathered_ckv"), step.array("gathered_k_pe")
-    _hold(found, stage, what, lambda: compare.check_gathered(actual, expected))
+    hold(found, stage, what, lambda: compare.check_gathered(actual, expected))
+
+
+def _check_queries(found: Examination) -> None:
+    """Hold codes and scales of queries against the queries (S-11, S-12)."""
+    step, stage, what = found.step, Stage.QUERIES, "codes and scales of queries"
+    if not step.has("query_codes", "query_scales"):
+        return
+    lacking = lacking_in(step, *QUERIES)
+    if lacking:
+        found.findings.append(Finding.undecided(stage, what, lacking))
+        return
+    assert step.batch is not None
+    problem, batch = step.problem, step.batch
+    expected = quantise_queries(problem, batch, query_scale(step.dump))
+    actual = step.array("query_codes"), step.array("query_scales")
+    hold(found, stage, what, lambda: compare.check_queries(problem, batch, actual, expected))
 
 
 def _check_merge(found: Examination) -> None:
@@ -287,7 +232,7 @@ def _check_merge(found: Examination) -> None:
     if partial_lse is None or not step.has("partial_out"):
         return
     if lse is None or not step.has("out"):
-        found.findings.append(Finding.undecided(stage, what, _lacking(step, "out", "lse")))
+        found.findings.append(Finding.undecided(stage, what, lacking_in(step, "out", "lse")))
         return
     outs = step.array("partial_out")
     partials = [Output(outs[i], partial_lse[i]) for i in range(len(outs))]
@@ -300,12 +245,12 @@ def _check_merge(found: Examination) -> None:
     if step.problem.dtype != "float32":  # a rounded answer is compared with one rounded likewise
         lost = np.abs(widen(out) - expected.out) <= budgets.ulp(widen(out), step.problem.dtype)
         out = np.where(lost, expected.out, widen(out)).astype(np.float32)
-    _hold(found, stage, what, lambda: compare.check_merge(Output(out, lse), expected, partials))
+    hold(found, stage, what, lambda: compare.check_merge(Output(out, lse), expected, partials))
 
 
 def without_cache(step: Step) -> str:
     """Return what keeps rows from being read; "" if nothing does."""
-    if lacking := _lacking(step, "block_table"):
+    if lacking := lacking_in(step, "block_table"):
         return lacking
     if step.after is None:
         return "the dump has no cache: give block_ids and cache_after"
@@ -322,22 +267,22 @@ def _check_attention(found: Examination) -> None:
     if not (step.has("out") or step.has("lse")):
         found.findings.append(Finding.undecided(stage, "out, lse", "the dump has neither"))
         return
-    lacking = _lacking(step, *QUERIES) or without_cache(step)
+    lacking = lacking_in(step, *QUERIES) or without_cache(step)
     if not lacking and int(batch.query_lens @ batch.seq_lens.astype(np.int64)) > MOST_PAIRS:
         lacking = f"the step has more than {MOST_PAIRS} pairs of query and key"
     if lacking:
         found.findings.append(Finding.undecided(stage, "values of out and lse", lacking))
-        _hold(found, stage, "zeros, NaN and -inf", lambda: _check_anomalies(step, batch))
+        hold(found, stage, "zeros, NaN and -inf", lambda: _check_anomalies(step, batch))
         return
     assert step.after is not None
     found.right = right = Right.of(step, batch, step.after)
     answer = right.rounded.output(step.problem.dtype)
     for what in ("out", "lse"):
         if not step.has(what):
-            found.findings.append(Finding.undecided(stage, what, _lacking(step, what)))
+            found.findings.append(Finding.undecided(stage, what, lacking_in(step, what)))
             continue
         actual = _alone(step, what, answer)
-        _hold(found, stage, what, lambda a=actual, w=what: _check(step.problem, batch, a, right, w))
+        hold(found, stage, what, lambda a=actual, w=what: _check(step.problem, batch, a, right, w))
 
 
 def _alone(step: Step, what: str, answer: Output) -> Output:

@@ -7,19 +7,28 @@ import json
 import sys
 from pathlib import Path
 
-from paged_mla_reference.debug.explanation import Explanation, explain
+from paged_mla_reference.debug.beside import beside
+from paged_mla_reference.debug.explanation import explain
 from paged_mla_reference.debug.maps import maps_of
 from paged_mla_reference.debug.page import render
 from paged_mla_reference.debug.picture import draw
-from paged_mla_reference.debug.summary import summary
+from paged_mla_reference.debug.summary import summary, summary_of_several
+from paged_mla_reference.debug.together import explain_together
 from paged_mla_reference.debug.trace import trace_of
 from paged_mla_shared.dump import load_dump
-from paged_mla_shared.options import whole
+from paged_mla_shared.options import refuse_idle, whole
+from paged_mla_shared.taps import load_taps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``explain``."""
-    parser.add_argument("dump", type=Path, metavar="DUMP", help="a file of shared/docs/dump.md")
+    parser.add_argument(
+        "dumps",
+        type=Path,
+        nargs="+",
+        metavar="DUMP",
+        help="a file of shared/docs/dump.md; several are explained together, as of one bug",
+    )
     parser.add_argument("--json", action="store_true", help="print the explanation as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures")
     parser.add_argument("--png", type=Path, metavar="FILE", help="write the pictures")
@@ -31,17 +40,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--head", type=whole(0), default=0, metavar="H", help="of --token")
     parser.add_argument("--splits", type=whole(1), default=1, metavar="N", help="of --token")
+    parser.add_argument(
+        "--taps",
+        type=Path,
+        metavar="FILE",
+        help="set what a kernel went through beside it: python -m paged_mla_optimized taps",
+    )
 
 
 def explain_file(options: argparse.Namespace) -> tuple[str, int]:
-    """Explain a dump; return what to print, and 1 where a rule is broken.
+    """Explain dumps; return what to print, and 1 where a rule is broken.
 
     Raises
     ------
     InvalidArgument
-        The file is no dump.
+        A file is no dump, or an option is of one dump and several are given.
     """
-    dump = load_dump(options.dump)
+    if len(options.dumps) > 1:
+        refuse_idle(options, ("html", "png", "token", "taps"), "one dump")
+        return _explain_together(options)
+    dump = load_dump(options.dumps[0])
+    if options.taps is not None:
+        found = beside(dump, load_taps(options.taps))
+        return (json.dumps(found.as_dict()) if options.json else found.text()), 0
     if options.token is not None:
         trace = trace_of(dump, options.token, options.head, splits=options.splits)
         return (json.dumps(trace.as_dict()) if options.json else trace.text()), 0
@@ -55,8 +76,13 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
         text = json.dumps(explanation.as_dict(), allow_nan=False)
     else:
         text = summary(explanation, maps, colour=sys.stdout.isatty())
-    return text, _status(explanation)
+    return text, int(explanation.is_broken)
 
 
-def _status(explanation: Explanation) -> int:
-    return 1 if explanation.is_broken else 0
+def _explain_together(options: argparse.Namespace) -> tuple[str, int]:
+    found = explain_together([load_dump(path) for path in options.dumps])
+    if options.json:
+        text = json.dumps(found.as_dict(), allow_nan=False)
+    else:
+        text = summary_of_several(found, [str(path) for path in options.dumps])
+    return text, int(found.is_broken)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.debug.checks import Right
+from paged_mla_reference.debug.examination import Right
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.rounding import widen

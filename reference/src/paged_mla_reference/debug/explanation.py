@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paged_mla_reference.debug.checks import Examination, examine
+from paged_mla_reference.debug.checks import examine
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Finding, State
+from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.ranking import Fit, can_be_tried, rank
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.deviations.reports import link
@@ -63,7 +65,7 @@ class Explanation:
         if self.best:
             names = [fit.hypothesis.name for fit in self.best[1:]]
             others = f" So says of this dump: {', '.join(names[:_SHOWN])}." if names else ""
-            return f"{_matches(self.best[0])}: {_told(self.best[0])}{others}"
+            return f"{_matches(self.best[0])}: {told(self.best[0].hypothesis)}{others}"
         if self.fits:
             nearest = self.fits[0]
             share = 1 - nearest.residual.wrong / max(nearest.residual.was, 1)
@@ -82,7 +84,7 @@ class Explanation:
             "broken": self.is_broken,
             "verdict": self.verdict,
             "cause": self.cause,
-            "findings": [_plain(finding) for finding in self.found.findings],
+            "findings": [_finding(finding) for finding in self.found.findings],
             "hypotheses": [_fit(fit) for fit in self.fits[: 2 * _SHOWN]],
         }
 
@@ -105,9 +107,8 @@ def _matches(fit: Fit) -> str:
     return "Matches every bit"
 
 
-def _told(fit: Fit) -> str:
+def told(hypothesis: Hypothesis) -> str:
     """Return a hypothesis in words, with its reports."""
-    hypothesis = fit.hypothesis
     parts = [hypothesis.name]
     if hypothesis.known:
         parts.append(f" ({hypothesis.what.rstrip('.')})")
@@ -118,12 +119,23 @@ def _told(fit: Fit) -> str:
     return "".join(parts) + "."
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding) -> dict[str, Any]:
     return {**asdict(finding), "at": list(finding.at), "sentence": finding.sentence}
 
 
 def _fit(fit: Fit) -> dict[str, Any]:
-    hypothesis = fit.hypothesis
+    return {
+        **plain(fit.hypothesis),
+        "fits": fit.fits,
+        "still_wrong": fit.residual.wrong,
+        "wrong_before": fit.residual.was,
+        "wrong_elsewhere": fit.elsewhere,
+        "largest_difference": fit.residual.largest,
+    }
+
+
+def plain(hypothesis: Hypothesis) -> dict[str, Any]:
+    """Return a hypothesis as plain data."""
     cited = (*hypothesis.citations, *hypothesis.akin)
     return {
         "name": hypothesis.name,
@@ -133,9 +145,4 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "citations": list(hypothesis.citations),
         "akin": list(hypothesis.akin),
         "links": {citation: link(citation) for citation in cited},
-        "fits": fit.fits,
-        "still_wrong": fit.residual.wrong,
-        "wrong_before": fit.residual.was,
-        "wrong_elsewhere": fit.elsewhere,
-        "largest_difference": fit.residual.largest,
     }

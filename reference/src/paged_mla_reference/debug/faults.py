@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paged_mla_reference.debug.checks import Examination
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Stage
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.key_faults import faults_of_keys

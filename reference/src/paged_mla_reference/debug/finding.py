@@ -15,8 +15,10 @@ class Stage(StrEnum):
     METADATA = "metadata"  # lengths, tables, masks, slots, positions
     APPEND = "append"  # bytes of the cache
     GATHER = "gather"  # what was read back
+    QUERIES = "queries"  # codes and scales of 8 bits
     MERGE = "merge"  # parts joined
     ATTENTION = "attention"  # out and lse
+    PREFILL = "prefill"  # out and lse over keys of every head
 
 
 class State(StrEnum):

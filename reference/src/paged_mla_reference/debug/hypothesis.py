@@ -13,8 +13,10 @@ _FUNCTIONS = {
     Stage.METADATA: ("metadata",),
     Stage.APPEND: ("append",),
     Stage.GATHER: ("gather_context",),
+    Stage.QUERIES: ("quantise_queries",),
     Stage.MERGE: ("merge",),
     Stage.ATTENTION: ("attend",),
+    Stage.PREFILL: ("prefill",),
 }
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.debug.checks import Examination
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.query_view import QueryView, scores_of, views_of_wrong
 from paged_mla_reference.debug.step import Step

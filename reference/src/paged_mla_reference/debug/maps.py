@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import read_slots
-from paged_mla_reference.debug.checks import Examination
 from paged_mla_reference.debug.errors import Errors, actual_output, errors_of
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.query_view import QueryView, views_of_wrong
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.masks import visibility

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from paged_mla_reference.debug.checks import Examination
 from paged_mla_reference.debug.errors import actual_output
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.query_view import QueryView, views_of_wrong
 from paged_mla_reference.deviations.change import answering, posed

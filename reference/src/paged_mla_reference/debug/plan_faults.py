@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.debug.checks import Examination
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.positions import metadata

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import read_slots
-from paged_mla_reference.debug.checks import Examination, Right
 from paged_mla_reference.debug.errors import errors_of
+from paged_mla_reference.debug.examination import Examination, Right
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import keys_of_tokens, query_spans

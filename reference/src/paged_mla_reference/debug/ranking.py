@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.debug.checks import Examination
 from paged_mla_reference.debug.errors import errors_of
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.faults import single_faults
 from paged_mla_reference.debug.finding import Stage
 from paged_mla_reference.debug.hypothesis import Hypothesis, catalogued
 from paged_mla_reference.debug.residual import Measure, Residual, measure_of
-from paged_mla_reference.debug.step import LATENTS, is_valid
+from paged_mla_reference.debug.step import LATENTS, QUERIES, is_valid
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.paging import keys_of_tokens
 
@@ -28,6 +28,7 @@ FEW_PAIRS = 1 << 15  # pairs of key and head, of all tokens on which every hypot
 MORE_PAIRS = 1 << 20  # and those that come through
 _CLOSER = 0.8
 _CLOSE = 1 / 16  # of a budget: nearer than that is no better
+_IN_TURN = (Stage.APPEND, Stage.QUERIES)  # where deviations reach into modules
 _KEPT = 8  # that come through
 
 
@@ -61,10 +62,14 @@ class Fit:
     @property
     def order(self) -> tuple[float, ...]:
         """Sort key: what it explains; known faults before fitted numbers, often reported first."""
-        wrong, rms = self.explains
-        coarse = math.ceil(math.log2(max(rms, _CLOSE)))
-        reports = len(self.hypothesis.citations) + len(self.hypothesis.akin) / 100
-        return (wrong, coarse, not self.hypothesis.known, rms, -reports)
+        return order_of(self.hypothesis, *self.explains)
+
+
+def order_of(hypothesis: Hypothesis, wrong: float, rms: float) -> tuple[float, ...]:
+    """Return the sort key of a hypothesis that leaves so much wrong, by so much."""
+    coarse = math.ceil(math.log2(max(rms, _CLOSE)))
+    reports = len(hypothesis.citations) + len(hypothesis.akin) / 100
+    return (wrong, coarse, not hypothesis.known, rms, -reports)
 
 
 def rank(found: Examination) -> list[Fit]:
@@ -80,8 +85,24 @@ def rank(found: Examination) -> list[Fit]:
         measure = measure_of(found, stage, asked)
         rest = [measure_of(found, other, asked) for other in others]
         tried = [fit.hypothesis for fit in fits[:kept]] if fits else hypotheses
-        fits = _tried(tried, measure, rest, in_turn=stage is Stage.APPEND) + fits[kept:]
+        fits = _tried(tried, measure, rest, in_turn=stage in _IN_TURN) + fits[kept:]
     return fits
+
+
+def harms(found: Examination, hypothesis: Hypothesis) -> bool:
+    """Return whether a hypothesis would have broken a step in which nothing is broken."""
+    for stage in Stage:
+        if not can_be_tried(found, stage):
+            continue
+        asked, _ = _rounds(found, stage)[0]
+        try:
+            with np.errstate(all="ignore"):
+                residual = measure_of(found, stage, asked)(hypothesis.change)
+        except Exception:
+            return True
+        if residual.wrong > residual.was:
+            return True
+    return False
 
 
 def can_be_tried(found: Examination, stage: Stage) -> bool:
@@ -89,21 +110,24 @@ def can_be_tried(found: Examination, stage: Stage) -> bool:
     step = found.step
     if stage is Stage.MERGE:
         return step.has("partial_out", "partial_lse", "out", "lse")
+    if stage is Stage.PREFILL:
+        return found.right_prefill is not None
     if step.batch is None or not is_valid(step):
         return False
-    if stage is Stage.METADATA:
-        return step.has("positions") or step.has("slots", "block_table")
-    if stage is Stage.APPEND:
-        return step.before is not None and step.has(*LATENTS) and not step.computed
-    if stage is Stage.GATHER:
-        return step.has("gathered_ckv", "gathered_k_pe") and step.after is not None
-    return found.right is not None
+    appended = step.before is not None and not step.computed
+    return {
+        Stage.METADATA: step.has("positions") or step.has("slots", "block_table"),
+        Stage.APPEND: appended and step.has(*LATENTS),
+        Stage.GATHER: step.after is not None and step.has("gathered_ckv", "gathered_k_pe"),
+        Stage.QUERIES: step.has(*QUERIES, "query_codes", "query_scales"),
+        Stage.ATTENTION: found.right is not None,
+    }[stage]
 
 
 def _tried(
     hypotheses: Iterable[Hypothesis], measure: Measure, rest: list[Measure], *, in_turn: bool
 ) -> list[Fit]:
-    """Return what each leaves unexplained; `in_turn` where changes reach into modules."""
+    """Return what each leaves unexplained; `in_turn` if not two may run at the same time."""
     elsewhere = [other(_unchanged).wrong for other in rest]
 
     def fit(hypothesis: Hypothesis) -> Fit | None:

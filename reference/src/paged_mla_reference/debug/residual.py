@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.debug.answers import Sample
-from paged_mla_reference.debug.checks import Examination
 from paged_mla_reference.debug.errors import actual_output, differences
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Stage
-from paged_mla_reference.debug.step import Step
+from paged_mla_reference.debug.prefill_checks import prefill_output
+from paged_mla_reference.debug.step import Step, query_scale
 from paged_mla_reference.judging import budgets
-from paged_mla_reference.judging.compare import allowed_bytes
+from paged_mla_reference.judging.compare import allowed_bytes, wrong_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rounding import widen
 from paged_mla_shared.dtypes import bits
@@ -69,10 +70,13 @@ def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None
     """
     if stage is Stage.ATTENTION:
         return _of_attention(found, asked)
+    if stage is Stage.PREFILL:
+        return _beside_right(_of_prefill(found))
     measures = {
         Stage.METADATA: _of_metadata,
         Stage.APPEND: _of_append,
         Stage.GATHER: _of_gather,
+        Stage.QUERIES: _of_queries,
         Stage.MERGE: _of_merge,
     }
     return _beside_right(measures[stage](found.step))
@@ -132,6 +136,41 @@ def _of_gather(step: Step) -> Measure:
     return measure
 
 
+def _of_queries(step: Step) -> Measure:
+    problem, batch, scale = step.problem, step.batch, query_scale(step.dump)
+    assert batch is not None
+    actual = step.array("query_codes"), step.array("query_scales")
+
+    def measure(change: Change) -> Residual:
+        mine = change(RIGHT).quantise_queries(problem, batch, scale)
+        codes, scales, _ = wrong_queries(problem, batch, actual, mine)
+        wrong = codes.any(axis=2) | scales
+        return Residual(int(wrong.sum()), wrong.size)
+
+    return measure
+
+
+def _of_prefill(found: Examination) -> Measure:
+    step, right, batch = found.step, found.right_prefill, found.step.prefill
+    assert right is not None
+    assert batch is not None
+    answer = right.rounded.output(step.problem.dtype)
+    actual = prefill_output(step, answer)
+
+    def measure(change: Change) -> Residual:
+        mine = change(RIGHT).prefill(step.problem, batch)
+        grown = _grown(mine.out, answer.out)
+        out = right.out_budget[:, None] * grown
+        out += budgets.ulp(_largest(mine.out), step.problem.dtype)
+        kept = Output(
+            mine.out if step.has("prefill_out") else answer.out,
+            mine.lse if step.has("prefill_lse") else answer.lse,
+        )
+        return _residual(*distance(kept, actual, (out, right.lse_budget)))
+
+    return measure
+
+
 def _of_merge(step: Step) -> Measure:
     outs, lses = step.array("partial_out"), step.partial_lse
     assert lses is not None
@@ -162,10 +201,9 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
     def distances(mine: Output, tokens: NDArray[np.bool_]) -> tuple[Array, Array]:
         """Return shares and errors of some tokens, [n, H] each; `mine` is of those alone."""
         here = Output(answer.out[tokens], answer.lse[tokens])
-        grown = _largest(mine.out) / np.maximum(_largest(here.out), 1e-300)
-        grown = np.where(_largest(here.out) > 0, np.clip(grown, 1, 1e6), 1)
-        step_of = budgets.ulp(_largest(mine.out), step.problem.dtype)
-        allowed = right.out_budget[tokens, None] * grown + step_of, right.lse_budget[tokens]
+        out = right.out_budget[tokens, None] * _grown(mine.out, here.out)
+        out += budgets.ulp(_largest(mine.out), step.problem.dtype)
+        allowed = out, right.lse_budget[tokens]
         theirs = Output(actual.out[tokens], actual.lse[tokens])
         return distance(_kept(step, here, mine), theirs, allowed)
 
@@ -202,6 +240,13 @@ def _kept(step: Step, answer: Output, mine: Output) -> Output:
         mine.out if step.has("out") else answer.out,
         mine.lse if step.has("lse") else answer.lse,
     )
+
+
+def _grown(mine: NDArray[Any], right: NDArray[Any]) -> NDArray[np.float64]:
+    """Return how much larger than the right ones numbers are, at least 1, [T, H]."""
+    of_right = _largest(right)
+    grown = _largest(mine) / np.maximum(of_right, 1e-300)
+    return np.where(of_right > 0, np.clip(grown, 1, 1e6), 1)
 
 
 def _largest(out: NDArray[Any]) -> NDArray[np.float64]:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import copy_slots, slots_to_write
-from paged_mla_reference.debug.checks import Examination
 from paged_mla_reference.debug.errors import actual_output, errors_of
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.query_view import row_of, views_of_wrong
 from paged_mla_reference.deviations.change import answering, imagined, reading
@@ -20,6 +20,7 @@ from paged_mla_reference.rounding import widen
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
+_LENGTHS = {"leave out the step's tokens": -1, "count the step's tokens twice": 1}
 _ROWS = 3
 _OTHERS = 16  # rows nearest to a wrong one
 _TOKENS = 64
@@ -30,12 +31,26 @@ def faults_of_rows(found: Examination) -> Iterator[Hypothesis]:
     batch = found.step.batch
     if batch is None or found.right is None:
         return
+    for what, times in _LENGTHS.items():
+        name = f"the rows' lengths {what}"
+        yield Hypothesis(name, f"{name}.", _with_lengths(times), ("S-2", "S-4", "S-5"))
     for view in views_of_wrong(found, _ROWS):
         near = np.argsort(np.abs(np.arange(batch.num_rows) - view.row), kind="stable")
         for other in near[1 : _OTHERS + 1].tolist():
             yield from _tables(batch, found.step.problem, view.row, other)
         yield from _answers(found, view.token)
     yield from _stale_tokens(found)
+
+
+def _with_lengths(times: int) -> Callable[[Oracle], Oracle]:
+    """Add so many times their queries to the rows' lengths; queries stay at the end of them."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        room = batch.block_table.shape[1] * problem.block_size
+        lens = batch.seq_lens + times * batch.query_lens
+        return replace(batch, seq_lens=np.clip(lens, 0, room) * (batch.seq_lens > 0))
+
+    return lambda oracle: reading(oracle, change)
 
 
 def _tables(batch: Batch, problem: Problem, row: int, other: int) -> Iterator[Hypothesis]:

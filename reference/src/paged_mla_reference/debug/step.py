@@ -11,17 +11,22 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.cache import append
 from paged_mla_reference.paging import blocks_of, context_lens, used_blocks
-from paged_mla_reference.validate import validate_batch, validate_problem
+from paged_mla_reference.validate import validate_batch, validate_problem, validate_query_scale
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import FIELDS, Dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import poisoned_image
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Mask, Problem
 
 LENGTHS = ("cu_seqlens_q", "seq_lens")
 QUERIES = ("q_nope", "q_pe")
 LATENTS = ("ckv", "k_pe")
+PREFILL = tuple(
+    f"prefill_{name}"
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "q_nope", "q_pe", "k_nope", "k_pe", "v")
+)
 LARGEST_BLOCK = 1 << 28  # bytes
 MOST_ENTRIES = 1 << 24  # of a table that stands in for a missing one
 _INPUTS = (*LENGTHS, "block_table", *QUERIES, *LATENTS, "mask", "slot_mapping")
@@ -41,6 +46,8 @@ class Step:
         without lengths.
     before, after : CacheImage or None
         The cache; `after` is computed where the dump allows it (`computed`).
+    prefill : PrefillBatch or None
+        ``None`` unless the dump has all of it.
     computed : str
         What `after` was computed from; "" where the dump has it.
     """
@@ -50,6 +57,7 @@ class Step:
     batch: Batch | None
     before: CacheImage | None
     after: CacheImage | None
+    prefill: PrefillBatch | None = None
     computed: str = ""
 
     @classmethod
@@ -59,16 +67,19 @@ class Step:
         Raises
         ------
         InvalidArgument
-            The dump's problem is none, or blocks are listed twice or outside the cache.
+            The dump's problem is none, blocks are listed twice or outside the cache, or nothing can
+            be divided by its query scale.
         """
         validate_problem(dump.problem)
+        validate_query_scale(query_scale(dump))
         problem, batch = dump.problem, None
         if problem.layout.block_bytes > LARGEST_BLOCK:
             given = f"blocks of {problem.layout.block_bytes} bytes"
             raise InvalidArgument("block_size", given, f"at most {LARGEST_BLOCK}")
         if has(dump, *LENGTHS):
             problem, batch = _batch(dump)
-        step = cls(dump, problem, batch, _image(dump, "before"), _image(dump, "after"))
+        images = _image(dump, "before"), _image(dump, "after")
+        step = cls(dump, problem, batch, *images, _prefill(dump))
         return step if step.after is not None else _with_computed_cache(step)
 
     def has(self, *names: str) -> bool:
@@ -83,6 +94,11 @@ class Step:
     def lse(self) -> NDArray[np.float32] | None:
         """The dump's lse in nats, ``None`` without one."""
         return self._in_nats("lse")
+
+    @property
+    def prefill_lse(self) -> NDArray[np.float32] | None:
+        """The lse of a prefill in nats."""
+        return self._in_nats("prefill_lse")
 
     @property
     def partial_lse(self) -> NDArray[np.float32] | None:
@@ -110,6 +126,20 @@ class Step:
 def has(dump: Dump, *names: str) -> bool:
     """Return whether a dump has all these fields."""
     return all(name in dump.arrays for name in names)
+
+
+def query_scale(dump: Dump) -> float | None:
+    """Return the scale that all queries were to be divided by; ``None`` for their own."""
+    scale = dump.arrays.get("query_scale")
+    return None if scale is None else float(scale)
+
+
+def _prefill(dump: Dump) -> PrefillBatch | None:
+    if not has(dump, *PREFILL):
+        return None
+    given = {name.removeprefix("prefill_"): dump.arrays[name] for name in PREFILL}
+    causal = dump.arrays.get("prefill_causal")
+    return PrefillBatch(**given, causal=causal is None or bool(causal))
 
 
 def _batch(dump: Dump) -> tuple[Problem, Batch]:

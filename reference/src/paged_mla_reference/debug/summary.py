@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from paged_mla_reference.debug.explanation import Explanation
 from paged_mla_reference.debug.finding import Finding, State
 from paged_mla_reference.debug.maps import Maps
+from paged_mla_reference.debug.together import Together
 
 _WIDTH = 100
 _MARKS = {State.HELD: "ok   ", State.BROKEN: "WRONG", State.UNDECIDED: "?    "}
@@ -41,6 +43,26 @@ def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str
         ]
     if maps is not None and maps.rows:
         lines += ["", *_heat(maps)]
+    return "\n".join(lines)
+
+
+def summary_of_several(found: Together, paths: Sequence[str]) -> str:
+    """Return what a person reads of dumps that are explained together."""
+    lines = []
+    for number, (path, explanation) in enumerate(zip(paths, found.explanations, strict=True), 1):
+        said = f"{number}. {path}: {explanation.verdict}"
+        lines += [*textwrap.wrap(said, _WIDTH, subsequent_indent="   "), ""]
+        if explanation.cause and not found.best:
+            alone = textwrap.wrap(f"Alone: {explanation.cause}", _WIDTH - 3)
+            lines[-1:] = [textwrap.indent("\n".join(alone), "   "), ""]
+    lines += textwrap.wrap(found.cause or "No rule is broken in any of them.", _WIDTH)
+    if found.fits:
+        columns = "".join(f"{number:>8}" for number in range(1, len(paths) + 1))
+        lines += ["", f"{'still wrong, of each dump':50}{columns}"]
+        lines += [
+            f"  {fit.hypothesis.name[:48]:48}" + "".join(f"{share:>8.0%}" for share in fit.left)
+            for fit in found.fits[:5]
+        ]
     return "\n".join(lines)
 
 

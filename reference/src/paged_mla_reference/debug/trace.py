@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged_mla_reference.attention import weighted_mean
 from paged_mla_reference.cache import read_slots
@@ -115,7 +116,14 @@ def _told(out: list[float]) -> str:
     return " ".join(f"{x:9.5g}" for x in out[:_ELEMENTS]) + (" ..." if len(out) > _ELEMENTS else "")
 
 
-def trace_of(dump: Dump, token: int, head: int, *, splits: int = 1) -> Trace:
+def trace_of(
+    dump: Dump,
+    token: int,
+    head: int,
+    *,
+    splits: int = 1,
+    spans: NDArray[np.int64] | None = None,
+) -> Trace:
     """Return the intermediate values of one query token and head, exact (S-4, S-5, S-7, S-8).
 
     Parameters
@@ -125,6 +133,8 @@ def trace_of(dump: Dump, token: int, head: int, *, splits: int = 1) -> Trace:
     token, head : int
     splits : int
         Parts of the keys, at most as many as there are keys.
+    spans : int64 [S, 2] or None
+        First and last key of each part, instead of equal ones.
 
     Raises
     ------
@@ -159,8 +169,11 @@ def trace_of(dump: Dump, token: int, head: int, *, splits: int = 1) -> Trace:
     scores = scores_of(step, query_of(step, token)[head : head + 1], blocks)[0, keys]
     slots = slots_of(batch.block_table[row], keys, size)
     values = widen(read_slots(step.after, slots)[0])
+    shares = np.array_split(np.arange(keys.size), splits)
+    if spans is not None:
+        shares = [np.flatnonzero((keys >= first) & (keys <= last)) for first, last in spans]
     parts, outputs = [], []
-    for some in np.array_split(np.arange(keys.size), splits):
+    for some in filter(len, shares):
         out, of_part = weighted_mean(scores[None, some], values[some], "float32", Rounding.EXACT)
         highest = float(scores[some].max())
         total = float(np.exp(scores[some] - highest).sum())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import read_slots, slots_to_write
-from paged_mla_reference.debug.checks import Examination
+from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.deviations.change import appending, writing
 from paged_mla_reference.encoding import as_cached

@@ -293,30 +293,43 @@ def check_queries(
 
     With a rope, values of the rotated part may be off by the rounding of a rotation.
     """
-    live = keys_of_tokens(batch) > 0  # [T]
     (codes, scales), (right_codes, right_scales) = actual, expected
     _same_form("codes", codes, right_codes.shape, "uint8")
     _same_form("scales", scales, right_scales.shape, "float32")
-    wrong = (bits(scales) != bits(right_scales)) & live[:, None]
-    if wrong.any():
-        at = _first(wrong)
-        detail = f"{scales[at]} at {at}, expected {right_scales[at]}; {describe(wrong, batch)}"
+    wrong_codes, wrong_scales, checks = wrong_queries(problem, batch, actual, expected)
+    if wrong_scales.any():
+        at = _first(wrong_scales)
+        detail = f"{scales[at]} at {at}, expected {right_scales[at]}"
+        detail += f"; {describe(wrong_scales, batch)}"
         raise Mismatch("S-11", "scales of queries", detail, at)
-    wrong = (codes != right_codes) & live[:, None, None]
+    if wrong_codes.any():
+        at, where = _first(wrong_codes), np.asarray(wrong_codes.any(axis=-1))
+        detail = f"{codes[at]:#04x} at {at}, expected {right_codes[at]:#04x}"
+        raise Mismatch("S-11", "codes of queries", f"{detail}; {describe(where, batch)}", at)
+    return checks
+
+
+def wrong_queries(
+    problem: Problem,
+    batch: Batch,
+    actual: tuple[NDArray[np.uint8], NDArray[np.float32]],
+    expected: tuple[NDArray[np.uint8], NDArray[np.float32]],
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[Check]]:
+    """Return which codes [T, H, R + P] and scales [T, H] are wrong, and what was compared."""
+    live = keys_of_tokens(batch) > 0  # [T]
+    (codes, scales), (right_codes, right_scales) = actual, expected
+    wrong_scales = (bits(scales) != bits(right_scales)) & live[:, None]
+    wrong_codes = (codes != right_codes) & live[:, None, None]
     checks = [Check("codes and scales", 0.0, 0.0)]
-    if problem.rope is not None:
+    if problem.rope is not None and live.any():
         rotated = np.s_[live, :, problem.dims.kv_lora_rank :]
         values = widen(decode(right_codes[rotated]))
         error = np.abs(widen(decode(codes[rotated])) - values)
         budget = budgets.rotation_budget(values, "float8_e4m3")
-        wrong[rotated] &= ~(error <= budget)
+        wrong_codes[rotated] &= ~(error <= budget)
         worst = np.unravel_index(np.argmax(error / budget), error.shape)
         checks.append(Check("rotated q_pe", float(error[worst]), float(budget[worst])))
-    if wrong.any():
-        at, where = _first(wrong), np.asarray(wrong.any(axis=-1))
-        detail = f"{codes[at]:#04x} at {at}, expected {right_codes[at]:#04x}"
-        raise Mismatch("S-11", "codes of queries", f"{detail}; {describe(where, batch)}", at)
-    return checks
+    return wrong_codes, wrong_scales, checks
 
 
 def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:

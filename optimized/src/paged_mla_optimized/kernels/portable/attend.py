@@ -61,6 +61,18 @@ def _visible(
     return visible
 
 
+# A debugger in Triton's interpreter stands in for these two (``inspect/taps.py``); nothing of them
+# is compiled.
+@triton.jit
+def tap_tile(token, head, live, tile, scores):
+    """Show the scores of a key tile [TILE_M, TILE_N], in units of log2, -inf if not seen."""
+
+
+@triton.jit
+def tap_part(token, head, live, peak, total, lse, out):
+    """Show what a part of a row's keys came to: [TILE_M] each, and shares of out [TILE_M, ..]."""
+
+
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @triton.jit(
     do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
@@ -170,6 +182,7 @@ def attend_kernel(
                     TILE_N, MASK, TREE_WORDS,
                 )  # fmt: skip
                 scores = tl.where(visible, scores, float("-inf"))
+            tap_tile(token, head, live, tile, scores)
             # Online softmax in base 2; the keys are read once and serve again as values.
             new_peak = tl.maximum(peak, tl.max(scores, axis=1))
             shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -201,6 +214,7 @@ def attend_kernel(
                 mean *= tl.exp2(value_peak - tl.where(is_empty, 0.0, peak))[:, None]
             out += (mean,)
         lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
+        tap_part(token, head, live, peak, total, lse, out)
         if (unit == group_begin) & (stop == group_end):
             at = token * stride_out_token + head * stride_out_head
             store_shares(out_ptr + at, out, live, R, SHARES)

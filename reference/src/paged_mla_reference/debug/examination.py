@@ -1,0 +1,103 @@
+"""What is known of a dump once it is checked: findings, and what the rules make of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.attention import Answer
+from paged_mla_reference.debug.answers import both_answers
+from paged_mla_reference.debug.finding import Finding, Stage, State
+from paged_mla_reference.debug.step import Step
+from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.judging.fast import fast_answers, may_be_fast
+from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_reference.prefill import prefill
+from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.problem import Batch, Problem
+
+
+@dataclass(frozen=True)
+class Right:
+    """What the rules make of the step, as far as the dump lets them.
+
+    Parameters
+    ----------
+    exact, rounded : Answer
+    out_budget : float64 [T]
+    lse_budget : float64 [T, H]
+    allowance : Answer or None
+        Of products of 8 bits, where the dump allows them.
+    """
+
+    exact: Answer
+    rounded: Answer
+    out_budget: NDArray[np.float64]
+    lse_budget: NDArray[np.float64]
+    allowance: Answer | None = None
+
+    @classmethod
+    def of(cls, step: Step, batch: Batch, image: CacheImage) -> Right:
+        """Compute it (S-4 to S-7)."""
+        problem = step.problem
+        exact, rounded = both_answers(problem, batch, image)
+        keys, terms = keys_of_tokens(batch), batch.query_width
+        allowance = None
+        if may_be_fast(problem, step.dump.products):
+            rounded, allowance = fast_answers(problem, batch, image)
+        out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
+        lse = budgets.lse_budget(exact, rounded, keys, terms)
+        if allowance is not None:
+            out, lse = out + allowance.out.max(axis=(1, 2), initial=0.0), lse + allowance.lse
+        return cls(exact, rounded, out, lse, allowance)
+
+    @classmethod
+    def of_prefill(cls, problem: Problem, batch: PrefillBatch) -> Right:
+        """Compute that of a prefill (S-4 to S-7, S-21)."""
+        exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
+        keys, terms = keys_of_tokens(batch), batch.query_width
+        out = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)
+        return cls(exact, rounded, out, budgets.lse_budget(exact, rounded, keys, terms))
+
+
+@dataclass
+class Examination:
+    """All findings of a dump, and what was computed on the way.
+
+    Parameters
+    ----------
+    step : Step
+    findings : list of Finding
+    right, right_prefill : Right or None
+        ``None`` where attention, or a prefill, could not be recomputed.
+    """
+
+    step: Step
+    findings: list[Finding]
+    right: Right | None = None
+    right_prefill: Right | None = None
+
+    @property
+    def first(self) -> Finding | None:
+        """The first broken rule, ``None`` if none is."""
+        return next((f for f in self.findings if f.state is State.BROKEN), None)
+
+
+def lacking_in(step: Step, *names: str) -> str:
+    """Return the sentence that names missing fields; "" if there are all."""
+    lacking = [name for name in names if not step.has(name)]
+    return f"the dump has no {', '.join(lacking)}" if lacking else ""
+
+
+def hold(found: Examination, stage: Stage, what: str, check: Any) -> None:
+    """Note what a comparison says."""
+    try:
+        found.findings.append(Finding.held(stage, what, check()))
+    except Mismatch as mismatch:
+        found.findings.append(Finding.broken(stage, what, mismatch))

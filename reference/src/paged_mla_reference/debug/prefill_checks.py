@@ -1,0 +1,62 @@
+"""Checks of a prefill: attention over keys and values of every head, which reads no cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paged_mla_reference.debug.examination import Examination, Right, hold, lacking_in
+from paged_mla_reference.debug.finding import Finding, Stage, State
+from paged_mla_reference.debug.step import PREFILL, Step
+from paged_mla_reference.judging.compare import Check, check_output
+from paged_mla_reference.validate import validate_prefill
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.problem import Output
+
+ANSWER = ("prefill_out", "prefill_lse")
+MOST = 1 << 26  # of query, key and head: every hypothesis is tried on all of them
+
+
+def check_prefill(found: Examination) -> None:
+    """Out and lse, each within its budget (S-4 to S-7, S-9, S-21)."""
+    step, stage, batch = found.step, Stage.PREFILL, found.step.prefill
+    given = [name for name in ANSWER if step.has(name)]
+    if batch is None:
+        if given:
+            detail = lacking_in(step, *PREFILL)
+            found.findings.append(Finding.undecided(stage, "out, lse", detail))
+        return
+    try:
+        validate_prefill(step.problem, batch)
+    except InvalidArgument as error:
+        found.findings.append(Finding(stage, error.argument, State.BROKEN, "S-2", str(error)))
+        return
+    pairs = int(batch.query_lens.astype(np.int64) @ batch.seq_lens.astype(np.int64))
+    detail = "" if given else "the dump has neither"
+    if pairs * step.problem.dims.num_heads > MOST:
+        detail = f"there are more than {MOST} of query, key and head: keep some rows, or some heads"
+    if detail:
+        found.findings.append(Finding.undecided(stage, "out, lse", detail))
+        return
+    found.right_prefill = right = Right.of_prefill(step.problem, batch)
+    for what in ("out", "lse"):
+        if not step.has(f"prefill_{what}"):
+            detail = lacking_in(step, f"prefill_{what}")
+            found.findings.append(Finding.undecided(stage, what, detail))
+            continue
+        hold(found, stage, what, lambda w=what: _check(step, right, w))
+
+
+def prefill_output(step: Step, answer: Output) -> Output:
+    """Return the dump's answer; what it does not have is that of `answer`."""
+    out = step.dump.arrays.get("prefill_out", answer.out)
+    return Output(out, answer.lse if step.prefill_lse is None else step.prefill_lse)
+
+
+def _check(step: Step, right: Right, what: str) -> list[Check]:
+    """Hold out or lse against the rules, with the other one right."""
+    assert step.prefill is not None
+    answer = right.rounded.output(step.problem.dtype)
+    actual = prefill_output(step, answer)
+    alone = Output(actual.out, answer.lse) if what == "out" else Output(answer.out, actual.lse)
+    checks = check_output(step.problem, step.prefill, alone, right.exact, right.rounded)
+    return [check for check in checks if check.what == what]
