@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+
+def options_of(
+    doc: str | None, scenes: Collection[str], *, jobs: int, folder: str
+) -> argparse.Namespace:
+    """Return what the command line says, of scenes that there are; its folder is made."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("scenes", nargs="*", help=", ".join(scenes))
+    parser.add_argument("--jobs", type=int, default=jobs, help="scenes at a time")
+    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
+    parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
+    parser.add_argument("--folder", type=Path, default=Path(folder))
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.scenes = options.scenes or list(scenes)
+    if unknown := [name for name in options.scenes if name not in scenes]:
+        parser.error(f"{unknown[0]} is none of {', '.join(scenes)}")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def run_scenes(module: str, options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Run a command's scenes, some at a time; yield what each had found, as they end in turn."""
+    deadline = time.monotonic() + options.seconds
+    given = ["--here", "--tokens", str(options.tokens)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        yield from pool.map(
+            lambda name: run_apart(module, name, options.folder, given, deadline), options.scenes
+        )
 
 
 def run_apart(

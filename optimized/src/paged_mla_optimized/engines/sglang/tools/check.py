@@ -13,13 +13,11 @@ backends are apart.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,8 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     Scene,
     prompts,
 )
-from paged_mla_optimized.engines.tools.apart import run_apart
-from paged_mla_optimized.engines.tools.follow import distance, follow
+from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
+from paged_mla_optimized.engines.tools.history import begin, beyond, passes, passes_of, told
 from paged_mla_optimized.engines.tools.model import build_model
 
 _MODULE = "paged_mla_optimized.engines.sglang.tools.check"
@@ -44,38 +42,23 @@ _POOL = 65_536  # tokens
 
 def main() -> int:
     """Run scenes, or one of them in this process."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("scenes", nargs="*", help=", ".join(SCENES))
-    parser.add_argument("--jobs", type=int, default=3, help="scenes at a time")
-    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
-    parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
-    parser.add_argument("--folder", type=Path, default=Path("out/sglang"))
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    names = options.scenes or list(SCENES)
-    if unknown := [name for name in names if name not in SCENES]:
-        parser.error(f"{unknown[0]} is none of {', '.join(SCENES)}")
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options = options_of(__doc__, SCENES, jobs=3, folder="out/sglang")
+    names = options.scenes
     if options.here:
         [name] = names
         run_scene(name, options.folder, options.tokens)
         return 0
     for scene in (SCENES[name] for name in names):  # once, not in each process
         build_model(options.folder, heads=scene.heads, layers=_LAYERS)
-    deadline = time.monotonic() + options.seconds
-    given = ["--here", "--tokens", str(options.tokens)]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        found = pool.map(
-            lambda name: run_apart(_MODULE, name, options.folder, given, deadline), names
-        )
-        failed = [name for name, runs in zip(names, found, strict=True) if not tell(name, runs)]
+    results = run_scenes(_MODULE, options)
+    failed = [name for name, runs in zip(names, results, strict=True) if not tell(name, runs)]
     print(f"beyond or failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 
 def run_scene(name: str, folder: Path, tokens: int) -> None:
     """Run one scene in this process; write what was found after each of its engines."""
-    scene, asked = SCENES[name], prompts()
+    scene = SCENES[name]
     model = build_model(folder, heads=scene.heads, layers=_LAYERS)
     plain = Scene(
         mode="eager",
@@ -84,17 +67,17 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
         kv_cache_dtype=scene.kv_cache_dtype,
     )
 
-    def begin(engine: Any) -> tuple[list[list[tuple[int, Any]]], dict[str, Any]]:
-        answers, _ = ask(engine, asked, [tokens] * len(asked))
-        return answers, _passes(engine, answers, 1)
-
-    history, again = run_engine(_given(model, plain, YARDSTICK), begin)
+    history, again = run_engine(
+        _given(model, plain, YARDSTICK),
+        lambda engine: begin(partial(ask, engine), prompts(), tokens),
+    )
     runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
     for backend in (NAME, *scene.peers):  # one that cannot start may end this process
         before = time.monotonic()
         try:
             found = run_engine(
-                _given(model, scene, backend), lambda engine: _passes(engine, history, 2)
+                _given(model, scene, backend),
+                lambda engine: passes(partial(ask, engine), history, 2),
             )
             runs.append({"run": backend, **found})
         except Exception:  # the others are asked all the same
@@ -124,36 +107,13 @@ def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
     )
 
 
-def _passes(engine: Any, history: list[list[tuple[int, Any]]], passes: int) -> dict[str, Any]:
-    """Follow a history so many times: the first time of an engine nothing is cached."""
-    hits: list[int] = []
-    tokens = [[token for token, _ in answer] for answer in history]
-    logprobs = [[known for _, known in answer] for answer in history]
-
-    def generate(asked: list[list[int]], counts: list[int]) -> Any:
-        answers, cached = ask(engine, asked, counts)
-        hits.append(cached)
-        return answers
-
-    found, cached = [], []
-    for _ in range(passes):
-        hits.clear()
-        found.append(asdict(distance(tokens, logprobs, follow(generate, prompts(), tokens))))
-        cached.append(hits[0])
-    return {"passes": found, "cached_tokens": cached}
-
-
 def tell(name: str, runs: list[dict[str, Any]]) -> bool:
     """Print a scene; return whether it is good."""
     for run in runs:
         if "error" in run:
             print(f"{name:10} {run['run']:13} failed: {run['error'].splitlines()[-1][:120]}")
             continue
-        told = "; ".join(
-            f"{p['largest']:.4f} {p['median']:.4f} {p['others']:3} {p['gap']:.4f}"
-            for p in run["passes"]
-        )
-        print(f"{name:10} {run['run']:13} {run['passes'][0]['steps']} {told}")
+        print(f"{name:10} {run['run']:13} {run['passes'][0]['steps']} {told(run)}")
     problem = _problem(runs)
     print(f"{name:10} {problem or 'as far apart as its own backends, or less'}")
     return not problem
@@ -161,17 +121,13 @@ def tell(name: str, runs: list[dict[str, Any]]) -> bool:
 
 def _problem(runs: list[dict[str, Any]]) -> str:
     """Return what is wrong with a scene, or nothing."""
-    ours = [run for run in runs if run["run"] == NAME and "passes" in run]
-    theirs = [p for run in runs if run["run"] != NAME for p in run.get("passes", [])]
+    ours, theirs = passes_of(runs, NAME)
     if not ours or not theirs:
         return f"no answer of {NAME} or of others: see the log"
-    if ours[0]["cached_tokens"][1] == 0:
+    [run] = [run for run in runs if run["run"] == NAME]
+    if run["cached_tokens"][1] == 0:
         return "no prefix was hit"
-    for word in ("largest", "gap"):
-        mine, most = max(p[word] for p in ours[0]["passes"]), max(p[word] for p in theirs)
-        if mine > most:
-            return f"beyond: {word} {mine:.4f}, among SGLang's own {most:.4f}"
-    return ""
+    return beyond(ours, theirs, "SGLang")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from paged_mla_optimized.engines.tools.model import VOCAB
+from paged_mla_optimized.engines.tools.history import prompts as ragged_prompts
 
 YARDSTICK = "triton"
 _ALL = (YARDSTICK, "fa3", "flashmla")
@@ -71,14 +71,4 @@ SCENES = {
 }
 """By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
 
-
-def prompts() -> list[list[int]]:
-    """Return ragged prompts: one token, edges of pages, many chunks, two with one beginning."""
-    rng = random.Random(1)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(2, VOCAB) for _ in range(count)]
-
-    shared, loop = tokens(700), tokens(12) * 8  # a loop is what an n-gram drafter can guess
-    lengths = (1, 2, 17, 63, 64, 65, 129, 300, 1000, 5000, LONGEST)
-    return [*map(tokens, lengths), [*shared, 5, 6, 7], [*shared, 9], loop]
+prompts = partial(ragged_prompts, LONGEST)

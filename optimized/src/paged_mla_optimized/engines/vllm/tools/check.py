@@ -14,18 +14,16 @@ backends are apart.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from paged_mla_optimized.engines.tools.apart import run_apart
-from paged_mla_optimized.engines.tools.follow import Logprobs, distance, follow
+from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
+from paged_mla_optimized.engines.tools.history import begin, beyond, passes, passes_of, told
 from paged_mla_optimized.engines.tools.model import build_model
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
@@ -43,28 +41,10 @@ _LAYERS = 4
 _ROWS = (1, 2, 4, 8, 16)  # of captured graphs
 
 
-class History(NamedTuple):
-    """What the yardstick generated, and what it thought of each step."""
-
-    prompts: list[list[int]]
-    tokens: list[list[int]]
-    logprobs: list[list[Logprobs]]
-
-
 def main() -> int:
     """Run scenes, or one of them in this process."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("scenes", nargs="*", help=", ".join(SCENES))
-    parser.add_argument("--jobs", type=int, default=8, help="scenes at a time")
-    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
-    parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
-    parser.add_argument("--folder", type=Path, default=Path("out/vllm"))
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    names = options.scenes or list(SCENES)
-    if unknown := [name for name in names if name not in SCENES]:
-        parser.error(f"{unknown[0]} is none of {', '.join(SCENES)}")
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options = options_of(__doc__, SCENES, jobs=8, folder="out/vllm")
+    names = options.scenes
     if options.here:
         [name] = names
         run_scene(name, options.folder, options.tokens)
@@ -73,13 +53,8 @@ def main() -> int:
         build_model(options.folder, heads=heads, layers=_LAYERS)
     if any(SCENES[name].has_mtp for name in names):
         build_model(options.folder, heads=16, layers=_LAYERS, mtp=True)
-    deadline = time.monotonic() + options.seconds
-    with ThreadPoolExecutor(options.jobs) as pool:
-        given = ["--here", "--tokens", str(options.tokens)]
-        results = pool.map(
-            lambda name: run_apart(_MODULE, name, options.folder, given, deadline), names
-        )
-        found = [_tell(name, runs) for name, runs in zip(names, results, strict=True)]
+    results = run_scenes(_MODULE, options)
+    found = [_tell(name, runs) for name, runs in zip(names, results, strict=True)]
     steps = sum(one for one, _ in found)
     failed = [name for name, (_, good) in zip(names, found, strict=True) if not good]
     print(f"{steps} steps through {NAME}; beyond or failed: {', '.join(failed) or 'none'}")
@@ -88,7 +63,7 @@ def main() -> int:
 
 def run_scene(name: str, folder: Path, tokens: int) -> None:
     """Run one scene in this process; write what was found after each of its engines."""
-    scene, many = SCENES[name], prompts()
+    scene = SCENES[name]
     model = build_model(folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
     plain = Scene(
         mode="eager",
@@ -99,23 +74,18 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
     prepare()
     seen = _Counters()
 
-    def begin(llm: Any) -> tuple[History, dict[str, Any]]:
-        answers, _ = ask(llm, many, [tokens] * len(many))
-        history = History(
-            many,
-            [[token for token, _ in answer] for answer in answers],
-            [[logprobs for _, logprobs in answer] for answer in answers],
-        )
-        return history, _passes(llm, history, 1)
-
-    history, again = run_engine(_given(model, plain, YARDSTICK), begin)
+    history, again = run_engine(
+        _given(model, plain, YARDSTICK), lambda llm: begin(partial(ask, llm), prompts(), tokens)
+    )
     runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
     _write(folder, name, runs)
     for backend in (*scene.peers, NAME):
         before = time.monotonic()
         try:
             seen.forget()
-            found = run_engine(_given(model, scene, backend), lambda llm: _passes(llm, history, 2))
+            found = run_engine(
+                _given(model, scene, backend), lambda llm: passes(partial(ask, llm), history, 2)
+            )
             runs.append({"run": backend, **found, **seen.counts})
         except Exception:  # the others are asked all the same
             runs.append({"run": backend, "error": traceback.format_exc()[-1500:]})
@@ -149,24 +119,6 @@ def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
         gpu_memory_utilization=0.1,
         **more,
     )
-
-
-def _passes(llm: Any, history: History, passes: int) -> dict[str, Any]:
-    """Follow a history so many times: the first time of an engine nothing is cached."""
-    hits: list[int] = []
-
-    def generate(asked: list[list[int]], tokens: list[int]) -> Any:
-        answers, cached = ask(llm, asked, tokens)
-        hits.append(cached)
-        return answers
-
-    found, cached = [], []
-    for _ in range(passes):
-        hits.clear()
-        steps = follow(generate, history.prompts, history.tokens)
-        found.append(asdict(distance(history.tokens, history.logprobs, steps)))
-        cached.append(hits[0])
-    return {"passes": found, "cached_tokens": cached}
 
 
 class _Counters:
@@ -208,16 +160,11 @@ def _tell(name: str, runs: list[dict[str, Any]]) -> tuple[int, bool]:
         if "error" in run:
             print(f"{name:16} {run['run']:17} failed: {run['error'].splitlines()[-1][:110]}")
             continue
-        told = "; ".join(
-            f"{p['largest']:.4f} {p['median']:.4f} {p['others']:3} {p['gap']:.4f}"
-            for p in run["passes"]
-        )
         counted = " ".join(
             f"{run[k]}" for k in ("preemptions", "plans_of_several_tokens") if k in run
         )
-        print(f"{name:16} {run['run']:17} {run['passes'][0]['steps']} {told} | {counted}")
-    ours = [p for run in runs if run["run"] == NAME for p in run.get("passes", [])]
-    theirs = [p for run in runs if run["run"] != NAME for p in run.get("passes", [])]
+        print(f"{name:16} {run['run']:17} {run['passes'][0]['steps']} {told(run)} | {counted}")
+    ours, theirs = passes_of(runs, NAME)
     if not ours or not theirs:
         print(f"{name:16} no answer of {NAME}: see {name}.log")
         return 0, False
@@ -242,11 +189,7 @@ def _problem(
         return "no drafts were verified"
     if scene.peers == (YARDSTICK,):
         return ""  # no other backend says how far they may be apart
-    for word in ("largest", "gap"):
-        mine, most = max(p[word] for p in ours), max(p[word] for p in theirs)
-        if mine > most:
-            return f"beyond: {word} {mine:.4f}, among vLLM's own {most:.4f}"
-    return ""
+    return beyond(ours, theirs, "vLLM")
 
 
 if __name__ == "__main__":

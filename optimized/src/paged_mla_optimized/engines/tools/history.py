@@ -1,0 +1,89 @@
+"""What a yardstick generated, and how far others are from it: of any engine that can be asked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeAlias
+
+from paged_mla_optimized.engines.tools.follow import Logprobs, distance, follow
+from paged_mla_optimized.engines.tools.model import VOCAB
+
+Ask: TypeAlias = Callable[
+    [list[list[int]], list[int]], tuple[list[list[tuple[int, Logprobs]]], int]
+]
+"""Prompts and how many tokens to add to each; returns the token and logprobs of each step, and how
+many tokens of the prompts were cached. Greedy."""
+
+
+class History(NamedTuple):
+    """What the yardstick generated, and what it thought of each step."""
+
+    prompts: list[list[int]]
+    tokens: list[list[int]]
+    logprobs: list[list[Logprobs]]
+
+
+def prompts(longest: int) -> list[list[int]]:
+    """Return ragged prompts: one token, edges of blocks, many chunks, two with one beginning."""
+    rng = random.Random(1)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(2, VOCAB) for _ in range(count)]
+
+    shared, loop = tokens(700), tokens(12) * 8  # a loop is what an n-gram drafter can guess
+    lengths = (1, 2, 17, 63, 64, 65, 129, 300, 1000, 5000, longest)
+    return [*map(tokens, lengths), [*shared, 5, 6, 7], [*shared, 9], loop]
+
+
+def begin(ask: Ask, many: list[list[int]], tokens: int) -> tuple[History, dict[str, Any]]:
+    """Return a history of so many tokens for each prompt, and a pass over it by its engine."""
+    answers, _ = ask(many, [tokens] * len(many))
+    history = History(
+        many,
+        [[token for token, _ in answer] for answer in answers],
+        [[logprobs for _, logprobs in answer] for answer in answers],
+    )
+    return history, passes(ask, history, 1)
+
+
+def passes(ask: Ask, history: History, count: int) -> dict[str, Any]:
+    """Follow a history so many times: the first time of an engine nothing is cached."""
+    hits: list[int] = []
+
+    def generate(asked: list[list[int]], tokens: list[int]) -> Any:
+        answers, cached = ask(asked, tokens)
+        hits.append(cached)
+        return answers
+
+    found, cached = [], []
+    for _ in range(count):
+        hits.clear()
+        steps = follow(generate, history.prompts, history.tokens)
+        found.append(asdict(distance(history.tokens, history.logprobs, steps)))
+        cached.append(hits[0])
+    return {"passes": found, "cached_tokens": cached}
+
+
+def told(run: dict[str, Any]) -> str:
+    """Return the numbers of a run's passes in a line."""
+    return "; ".join(
+        f"{p['largest']:.4f} {p['median']:.4f} {p['others']:3} {p['gap']:.4f}"
+        for p in run["passes"]
+    )
+
+
+def passes_of(runs: list[dict[str, Any]], ours: str) -> tuple[list[Any], list[Any]]:
+    """Return the passes of the backend `ours`, and those of all others."""
+    mine = [p for run in runs if run["run"] == ours for p in run.get("passes", [])]
+    return mine, [p for run in runs if run["run"] != ours for p in run.get("passes", [])]
+
+
+def beyond(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], whose: str) -> str:
+    """Return in what our passes are further from the yardstick than all others, or nothing."""
+    for word in ("largest", "gap"):
+        mine, most = max(p[word] for p in ours), max(p[word] for p in theirs)
+        if mine > most:
+            return f"beyond: {word} {mine:.4f}, among {whose}'s own {most:.4f}"
+    return ""
