@@ -41,6 +41,23 @@ def check_tensor(
         raise InvalidArgument(name, f"last stride {tensor.stride(-1)}", "1")
 
 
+def answers(
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where an answer goes, out of `shape` and its lse: what was given, or new tensors."""
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=device)
+    if lse is None:
+        lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+    check_tensor("out", out, shape, dtype, device, unit_stride=True)
+    check_tensor("lse", lse, shape[:-1], torch.float32, device)
+    return out, lse
+
+
 def _fits(shape: torch.Size, wanted: tuple[int | None, ...]) -> bool:
     return len(shape) == len(wanted) and all(
         n is None or size == n for size, n in zip(shape, wanted, strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from paged_mla_optimized.cache import Cache
-from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.checks import answers, check_tensor
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
@@ -181,14 +181,10 @@ class MlaLayer:
         """
         config, core, tokens = self.config, self._core, self._absorbed_tokens
         lines = (core.plan.num_tokens, config.attention.num_heads)
-        if out is None:
-            out = q_nope.new_empty((*lines, config.v_head_dim))
-        if lse is None:
-            lse = q_nope.new_empty(lines, dtype=torch.float32)
         self._check("q_nope", q_nope, (*lines, config.qk_nope_head_dim))
         self._check("q_pe", q_pe, (*lines, config.attention.qk_rope_head_dim))
-        self._check("out", out, (*lines, config.v_head_dim))
-        check_tensor("lse", lse, lines, torch.float32, self.device)
+        shape = (*lines, config.v_head_dim)
+        out, lse = answers(out, lse, shape, config.attention.dtype, self.device)
         self._check_weights(weights)
         if tokens > 0:
             absorbed = weights.absorb(q_nope[:tokens])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.checks import answers, check_tensor
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.inspect.values import check_prefix_sums
 from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
@@ -206,13 +206,10 @@ class Prefill:
         """
         heads = Heads(q_nope, q_pe, k_nope, k_pe, v)
         self._check_heads(heads)
-        lines = (self._plan.num_tokens, self.config.num_heads)
-        if out is None:
-            out = q_nope.new_empty((*lines, self.config.v_head_dim))
-        if lse is None:
-            lse = q_nope.new_empty(lines, dtype=torch.float32)
-        self._check_one("out", out, (*lines, self.config.v_head_dim))
-        check_tensor("lse", lse, lines, torch.float32, self.device)
+        config = self.config
+        shape = (self._plan.num_tokens, config.num_heads, config.v_head_dim)
+        out, lse = answers(out, lse, shape, config.dtype, self.device)
+        _check_token_stride("out", out)
         if self._plan.num_tokens == 0:
             return out, lse
         descriptors = None if self._hopper is None else self._hopper.describe(heads)
@@ -267,7 +264,9 @@ class Prefill:
 
     def _check_one(self, name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
         check_tensor(name, tensor, shape, self.config.dtype, self.device, unit_stride=True)
-        if tensor.stride(0) >= _MAX_TOKEN_STRIDE:
-            raise InvalidArgument(
-                name, f"token stride {tensor.stride(0)}", f"< {_MAX_TOKEN_STRIDE}"
-            )
+        _check_token_stride(name, tensor)
+
+
+def _check_token_stride(name: str, tensor: torch.Tensor) -> None:
+    if tensor.stride(0) >= _MAX_TOKEN_STRIDE:
+        raise InvalidArgument(name, f"token stride {tensor.stride(0)}", f"< {_MAX_TOKEN_STRIDE}")

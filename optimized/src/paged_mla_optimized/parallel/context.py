@@ -184,12 +184,7 @@ class ContextParallelMla:
         checks.check_cache(own, cache, device)
         if own.stored.inline_scales:
             checks.check_address(cache)
-        if out is None:
-            out = q_nope.new_empty(shape)
-        if lse is None:
-            lse = q_nope.new_empty(shape[:2], dtype=torch.float32)
-        checks.check_tensor("out", out, shape, own.dtype, device, unit_stride=True)
-        checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
+        out, lse = checks.answers(out, lse, shape, own.dtype, device)
         if tokens > 0:
             queries = self._exchange.gather(q_nope, q_pe)
             partial, partial_lse = self._exchange.partials(tokens)
