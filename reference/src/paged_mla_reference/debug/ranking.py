@@ -98,7 +98,7 @@ def harms(found: Examination, hypothesis: Hypothesis) -> bool:
         try:
             with np.errstate(all="ignore"):
                 residual = measure_of(found, stage, asked)(hypothesis.change)
-        except Exception:
+        except Exception:  # what cannot run on a step is not what ran there
             return True
         if residual.wrong > residual.was:
             return True
@@ -137,7 +137,7 @@ def _tried(
                 if not _better(residual):
                     return None
                 others = [other(hypothesis.change).wrong for other in rest]
-        except Exception:
+        except Exception:  # a deviation may have no sense for a step, in sizes or dtypes
             return None
         worse = sum(max(now - was, 0) for now, was in zip(others, elsewhere, strict=True))
         return Fit(hypothesis, residual, worse)

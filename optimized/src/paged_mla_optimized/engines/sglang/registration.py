@@ -26,10 +26,10 @@ def register() -> None:
     if not serves(installed):
         LOGGER.warning("no attention backend for SGLang %s: made for 0.5.17 and later", installed)
         return
-    from sglang.srt.layers.attention.attention_registry import (  # noqa: PLC0415
+    from sglang.srt.layers.attention.attention_registry import (
         register_attention_backend,
     )
-    from sglang.srt.server_args import (  # noqa: PLC0415
+    from sglang.srt.server_args import (
         add_attention_backend_choices,
         add_chunked_prefix_cache_attention_backend,
     )
@@ -45,8 +45,8 @@ def create(runner: Any) -> Any:
     What it learns lies in modules of models and drafts, which SGLang has not imported when plugins
     are loaded.
     """
-    from paged_mla_optimized.engines.sglang.backend import PagedMlaBackend  # noqa: PLC0415
-    from paged_mla_optimized.engines.sglang.dispatch import teach  # noqa: PLC0415
+    from paged_mla_optimized.engines.sglang.backend import PagedMlaBackend
+    from paged_mla_optimized.engines.sglang.dispatch import teach
 
     backend = PagedMlaBackend(runner)
     scaling = getattr(runner.model_config.hf_text_config, "llama_4_scaling", None)
@@ -62,9 +62,9 @@ def create(runner: Any) -> Any:
 @cache
 def hook_drafts() -> None:
     """Let draft models have the backend, once: SGLang's table of names is fixed."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from paged_mla_optimized.engines.sglang.drafts import add_to_table  # noqa: PLC0415
+    from paged_mla_optimized.engines.sglang.drafts import add_to_table
 
     HookRegistry.register(FACTORY, add_to_table(NAME), HookType.AROUND)
     HookRegistry.apply_hooks()

@@ -30,7 +30,7 @@ def build_model(folder: Path, *, heads: int, layers: int, mtp: bool = False) -> 
     home = folder.absolute() / f"h{heads}-l{layers}{'-mtp' if mtp else ''}"
     if (home / "config.json").exists():
         return home
-    from safetensors.torch import save_file  # noqa: PLC0415 - comes with engines
+    from safetensors.torch import save_file  # comes with engines
 
     home.mkdir(parents=True, exist_ok=True)
     save_file(_weights(heads, layers, mtp=mtp), home / "model.safetensors", {"format": "pt"})

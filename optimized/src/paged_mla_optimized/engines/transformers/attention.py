@@ -72,7 +72,7 @@ def attend(  # noqa: PLR0917 - the library's signature
     module: Any,
     query: torch.Tensor,
     key: Any,
-    value: torch.Tensor,  # noqa: ARG001
+    value: torch.Tensor,  # noqa: ARG001 - the library's signature
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     **kwargs: Any,

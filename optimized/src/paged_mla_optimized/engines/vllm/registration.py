@@ -25,11 +25,11 @@ def register() -> None:
     if not serves(installed):
         LOGGER.warning("no attention backend for vLLM %s: made for 0.25 and later", installed)
         return
-    from vllm.v1.attention.backends.mla.prefill.registry import (  # noqa: PLC0415
+    from vllm.v1.attention.backends.mla.prefill.registry import (
         MLAPrefillBackendEnum,
         register_mla_prefill_backend,
     )
-    from vllm.v1.attention.backends.registry import (  # noqa: PLC0415
+    from vllm.v1.attention.backends.registry import (
         AttentionBackendEnum,
         register_backend,
     )

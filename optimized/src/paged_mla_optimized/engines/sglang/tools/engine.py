@@ -43,7 +43,7 @@ def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str,
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
     """Make an engine, use it, and end its processes."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import sglang  # noqa: PLC0415 - reads the environment
+    import sglang  # reads the environment
 
     engine = sglang.Engine(**given)
     try:

@@ -125,9 +125,9 @@ class _Counters:
     """Counts what a run is about: preempted requests, and steps whose rows have several tokens."""
 
     def __init__(self) -> None:
-        from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
+        from vllm.v1.core.sched.scheduler import Scheduler
 
-        from paged_mla_optimized.engines.vllm.decode import Decode  # noqa: PLC0415
+        from paged_mla_optimized.engines.vllm.decode import Decode
 
         self.counts: dict[str, int] = {}
         preempt, plan = Scheduler._preempt_request, Decode.plan

@@ -72,12 +72,12 @@ def prepare() -> None:
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
     """Make an engine, use it, and give back all that it held."""
     prepare()
-    from vllm import LLM, ModelRegistry  # noqa: PLC0415 - reads the environment
-    from vllm.distributed.parallel_state import (  # noqa: PLC0415
+    from vllm import LLM, ModelRegistry  # reads the environment
+    from vllm.distributed.parallel_state import (
         cleanup_dist_env_and_memory,
     )
-    from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP  # noqa: PLC0415
-    from vllm.model_executor.models.deepseek_v2 import DeepseekV3ForCausalLM  # noqa: PLC0415
+    from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
+    from vllm.model_executor.models.deepseek_v2 import DeepseekV3ForCausalLM
 
     register()  # also where the package is not installed, and has no entry point
     # Otherwise vLLM looks classes up in a process of its own, which takes 20 s.
@@ -103,7 +103,7 @@ def ask(
     llm: Any, prompts: list[list[int]], tokens: list[int]
 ) -> tuple[list[list[tuple[int, Logprobs]]], int]:
     """Generate greedily; return tokens with logprobs, and prompt tokens that were cached."""
-    from vllm import SamplingParams  # noqa: PLC0415
+    from vllm import SamplingParams
 
     ways = [
         SamplingParams(

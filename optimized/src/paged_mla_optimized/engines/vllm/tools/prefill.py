@@ -92,7 +92,7 @@ def _time_way(
 
 def _seconds(llm: Any, rows: int, length: int) -> float:
     """Return how long so many prompts take, one generated token each."""
-    from vllm import SamplingParams  # noqa: PLC0415
+    from vllm import SamplingParams
 
     rng = random.Random(0)
     prompts = [

@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _time_backend(model: Path, backend: str, options: argparse.Namespace, deadline: float) -> None:
-    import torch  # noqa: PLC0415
+    import torch
 
     free, _ = torch.cuda.mem_get_info()
     token_bytes = options.layers * 576 * 2
@@ -112,7 +112,7 @@ def _time_backend(model: Path, backend: str, options: argparse.Namespace, deadli
 
 def _step_ms(llm: Any, rows: int, context: int) -> float:
     """Return the milliseconds of a step of so many rows."""
-    from vllm import SamplingParams  # noqa: PLC0415
+    from vllm import SamplingParams
 
     core = llm.llm_engine
     way = SamplingParams(temperature=0, max_tokens=3 * _BLOCK, ignore_eos=True, detokenize=False)
