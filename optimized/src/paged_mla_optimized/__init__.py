@@ -3,7 +3,8 @@
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.inspect.record import Recorder, record
+from paged_mla_optimized.inspect.record import record
+from paged_mla_optimized.inspect.samples import Samples
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -31,8 +32,8 @@ __all__ = [
     "PagedMla",
     "Prefill",
     "PrefillConfig",
-    "Recorder",
     "RequestMap",
+    "Samples",
     "StaleGraph",
     "StepInputs",
     "StepView",

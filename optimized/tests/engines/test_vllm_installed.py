@@ -14,13 +14,16 @@ from types import SimpleNamespace
 import prefill_step
 import pytest
 import torch
-from mla_step import P, R, assert_close, build, dense
+from mla_step import R, assert_close, build, dense
 from record_vllm import SURFACES, record_vllm
 
+from paged_mla_optimized.engines.vllm.record import record
 from paged_mla_optimized.engines.vllm.registration import NAME, register
 from paged_mla_optimized.engines.vllm.tools import check
+from paged_mla_optimized.engines.vllm.tools.planted import HEALTHY, planted
 from paged_mla_optimized.engines.vllm.tools.scenes import SCENES
 from paged_mla_optimized.engines.vllm.versions import RECORDED
+from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 with warnings.catch_warnings():
@@ -30,11 +33,11 @@ with warnings.catch_warnings():
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.attention import mla_attention
     from vllm.platforms.interface import DeviceCapability
-    from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
     from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
     from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm_step import builder_maker, common, engine_config, engine_layer
 
     from paged_mla_optimized.engines.vllm.backend import PagedMlaBackend
     from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
@@ -117,88 +120,9 @@ def test_it_may_choose_our_prefill():
         assert len(PagedMlaPrefillBackend.validate_configuration(HOPPER, asked)) == reasons
 
 
-def engine_config(step, **changes):
-    """Return what builders read of vLLM's config: a tiny model, in float32."""
-    parts = {
-        "model_config": SimpleNamespace(
-            dtype=torch.float32,
-            max_model_len=step.config.max_model_len,
-            get_num_attention_heads=lambda _: step.config.num_heads,
-            get_head_size=lambda: 576,  # what vLLM allows; the cache is the tiny model's
-            hf_text_config=SimpleNamespace(
-                q_lora_rank=None,
-                kv_lora_rank=R,
-                qk_nope_head_dim=32,
-                qk_rope_head_dim=P,
-                v_head_dim=32,
-            ),
-        ),
-        "parallel_config": SimpleNamespace(
-            cp_kv_cache_interleave_size=1,
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
-        ),
-        "compilation_config": SimpleNamespace(
-            static_forward_context={}, max_cudagraph_capture_size=16
-        ),
-        "scheduler_config": SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
-        "cache_config": SimpleNamespace(block_size=step.config.block_size, cache_dtype="auto"),
-        "attention_config": SimpleNamespace(use_prefill_query_quantization=False),
-        "speculative_config": None,
-        "additional_config": {},
-        "use_v2_model_runner": False,
-    }
-    return SimpleNamespace(**(parts | changes))
-
-
-def engine_layer(step, **changes):
-    """Return what builders and layers read of a layer."""
-    parts = {
-        "scale": step.config.softmax_scale,
-        "kv_cache_dtype": "auto",
-        "_k_scale": torch.tensor(7.0),  # has no meaning where the cache is not FP8
-        "prefill_backend": SimpleNamespace(clone=lambda: None),
-        "q_lora_rank": None,
-        "kv_lora_rank": R,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": P,
-        "v_head_dim": 32,
-        "num_heads": step.config.num_heads,
-    }
-    return SimpleNamespace(**(parts | changes))
-
-
 @pytest.fixture(name="make")
 def _make(monkeypatch):
-    """Return a function that makes vLLM's builder, ours beneath, for layers of one group."""
-    monkeypatch.setattr(mla_attention, "current_platform", SimpleNamespace(is_cuda=lambda: False))
-    if hasattr(mla_attention, "get_num_attention_heads_from_layers"):
-        monkeypatch.setattr(mla_attention, "get_num_attention_heads_from_layers", lambda *_: None)
-
-    def builder(step, config, *layers):
-        names = [str(i) for i in range(len(layers))]
-        config.compilation_config.static_forward_context.update(zip(names, layers, strict=True))
-        spec = SimpleNamespace(block_size=step.config.block_size)
-        return PagedMlaBackend.get_builder_cls()(spec, names, config, torch.device("cpu"))
-
-    return builder
-
-
-def common(step, max_query_len):
-    """Return the engine's own description of a step."""
-    table = step.block_table.clone()
-    table[table == 2**31 - 1] = 0  # vLLM's fill
-    return CommonAttentionMetadata(
-        query_start_loc=step.cu_seqlens_q,
-        query_start_loc_cpu=step.cu_seqlens_q,
-        seq_lens=step.seq_lens,
-        num_reqs=len(step.rows),
-        num_actual_tokens=len(step.q_nope),
-        max_query_len=max_query_len,
-        max_seq_len=step.config.max_model_len,
-        block_table_tensor=table,
-        slot_mapping=torch.full((len(step.q_nope),), -1),
-    )
+    return builder_maker(monkeypatch)
 
 
 def attended(step, metadata, layer):
@@ -222,6 +146,26 @@ def test_it_describes_a_step_with_drafts_and_padding(make):
     metadata = builder.build(0, common(replayed, 3))
     assert (metadata.num_decodes, metadata.num_decode_tokens, metadata.num_prefills) == (4, 12, 0)
     assert_close(attended(replayed, metadata, layer), dense(replayed))
+
+
+@pytest.mark.parametrize("name", [HEALTHY, "tables-of-other-rows"])
+def test_its_steps_are_dumped(make, tmp_path, name):
+    """What vLLM said is in the dump, not what an adapter with an error took it for."""
+    explanation = pytest.importorskip("paged_mla_reference.debug.explanation")
+    step = build((37, 1), (64, 1), (17, 1))
+    step.cache.nan_to_num_(0.5)  # engines keep numbers everywhere
+    layer = engine_layer(step, layer_name="0")
+    said, last = common(step, 1), step.seq_lens.long() - 1
+    said.slot_mapping = step.block_table[torch.arange(3), last // 16] * 16 + last % 16
+    with planted(name), record(PagedMlaBackend, tmp_path) as samples:
+        metadata = make(step, engine_config(step), layer).build(0, said)
+        impl = object.__new__(PagedMlaImpl)  # the rest of a layer needs a model
+        vars(impl).update({n: v for n, v in vars(layer).items() if n != "num_heads"})
+        impl.forward_mqa((step.q_nope, step.q_pe), step.cache, metadata, layer)
+    found = explanation.explain(load_dump(samples.written[0]))
+    assert not [f for f in found.found.findings if f.state == "broken" and f.stage == "metadata"]
+    expected = "every row reads through the table of the row before it"
+    assert [f.hypothesis.name for f in found.best[:1]] == [expected] * (name != HEALTHY)
 
 
 def test_it_describes_a_rank_of_two(make, monkeypatch):

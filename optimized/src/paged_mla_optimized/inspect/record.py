@@ -13,40 +13,22 @@ from numpy.typing import NDArray
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache
+from paged_mla_optimized.inspect.samples import Samples, blocks_near
 from paged_mla_optimized.runtime.arrays import to_numpy
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import dtype_name
-from paged_mla_shared.dump import Dump, save_dump
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.dump import Dump
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem
 
 _HEAD_DIM = 128  # of heads between their projections, which attention does not see
 
 
-class Recorder:
-    """What :func:`record` has written.
+class _Recorder:
+    """What an instance is called with on its way to :class:`Samples`."""
 
-    Attributes
-    ----------
-    written : list of Path
-        One file for each sampled layer of each sampled step, ``step-layer.safetensors``.
-    skipped : int
-        Dumps that there was no room for.
-    """
-
-    def __init__(
-        self,
-        mla: PagedMla,
-        folder: Path,
-        every: int,
-        layers: Sequence[int] | None,
-        most_bytes: int,
-    ) -> None:
-        self.written: list[Path] = []
-        self.skipped = 0
-        self._mla, self._folder, self._room = mla, folder, most_bytes
-        self._every, self._layers = every, layers
+    def __init__(self, mla: PagedMla, samples: Samples) -> None:
+        self._mla, self._samples = mla, samples
         self._step, self._layer = -1, 0
         self._has_room = True  # for this layer
         self._given: dict[str, Any] = {}  # of the step
@@ -75,7 +57,7 @@ class Recorder:
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
         """Append, and keep the cache before it."""
-        if self._is_sampled():
+        if self._samples.wants(self._step, self._layer):
             cache = as_cache(self._mla.config.cache_format, cache)
             if self._begin(cache, slot_mapping):
                 self._arrays |= {"ckv": to_numpy(ckv), "k_pe": to_numpy(k_pe)}
@@ -87,7 +69,7 @@ class Recorder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend, and write what there is."""
         out, lse = PagedMla.attend(self._mla, q_nope, q_pe, cache, **named)
-        if self._is_sampled():
+        if self._samples.wants(self._step, self._layer):
             cache = as_cache(self._mla.config.cache_format, cache)
             if self._arrays or (self._has_room and self._begin(cache, None)):
                 answer = {"q_nope": q_nope, "q_pe": q_pe, "out": out, "lse": lse}
@@ -97,15 +79,6 @@ class Recorder:
         self._layer, self._arrays, self._has_room = self._layer + 1, {}, True
         return out, lse
 
-    def _is_sampled(self) -> bool:
-        """Return whether this layer is written: never inside a graph, which cannot wait."""
-        if torch.compiler.is_compiling() or (
-            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        ):
-            return False
-        chosen = self._layers is None or self._layer in self._layers
-        return self._step >= 0 and self._step % self._every == 0 and chosen
-
     def _begin(self, cache: LatentCache, slot_mapping: torch.Tensor | None) -> bool:
         """Keep what the step is; return whether there is room for its blocks."""
         mla, size = self._mla, self._mla.config.block_size
@@ -114,19 +87,14 @@ class Recorder:
         slots = to_numpy(mla.slot_mapping if slot_mapping is None else slot_mapping).copy()
         slots[(slots < 0) | (slots == mla.config.reserved_slot)] = -1
         arrays["slots" if slot_mapping is None else "slot_mapping"] = slots
-        used = -(-arrays["seq_lens"].astype(np.int64) // size)
-        inside = np.arange(arrays["block_table"].shape[1]) < used[:, None]
-        written = slots[slots >= 0] // size
-        blocks = np.union1d(arrays["block_table"][inside], written).astype(np.int64)
-        arrays["block_ids"] = blocks[(blocks >= 0) & (blocks < len(cache.latents))]
+        near = blocks_near(arrays["seq_lens"], arrays["block_table"], size, len(cache.latents))
+        written = slots[(slots >= 0) & (slots < len(cache.latents) * size)] // size
+        blocks = arrays["block_ids"] = np.union1d(near, written)
         per_block = cache.latents[:1].numel() * cache.latents.element_size()
         queries = arrays["positions"].size * mla.config.num_heads * mla.config.kv_lora_rank * 8
-        if 2 * per_block * len(blocks) + queries > self._room:
-            self.skipped += 1
-            self._has_room = False
-            return False
-        self._arrays = arrays
-        return True
+        self._has_room = self._samples.has_room(2 * per_block * len(blocks) + queries)
+        self._arrays = arrays if self._has_room else {}
+        return self._has_room
 
     def _keep(self, cache: LatentCache, when: str) -> None:
         """Keep the listed blocks as they are now."""
@@ -140,7 +108,6 @@ class Recorder:
             self._arrays[f"scales_{when}"] = to_numpy(cache.scales[ids])[:, 0]
 
     def _write(self, cache: LatentCache) -> None:
-        path = self._folder / f"{self._step:06}-{self._layer:03}.safetensors"
         config = self._mla.config
         dump = Dump(
             problem=self._problem(cache),
@@ -149,9 +116,7 @@ class Recorder:
             lse_base=config.lse_base,
             products=config.products,
         )
-        save_dump(dump, path)
-        self._room -= path.stat().st_size
-        self.written.append(path)
+        self._samples.write(dump, f"{self._step:06}-{self._layer:03}")
 
     def _dims(self) -> MlaDims:
         config = self._mla.config
@@ -188,7 +153,7 @@ def record(
     every: int = 1,
     layers: Sequence[int] | None = None,
     most_bytes: int = 1 << 30,
-) -> Iterator[Recorder]:
+) -> Iterator[Samples]:
     """Write dumps of what an instance is given and answers, while open.
 
     Layers are counted by their ``attend`` since the step's ``plan``. A sampled layer waits for the
@@ -209,21 +174,20 @@ def record(
 
     Yields
     ------
-    Recorder
+    Samples
+        Of files ``step-layer.safetensors``.
 
     Raises
     ------
     InvalidArgument
         `every` is below 1.
     """
-    if every < 1:
-        raise InvalidArgument("every", every, ">= 1")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(mla, Path(folder), every, layers, most_bytes)
+    samples = Samples(folder, every, layers, most_bytes)
+    recorder = _Recorder(mla, samples)
     names = ("plan", "append", "attend")
     vars(mla).update({name: getattr(recorder, name) for name in names})
     try:
-        yield recorder
+        yield samples
     finally:
         for name in names:
             del vars(mla)[name]

@@ -34,6 +34,9 @@ def faults_of_rows(found: Examination) -> Iterator[Hypothesis]:
     for what, times in _LENGTHS.items():
         name = f"the rows' lengths {what}"
         yield Hypothesis(name, f"{name}.", _with_lengths(times), ("S-2", "S-4", "S-5"))
+    for where, by in (("before", 1), ("after", -1)):
+        name = f"every row reads through the table of the row {where} it"
+        yield Hypothesis(name, f"{name}.", _with_tables_of(by), ("S-1", "S-5"))
     for view in views_of_wrong(found, _ROWS):
         near = np.argsort(np.abs(np.arange(batch.num_rows) - view.row), kind="stable")
         for other in near[1 : _OTHERS + 1].tolist():
@@ -49,6 +52,13 @@ def _with_lengths(times: int) -> Callable[[Oracle], Oracle]:
         room = batch.block_table.shape[1] * problem.block_size
         lens = batch.seq_lens + times * batch.query_lens
         return replace(batch, seq_lens=np.clip(lens, 0, room) * (batch.seq_lens > 0))
+
+    return lambda oracle: reading(oracle, change)
+
+
+def _with_tables_of(by: int) -> Callable[[Oracle], Oracle]:
+    def change(_: Problem, batch: Batch) -> Batch:
+        return replace(batch, block_table=np.roll(batch.block_table, by, axis=0))
 
     return lambda oracle: reading(oracle, change)
 

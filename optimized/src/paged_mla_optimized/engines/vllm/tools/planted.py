@@ -1,0 +1,148 @@
+"""Dump a running vLLM, right and with errors of convention planted in this adapter.
+
+    python -m paged_mla_optimized.engines.vllm.tools.planted --folder out/planted
+    for dump in out/planted/*.safetensors; do python -m paged_mla_reference explain $dump; done
+
+Each error is one that an adapter may make: it hands the kernel something else than vLLM says. Every
+engine generates from the same ragged prompts, eagerly; one dump of each is kept, of a step in which
+all rows decode, by the name of the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.engines.tools.model import VOCAB, build_model
+from paged_mla_optimized.engines.vllm.decode import Decode, Planned
+from paged_mla_optimized.engines.vllm.record import record
+from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
+
+HEALTHY = "healthy"
+LENGTHS = (1, 2, 63, 64, 65, 129, 300, 447, 700, 1000, 2000, 3000)
+_LAYERS = 4
+_EVERY, _TOKENS = 8, 17  # the prompts are through before step 8, and step 16 is the last
+
+
+class ShortLengths(Decode):
+    """Takes lengths without the step's tokens for lengths with them."""
+
+    def plan(self, *, seq_lens: Any, query_start_loc: Any, **named: Any) -> Planned:
+        """Plan the step as if its tokens were not counted."""
+        context = seq_lens - query_start_loc.diff()
+        return super().plan(seq_lens=context, query_start_loc=query_start_loc, **named)
+
+
+class ScaleOfTheWidth(Decode):
+    """Takes the scale from the width of queries, which are absorbed."""
+
+    def __init__(self, config: MlaConfig, *given: Any) -> None:
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        super().__init__(replace(config, softmax_scale=width**-0.5), *given)
+
+
+class TablesOfOtherRows(Decode):
+    """Brings rows into another order than their tables."""
+
+    def plan(self, *, block_table: Any, **named: Any) -> Planned:
+        """Plan the step with every row at the table of the row before it."""
+        return super().plan(block_table=block_table.roll(1, 0), **named)
+
+
+class BinaryLse(Decode):
+    """Returns an lse in base 2, where a natural one is promised."""
+
+    def __init__(self, config: MlaConfig, *given: Any) -> None:
+        super().__init__(replace(config, lse_base="2"), *given)
+
+
+PLANTED: dict[str, type[Decode]] = {
+    HEALTHY: Decode,
+    "short-lengths": ShortLengths,
+    "scale-of-the-width": ScaleOfTheWidth,
+    "tables-of-other-rows": TablesOfOtherRows,
+    "binary-lse": BinaryLse,
+}
+"""By name, what takes the place of the adapter's ``Decode``."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Let engines that are made meanwhile have an error."""
+    from paged_mla_optimized.engines.vllm import builder  # imports vLLM
+
+    builder.Decode = PLANTED[name]  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        builder.Decode = Decode  # type: ignore[attr-defined]
+
+
+def main() -> int:
+    """Run an engine for each error."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("errors", nargs="*", help=", ".join(PLANTED))
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--layer", type=int, default=2, help=f"that is dumped, below {_LAYERS}")
+    parser.add_argument("--folder", type=Path, default=Path("out/planted"))
+    options = parser.parse_args()
+    if unknown := [name for name in options.errors if name not in PLANTED]:
+        parser.error(f"{unknown[0]} is none of {', '.join(PLANTED)}")
+    prepare()
+    model = build_model(options.folder / "models", heads=options.heads, layers=_LAYERS)
+    failed = 0
+    for name in options.errors or PLANTED:
+        try:
+            path = _dump(name, model, options.layer, options.folder)
+        except Exception:  # the others are run all the same
+            failed = 1
+            print(f"{name}: {traceback.format_exc()[-1500:]}", flush=True)
+            continue
+        print(f"{name}: {path} of {path.stat().st_size / 1e6:.1f} MB", flush=True)
+    return failed
+
+
+def _dump(name: str, model: Path, layer: int, folder: Path) -> Path:
+    from paged_mla_optimized.engines.vllm.backend import PagedMlaBackend  # imports vLLM
+
+    rng = random.Random(0)
+    prompts = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
+    given = arguments(
+        model,
+        NAME,
+        "eager",
+        sizes=[],
+        block_size=64,
+        max_model_len=4096,
+        max_num_seqs=len(LENGTHS),
+        max_num_batched_tokens=2048,
+        kv_cache_memory_bytes=1 << 29,
+        gpu_memory_utilization=0.1,
+    )
+    steps = folder / "steps"
+    with planted(name):
+
+        def generate(llm: Any) -> list[Path]:
+            with record(PagedMlaBackend, steps, every=_EVERY, layers=(layer,)) as samples:
+                ask(llm, prompts, [_TOKENS] * len(prompts))
+            return samples.written
+
+        written = run_engine(given, generate)
+    path = folder / f"{name}.safetensors"
+    shutil.move(written[-1], path)
+    shutil.rmtree(steps)
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

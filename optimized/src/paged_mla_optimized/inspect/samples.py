@@ -1,0 +1,92 @@
+"""Which layers of a running engine are dumped, and into what folder they go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paged_mla_shared.dump import Dump, save_dump
+from paged_mla_shared.errors import InvalidArgument
+
+
+class Samples:
+    """Dumps of some layers of some steps, as many as there is room for.
+
+    Parameters
+    ----------
+    folder : Path or str
+        Made if it is not there.
+    every : int
+        One step of so many is sampled, >= 1.
+    layers : sequence of int or None
+        Layers of a sampled step; ``None`` takes all.
+    most_bytes : int
+        All dumps together, roughly.
+
+    Attributes
+    ----------
+    written : list of Path
+        One file for each sampled layer of each sampled step.
+    skipped : int
+        Dumps that there was no room for.
+
+    Raises
+    ------
+    InvalidArgument
+        `every` is below 1.
+    """
+
+    def __init__(
+        self, folder: Path | str, every: int, layers: Sequence[int] | None, most_bytes: int
+    ) -> None:
+        if every < 1:
+            raise InvalidArgument("every", every, ">= 1")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.written: list[Path] = []
+        self.skipped = 0
+        self._folder, self._every, self._layers = Path(folder), every, layers
+        self._room = most_bytes
+
+    def wants_step(self, step: int) -> bool:
+        """Return whether a step is sampled: never inside a graph, which cannot wait."""
+        if torch.compiler.is_compiling() or (
+            torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        ):
+            return False
+        return step >= 0 and step % self._every == 0
+
+    def wants(self, step: int, layer: int) -> bool:
+        """Return whether a layer is sampled."""
+        return self.wants_step(step) and (self._layers is None or layer in self._layers)
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether a dump may be so large; one that may not counts as skipped."""
+        if num_bytes > self._room:
+            self.skipped += 1
+            return False
+        return True
+
+    def write(self, dump: Dump, name: str) -> None:
+        """Write a dump into the folder."""
+        path = self._folder / f"{name}.safetensors"
+        save_dump(dump, path)
+        self._room -= path.stat().st_size
+        self.written.append(path)
+
+
+def blocks_near(
+    seq_lens: NDArray[Any], block_table: NDArray[Any], block_size: int, num_blocks: int
+) -> NDArray[np.int64]:
+    """Return the blocks that hold tokens of rows, and what one row too far would read, each once.
+
+    These are all entries of the table as far as the longest row uses it: a row that reads through
+    the table of another, or past its own end, is found out by them.
+    """
+    columns = -(-int(seq_lens.max(initial=0)) // block_size)
+    blocks = np.unique(block_table[:, :columns]).astype(np.int64)
+    return blocks[(blocks >= 0) & (blocks < num_blocks)]
