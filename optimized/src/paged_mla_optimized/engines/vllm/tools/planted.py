@@ -29,7 +29,7 @@ from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
 
 HEALTHY = "healthy"
-LENGTHS = (1, 2, 63, 64, 65, 129, 300, 447, 700, 1000, 2000, 3000)
+LENGTHS = (1, 2, 17, 63, 64, 65, 66, 100, 129, 200, 300, 1200)
 _LAYERS = 4
 _EVERY, _TOKENS = 8, 17  # the prompts are through before step 8, and step 16 is the last
 
@@ -125,7 +125,7 @@ def _dump(name: str, model: Path, layer: int, folder: Path) -> Path:
         block_size=64,
         max_model_len=4096,
         max_num_seqs=len(LENGTHS),
-        max_num_batched_tokens=2048,
+        max_num_batched_tokens=1024,
         kv_cache_memory_bytes=1 << 29,
         gpu_memory_utilization=0.1,
     )
