@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.absorb import UpProjection
-from paged_mla_reference.attention import Answer, attend
-from paged_mla_reference.cache import gather_context
+from paged_mla_reference.attention import Answer
 from paged_mla_reference.judging import budgets, compare
-from paged_mla_reference.judging.compare import Check, Mismatch
+from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.judging.layers import attended
+from paged_mla_reference.layer import absorbed_step, materialised_step
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to
 from paged_mla_shared.inputs import build_steps, normal
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Output, Rows
+from paged_mla_shared.problem import Output, Rows
 
 
 @dataclass(frozen=True)
@@ -51,31 +53,19 @@ class Layer:
         """Both projections."""
         return UpProjection.of_kv_b_proj(self.kv_b_proj, self.stage.problem.dims)
 
+    def asked(self, absorbed_rows: int = 0, workspace: int = 0) -> LayerBatch:
+        """Return the step as a layer is asked it."""
+        step = replace(self.stage.batch, q_nope=self.q)
+        return LayerBatch(step, self.kv_b_proj, absorbed_rows, workspace)
+
     def materialised(self, rounding: Rounding = Rounding.SPEC) -> PrefillBatch:
         """Return the step with keys and values of every head."""
-        problem, batch = self.stage.problem, self.stage.batch
-        ckv, k_pe = gather_context(problem, batch, self.stage.after)
-        k_nope, v = self.weights.materialise(ckv, problem.dtype, rounding)
-        return PrefillBatch(
-            cu_seqlens_q=batch.cu_seqlens_q,
-            cu_seqlens_k=np.append(0, np.cumsum(batch.seq_lens)).astype(np.int32),
-            q_nope=self.q,
-            q_pe=batch.q_pe,
-            k_nope=k_nope,
-            k_pe=k_pe,
-            v=v,
-        )
-
-    def absorbed(self, rounding: Rounding = Rounding.SPEC) -> Batch:
-        """Return the step with absorbed queries."""
-        q_nope = self.weights.absorb(self.q, self.stage.problem.dtype, rounding)
-        return replace(self.stage.batch, q_nope=q_nope)
+        stage, step = self.stage, self.asked().step
+        return materialised_step(stage.problem, step, stage.after, self.weights, rounding)
 
     def attended(self, rounding: Rounding) -> Answer:
         """Return the absorbed oracle's answer, projected."""
-        problem, image = self.stage.problem, self.stage.after
-        answer = attend(problem, self.absorbed(rounding), image, rounding)
-        return replace(answer, out=self.weights.project(answer.out))
+        return attended(self.stage.problem, self.asked(), self.stage.after, rounding)
 
 
 def check_both_forms(trial: Trial) -> None:
@@ -89,7 +79,7 @@ def check_both_forms(trial: Trial) -> None:
         rounded = prefill(problem, batch, Rounding.SPEC)
         trial.checks += _check(problem.dtype, batch, runner.prefill(batch), exact, rounded)
 
-        absorbed = layer.absorbed()
+        absorbed = absorbed_step(problem, layer.asked())
         runner.load_cache(stage.after)
         answer = runner.attend(absorbed)
         projected = round_to(layer.weights.project(answer.out), "float32")
@@ -110,20 +100,4 @@ def _check(dtype: str, batch: Rows, actual: Output, exact: Answer, rounded: Answ
         budgets.out_budget(dtype, exact, rounded, keys, terms),
         budgets.lse_budget(exact, rounded, keys, terms),
     )
-    return check_seen(actual, exact, allowed)
-
-
-def check_seen(
-    actual: Output, exact: Answer, allowed: tuple[NDArray[np.float64], NDArray[np.float64]]
-) -> list[Check]:
-    """Hold what sees something against the exact answer; the rest is (0, -inf)."""
-    whole = exact.output("float32")
-    seen = np.isfinite(whole.lse).all(axis=1)
-    if (actual.out[~seen] != 0).any() or not np.isneginf(actual.lse[~seen]).all():
-        raise Mismatch("S-6", "out and lse", "not (0, -inf) where nothing is seen")
-    return compare.check_same(
-        "S-21",
-        Output(actual.out[seen], actual.lse[seen]),
-        Output(whole.out[seen], whole.lse[seen]),
-        (allowed[0][seen], allowed[1][seen]),
-    )
+    return compare.check_layer(batch, actual, exact, allowed)

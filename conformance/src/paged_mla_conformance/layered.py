@@ -1,28 +1,24 @@
 """Whole layers: each step in both forms and in parts, and prompts in chunks of tokens (S-21, S-19).
 
-All answers are held against one that is exact from latents, queries and weights. What a form hands
-on in the problem's dtype, its rounded oracle rounds; an answer may be as far off as the farther of
-the two forms.
+All answers are held against one that is exact from latents, queries and weights
+(:mod:`paged_mla_reference.judging.layers`).
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.both_forms import Layer, check_seen
+from paged_mla_conformance.both_forms import Layer
 from paged_mla_conformance.trial import Stage, Trial
-from paged_mla_reference.attention import Answer
-from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging import compare
 from paged_mla_reference.judging.compare import Check
-from paged_mla_reference.paging import keys_of_tokens
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rounding import Rounding, round_to
+from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.layer import LayerBatch
@@ -37,52 +33,24 @@ def check_layer(trial: Trial) -> None:
     seed = zlib.crc32(trial.case.id.encode())
     for stage in map(Stage.of, build_steps(trial.case, trial.dims, trial.dtype)):
         layer = Layer.of(stage, seed)
-        right = Right.of(layer)
-        step = replace(stage.batch, q_nope=layer.q)
+        right = RightLayer.of(stage.problem, layer.asked(), stage.after)
+        step = layer.asked().step
         for rows, workspace in _forms(stage):
             runner.load_cache(stage.before)
-            answer = runner.layer(LayerBatch(step, layer.kv_b_proj, rows, workspace))
-            trial.checks += right.check(answer, workspace)
+            answer = runner.layer(layer.asked(rows, workspace))
+            trial.checks += _check(right, answer, workspace)
             trial.compare_cache(runner, stage, rotated=False)
         if (step.query_lens == step.seq_lens).all():
             runner.load_cache(stage.before)
             answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
-            trial.checks += right.check(answer, workspace)
+            trial.checks += _check(right, answer, workspace)
             trial.compare_cache(runner, stage, rotated=False)
 
 
-@dataclass(frozen=True)
-class Right:
-    """The exact answer to a stage, and what the farther form is allowed."""
-
-    stage: Stage
-    exact: Answer
-    allowed: tuple[NDArray[np.float64], NDArray[np.float64]]  # out [T], lse [T, H]
-
-    @classmethod
-    def of(cls, layer: Layer) -> Right:
-        """Ask the oracle in both forms."""
-        problem, batch = layer.stage.problem, layer.stage.batch
-        exact = prefill(problem, layer.materialised(Rounding.EXACT), Rounding.EXACT)
-        widest = layer.attended(Rounding.EXACT).score_bound  # of R + P products
-        exact = replace(exact, score_bound=np.maximum(exact.score_bound, widest))
-        over_latents = layer.attended(Rounding.SPEC)
-        projected = round_to(over_latents.out, problem.dtype).astype(np.float64)
-        forms = (
-            replace(over_latents, out=projected),
-            prefill(problem, layer.materialised(), Rounding.SPEC),
-        )
-        keys, terms = keys_of_tokens(batch), batch.query_width
-        outs = [budgets.out_budget(problem.dtype, exact, form, keys, terms) for form in forms]
-        lses = [budgets.lse_budget(exact, form, keys, terms) for form in forms]
-        return cls(layer.stage, exact, (np.maximum(*outs), np.maximum(*lses)))
-
-    def check(self, answer: Output, workspace: int) -> list[Check]:
-        """Hold an answer that was made of parts of so many keys."""
-        problem, batch = self.stage.problem, self.stage.batch
-        parts = -(-int(batch.seq_lens.sum()) // workspace) + 1
-        allowed = budgets.parts_budget(problem.dtype, self.exact, self.allowed, parts)
-        return check_seen(answer, self.exact, allowed)
+def _check(right: RightLayer, answer: Output, workspace: int) -> list[Check]:
+    """Hold an answer that was made of parts of so many keys."""
+    allowed = right.allowed_in_parts(workspace)
+    return compare.check_layer(right.batch.step, answer, right.exact, allowed)
 
 
 def _forms(stage: Stage) -> Iterator[tuple[int, int]]:

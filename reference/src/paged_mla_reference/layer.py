@@ -87,22 +87,27 @@ def split_rows(step: Batch, rows: int) -> tuple[Batch, Batch]:
     return halves[0], halves[1]
 
 
-def absorbed_step(problem: Problem, batch: LayerBatch) -> Batch:
+def absorbed_step(problem: Problem, batch: LayerBatch, rounding: Rounding = Rounding.SPEC) -> Batch:
     """Return the step with its queries absorbed, as attention over latents takes it."""
     weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, problem.dims)
-    return replace(batch.step, q_nope=weights.absorb(batch.step.q_nope, problem.dtype))
+    return replace(batch.step, q_nope=weights.absorb(batch.step.q_nope, problem.dtype, rounding))
 
 
 def materialised_step(
-    problem: Problem, step: Batch, image: CacheImage, weights: UpProjection
+    problem: Problem,
+    step: Batch,
+    image: CacheImage,
+    weights: UpProjection,
+    rounding: Rounding = Rounding.SPEC,
 ) -> PrefillBatch:
     """Return the step with keys and values of every head."""
     ckv, k_pe = gather_context(problem, step, image)
-    k_nope, v = weights.materialise(ckv, problem.dtype)
+    k_nope, v = weights.materialise(ckv, problem.dtype, rounding)
     q_pe = step.q_pe
     if problem.rope is not None:
-        rotated = rotate(widen(q_pe), metadata(problem, step).positions, problem.rope)
-        q_pe = round_to(rotated, problem.dtype)
+        q_pe = rotate(widen(q_pe), metadata(problem, step).positions, problem.rope)
+        if rounding is Rounding.SPEC:
+            q_pe = round_to(q_pe, problem.dtype)
     return PrefillBatch(
         cu_seqlens_q=step.cu_seqlens_q,
         cu_seqlens_k=np.append(0, np.cumsum(step.seq_lens)).astype(np.int32),

@@ -158,6 +158,29 @@ def check_same(
     return [out, _within(rule, "lse", actual.lse, expected.lse, allowed[1])]
 
 
+def check_layer(
+    batch: Rows,
+    actual: Output,
+    exact: Answer,
+    allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> list[Check]:
+    """Hold what was made of a step between a layer's projections (S-6, S-9, S-21)."""
+    _same_form("out", actual.out, exact.out.shape, dtype_name(actual.out.dtype))
+    _same_form("lse", actual.lse, exact.lse.shape, "float32")
+    _same_anomalies(actual, exact, batch)
+    empty = np.isneginf(exact.lse)
+    wrong = empty & (actual.out != 0).any(axis=-1)
+    if wrong.any():
+        raise _mismatch("S-6", "out", "not 0, where the query sees no key", wrong, batch)
+    place = Place(batch, np.arange(batch.num_tokens))
+    lse, exact_lse = (np.where(empty, 0.0, x) for x in (actual.lse, exact.lse))
+    out_budget, lse_budget = allowed[0][:, None, None], np.where(empty, 0.0, allowed[1])
+    return [
+        _within("S-21", "out", actual.out, exact.out, out_budget, place=place),
+        _within("S-21", "lse", lse, exact_lse, lse_budget, place=place),
+    ]
+
+
 def check_metadata(batch: Batch, actual: Metadata, expected: Metadata) -> list[Check]:
     """Positions and slots are exact (S-1, S-3)."""
     for rule, what in (("S-3", "positions"), ("S-1", "slot_mapping")):
