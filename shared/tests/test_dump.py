@@ -130,7 +130,7 @@ def test_bad_dumps(tmp_path: Path, name: str):
     ("texts", "message"),
     [
         ({}, "paged_mla_dump"),
-        ({"paged_mla_dump": "3"}, "paged_mla_dump.*'3'"),
+        ({"paged_mla_dump": "4"}, "paged_mla_dump.*'4'"),
         ({"paged_mla_dump": "1"}, "problem"),
         ({"paged_mla_dump": "1", "problem": "[]"}, "problem.*list"),
         ({"paged_mla_dump": "1", "problem": "{}"}, "problem: dims"),

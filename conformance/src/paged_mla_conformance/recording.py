@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,12 @@ from paged_mla_reference.cache import slots_to_write
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import Dump
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
+T = TypeVar("T")
 MOST_BLOCKS = 4096  # of a cache that is listed whole
 
 
@@ -66,13 +68,7 @@ class Recording(Passing):
     def append(self, batch: Batch) -> None:
         """Keep the cache before and after."""
         self._begin("append", batch)
-        blocks = self._blocks(batch)
-        before = self._given(blocks)
-        self._loaded = None
-        self.inner.append(batch)
-        self._listed = np.union1d(self._listed, blocks)
-        self._keep_cache("before", blocks, before)
-        self._keep_cache("after", blocks, self.inner.read_cache(blocks))
+        self._appending(batch, lambda: self.inner.append(batch))
 
     def attend(self, batch: Batch) -> Output:
         """Keep the answer, and the cache as it is then."""
@@ -118,6 +114,20 @@ class Recording(Passing):
         self._batch, self.arrays = None, {f"prefill_{name}": x for name, x in given.items()}
         return answer
 
+    def layer(self, batch: LayerBatch) -> Output:
+        """Keep the step, the cache before and after, the layer's weights, and the answer."""
+        self._asked(self)
+        self.calls.append(("layer", (batch,)))
+        step = {name: a for name, a in vars(batch.step).items() if isinstance(a, np.ndarray)}
+        self._batch, self.arrays = batch.step, step
+        step["layer_q_nope"] = step.pop("q_nope")
+        step["kv_b_proj"] = batch.kv_b_proj
+        step["absorbed_rows"] = np.array(batch.absorbed_rows, np.int32)
+        step["workspace"] = np.array(batch.workspace, np.int64)
+        answer = self._appending(batch.step, lambda: self.inner.layer(batch))
+        self.arrays |= {"layer_out": answer.out.copy(), "layer_lse": answer.lse.copy()}
+        return answer
+
     def merge(self, partials: Sequence[Output]) -> Output:
         """Keep the parts and what they were joined to."""
         self._asked(self)
@@ -136,6 +146,17 @@ class Recording(Passing):
         given = {name: a for name, a in vars(batch).items() if isinstance(a, np.ndarray)}
         if batch is not self._batch:
             self._batch, self.arrays = batch, given
+
+    def _appending(self, batch: Batch, call: Callable[[], T]) -> T:
+        """Keep the cache before and after a call that writes the step's tokens."""
+        blocks = self._blocks(batch)
+        before = self._given(blocks)
+        self._loaded = None
+        found = call()
+        self._listed = np.union1d(self._listed, blocks)
+        self._keep_cache("before", blocks, before)
+        self._keep_cache("after", blocks, self.inner.read_cache(blocks))
+        return found
 
     def _given(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return blocks as the runner was given them, whatever it took."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_shared.backend import PRODUCTS
+from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.documents import parse_object
 from paged_mla_shared.dtypes import NUMPY_DTYPES, dtype_name
 from paged_mla_shared.errors import InvalidArgument
@@ -27,7 +28,7 @@ from paged_mla_shared.problem import Mask, MaskSpelling, Problem
 from paged_mla_shared.safetensors import read_tensors, write_tensors
 from paged_mla_shared.typed import build
 
-VERSIONS = ("1", "2")
+VERSIONS = ("1", "2", "3")
 """What files say; one is written as the earliest version that has its fields."""
 LSE_BASES = ("e", "2")
 
@@ -105,6 +106,11 @@ def _cache(when: str) -> dict[str, Field]:
     }
 
 
+def _lines(dims: MlaDims) -> int:
+    """Return lines of kv_b_proj."""
+    return dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
+
+
 def _mask_shape(problem: Problem) -> Shape | None:
     if problem.mask is not Mask.TREE:
         return None
@@ -139,6 +145,19 @@ _OF_VERSION_2 = {
     "prefill_lse": _of_heads("its lse", *_PREFILL_QUERY, dtype="float32"),
 }
 
+_OF_VERSION_3 = {
+    "layer_q_nope": _of_heads("queries of a layer, not absorbed", *_QUERY, "qk_nope_head_dim"),
+    "kv_b_proj": Field(
+        "its weights between latents and heads, of keys and values head by head",
+        lambda problem: (_lines(problem.dims), problem.dims.kv_lora_rank),
+        lambda problem: problem.dtype,
+    ),
+    "absorbed_rows": _fixed("leading rows that are attended to absorbed", "int32"),
+    "workspace": _fixed("keys that are materialised at a time", "int64"),
+    "layer_out": _of_heads("its answer", *_QUERY, "v_head_dim"),
+    "layer_lse": _of_heads("its lse", *_QUERY, dtype="float32"),
+}
+
 FIELDS: dict[str, Field] = {
     "cu_seqlens_q": _fixed("prefix sums of query lengths", "int32", "B+1"),
     "seq_lens": _fixed("tokens of each row, this step's included", "int32", "B"),
@@ -164,6 +183,7 @@ FIELDS: dict[str, Field] = {
     "gathered_ckv": _of_heads("cached latents, row after row", "K", "kv_lora_rank"),
     "gathered_k_pe": _of_heads("cached keys, row after row", "K", "qk_rope_head_dim"),
     **{name: replace(each, since="2") for name, each in _OF_VERSION_2.items()},
+    **{name: replace(each, since="3") for name, each in _OF_VERSION_3.items()},
 }
 
 

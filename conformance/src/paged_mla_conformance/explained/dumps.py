@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.bending import bent_case, bent_scenario
 from paged_mla_conformance.convention import STRICT, load_profile
+from paged_mla_conformance.layered import check_layer
 from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_conformance.recording import RecordingBackend
@@ -54,6 +55,8 @@ ASKED: dict[str, Callable[[Trial], Any]] = {
     "replay": Trial.check_replay,
     "queries": Trial.check_queries,
     "prefill": Trial.check_prefill,
+    "layer": check_layer,
+    "layer_whole": check_layer,
     **dict.fromkeys(
         ("mixed", "verify", "empty", "layouts", "rope", "large_offsets"), Trial.check_step
     ),
@@ -239,7 +242,7 @@ def in_noise(dump: Dump, seed: int = 0) -> Dump:
         return dump
     rng = np.random.default_rng(seed)
     arrays = dict(dump.arrays)
-    for kind in ("", "prefill_"):
+    for kind in ("", "layer_", "prefill_"):
         lse = arrays.get(f"{kind}lse")
         if lse is None or not lse.size:
             continue

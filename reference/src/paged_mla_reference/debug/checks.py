@@ -1,8 +1,8 @@
 """Every check that a dump allows, in the order in which faults spread.
 
 Metadata comes first, then the bytes of the append, what was read back, queries of 8 bits, the
-merge of parts, attention, and a prefill. Attention is held against the cache as it was left, so
-that a wrong append does not count twice.
+merge of parts, attention, a whole layer, and a prefill. Attention is held against the cache as it
+was left, so that a wrong append does not count twice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from paged_mla_reference.cache import append, gather_context, read_slots, slots_to_write
 from paged_mla_reference.debug.examination import Examination, Right, hold, lacking_in
 from paged_mla_reference.debug.finding import Finding, Stage, State
+from paged_mla_reference.debug.layer_checks import check_layer
 from paged_mla_reference.debug.prefill_checks import check_prefill
 from paged_mla_reference.debug.step import LATENTS, LENGTHS, QUERIES, Step, query_scale
 from paged_mla_reference.encoding import as_cached
@@ -52,6 +53,7 @@ def examine(step: Step) -> Examination:
     _check_merge(found)
     if valid:
         _check_attention(found)
+        check_layer(found, without_cache(step))
     check_prefill(found)
     return found
 
@@ -265,6 +267,8 @@ def _check_attention(found: Examination) -> None:
     step, stage, batch = found.step, Stage.ATTENTION, found.step.batch
     assert batch is not None
     if not (step.has("out") or step.has("lse")):
+        if step.layer is not None:
+            return  # it is a layer's step
         found.findings.append(Finding.undecided(stage, "out, lse", "the dump has neither"))
         return
     lacking = lacking_in(step, *QUERIES) or without_cache(step)

@@ -15,6 +15,7 @@ from paged_mla_reference.debug.step import Step
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.judging.fast import fast_answers, may_be_fast
+from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
@@ -76,12 +77,15 @@ class Examination:
     findings : list of Finding
     right, right_prefill : Right or None
         ``None`` where attention, or a prefill, could not be recomputed.
+    right_layer : RightLayer or None
+        Of a whole layer, likewise.
     """
 
     step: Step
     findings: list[Finding]
     right: Right | None = None
     right_prefill: Right | None = None
+    right_layer: RightLayer | None = None
 
     @property
     def first(self) -> Finding | None:

@@ -18,6 +18,7 @@ class Stage(StrEnum):
     QUERIES = "queries"  # codes and scales of 8 bits
     MERGE = "merge"  # parts joined
     ATTENTION = "attention"  # out and lse
+    LAYER = "layer"  # out and lse between a layer's projections
     PREFILL = "prefill"  # out and lse over keys of every head
 
 

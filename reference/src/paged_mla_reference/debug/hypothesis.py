@@ -16,6 +16,7 @@ _FUNCTIONS = {
     Stage.QUERIES: ("quantise_queries",),
     Stage.MERGE: ("merge",),
     Stage.ATTENTION: ("attend",),
+    Stage.LAYER: ("layer",),
     Stage.PREFILL: ("prefill",),
 }
 

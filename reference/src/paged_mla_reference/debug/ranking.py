@@ -112,6 +112,8 @@ def can_be_tried(found: Examination, stage: Stage) -> bool:
         return step.has("partial_out", "partial_lse", "out", "lse")
     if stage is Stage.PREFILL:
         return found.right_prefill is not None
+    if stage is Stage.LAYER:
+        return found.right_layer is not None
     if step.batch is None or not is_valid(step):
         return False
     appended = step.before is not None and not step.computed

@@ -13,6 +13,7 @@ from paged_mla_reference.debug.answers import Sample
 from paged_mla_reference.debug.errors import actual_output, differences
 from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Stage
+from paged_mla_reference.debug.layer_checks import layer_output
 from paged_mla_reference.debug.prefill_checks import prefill_output
 from paged_mla_reference.debug.step import Step, query_scale
 from paged_mla_reference.judging import budgets
@@ -72,6 +73,8 @@ def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None
         return _of_attention(found, asked)
     if stage is Stage.PREFILL:
         return _beside_right(_of_prefill(found))
+    if stage is Stage.LAYER:
+        return _beside_right(_of_layer(found))
     measures = {
         Stage.METADATA: _of_metadata,
         Stage.APPEND: _of_append,
@@ -155,18 +158,46 @@ def _of_prefill(found: Examination) -> Measure:
     assert right is not None
     assert batch is not None
     answer = right.rounded.output(step.problem.dtype)
-    actual = prefill_output(step, answer)
+    return _of_heads(
+        step,
+        lambda oracle: oracle.prefill(step.problem, batch),
+        answer,
+        prefill_output(step, answer),
+        (right.out_budget, right.lse_budget),
+    )
+
+
+def _of_layer(found: Examination) -> Measure:
+    step, right = found.step, found.right_layer
+    image = step.after
+    assert right is not None
+    assert image is not None
+    answer = RIGHT.layer(step.problem, right.batch, image)
+    return _of_heads(
+        step,
+        lambda oracle: oracle.layer(step.problem, right.batch, image),
+        answer,
+        layer_output(step, answer),
+        right.allowed_in_parts(right.batch.workspace),
+    )
+
+
+def _of_heads(
+    step: Step,
+    ask: Callable[[Oracle], Output],
+    answer: Output,
+    actual: Output,
+    allowed: tuple[Array, Array],
+) -> Measure:
+    """Measure an answer in values of heads; what the dump does not have is the right one."""
+    absent = actual.out is answer.out, actual.lse is answer.lse
 
     def measure(change: Change) -> Residual:
-        mine = change(RIGHT).prefill(step.problem, batch)
-        grown = _grown(mine.out, answer.out)
-        out = right.out_budget[:, None] * grown
+        mine = ask(change(RIGHT))
+        out = allowed[0][:, None] * _grown(mine.out, answer.out)
         out += budgets.ulp(_largest(mine.out), step.problem.dtype)
-        kept = Output(
-            mine.out if step.has("prefill_out") else answer.out,
-            mine.lse if step.has("prefill_lse") else answer.lse,
-        )
-        return _residual(*distance(kept, actual, (out, right.lse_budget)))
+        kept = Output(answer.out if absent[0] else mine.out, answer.lse if absent[1] else mine.lse)
+        return _residual(*distance(kept, actual, (out, allowed[1])))
 
     return measure
 

@@ -15,6 +15,7 @@ from paged_mla_reference.validate import validate_batch, validate_problem, valid
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import FIELDS, Dump
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.prefill import PrefillBatch
@@ -27,6 +28,7 @@ PREFILL = tuple(
     f"prefill_{name}"
     for name in ("cu_seqlens_q", "cu_seqlens_k", "q_nope", "q_pe", "k_nope", "k_pe", "v")
 )
+LAYER = ("layer_q_nope", "q_pe", "kv_b_proj")
 LARGEST_BLOCK = 1 << 28  # bytes
 MOST_ENTRIES = 1 << 24  # of a table that stands in for a missing one
 _INPUTS = (*LENGTHS, "block_table", *QUERIES, *LATENTS, "mask", "slot_mapping")
@@ -48,6 +50,8 @@ class Step:
         The cache; `after` is computed where the dump allows it (`computed`).
     prefill : PrefillBatch or None
         ``None`` unless the dump has all of it.
+    layer : LayerBatch or None
+        The batch with the queries of a whole layer; ``None`` unless the dump has all of it.
     computed : str
         What `after` was computed from; "" where the dump has it.
     """
@@ -58,6 +62,7 @@ class Step:
     before: CacheImage | None
     after: CacheImage | None
     prefill: PrefillBatch | None = None
+    layer: LayerBatch | None = None
     computed: str = ""
 
     @classmethod
@@ -79,7 +84,7 @@ class Step:
         if has(dump, *LENGTHS):
             problem, batch = _batch(dump)
         images = _image(dump, "before"), _image(dump, "after")
-        step = cls(dump, problem, batch, *images, _prefill(dump))
+        step = cls(dump, problem, batch, *images, _prefill(dump), _layer(dump, batch))
         return step if step.after is not None else _with_computed_cache(step)
 
     def has(self, *names: str) -> bool:
@@ -99,6 +104,11 @@ class Step:
     def prefill_lse(self) -> NDArray[np.float32] | None:
         """The lse of a prefill in nats."""
         return self._in_nats("prefill_lse")
+
+    @property
+    def layer_lse(self) -> NDArray[np.float32] | None:
+        """The lse of a whole layer in nats."""
+        return self._in_nats("layer_lse")
 
     @property
     def partial_lse(self) -> NDArray[np.float32] | None:
@@ -140,6 +150,20 @@ def _prefill(dump: Dump) -> PrefillBatch | None:
     given = {name.removeprefix("prefill_"): dump.arrays[name] for name in PREFILL}
     causal = dump.arrays.get("prefill_causal")
     return PrefillBatch(**given, causal=causal is None or bool(causal))
+
+
+def _layer(dump: Dump, batch: Batch | None) -> LayerBatch | None:
+    """Return the batch as a layer is asked it; unless the dump says more, in one part."""
+    if batch is None or not has(dump, *LAYER):
+        return None
+    step = replace(batch, q_nope=dump.arrays["layer_q_nope"])
+    keys = max(int(batch.seq_lens.astype(np.int64).sum()), dump.problem.max_query_tokens)
+    return LayerBatch(
+        step,
+        dump.arrays["kv_b_proj"],
+        int(dump.arrays.get("absorbed_rows", 0)),
+        int(dump.arrays.get("workspace", keys)),
+    )
 
 
 def _batch(dump: Dump) -> tuple[Problem, Batch]:

@@ -1,0 +1,75 @@
+"""Checks of a whole layer: a step between its projections."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paged_mla_reference.debug.examination import Examination, hold, lacking_in
+from paged_mla_reference.debug.finding import Finding, Stage, State
+from paged_mla_reference.debug.step import LAYER, Step
+from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.judging.compare import check_layer as check_answer
+from paged_mla_reference.judging.layers import RightLayer
+from paged_mla_reference.validate import validate_layer
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.problem import Output
+
+ANSWER = ("layer_out", "layer_lse")
+MOST_PAIRS = 1 << 26  # of query, key and head: every hypothesis is tried on all of them
+MOST_ELEMENTS = 1 << 27  # of keys and values of every head
+
+
+def check_layer(found: Examination, lacking: str) -> None:
+    """Out and lse, each within its budget (S-6, S-9, S-21); `lacking` is why no key can be read."""
+    step, stage = found.step, Stage.LAYER
+    given = [name for name in ANSWER if step.has(name)]
+    if step.layer is None:
+        if given:
+            detail = lacking_in(step, *LAYER)
+            found.findings.append(Finding.undecided(stage, "out, lse", detail))
+        return
+    try:
+        validate_layer(step.problem, step.layer)
+    except InvalidArgument as error:
+        found.findings.append(Finding(stage, error.argument, State.BROKEN, "S-21", str(error)))
+        return
+    if not given:
+        lacking = "the dump has neither"
+    elif not lacking and _is_large(step):
+        lacking = "there are too many keys, queries and heads: keep some rows, or some heads"
+    if lacking:
+        found.findings.append(Finding.undecided(stage, "out, lse", lacking))
+        return
+    assert step.after is not None
+    found.right_layer = right = RightLayer.of(step.problem, step.layer, step.after)
+    for what in ("out", "lse"):
+        if not step.has(f"layer_{what}"):
+            detail = lacking_in(step, f"layer_{what}")
+            found.findings.append(Finding.undecided(stage, what, detail))
+            continue
+        hold(found, stage, what, lambda w=what: _check(step, right, w))
+
+
+def layer_output(step: Step, answer: Output) -> Output:
+    """Return the dump's answer; what it does not have is that of `answer`."""
+    out = step.dump.arrays.get("layer_out", answer.out)
+    return Output(out, answer.lse if step.layer_lse is None else step.layer_lse)
+
+
+def _is_large(step: Step) -> bool:
+    assert step.layer is not None
+    batch, dims = step.layer.step, step.problem.dims
+    lens = batch.seq_lens.astype(np.int64)
+    elements = int(lens.sum()) * dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
+    pairs = int(batch.query_lens @ lens) * dims.num_heads
+    return pairs > MOST_PAIRS or elements > MOST_ELEMENTS
+
+
+def _check(step: Step, right: RightLayer, what: str) -> list[Check]:
+    """Hold out or lse against the rules, with the other one right."""
+    answer = right.exact.output("float32")
+    actual = layer_output(step, answer)
+    alone = Output(actual.out, answer.lse) if what == "out" else Output(answer.out, actual.lse)
+    allowed = right.allowed_in_parts(right.batch.workspace)
+    checks = check_answer(right.batch.step, alone, right.exact, allowed)
+    return [check for check in checks if check.what == what]
