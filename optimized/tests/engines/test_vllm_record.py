@@ -137,7 +137,7 @@ def test_nothing_stays(tmp_path: Path):
 
 
 def answered(lse: torch.Tensor | None, cache: torch.Tensor, folder: Path) -> Dump:
-    """Return the dump of a backend that answers with zeros and this lse: 2 rows decode, 2 prefill."""
+    """Return the dump of a backend of zeros and this lse: 2 rows decode, 2 prefill."""
 
     class Other(Builder):
         def build(self, *_: Any, **__: Any) -> Any:
