@@ -18,6 +18,7 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Problem, Rope, RopePairing, Yarn
 from paged_mla_shared.safetensors import read_tensors, write_tensors
+from paged_mla_shared.strides import memory_of
 
 PROBLEM = Problem(
     dims=SMALL,
@@ -95,6 +96,38 @@ def test_a_file_is_of_the_earliest_version_that_has_its_fields(tmp_path: Path):
             continue
         with pytest.raises(InvalidArgument, match=f"{name}.*version 1.*version 2"):
             load_dump(path)
+
+
+def test_views_keep_what_lies_between(tmp_path: Path):
+    """Tensors that are parts of another come back as such, with its numbers."""
+    path = tmp_path / "x.safetensors"
+    lines = np.arange(3 * 48).reshape(3, 48).astype(numpy_dtype("bfloat16"))
+    dump = replace(full(), arrays=full().arrays | {"ckv": lines[:, :32], "k_pe": lines[:, 32:]})
+    save_dump(dump, path)
+    assert read_tensors(path)[1]["paged_mla_dump"] == "3"
+    found = load_dump(path).arrays
+    for name in ("ckv", "k_pe"):
+        assert found[name].strides == dump.arrays[name].strides
+        np.testing.assert_array_equal(found[name], dump.arrays[name])
+    np.testing.assert_array_equal(memory_of(found["ckv"]), lines.ravel()[: 2 * 48 + 32])
+
+
+@pytest.mark.parametrize(
+    ("version", "views", "message"),
+    [
+        ("3", {"seq_lens": {"shape": [3], "strides": [1]}}, "seq_lens: got shape"),
+        ("3", {"outs": {"shape": [3], "strides": [1]}}, "views: got 'outs'"),
+        ("2", {"seq_lens": {"shape": [2], "strides": [1]}}, "views.*version 3"),
+        ("3", {"seq_lens": {"shape": [1]}}, "views.*strides"),
+    ],
+)
+def test_bad_views(tmp_path: Path, version: str, views: dict[str, object], message: str):
+    """They reach out of a tensor, are of none, are not known to the version, or are no views."""
+    path = tmp_path / "x.safetensors"
+    texts = {"paged_mla_dump": version, "problem": json.dumps(asdict(PROBLEM))}
+    write_tensors(path, {"seq_lens": np.ones(2, np.int32)}, texts | {"views": json.dumps(views)})
+    with pytest.raises(InvalidArgument, match=message):
+        load_dump(path)
 
 
 def wrong(name: str, array: np.ndarray) -> Dump:

@@ -18,6 +18,7 @@ from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+from paged_mla_shared.strides import copied
 
 T = TypeVar("T")
 MOST_BLOCKS = 4096  # of a cache that is listed whole
@@ -69,6 +70,7 @@ class Recording(Passing):
         """Keep the cache before and after."""
         self._begin("append", batch)
         self._appending(batch, lambda: self.inner.append(batch))
+        self.arrays |= {"ckv_left": batch.ckv.copy(), "k_pe_left": batch.k_pe.copy()}
 
     def attend(self, batch: Batch) -> Output:
         """Keep the answer, and the cache as it is then."""
@@ -108,7 +110,7 @@ class Recording(Passing):
         """Keep all of it; it is no step, and has no other fields."""
         self._asked(self)
         self.calls.append(("prefill", (batch,)))
-        given = {name: np.array(array) for name, array in vars(batch).items()}
+        given = {name: copied(np.asarray(array)) for name, array in vars(batch).items()}
         answer = self.inner.prefill(batch)
         given |= {"out": answer.out.copy(), "lse": answer.lse.copy()}
         self._batch, self.arrays = None, {f"prefill_{name}": x for name, x in given.items()}
@@ -118,8 +120,8 @@ class Recording(Passing):
         """Keep the step, the cache before and after, the layer's weights, and the answer."""
         self._asked(self)
         self.calls.append(("layer", (batch,)))
-        step = {name: a for name, a in vars(batch.step).items() if isinstance(a, np.ndarray)}
-        self._batch, self.arrays = batch.step, step
+        self._keep_step(batch.step)
+        step = self.arrays
         step["layer_q_nope"] = step.pop("q_nope")
         step["kv_b_proj"] = batch.kv_b_proj
         step["absorbed_rows"] = np.array(batch.absorbed_rows, np.int32)
@@ -143,9 +145,12 @@ class Recording(Passing):
         """Keep what a step is given; another batch is another step."""
         self._asked(self)
         self.calls.append((call, (batch, *others)))
-        given = {name: a for name, a in vars(batch).items() if isinstance(a, np.ndarray)}
+        self._keep_step(batch)
+
+    def _keep_step(self, batch: Batch) -> None:
         if batch is not self._batch:
-            self._batch, self.arrays = batch, given
+            arrays = {name: a for name, a in vars(batch).items() if isinstance(a, np.ndarray)}
+            self._batch, self.arrays = batch, {name: copied(a) for name, a in arrays.items()}
 
     def _appending(self, batch: Batch, call: Callable[[], T]) -> T:
         """Keep the cache before and after a call that writes the step's tokens."""

@@ -3,7 +3,7 @@
 ``shared/docs/dump.md`` says what each field decides. A file is one of
 :mod:`paged_mla_shared.safetensors` whose texts are ``paged_mla_dump`` (the version), ``problem``
 (the fields of a :class:`~paged_mla_shared.problem.Problem` as JSON) and, where they are not the
-default, ``origin``, ``lse_base`` and ``products``.
+default, ``origin``, ``lse_base``, ``products`` and ``views``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import check_format
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem
 from paged_mla_shared.safetensors import read_tensors, write_tensors
+from paged_mla_shared.strides import is_spread, laid_out, memory_of
 from paged_mla_shared.typed import build
 
 VERSIONS = ("1", "2", "3")
@@ -146,6 +147,8 @@ _OF_VERSION_2 = {
 }
 
 _OF_VERSION_3 = {
+    "ckv_left": _of_heads("latents of the step after the append", "T", "kv_lora_rank"),
+    "k_pe_left": _of_heads("its keys after the append", "T", "qk_rope_head_dim"),
     "layer_q_nope": _of_heads("queries of a layer, not absorbed", *_QUERY, "qk_nope_head_dim"),
     "kv_b_proj": Field(
         "its weights between latents and heads, of keys and values head by head",
@@ -185,6 +188,18 @@ FIELDS: dict[str, Field] = {
     **{name: replace(each, since="2") for name, each in _OF_VERSION_2.items()},
     **{name: replace(each, since="3") for name, each in _OF_VERSION_3.items()},
 }
+
+
+@dataclass(frozen=True)
+class _View:
+    """How a tensor that is written as its memory lies there; strides are in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> _View:
+        return cls(array.shape, tuple(stride // array.itemsize for stride in array.strides))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +271,7 @@ class Dump:
 
 
 def save_dump(dump: Dump, path: Path) -> None:
-    """Write a dump.
+    """Write a dump, arrays that are views with what lies between their elements.
 
     Raises
     ------
@@ -267,7 +282,12 @@ def save_dump(dump: Dump, path: Path) -> None:
     version = max((FIELDS[name].since for name in dump.arrays), default=VERSIONS[0])
     texts = {_VERSION_KEY: version, "problem": json.dumps(asdict(dump.problem))}
     texts |= {"origin": dump.origin, "lse_base": dump.lse_base, "products": dump.products}
-    write_tensors(path, dump.arrays, texts)
+    arrays = dict(dump.arrays)
+    if spread := {name: array for name, array in arrays.items() if is_spread(array)}:
+        arrays |= {name: memory_of(array) for name, array in spread.items()}
+        texts["views"] = json.dumps({name: asdict(_View.of(x)) for name, x in spread.items()})
+        texts[_VERSION_KEY] = VERSIONS[-1]
+    write_tensors(path, arrays, texts)
 
 
 def load_dump(path: Path) -> Dump:
@@ -287,8 +307,15 @@ def load_dump(path: Path) -> Dump:
         raise InvalidArgument(f"{path}: problem", "nothing", "a text: it is required")
     where = f"{path}: problem"
     problem = build(Problem, parse_object(texts.pop("problem"), where), where)
+    views = parse_object(texts.pop("views", "{}"), f"{path}: views")
+    for name, view in build(dict[str, _View], views, f"{path}: views").items():
+        if name not in arrays or version != VERSIONS[-1]:
+            allowed = f"of a tensor that there is, in a file of version {VERSIONS[-1]}"
+            raise InvalidArgument(f"{path}: views", reprlib.repr(name), allowed)
+        arrays[name] = laid_out(f"{path}: {name}", arrays[name], view.shape, view.strides)
     if unknown := texts.keys() - {"origin", "lse_base", "products"}:
-        raise InvalidArgument(f"{path}: {min(unknown)!r}", "a text", "origin, lse_base, products")
+        allowed = "origin, lse_base, products, views"
+        raise InvalidArgument(f"{path}: {min(unknown)!r}", "a text", allowed)
     dump = Dump(problem=problem, arrays=arrays, **texts)
     try:
         dump.check()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,12 @@ from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import numpy_dtype
-from paged_mla_shared.dump import Dump
+from paged_mla_shared.dump import Dump, load_dump, save_dump
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE
 from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.strides import copied, memory_of
 
 MOST_TRIED = 60  # tests beside those that the matrix names
 _TEST = re.compile(r"test_(\w+)\[(.+)\]")
@@ -150,8 +152,16 @@ def failing_step(
     if again.last is not None:
         dump = in_noise(again.last.dump)
         if examine(Step.of(dump)).first is not None:
-            return dump
-    return in_noise(failed.last.dump)
+            return _as_read(dump)
+    return _as_read(in_noise(failed.last.dump))
+
+
+def _as_read(dump: Dump) -> Dump:
+    """Return a dump as who explains it gets it: from a file."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "dump.safetensors"
+        save_dump(dump, path)
+        return load_dump(path)
 
 
 def _run(backend: RecordingBackend, test: str, param: str) -> None:
@@ -194,9 +204,12 @@ def used(given: Any) -> Any:
 
 def _used_keys(keys: NDArray[Any]) -> NDArray[Any]:
     """Return keys, or values, of which what nothing may read is of a key's size."""
-    drawn = np.random.default_rng(len(keys)).standard_normal(keys.shape)
-    poisoned = ~(np.abs(widen(keys)) < HUGE / 10)
-    return np.where(poisoned, drawn, keys).astype(keys.dtype)
+    found = copied(keys)
+    memory = memory_of(found)  # what lies between them too
+    poisoned = ~(np.abs(widen(memory)) < HUGE / 10)
+    drawn = np.random.default_rng(len(keys)).standard_normal(memory.shape)
+    memory[poisoned] = drawn[poisoned].astype(memory.dtype)
+    return found
 
 
 def _used_cache(image: CacheImage) -> CacheImage:

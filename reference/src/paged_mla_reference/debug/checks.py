@@ -48,6 +48,7 @@ def examine(step: Step) -> Examination:
     if valid:
         _check_plan(found)
         _check_append(found)
+        _check_left(found)
         _check_gather(found)
         _check_queries(found)
     _check_merge(found)
@@ -132,6 +133,18 @@ def _check_append(found: Examination) -> None:
             rotated=problem.rope is not None,
         ),
     )
+
+
+def _check_left(found: Examination) -> None:
+    """Hold what was appended against itself afterwards (S-10)."""
+    step, stage, what = found.step, Stage.APPEND, "latents after the append"
+    names = [name for name in LATENTS if step.has(name, f"{name}_left")]
+    if not names:
+        return
+    batch = step.batch
+    assert batch is not None
+    pairs = [(name, step.array(f"{name}_left"), step.array(name)) for name in names]
+    hold(found, stage, what, lambda: compare.check_left(batch, pairs))
 
 
 def _check_rest(found: Examination) -> None:

@@ -15,13 +15,14 @@ from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Stage
 from paged_mla_reference.debug.layer_checks import layer_output
 from paged_mla_reference.debug.prefill_checks import prefill_output
-from paged_mla_reference.debug.step import Step, query_scale
+from paged_mla_reference.debug.step import LATENTS, Step, query_scale
 from paged_mla_reference.judging import budgets
-from paged_mla_reference.judging.compare import allowed_bytes, wrong_queries
+from paged_mla_reference.judging.compare import allowed_bytes, differs, wrong_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rounding import widen
 from paged_mla_shared.dtypes import bits
 from paged_mla_shared.problem import Output
+from paged_mla_shared.strides import copied
 
 _LARGEST_SHARE = 1e9
 
@@ -116,10 +117,15 @@ def _of_append(step: Step) -> Measure:
     layout, rotated = step.problem.layout, step.problem.rope is not None
 
     def measure(change: Change) -> Residual:
-        own = replace(batch, ckv=batch.ckv.copy(), k_pe=batch.k_pe.copy())  # some write to it
+        own = replace(batch, ckv=copied(batch.ckv), k_pe=copied(batch.k_pe))  # some write to it
         mine = change(RIGHT).append(step.problem, own, before).read(after.block_ids)
         allowed, _ = allowed_bytes(layout, after.blocks, mine, rotated=rotated)
-        return Residual(int((~allowed).sum()), allowed.size)
+        left = [
+            differs(getattr(own, name), step.array(f"{name}_left")).sum()
+            for name in LATENTS
+            if step.has(f"{name}_left")
+        ]
+        return Residual(int((~allowed).sum()) + int(sum(left)), allowed.size)
 
     return measure
 

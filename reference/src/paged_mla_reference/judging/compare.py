@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,6 +225,25 @@ def check_cache(
         inside, slot = np.nonzero((~layout.rows(allowed.view(np.uint8)).view(bool)).any(axis=-1))
         detail += f"; {writer.describe(block_ids[inside] * layout.block_size + slot)}"
     raise Mismatch("S-10", "cache", detail)
+
+
+def differs(mine: NDArray[Any], theirs: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where two arrays of numbers differ in a bit."""
+    return np.asarray(bits(np.ascontiguousarray(mine)) != bits(np.ascontiguousarray(theirs)))
+
+
+def check_left(
+    batch: Batch, pairs: Sequence[tuple[str, NDArray[Any], NDArray[Any]]]
+) -> list[Check]:
+    """Hold inputs of a call against themselves: names, arrays afterwards and before (S-10)."""
+    for name, after, before in pairs:
+        wrong = differs(after, before)
+        if wrong.any():
+            at = _first(wrong)
+            where = describe(np.asarray(wrong.any(axis=1)), batch)
+            detail = f"{after[at]} at {at} of {name}, given {before[at]}; {where}"
+            raise Mismatch("S-10", name, detail, at)
+    return [Check("inputs", 0.0, 0.0)]
 
 
 def allowed_bytes(

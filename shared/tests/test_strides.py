@@ -1,0 +1,47 @@
+"""Arrays that are copied, written and read with what lies between their elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.strides import copied, is_spread, laid_out, memory_of
+
+
+def test_a_copy_has_the_gaps():
+    wide = np.arange(60.0).reshape(5, 12)
+    view = wide[::2, 3:7]
+    twin = copied(view)
+    wide[...] = -1
+    assert twin.strides == view.strides
+    np.testing.assert_array_equal(twin, [[3, 4, 5, 6], [27, 28, 29, 30], [51, 52, 53, 54]])
+    np.testing.assert_array_equal(memory_of(twin), np.arange(3, 55))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6),
+        np.arange(6)[::-1],
+        np.broadcast_to(np.arange(3), (4, 3)),
+        np.zeros((0, 4))[:, ::2],
+        np.zeros(10_000)[::1000],
+        np.zeros(4, "i4,i8")["f1"],
+    ],
+    ids=["dense", "backwards", "overlapping", "empty", "far", "odd"],
+)
+def test_what_is_dense_or_cannot_be_spread(array: np.ndarray):
+    """A copy is dense."""
+    assert not is_spread(array)
+    np.testing.assert_array_equal(copied(array), array)
+    np.testing.assert_array_equal(memory_of(array), array.ravel())
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"), [([3], [4]), ([9], [0]), ([2], [-1]), ([2, 2], [1]), ([-1], [1])]
+)
+def test_bad_views(shape: list[int], strides: list[int]):
+    """Of 8 elements: out of them, some of them twice, backwards, or no view at all."""
+    with pytest.raises(InvalidArgument, match="x: got shape"):
+        laid_out("x", np.zeros(8), shape, strides)
