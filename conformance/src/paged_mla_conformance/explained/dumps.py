@@ -30,6 +30,7 @@ from paged_mla_reference.merge import merge
 from paged_mla_reference.rounding import widen
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_shared.aliases import alias_blocks
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
 from paged_mla_shared.dims import SMALL
@@ -215,17 +216,22 @@ def _used_keys(keys: NDArray[Any]) -> NDArray[Any]:
 def _used_cache(image: CacheImage) -> CacheImage:
     """Return a cache whose poison is other tokens: finite numbers of a latent's size.
 
-    What they are follows from the block and the place in it.
+    What they are follows from the block and the place in it. Blocks that wrapped offsets would
+    reach are tokens of their own too; all others are alike, as nothing is known to read them.
     """
-    layout, blocks = image.layout, image.blocks.copy()
+    layout = image.layout
+    itemsize = numpy_dtype(layout.format.ckv_dtype).itemsize
+    aliases = alias_blocks(image.block_ids, layout.block_stride // itemsize, itemsize)
+    ids = np.concatenate([image.block_ids, aliases])
+    blocks = image.read(ids)
     for field in layout.format.fields(layout.dims):
         values = layout.field(blocks, field.name)
-        values[...] = _filled(widen(values), image.block_ids).astype(values.dtype)
+        values[...] = _filled(widen(values), ids).astype(values.dtype)
     scales = layout.scales(blocks)
-    scales[...] = np.abs(_filled(widen(scales), image.block_ids))
+    scales[...] = np.abs(_filled(widen(scales), ids))
     unlisted = np.array([0.5, -0.25], numpy_dtype(layout.format.ckv_dtype)).view(np.uint8)
     poison = unlisted if len(image.poison) % len(unlisted) == 0 else image.poison
-    return replace(image, blocks=blocks, poison=poison)
+    return replace(image, block_ids=ids, blocks=blocks, poison=poison)
 
 
 def _filled(values: NDArray[np.float64], block_ids: NDArray[np.int64]) -> NDArray[np.float64]:

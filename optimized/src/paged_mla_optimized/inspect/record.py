@@ -87,7 +87,7 @@ class _Recorder:
         slots = to_numpy(mla.slot_mapping if slot_mapping is None else slot_mapping).copy()
         slots[(slots < 0) | (slots == mla.config.reserved_slot)] = -1
         arrays["slots" if slot_mapping is None else "slot_mapping"] = slots
-        near = blocks_near(arrays["seq_lens"], arrays["block_table"], size, len(cache.latents))
+        near = blocks_near(arrays["seq_lens"], arrays["block_table"], cache.latents)
         written = slots[(slots >= 0) & (slots < len(cache.latents) * size)] // size
         blocks = arrays["block_ids"] = np.union1d(near, written)
         per_block = cache.latents[:1].numel() * cache.latents.element_size()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paged_mla_shared.aliases import alias_blocks
 from paged_mla_shared.dump import Dump, save_dump
 from paged_mla_shared.errors import InvalidArgument
 
@@ -80,13 +81,21 @@ class Samples:
 
 
 def blocks_near(
-    seq_lens: NDArray[Any], block_table: NDArray[Any], block_size: int, num_blocks: int
+    seq_lens: NDArray[Any], block_table: NDArray[Any], cache: torch.Tensor
 ) -> NDArray[np.int64]:
-    """Return the blocks that hold tokens of rows, and what one row too far would read, each once.
+    """Return the blocks that hold tokens of rows, and what faults would read instead, each once.
 
-    These are all entries of the table as far as the longest row uses it: a row that reads through
-    the table of another, or past its own end, is found out by them.
+    These are all entries of the table as far as the longest row uses it, for a row that reads
+    through the table of another, or past its own end; and in large caches where offsets land that
+    lose their high bits.
+
+    Parameters
+    ----------
+    seq_lens : int32 [B]
+    block_table : int32 [B, M]
+    cache : [num_blocks, block_size, ...]
     """
-    columns = -(-int(seq_lens.max(initial=0)) // block_size)
+    columns = -(-int(seq_lens.max(initial=0)) // cache.shape[1])
     blocks = np.unique(block_table[:, :columns]).astype(np.int64)
-    return blocks[(blocks >= 0) & (blocks < num_blocks)]
+    blocks = blocks[(blocks >= 0) & (blocks < len(cache))]
+    return np.union1d(blocks, alias_blocks(blocks, cache.stride(0), cache.element_size()))

@@ -87,8 +87,7 @@ class _Recorder:
         lengths = {"cu_seqlens_q": rows + 1, "seq_lens": rows, "block_table": rows, "slots": tokens}
         arrays = {name: to_numpy(step.said[name][:length]) for name, length in lengths.items()}
         cache = called.cache
-        lens, table = arrays["seq_lens"], arrays["block_table"]
-        blocks = blocks_near(lens, table, cache.shape[1], len(cache))
+        blocks = blocks_near(arrays["seq_lens"], arrays["block_table"], cache)
         size = cache[0].nbytes * len(blocks) + 2 * q_nope.nbytes
         if not self._samples.has_room(size):
             return
