@@ -52,9 +52,26 @@ class MlaLayer:
         self._leading = core.new_plan()  # of absorbed rows before materialised ones
         self._absorbed = core.plan  # of the planned step's absorbed rows
         self._absorbed_tokens = 0
+        self.absorbed_rows = 0
+        """Leading rows of the planned step that are attended to absorbed."""
         self._told_of_order = False
         self.materialised = Materialised(config, core)
         """What attends to the materialised rows."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Positions of the planned step (S-3), int64 [T]; 0 for padding."""
+        return self._core.plan.positions[: self._core.plan.num_tokens]
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
+        return self._core.plan.slot_mapping[: self._core.plan.num_tokens]
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """Block table of the planned step, int32 [B, M]: the one given, or the one built."""
+        return self._core.plan.block_table
 
     def plan(
         self,
@@ -107,6 +124,7 @@ class MlaLayer:
             max_query_len=max_query_len,
             mask=mask,
         )
+        self.absorbed_rows = rows
         self._absorbed, self._absorbed_tokens = core.plan, num_tokens
         if rows == num_rows:
             return

@@ -54,12 +54,17 @@ class HeadWeights:
         check_tensor("w_uv", w_uv, shape, w_uk.dtype, w_uk.device)
         return cls(torch.cat([w_uk, w_uv], dim=1), w_uk.shape[1])
 
+    @property
+    def kv_b_proj(self) -> torch.Tensor:
+        """Both, as checkpoints have them, [H * (N + V), R]; no copy."""
+        return self._projection.T
+
     def of_heads(self, heads: range) -> HeadWeights:
         """Return the weights of heads that follow each other, as one rank has them; no copy."""
         num_heads, qk_nope_head_dim, rank = self.w_uk.shape
         if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
             raise InvalidArgument("heads", heads, f"some that follow each other, of {num_heads}")
-        by_head = self._projection.T.view(num_heads, -1, rank)
+        by_head = self.kv_b_proj.view(num_heads, -1, rank)
         return HeadWeights(by_head[heads.start : heads.stop], qk_nope_head_dim)
 
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:

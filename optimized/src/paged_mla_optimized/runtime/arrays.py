@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_shared.dtypes import NUMPY_DTYPES, bits
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.strides import MOST_GAPS, laid_out
 
 _TORCH_DTYPES = {np.dtype(NUMPY_DTYPES[name]): dtype for dtype, name in DTYPE_NAMES.items()}
 _TORCH_DTYPES |= {
@@ -49,6 +50,18 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     if tensor.dtype is torch.float8_e4m3fn:
         return tensor.view(torch.uint8).numpy().copy().view(NUMPY_DTYPES["float8_e4m3"])
     return tensor.numpy().copy()
+
+
+def to_numpy_spread(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return a new array with the bits of `tensor`, as spread as it is, and what lies between.
+
+    A tensor whose elements overlap or lie very far apart becomes a dense array.
+    """
+    length = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous() or not tensor.numel() <= length <= MOST_GAPS * tensor.numel():
+        return to_numpy(tensor)
+    memory = to_numpy(tensor.as_strided((length,), (1,)))
+    return laid_out("tensor", memory, tensor.shape, tensor.stride())
 
 
 def _dense(array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:

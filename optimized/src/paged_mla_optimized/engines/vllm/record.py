@@ -19,7 +19,7 @@ import torch
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.engines.tensors import FLAT_FP8, split_queries
 from paged_mla_optimized.inspect.samples import Samples, blocks_near
-from paged_mla_optimized.runtime.arrays import to_numpy
+from paged_mla_optimized.runtime.arrays import to_numpy, to_numpy_spread
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import Unsupported
@@ -94,8 +94,8 @@ class _Recorder:
         arrays |= {
             "block_ids": blocks,
             "cache_after": to_numpy(cache[torch.from_numpy(blocks).to(cache.device)]),
-            "q_nope": to_numpy(q_nope),
-            "q_pe": to_numpy(q_pe),
+            "q_nope": to_numpy_spread(q_nope),
+            "q_pe": to_numpy_spread(q_pe),
             "out": to_numpy(out.reshape(q_nope.shape)),
         }
         if lse is not None and lse.dtype is torch.float32:  # what is rounded to 16 bits is no lse

@@ -1,0 +1,83 @@
+"""Whole layers and prefills are dumped as they run, and explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import prefill_step
+import pytest
+import torch
+from mla_step import P, R, build
+from test_layer import HEADS, N, V, layer_config, lens_of, plan, weights_of
+
+from paged_mla_optimized import MlaLayer, Prefill, record
+from paged_mla_shared.dump import Dump, load_dump
+from paged_mla_shared.errors import Unsupported
+
+ROWS = ((20, 1), (30, 30), (40, 4))
+
+
+def layer_dump(folder: Path) -> Dump:
+    """Return the dump of a layer: a row absorbed, the keys of two others in two parts."""
+    step = build(*ROWS, num_heads=HEADS, max_query_tokens=40)
+    step.cache.nan_to_num_(0.5)
+    weights, generator = weights_of(HEADS), torch.Generator().manual_seed(0)
+    latents = torch.randn(35, R + P, generator=generator)
+    q = torch.randn(35, HEADS, N + P, generator=generator)
+    layer = MlaLayer(layer_config(step.config, 40), "cpu")
+    with record(layer, folder) as samples:
+        plan(layer, step, absorbed_rows=1, **lens_of(step))
+        layer.append(latents[:, :R], latents[:, R:], step.cache)
+        layer.attend(q[..., :N], q[..., N:], step.cache, weights=weights)
+    assert "attend" not in vars(layer)
+    [path] = samples.written
+    return load_dump(path)
+
+
+def prefill_dump(folder: Path, **changes: object) -> Dump:
+    """Return the dump of a prefill whose keys and values are halves of one projection."""
+    step = prefill_step.build((20, 5), (9, 9), (0, 0), **changes)
+    k_and_v = torch.cat([step.k_nope, step.v], dim=-1)
+    step.k_nope, step.v = k_and_v.split([prefill_step.NOPE, prefill_step.V], dim=-1)
+    prefill = Prefill(step.config, "cpu")
+    with record(prefill, folder) as samples:
+        step.plan(prefill)
+        prefill.attend(*step.tensors)
+    [path] = samples.written
+    return load_dump(path)
+
+
+def test_a_layer(tmp_path: Path):
+    """S-21: which rows were absorbed, in what parts, with which weights; latents as they lay."""
+    dump = layer_dump(tmp_path)
+    arrays = dump.arrays
+    assert (int(arrays["absorbed_rows"]), int(arrays["workspace"])) == (1, 40)
+    assert arrays["kv_b_proj"].shape == (HEADS * (N + V), R)
+    assert arrays["ckv"].strides == (4 * (R + P), 4)
+    np.testing.assert_array_equal(arrays["ckv_left"], arrays["ckv"])
+    assert not {"q_nope", "out", "lse"} & arrays.keys()
+
+
+def test_a_prefill(tmp_path: Path):
+    dump = prefill_dump(tmp_path)
+    assert dump.arrays["prefill_v"].strides[1] == 4 * (prefill_step.NOPE + prefill_step.V)
+    assert dump.arrays["prefill_cu_seqlens_k"].tolist() == [0, 20, 29, 29]
+    assert dump.arrays["prefill_causal"].item()
+
+
+def test_they_are_explained(tmp_path: Path):
+    """Nothing is broken; a fault in what came back is."""
+    explanation = pytest.importorskip(
+        "paged_mla_reference.debug.explanation", reason="nox -s engines has it"
+    )
+    for dump, name in ((layer_dump(tmp_path), "layer"), (prefill_dump(tmp_path), "prefill")):
+        assert explanation.explain(dump).verdict == "No rule is broken."
+        arrays = {**dump.arrays, f"{name}_lse": dump.arrays[f"{name}_lse"] / np.float32(np.log(2))}
+        found = explanation.explain(Dump(problem=dump.problem, arrays=arrays))
+        assert found.found.first.stage == name
+
+
+def test_what_is_not_written_is_not_dumped(tmp_path: Path):
+    with pytest.raises(Unsupported, match="writes_empty"):
+        prefill_dump(tmp_path, writes_empty=False)
