@@ -106,6 +106,13 @@ def test_parts_of_a_layer():
     assert found.found.findings[-1].detail == "the dump has neither"
 
 
+def test_a_layer_without_a_budget():
+    """Products of 8 bits are not called wrong, nor right."""
+    found = explain(replace(layered("weights-are-split-in-halves"), products="fast"))
+    assert not found.is_broken
+    assert "exact products" in found.found.findings[-1].detail
+
+
 def test_layers_that_no_rule_allows():
     """S-21: a workspace for less than a step's tokens is named; what is too large is left out."""
     found = explain(changed(layered(), workspace=np.array(1, np.int64)))

@@ -12,7 +12,7 @@ from paged_mla_reference.judging.compare import check_layer as check_answer
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_reference.validate import validate_layer
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.problem import Output
+from paged_mla_shared.problem import Mask, Output
 
 ANSWER = ("layer_out", "layer_lse")
 MOST_PAIRS = 1 << 26  # of query, key and head: every hypothesis is tried on all of them
@@ -35,6 +35,8 @@ def check_layer(found: Examination, lacking: str) -> None:
         return
     if not given:
         lacking = "the dump has neither"
+    elif step.problem.mask is not Mask.CAUSAL or step.dump.products != "exact":
+        lacking = "what a layer may be off is known of causal steps with exact products"
     elif not lacking and _is_large(step):
         lacking = "there are too many keys, queries and heads: keep some rows, or some heads"
     if lacking:
