@@ -41,12 +41,12 @@ def test_mutants_faults_and_right_steps(
 def test_a_tie_is_ended_by_another_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """S-10: on one step two deviations predict the same, on the next test's only one does."""
+    """S-5: on one step two deviations predict the same, on the next test's only one does."""
     monkeypatch.chdir(ROOT)
-    name = "an-odd-batch-leaves-out-its-last-row"
+    name = "one-key-too-many"
     assert main([name, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "place 2, 3 alike, of 2 dumps 1" in said
+    assert "place 2, 4 alike, of 2 dumps 1" in said
     assert "deviation named first, of one dump: 0 of 1" in said
     assert "deviation named first, of up to three dumps: 1 of 1" in said
     origins = [load_dump(tmp_path / f"{name}{end}.safetensors").origin for end in ("", "-2")]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from paged_mla_reference.debug.ordinary import dump_of
 from paged_mla_reference.deviations import ORACLE
-from paged_mla_reference.materialise import materialise
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.dims import SMALL
@@ -32,26 +32,18 @@ def dumped(
     """Return what a step was given and what an oracle, or a deviation by its name, made of it."""
     oracle = ORACLE[wrong].change(RIGHT) if isinstance(wrong, str) else wrong
     [step] = build_steps(of or case(), SMALL, dtype)
-    problem = step.problem
-    batch, before = materialise(step)
-    after = oracle.append(problem, batch, before)
-    found = oracle.metadata(problem, batch)
-    answer = oracle.attend(problem, batch, after)
-    arrays = {name: x for name, x in vars(batch).items() if x is not None}
-    arrays |= {"positions": found.positions, "slots": found.slot_mapping}
-    arrays |= {"out": answer.out, "lse": answer.lse}
-    arrays["block_ids"] = after.block_ids
-    layout = problem.layout
+    dump = dump_of(step, oracle)
+    arrays, layout = dict(dump.arrays), dump.problem.layout
     dtype_name, count = layout.format.row(layout.dims)
     row_dtype = NUMPY_DTYPES.get(dtype_name) or np.dtype(dtype_name)
-    for when, image in (("before", before), ("after", after)):
-        raw = image.read(after.block_ids)
+    for when in ("before", "after"):
+        raw = arrays.pop(f"bytes_{when}")
         rows = np.ascontiguousarray(layout.rows(raw)).view(row_dtype)
         arrays[f"cache_{when}"] = rows.reshape(len(raw), layout.block_size, count)
         if layout.format.scales_per_block(layout.block_size):
             arrays[f"scales_{when}"] = layout.scales(raw)
     kept = {name: array for name, array in arrays.items() if name not in without}
-    return Dump(problem=problem, arrays=kept, origin="a test")
+    return Dump(problem=dump.problem, arrays=kept, origin="a test")
 
 
 def changed(dump: Dump, **arrays: Any) -> Dump:

@@ -9,7 +9,8 @@ from paged_mla_reference.debug.checks import examine
 from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Finding, State
 from paged_mla_reference.debug.hypothesis import Hypothesis
-from paged_mla_reference.debug.ranking import Fit, can_be_tried, rank
+from paged_mla_reference.debug.ranking import Fit, rank
+from paged_mla_reference.debug.residual import can_be_tried
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.deviations.reports import link
 from paged_mla_shared.dump import Dump

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,8 @@ from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.faults import single_faults
 from paged_mla_reference.debug.finding import Stage
 from paged_mla_reference.debug.hypothesis import Hypothesis, catalogued
-from paged_mla_reference.debug.residual import Measure, Residual, measure_of
-from paged_mla_reference.debug.step import LATENTS, QUERIES, is_valid
+from paged_mla_reference.debug.ordinary import breadth
+from paged_mla_reference.debug.residual import Measure, Residual, can_be_tried, measure_of
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.paging import keys_of_tokens
 
@@ -65,6 +66,20 @@ class Fit:
         return order_of(self.hypothesis, *self.explains)
 
 
+class _AnyFit(Protocol):
+    """A hypothesis against one dump, or several."""
+
+    @property
+    def hypothesis(self) -> Hypothesis: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def explains(self) -> tuple[float, ...]: ...
+
+
+T = TypeVar("T", bound=_AnyFit)
+
+
 def order_of(hypothesis: Hypothesis, wrong: float, rms: float) -> tuple[float, ...]:
     """Return the sort key of a hypothesis that leaves so much wrong, by so much."""
     coarse = math.ceil(math.log2(max(rms, _CLOSE)))
@@ -86,7 +101,17 @@ def rank(found: Examination) -> list[Fit]:
         rest = [measure_of(found, other, asked) for other in others]
         tried = [fit.hypothesis for fit in fits[:kept]] if fits else hypotheses
         fits = _tried(tried, measure, rest, in_turn=stage in _IN_TURN) + fits[kept:]
-    return fits
+    return narrowest_first(fits)
+
+
+def narrowest_first(fits: Sequence[T]) -> list[T]:
+    """Return fits in their order, but of known ones that tie for the first place the narrowest."""
+    tied = [f for f in fits if f.hypothesis.known and f.explains == fits[0].explains]
+    if len(tied) < 2 or not tied[0].fits:
+        return list(fits)
+    tied.sort(key=lambda f: breadth(f.hypothesis))
+    others = [f for f in fits if f not in tied]
+    return [*tied, *others]
 
 
 def harms(found: Examination, hypothesis: Hypothesis) -> bool:
@@ -103,27 +128,6 @@ def harms(found: Examination, hypothesis: Hypothesis) -> bool:
         if residual.wrong > residual.was:
             return True
     return False
-
-
-def can_be_tried(found: Examination, stage: Stage) -> bool:
-    """Return whether the dump has what a stage is recomputed from, and what came of it."""
-    step = found.step
-    if stage is Stage.MERGE:
-        return step.has("partial_out", "partial_lse", "out", "lse")
-    if stage is Stage.PREFILL:
-        return found.right_prefill is not None
-    if stage is Stage.LAYER:
-        return found.right_layer is not None
-    if step.batch is None or not is_valid(step):
-        return False
-    appended = step.before is not None and not step.computed
-    return {
-        Stage.METADATA: step.has("positions") or step.has("slots", "block_table"),
-        Stage.APPEND: appended and step.has(*LATENTS),
-        Stage.GATHER: step.after is not None and step.has("gathered_ckv", "gathered_k_pe"),
-        Stage.QUERIES: step.has(*QUERIES, "query_codes", "query_scales"),
-        Stage.ATTENTION: found.right is not None,
-    }[stage]
 
 
 def _tried(

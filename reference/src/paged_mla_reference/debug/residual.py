@@ -15,7 +15,7 @@ from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Stage
 from paged_mla_reference.debug.layer_checks import layer_output
 from paged_mla_reference.debug.prefill_checks import prefill_output
-from paged_mla_reference.debug.step import LATENTS, Step, query_scale
+from paged_mla_reference.debug.step import LATENTS, QUERIES, Step, is_valid, query_scale
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import allowed_bytes, differs, wrong_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
@@ -56,6 +56,27 @@ class Residual:
 Array = NDArray[np.float64]
 Change = Callable[[Oracle], Oracle]
 Measure = Callable[[Change], Residual]
+
+
+def can_be_tried(found: Examination, stage: Stage) -> bool:
+    """Return whether the dump has what a stage is recomputed from, and what came of it."""
+    step = found.step
+    if stage is Stage.MERGE:
+        return step.has("partial_out", "partial_lse", "out", "lse")
+    if stage is Stage.PREFILL:
+        return found.right_prefill is not None
+    if stage is Stage.LAYER:
+        return found.right_layer is not None
+    if step.batch is None or not is_valid(step):
+        return False
+    appended = step.before is not None and not step.computed
+    return {
+        Stage.METADATA: step.has("positions") or step.has("slots", "block_table"),
+        Stage.APPEND: appended and step.has(*LATENTS),
+        Stage.GATHER: step.after is not None and step.has("gathered_ckv", "gathered_k_pe"),
+        Stage.QUERIES: step.has(*QUERIES, "query_codes", "query_scales"),
+        Stage.ATTENTION: found.right is not None,
+    }[stage]
 
 
 def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None = None) -> Measure:

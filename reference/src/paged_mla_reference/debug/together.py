@@ -13,7 +13,7 @@ from typing import Any
 
 from paged_mla_reference.debug.explanation import Explanation, explain, plain, told
 from paged_mla_reference.debug.hypothesis import Hypothesis
-from paged_mla_reference.debug.ranking import Fit, harms, order_of
+from paged_mla_reference.debug.ranking import Fit, harms, narrowest_first, order_of
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 
@@ -130,7 +130,8 @@ def together(explanations: Sequence[Explanation]) -> Together:
     shared = [
         _shared(known[name], explanations, [fits.get(name) for fits in each]) for name in known
     ]
-    return Together(list(explanations), sorted(shared, key=lambda f: (f.order, f.hypothesis.name)))
+    shared.sort(key=lambda f: (f.order, f.hypothesis.name))
+    return Together(list(explanations), narrowest_first(shared))
 
 
 def _shared(
