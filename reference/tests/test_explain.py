@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -177,6 +178,19 @@ def test_a_prompt_needs_no_cache():
     assert not found.is_broken  # top left is bottom right there
     found = explain(dumped("lse-in-base-2", of=fresh, without=CACHE))
     assert "lse-in-base-2" in [fit.hypothesis.name for fit in found.best]
+
+
+def test_numbers_of_one_head():
+    """S-5, S-7: what is off in one of four heads is said of that head."""
+    dump = dumped()
+    for name, change, said in (
+        ("lse", lambda x: x + np.float32(0.3), "lse of head 2 is 1 times .*, plus 0.3"),
+        ("out", lambda x: x * np.float32(1.5), "out of head 2 is 1.5 times"),
+    ):
+        spoilt = dump.arrays[name].copy()
+        spoilt[:, 2] = change(spoilt[:, 2])
+        cause = explain(changed(dump, **{name: spoilt})).cause.replace("\n", " ")
+        assert re.search(said, cause), cause
 
 
 @pytest.mark.parametrize("missing", ["out", "lse"])
