@@ -8,6 +8,7 @@ import math
 import pytest
 
 from paged_mla_optimized.engines.tools.follow import distance, follow
+from paged_mla_optimized.engines.tools.history import History, pairs
 from paged_mla_optimized.engines.vllm.tools import check, rate
 from paged_mla_optimized.engines.vllm.tools.scenes import LONGEST, MAX_MODEL_LEN, SCENES, prompts
 
@@ -71,20 +72,19 @@ def a_pass(largest=0.05, gap=0.0625):
     }
 
 
-def runs(ours, **counts):
+def a_scene(ours, own=0.06, **counts):
     mine = {"preemptions": 1, "plans_of_several_tokens": 5, "cached_tokens": [0, 99]} | counts
-    return [
-        {"run": "TRITON_MLA again", "passes": [a_pass(0.06)]},
-        {"run": "FLASHMLA", "passes": [a_pass(), a_pass()]},
+    runs = [
+        {"run": "TRITON_MLA again", "passes": [a_pass(0.04)]},
         {"run": "CUSTOM", "passes": [a_pass(), ours], **mine},
     ]
+    return {"runs": runs, "own": [a_pass(own), a_pass()]}
 
 
 @pytest.mark.parametrize(
     ("name", "ours", "counts", "said"),
     [
         ("full", a_pass(), {}, "as far apart as its own backends, or less"),
-        ("fp8-block-16", a_pass(largest=0.07), {}, "as far apart as"),
         ("full", a_pass(largest=0.07), {}, "beyond: largest 0.0700, among vLLM's own 0.0600"),
         ("full", a_pass(gap=1.0), {}, "beyond: gap 1.0000"),
         ("full", a_pass(), {"cached_tokens": [0, 0]}, "no prefix was hit"),
@@ -93,16 +93,36 @@ def runs(ours, **counts):
     ],
 )
 def test_a_scene_is_good_or_says_why_not(capsys, name, ours, counts, said):
-    steps, good = check._tell(name, runs(ours, **counts))
+    steps, good = check._tell(name, {name: a_scene(ours, **counts)})
     assert said in capsys.readouterr().out
     assert good == said.startswith("as far")
     assert steps == 2 * 896
 
 
-def test_a_scene_without_our_answer_is_not_good(capsys):
-    found = [*runs(a_pass())[:2], {"run": "CUSTOM", "error": "Traceback\nValueError: no"}]
-    assert check._tell("full", found) == (0, False)
-    assert "ValueError: no" in capsys.readouterr().out
+@pytest.mark.parametrize(("other", "good"), [("eager", True), ("heads-128", False), ("fp8", False)])
+def test_scenes_of_the_same_model_and_cache_say_how_far_is_near(other, good):
+    found = {"full": a_scene(a_pass(largest=0.07)), other: a_scene(a_pass(), own=0.08)}
+    assert check._tell("full", found)[1] == good
+
+
+@pytest.mark.parametrize(
+    "found", [{"runs": [{"run": "CUSTOM", "error": "Traceback\nValueError: no"}]}, {}]
+)
+def test_a_scene_without_our_answer_is_not_good(capsys, found):
+    assert check._tell("full", {"full": found}) == (0, False)
+    assert ("ValueError: no" in capsys.readouterr().out) == bool(found)
+
+
+def test_every_two_passes_of_own_backends_are_compared():
+    """The history's own logprobs are one of them."""
+    history = History([[9]], [[1]], [[{1: -0.5}]])
+    own = {"FLASHMLA": [[[{1: -0.6}]], [[{1: -0.9}]]]}
+    found = {(p["first"], p["second"]): round(p["largest"], 3) for p in pairs(history, own)}
+    assert found == {
+        ("history", "FLASHMLA 0"): 0.1,
+        ("history", "FLASHMLA 1"): 0.4,
+        ("FLASHMLA 0", "FLASHMLA 1"): 0.3,
+    }
 
 
 def test_scenes_hold_what_they_ask():

@@ -7,8 +7,9 @@ generates, eagerly and with no drafts. Then each backend, in the scene's graphs,
 cache, says what it thinks of every step: once with an empty prefix cache and once with hits. A line
 has, for each of the two, the largest and the median difference of logprobs to the yardstick, the
 steps whose likeliest token differs, and the largest gap there. All numbers are in
-``FOLDER/SCENE.json``. The exit status is 1 if a scene failed, or was beyond what SGLang's own
-backends are apart.
+``FOLDER/SCENE.json``, also of every two passes of SGLang's own backends. The exit status is 1 if a
+scene failed, or was further from the yardstick than any two of those are from each other, in all
+scenes of the same model and cache.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     prompts,
 )
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
-from paged_mla_optimized.engines.tools.history import begin, beyond, passes, passes_of, told
+from paged_mla_optimized.engines.tools.history import begin, beyond, pairs, passes, told
 from paged_mla_optimized.engines.tools.model import build_model
 
 _MODULE = "paged_mla_optimized.engines.sglang.tools.check"
@@ -50,8 +51,8 @@ def main() -> int:
         return 0
     for scene in (SCENES[name] for name in names):  # once, not in each process
         build_model(options.folder, heads=scene.heads, layers=_LAYERS)
-    results = run_scenes(_MODULE, options)
-    failed = [name for name, runs in zip(names, results, strict=True) if not tell(name, runs)]
+    results = dict(zip(names, run_scenes(_MODULE, options), strict=True))
+    failed = [name for name in names if not tell(name, results)]
     print(f"beyond or failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
@@ -67,23 +68,27 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
         kv_cache_dtype=scene.kv_cache_dtype,
     )
 
-    history, again = run_engine(
+    history, (numbers, logprobs) = run_engine(
         _given(model, plain, YARDSTICK),
         lambda engine: begin(partial(ask, engine), prompts(), tokens),
     )
-    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
+    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **numbers}]
+    own = {f"{YARDSTICK} again": logprobs}
     for backend in (NAME, *scene.peers):  # one that cannot start may end this process
         before = time.monotonic()
         try:
-            found = run_engine(
+            numbers, logprobs = run_engine(
                 _given(model, scene, backend),
                 lambda engine: passes(partial(ask, engine), history, 2),
             )
-            runs.append({"run": backend, **found})
+            runs.append({"run": backend, **numbers})
+            if backend != NAME:
+                own[backend] = logprobs
         except Exception:  # the others are asked all the same
             runs.append({"run": backend, "error": traceback.format_exc()[-1500:]})
         runs[-1]["seconds"] = round(time.monotonic() - before, 1)
-        (folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
+        found = {"runs": runs, "own": pairs(history, own)}
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
 
 
 def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
@@ -107,27 +112,27 @@ def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
     )
 
 
-def tell(name: str, runs: list[dict[str, Any]]) -> bool:
+def tell(name: str, results: dict[str, dict[str, Any]]) -> bool:
     """Print a scene; return whether it is good."""
+    runs = results[name].get("runs", [])
     for run in runs:
         if "error" in run:
             print(f"{name:10} {run['run']:13} failed: {run['error'].splitlines()[-1][:120]}")
             continue
         print(f"{name:10} {run['run']:13} {run['passes'][0]['steps']} {told(run)}")
-    problem = _problem(runs)
+    ours = [run for run in runs if run["run"] == NAME and "passes" in run]
+    problem = _problem(name, ours[0], results) if ours else f"no answer of {NAME}: see the log"
     print(f"{name:10} {problem or 'as far apart as its own backends, or less'}")
     return not problem
 
 
-def _problem(runs: list[dict[str, Any]]) -> str:
+def _problem(name: str, ours: dict[str, Any], results: dict[str, dict[str, Any]]) -> str:
     """Return what is wrong with a scene, or nothing."""
-    ours, theirs = passes_of(runs, NAME)
-    if not ours or not theirs:
-        return f"no answer of {NAME} or of others: see the log"
-    [run] = [run for run in runs if run["run"] == NAME]
-    if run["cached_tokens"][1] == 0:
+    if ours["cached_tokens"][1] == 0:
         return "no prefix was hit"
-    return beyond(ours, theirs, "SGLang")
+    alike = [other for other in results if SCENES[other].thinks_as(SCENES[name])]
+    own = [pair for other in alike for pair in results[other].get("own", [])]
+    return beyond(ours["passes"], own, "SGLang")
 
 
 if __name__ == "__main__":

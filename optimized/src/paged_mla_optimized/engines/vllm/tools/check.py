@@ -8,8 +8,9 @@ the scene's graphs, speculation and cache, says what it thinks of every step (``
 with an empty prefix cache and once with hits. A line has, for each of the two, the largest and the
 median difference of logprobs to the yardstick, the steps whose likeliest token differs, and the
 largest gap there; then preempted requests and steps that verified drafts. All numbers are in
-``FOLDER/SCENE.json``. The exit status is 1 if a scene failed, or was beyond what vLLM's own
-backends are apart.
+``FOLDER/SCENE.json``, also of every two passes of vLLM's own backends. The exit status is 1 if a
+scene failed, or was further from the yardstick than any two of those are from each other, in all
+scenes of the same model and cache.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
-from paged_mla_optimized.engines.tools.history import begin, beyond, passes, passes_of, told
+from paged_mla_optimized.engines.tools.history import begin, beyond, pairs, passes, told
 from paged_mla_optimized.engines.tools.model import build_model
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
@@ -39,6 +40,8 @@ _MODULE = "paged_mla_optimized.engines.vllm.tools.check"
 _CACHE_BYTES = 2 << 30
 _LAYERS = 4
 _ROWS = (1, 2, 4, 8, 16)  # of captured graphs
+Result: TypeAlias = dict[str, Any]
+"""Runs of a scene, and every two passes of own backends: nothing where its process failed."""
 
 
 def main() -> int:
@@ -49,14 +52,12 @@ def main() -> int:
         [name] = names
         run_scene(name, options.folder, options.tokens)
         return 0
-    for heads in sorted({SCENES[name].heads for name in names}):  # once, not in each process
-        build_model(options.folder, heads=heads, layers=_LAYERS)
-    if any(SCENES[name].has_mtp for name in names):
-        build_model(options.folder, heads=16, layers=_LAYERS, mtp=True)
-    results = run_scenes(_MODULE, options)
-    found = [_tell(name, runs) for name, runs in zip(names, results, strict=True)]
-    steps = sum(one for one, _ in found)
-    failed = [name for name, (_, good) in zip(names, found, strict=True) if not good]
+    for scene in (SCENES[name] for name in names):  # once, not in each process
+        _models(options.folder, scene)
+    results = dict(zip(names, run_scenes(_MODULE, options), strict=True))
+    found = {name: _tell(name, results) for name in names}
+    steps = sum(one for one, _ in found.values())
+    failed = [name for name, (_, good) in found.items() if not good]
     print(f"{steps} steps through {NAME}; beyond or failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
@@ -64,7 +65,7 @@ def main() -> int:
 def run_scene(name: str, folder: Path, tokens: int) -> None:
     """Run one scene in this process; write what was found after each of its engines."""
     scene = SCENES[name]
-    model = build_model(folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
+    models = _models(folder, scene)
     plain = Scene(
         mode="eager",
         heads=scene.heads,
@@ -74,37 +75,50 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
     prepare()
     seen = _Counters()
 
-    history, again = run_engine(
-        _given(model, plain, YARDSTICK), lambda llm: begin(partial(ask, llm), prompts(), tokens)
+    history, (numbers, logprobs) = run_engine(
+        _given(models, plain, YARDSTICK), lambda llm: begin(partial(ask, llm), prompts(), tokens)
     )
-    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
-    _write(folder, name, runs)
+    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **numbers}]
+    own = {f"{YARDSTICK} again": logprobs}
     for backend in (*scene.peers, NAME):
         before = time.monotonic()
         try:
             seen.forget()
-            found = run_engine(
-                _given(model, scene, backend), lambda llm: passes(partial(ask, llm), history, 2)
+            numbers, logprobs = run_engine(
+                _given(models, scene, backend), lambda llm: passes(partial(ask, llm), history, 2)
             )
-            runs.append({"run": backend, **found, **seen.counts})
+            runs.append({"run": backend, **numbers, **seen.counts})
+            if backend != NAME:
+                own[backend] = logprobs
         except Exception:  # the others are asked all the same
             runs.append({"run": backend, "error": traceback.format_exc()[-1500:]})
         runs[-1]["seconds"] = round(time.monotonic() - before, 1)
-        _write(folder, name, runs)
+        found = {"runs": runs, "own": pairs(history, own)}
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
 
 
-def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
+def _models(folder: Path, scene: Scene) -> tuple[Path, Path]:
+    """Return the model of a scene and the one that drafts for it: the same, by another name.
+
+    Of a DeepSeek-V3 that drafts vLLM takes only the layers that predict further tokens.
+    """
+    build = partial(build_model, folder, heads=scene.heads, layers=_LAYERS)
+    model = build(mtp=scene.has_mtp)
+    return model, build(family="v2") if scene.has_draft_model else model
+
+
+def _given(models: tuple[Path, Path], scene: Scene, backend: str) -> dict[str, Any]:
     """Return what the engine of a scene is made with."""
     more = dict(scene.arguments)
     if scene.drafts:
         speculation = scene.speculation | {"num_speculative_tokens": scene.drafts}
-        if speculation["method"] == "draft_model":
-            speculation["model"] = str(model)
+        if scene.has_draft_model:
+            speculation["model"] = str(models[1])
         more["speculative_config"] = speculation
     if backend == NAME:
         more |= scene.ours
     return arguments(
-        model,
+        models[0],
         backend,
         scene.mode,
         sizes=[rows * (1 + scene.drafts) for rows in _ROWS],
@@ -150,12 +164,9 @@ class _Counters:
         self.counts.update(preemptions=0, plans=0, plans_of_several_tokens=0)
 
 
-def _write(folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
-    (folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
-
-
-def _tell(name: str, runs: list[dict[str, Any]]) -> tuple[int, bool]:
+def _tell(name: str, results: dict[str, Result]) -> tuple[int, bool]:
     """Print a scene; return how many steps went through our backend, and whether it is good."""
+    runs = results[name].get("runs", [])
     for run in runs:
         if "error" in run:
             print(f"{name:16} {run['run']:17} failed: {run['error'].splitlines()[-1][:110]}")
@@ -164,32 +175,27 @@ def _tell(name: str, runs: list[dict[str, Any]]) -> tuple[int, bool]:
             f"{run[k]}" for k in ("preemptions", "plans_of_several_tokens") if k in run
         )
         print(f"{name:16} {run['run']:17} {run['passes'][0]['steps']} {told(run)} | {counted}")
-    ours, theirs = passes_of(runs, NAME)
-    if not ours or not theirs:
+    ours = [run for run in runs if run["run"] == NAME and "passes" in run]
+    if not ours:
         print(f"{name:16} no answer of {NAME}: see {name}.log")
         return 0, False
-    problem = _problem(name, runs, ours, theirs)
-    print(
-        f"{name:16} {problem or 'as far apart as its own backends, or less, where it has others'}"
-    )
-    return sum(p["steps"] for p in ours), not problem
+    problem = _problem(name, ours[0], results)
+    print(f"{name:16} {problem or 'as far apart as its own backends, or less'}")
+    return sum(p["steps"] for p in ours[0]["passes"]), not problem
 
 
-def _problem(
-    name: str, runs: list[dict[str, Any]], ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
-) -> str:
+def _problem(name: str, ours: dict[str, Any], results: dict[str, Result]) -> str:
     """Return what is wrong with a scene, or nothing."""
-    [run] = [run for run in runs if run["run"] == NAME]
     scene = SCENES[name]
-    if scene.preempts and run["preemptions"] == 0:
+    if scene.preempts and ours["preemptions"] == 0:
         return "nothing was preempted"
-    if not scene.preempts and run["cached_tokens"][1] == 0:
+    if not scene.preempts and ours["cached_tokens"][1] == 0:
         return "no prefix was hit"
-    if scene.drafts and run["plans_of_several_tokens"] == 0:
+    if scene.drafts and ours["plans_of_several_tokens"] == 0:
         return "no drafts were verified"
-    if scene.peers == (YARDSTICK,):
-        return ""  # no other backend says how far they may be apart
-    return beyond(ours, theirs, "vLLM")
+    alike = [other for other in results if SCENES[other].thinks_as(scene)]
+    own = [pair for other in alike for pair in results[other].get("own", [])]
+    return beyond(ours["passes"], own, "vLLM")
 
 
 if __name__ == "__main__":

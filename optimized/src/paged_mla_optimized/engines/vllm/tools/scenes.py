@@ -25,7 +25,7 @@ class Scene:
     mode : str
         Key of ``engine.GRAPHS``.
     peers : tuple of str
-        vLLM's own backends that serve it; the yardstick is among them.
+        vLLM's own backends that serve it. TRITON_MLA takes no drafts into its graphs.
     block_size, heads : int
     kv_cache_dtype : str
     drafts : int
@@ -57,7 +57,17 @@ class Scene:
         """Whether the model drafts for itself."""
         return self.speculation.get("method") == "mtp"
 
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether another model drafts."""
+        return self.speculation.get("method") == "draft_model"
 
+    def thinks_as(self, other: Scene) -> bool:
+        """Return whether the model and its cache are those of another scene."""
+        return (self.heads, self.kv_cache_dtype) == (other.heads, other.kv_cache_dtype)
+
+
+_OF_DRAFTS = ("FLASHMLA", "FLASH_ATTN_MLA")
 _OF_16 = (YARDSTICK, "FLASH_ATTN_MLA")  # blocks of 16
 _OF_FP8 = (YARDSTICK, "FLASHMLA")
 _NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
@@ -78,13 +88,15 @@ SCENES = {
     "fp8": Scene(mode="full", kv_cache_dtype="fp8", peers=_OF_FP8),
     "fp8-block-16": Scene(mode="eager", kv_cache_dtype="fp8", block_size=16, peers=(YARDSTICK,)),
     "preemption": Scene(mode="full", arguments=_FEW_BLOCKS, preempts=True),
-    "ngram": Scene(mode="full", drafts=3, speculation=_NGRAM),
+    "ngram": Scene(mode="full", drafts=3, speculation=_NGRAM, peers=_OF_DRAFTS),
     "ngram-eager": Scene(mode="eager", drafts=3, speculation=_NGRAM),
     "ngram-fp8": Scene(
-        mode="full", drafts=3, speculation=_NGRAM, kv_cache_dtype="fp8", peers=_OF_FP8
+        mode="full", drafts=3, speculation=_NGRAM, kv_cache_dtype="fp8", peers=("FLASHMLA",)
     ),
-    "mtp": Scene(mode="full", drafts=1, speculation={"method": "mtp"}),
-    "draft-model": Scene(mode="full", drafts=3, speculation={"method": "draft_model"}),
+    "mtp": Scene(mode="full", drafts=1, speculation={"method": "mtp"}, peers=_OF_DRAFTS),
+    "draft-model": Scene(
+        mode="full", drafts=3, speculation={"method": "draft_model"}, peers=_OF_DRAFTS
+    ),
     "absorbed-prefill": Scene(mode="full", ours=_ABSORBED),
     "own-prefill": Scene(mode="full", ours=_OUR_PREFILL),
 }
