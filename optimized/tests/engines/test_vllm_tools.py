@@ -9,8 +9,16 @@ import pytest
 
 from paged_mla_optimized.engines.tools.follow import distance, follow
 from paged_mla_optimized.engines.tools.history import History, pairs
+from paged_mla_optimized.engines.tools.report import judge, page
+from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools import check, rate
-from paged_mla_optimized.engines.vllm.tools.scenes import LONGEST, MAX_MODEL_LEN, SCENES, prompts
+from paged_mla_optimized.engines.vllm.tools.scenes import (
+    LONGEST,
+    MAX_MODEL_LEN,
+    SCENES,
+    SCENES_OF_TWO_GPUS,
+    prompts,
+)
 
 
 def engine_that_says(thinks):
@@ -73,7 +81,7 @@ def a_pass(largest=0.05, gap=0.0625):
 
 
 def a_scene(ours, own=0.06, **counts):
-    mine = {"preemptions": 1, "plans_of_several_tokens": 5, "cached_tokens": [0, 99]} | counts
+    mine = {"preemptions": 1, "steps_with_drafts": 5, "cached_tokens": [0, 99]} | counts
     runs = [
         {"run": "TRITON_MLA again", "passes": [a_pass(0.04)]},
         {"run": "CUSTOM", "passes": [a_pass(), ours], **mine},
@@ -85,31 +93,32 @@ def a_scene(ours, own=0.06, **counts):
     ("name", "ours", "counts", "said"),
     [
         ("full", a_pass(), {}, "as far apart as its own backends, or less"),
-        ("full", a_pass(largest=0.07), {}, "beyond: largest 0.0700, among vLLM's own 0.0600"),
+        ("full", a_pass(largest=0.07), {}, "beyond: largest 0.0700, among the engine's own 0.0600"),
         ("full", a_pass(gap=1.0), {}, "beyond: gap 1.0000"),
         ("full", a_pass(), {"cached_tokens": [0, 0]}, "no prefix was hit"),
         ("preemption", a_pass(), {"preemptions": 0}, "nothing was preempted"),
-        ("ngram", a_pass(), {"plans_of_several_tokens": 0}, "no drafts were verified"),
+        ("ngram", a_pass(), {"steps_with_drafts": 0}, "no drafts were verified"),
     ],
 )
 def test_a_scene_is_good_or_says_why_not(capsys, name, ours, counts, said):
-    steps, good = check._tell(name, {name: a_scene(ours, **counts)})
+    problems = judge({name: a_scene(ours, **counts)}, NAME, SCENES, check.problem_of)
     assert said in capsys.readouterr().out
-    assert good == said.startswith("as far")
-    assert steps == 2 * 896
+    assert (problems == {name: ""}) == said.startswith("as far")
 
 
 @pytest.mark.parametrize(("other", "good"), [("eager", True), ("heads-128", False), ("fp8", False)])
 def test_scenes_of_the_same_model_and_cache_say_how_far_is_near(other, good):
     found = {"full": a_scene(a_pass(largest=0.07)), other: a_scene(a_pass(), own=0.08)}
-    assert check._tell("full", found)[1] == good
+    problems = judge(found, NAME, SCENES, check.problem_of)
+    assert (problems["full"] == "") == good
 
 
 @pytest.mark.parametrize(
     "found", [{"runs": [{"run": "CUSTOM", "error": "Traceback\nValueError: no"}]}, {}]
 )
 def test_a_scene_without_our_answer_is_not_good(capsys, found):
-    assert check._tell("full", {"full": found}) == (0, False)
+    problems = judge({"full": found}, NAME, SCENES, check.problem_of)
+    assert problems == {"full": "no answer of CUSTOM: see full.log"}
     assert ("ValueError: no" in capsys.readouterr().out) == bool(found)
 
 
@@ -125,11 +134,23 @@ def test_every_two_passes_of_own_backends_are_compared():
     }
 
 
+def test_a_page_has_every_scene_and_what_failed():
+    """Scenes of several runs stand side by side, each with the commit that it was run at."""
+    facts = {"engine": "vllm 0.25.0", "device": "H200", "torch": "2.11", "triton": "3.6"}
+    facts |= {"date": "2026-01-01", "commit": "abc"}
+    full = a_scene(a_pass(largest=0.07)) | {"facts": facts, "problem": "beyond: largest 0.0700"}
+    shown = page({"full": full, "fp8": {"facts": facts, "problem": "no answer"}}, NAME)
+    assert "vllm 0.25.0, H200, torch 2.11, triton 3.6, 2026-01-01\n" in shown
+    assert "| full | 896; 896 | 0.0500; 0.0700 |" in shown
+    assert "| 0.0600 | 0.0625 | abc |" in shown
+    assert shown.endswith("full: beyond: largest 0.0700\nfp8: no answer\n")
+
+
 def test_scenes_hold_what_they_ask():
     many = prompts()
     assert max(map(len, many)) == LONGEST
     assert max(map(len, many)) + 64 <= MAX_MODEL_LEN
-    for name, scene in SCENES.items():
+    for name, scene in (SCENES | SCENES_OF_TWO_GPUS).items():
         assert (scene.drafts > 0) == bool(scene.speculation), name
         held = scene.arguments.get("num_gpu_blocks_override", 10**9) * scene.block_size
         assert scene.preempts == (held < sum(map(len, many))), name

@@ -23,6 +23,7 @@ def options_of(
     parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
     parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
     parser.add_argument("--folder", type=Path, default=Path(folder))
+    parser.add_argument("--out", type=Path, metavar="STEM", help="add to STEM.json and STEM.md")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.scenes = options.scenes or list(scenes)

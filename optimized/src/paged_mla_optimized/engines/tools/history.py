@@ -108,10 +108,10 @@ def told(run: dict[str, Any]) -> str:
     )
 
 
-def beyond(ours: list[dict[str, Any]], own: list[dict[str, Any]], whose: str) -> str:
+def beyond(ours: list[dict[str, Any]], own: list[dict[str, Any]]) -> str:
     """Return in what our passes are further from the yardstick than any own two, or nothing."""
     for word in ("largest", "gap"):
         mine, most = max(p[word] for p in ours), max(p[word] for p in own)
         if mine > most:
-            return f"beyond: {word} {mine:.4f}, among {whose}'s own {most:.4f}"
+            return f"beyond: {word} {mine:.4f}, among the engine's own {most:.4f}"
     return ""

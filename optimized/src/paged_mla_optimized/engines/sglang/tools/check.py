@@ -32,8 +32,9 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     prompts,
 )
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
-from paged_mla_optimized.engines.tools.history import begin, beyond, pairs, passes, told
+from paged_mla_optimized.engines.tools.history import begin, pairs, passes
 from paged_mla_optimized.engines.tools.model import build_model
+from paged_mla_optimized.engines.tools.report import judge, write
 
 _MODULE = "paged_mla_optimized.engines.sglang.tools.check"
 _LAYERS = 4
@@ -52,8 +53,11 @@ def main() -> int:
     for scene in (SCENES[name] for name in names):  # once, not in each process
         build_model(options.folder, heads=scene.heads, layers=_LAYERS)
     results = dict(zip(names, run_scenes(_MODULE, options), strict=True))
-    failed = [name for name in names if not tell(name, results)]
+    problems = judge(results, NAME, SCENES, problem_of)
+    failed = [name for name, problem in problems.items() if problem]
     print(f"beyond or failed: {', '.join(failed) or 'none'}")
+    if options.out:
+        write(options.out, "sglang", NAME, results, problems)
     return 1 if failed else 0
 
 
@@ -112,27 +116,9 @@ def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
     )
 
 
-def tell(name: str, results: dict[str, dict[str, Any]]) -> bool:
-    """Print a scene; return whether it is good."""
-    runs = results[name].get("runs", [])
-    for run in runs:
-        if "error" in run:
-            print(f"{name:10} {run['run']:13} failed: {run['error'].splitlines()[-1][:120]}")
-            continue
-        print(f"{name:10} {run['run']:13} {run['passes'][0]['steps']} {told(run)}")
-    ours = [run for run in runs if run["run"] == NAME and "passes" in run]
-    problem = _problem(name, ours[0], results) if ours else f"no answer of {NAME}: see the log"
-    print(f"{name:10} {problem or 'as far apart as its own backends, or less'}")
-    return not problem
-
-
-def _problem(name: str, ours: dict[str, Any], results: dict[str, dict[str, Any]]) -> str:
-    """Return what is wrong with a scene, or nothing."""
-    if ours["cached_tokens"][1] == 0:
-        return "no prefix was hit"
-    alike = [other for other in results if SCENES[other].thinks_as(SCENES[name])]
-    own = [pair for other in alike for pair in results[other].get("own", [])]
-    return beyond(ours["passes"], own, "SGLang")
+def problem_of(_scene: Scene, ours: dict[str, Any]) -> str:
+    """Return what is wrong with our run of a scene, or nothing."""
+    return "no prefix was hit" if ours["cached_tokens"][1] == 0 else ""
 
 
 if __name__ == "__main__":

@@ -42,10 +42,6 @@ class Scene:
         """Whether a model drafts: it is the model itself, whose drafts are nearly all right."""
         return self.arguments.get("speculative_algorithm") == "STANDALONE"
 
-    def thinks_as(self, other: Scene) -> bool:
-        """Return whether the model and its cache are those of another scene."""
-        return (self.heads, self.kv_cache_dtype) == (other.heads, other.kv_cache_dtype)
-
 
 _NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
 _CHAIN = _NGRAM | {"speculative_ngram_max_bfs_breadth": 1}

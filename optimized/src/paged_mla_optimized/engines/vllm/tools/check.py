@@ -7,7 +7,7 @@ then. Its history is what the yardstick generates, eagerly and with no drafts. T
 the scene's graphs, speculation and cache, says what it thinks of every step (``follow.py``): once
 with an empty prefix cache and once with hits. A line has, for each of the two, the largest and the
 median difference of logprobs to the yardstick, the steps whose likeliest token differs, and the
-largest gap there; then preempted requests and steps that verified drafts. All numbers are in
+largest gap there. All numbers are in
 ``FOLDER/SCENE.json``, also of every two passes of vLLM's own backends. The exit status is 1 if a
 scene failed, or was further from the yardstick than any two of those are from each other, in all
 scenes of the same model and cache.
@@ -16,21 +16,26 @@ scenes of the same model and cache.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
+
+import torch
 
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
-from paged_mla_optimized.engines.tools.history import begin, beyond, pairs, passes, told
+from paged_mla_optimized.engines.tools.history import begin, pairs, passes
 from paged_mla_optimized.engines.tools.model import build_model
+from paged_mla_optimized.engines.tools.report import judge, write
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
 from paged_mla_optimized.engines.vllm.tools.scenes import (
     MAX_MODEL_LEN,
     SCENES,
+    SCENES_OF_TWO_GPUS,
     YARDSTICK,
     Scene,
     prompts,
@@ -40,31 +45,31 @@ _MODULE = "paged_mla_optimized.engines.vllm.tools.check"
 _CACHE_BYTES = 2 << 30
 _LAYERS = 4
 _ROWS = (1, 2, 4, 8, 16)  # of captured graphs
-Result: TypeAlias = dict[str, Any]
-"""Runs of a scene, and every two passes of own backends: nothing where its process failed."""
 
 
 def main() -> int:
     """Run scenes, or one of them in this process."""
-    options = options_of(__doc__, SCENES, jobs=8, folder="out/vllm")
+    scenes = SCENES | (SCENES_OF_TWO_GPUS if torch.cuda.device_count() > 1 else {})
+    options = options_of(__doc__, scenes, jobs=8, folder="out/vllm")
     names = options.scenes
     if options.here:
         [name] = names
         run_scene(name, options.folder, options.tokens)
         return 0
-    for scene in (SCENES[name] for name in names):  # once, not in each process
+    for scene in (scenes[name] for name in names):  # once, not in each process
         _models(options.folder, scene)
     results = dict(zip(names, run_scenes(_MODULE, options), strict=True))
-    found = {name: _tell(name, results) for name in names}
-    steps = sum(one for one, _ in found.values())
-    failed = [name for name, (_, good) in found.items() if not good]
-    print(f"{steps} steps through {NAME}; beyond or failed: {', '.join(failed) or 'none'}")
+    problems = judge(results, NAME, scenes, problem_of)
+    failed = [name for name, problem in problems.items() if problem]
+    print(f"beyond or failed: {', '.join(failed) or 'none'}")
+    if options.out:
+        write(options.out, "vllm", NAME, results, problems)
     return 1 if failed else 0
 
 
 def run_scene(name: str, folder: Path, tokens: int) -> None:
     """Run one scene in this process; write what was found after each of its engines."""
-    scene = SCENES[name]
+    scene = (SCENES | SCENES_OF_TWO_GPUS)[name]
     models = _models(folder, scene)
     plain = Scene(
         mode="eager",
@@ -84,6 +89,7 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
         before = time.monotonic()
         try:
             seen.forget()
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(scene.own_process))
             numbers, logprobs = run_engine(
                 _given(models, scene, backend), lambda llm: passes(partial(ask, llm), history, 2)
             )
@@ -136,66 +142,41 @@ def _given(models: tuple[Path, Path], scene: Scene, backend: str) -> dict[str, A
 
 
 class _Counters:
-    """Counts what a run is about: preempted requests, and steps whose rows have several tokens."""
+    """Counts what a run is about: preempted requests, and steps that verify drafts."""
 
     def __init__(self) -> None:
         from vllm.v1.core.sched.scheduler import Scheduler
 
-        from paged_mla_optimized.engines.vllm.decode import Decode
-
         self.counts: dict[str, int] = {}
-        preempt, plan = Scheduler._preempt_request, Decode.plan
+        preempt, schedule = Scheduler._preempt_request, Scheduler.schedule
         counts = self.counts
 
         def counted_preempt(*given: Any, **named: Any) -> Any:
             counts["preemptions"] += 1
             return preempt(*given, **named)
 
-        def counted_plan(decode: Decode, **named: Any) -> Any:
-            counts["plans"] += 1
-            counts["plans_of_several_tokens"] += named["num_tokens"] > len(named["seq_lens"])
-            return plan(decode, **named)
+        def counted_schedule(*given: Any, **named: Any) -> Any:
+            step = schedule(*given, **named)
+            counts["steps_with_drafts"] += bool(step.scheduled_spec_decode_tokens)
+            return step
 
         Scheduler._preempt_request = counted_preempt
-        Decode.plan = counted_plan  # type: ignore[method-assign, assignment]
+        Scheduler.schedule = counted_schedule
         self.forget()
 
     def forget(self) -> None:
-        self.counts.update(preemptions=0, plans=0, plans_of_several_tokens=0)
+        self.counts.update(preemptions=0, steps_with_drafts=0)
 
 
-def _tell(name: str, results: dict[str, Result]) -> tuple[int, bool]:
-    """Print a scene; return how many steps went through our backend, and whether it is good."""
-    runs = results[name].get("runs", [])
-    for run in runs:
-        if "error" in run:
-            print(f"{name:16} {run['run']:17} failed: {run['error'].splitlines()[-1][:110]}")
-            continue
-        counted = " ".join(
-            f"{run[k]}" for k in ("preemptions", "plans_of_several_tokens") if k in run
-        )
-        print(f"{name:16} {run['run']:17} {run['passes'][0]['steps']} {told(run)} | {counted}")
-    ours = [run for run in runs if run["run"] == NAME and "passes" in run]
-    if not ours:
-        print(f"{name:16} no answer of {NAME}: see {name}.log")
-        return 0, False
-    problem = _problem(name, ours[0], results)
-    print(f"{name:16} {problem or 'as far apart as its own backends, or less'}")
-    return sum(p["steps"] for p in ours[0]["passes"]), not problem
-
-
-def _problem(name: str, ours: dict[str, Any], results: dict[str, Result]) -> str:
-    """Return what is wrong with a scene, or nothing."""
-    scene = SCENES[name]
+def problem_of(scene: Scene, ours: dict[str, Any]) -> str:
+    """Return what is wrong with our run of a scene, or nothing."""
     if scene.preempts and ours["preemptions"] == 0:
         return "nothing was preempted"
     if not scene.preempts and ours["cached_tokens"][1] == 0:
         return "no prefix was hit"
-    if scene.drafts and ours["plans_of_several_tokens"] == 0:
+    if scene.drafts and ours["steps_with_drafts"] == 0:
         return "no drafts were verified"
-    alike = [other for other in results if SCENES[other].thinks_as(scene)]
-    own = [pair for other in alike for pair in results[other].get("own", [])]
-    return beyond(ours["passes"], own, "vLLM")
+    return ""
 
 
 if __name__ == "__main__":

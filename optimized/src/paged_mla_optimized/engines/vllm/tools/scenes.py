@@ -39,6 +39,8 @@ class Scene:
         Arguments beside every backend.
     preempts : bool
         The cache holds fewer tokens than there are.
+    own_process : bool
+        The engine's core has a process of its own, as by default; it finds us by our entry point.
     """
 
     mode: str
@@ -51,6 +53,7 @@ class Scene:
     ours: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     preempts: bool = False
+    own_process: bool = False
 
     @property
     def has_mtp(self) -> bool:
@@ -61,10 +64,6 @@ class Scene:
     def has_draft_model(self) -> bool:
         """Whether another model drafts."""
         return self.speculation.get("method") == "draft_model"
-
-    def thinks_as(self, other: Scene) -> bool:
-        """Return whether the model and its cache are those of another scene."""
-        return (self.heads, self.kv_cache_dtype) == (other.heads, other.kv_cache_dtype)
 
 
 _OF_DRAFTS = ("FLASHMLA", "FLASH_ATTN_MLA")
@@ -77,6 +76,8 @@ _FEW_BLOCKS = {
     "num_gpu_blocks_override": 480,
     "scheduler_reserve_full_isl": False,  # else nothing begins that might be preempted
 }
+_TENSOR_PARALLEL = {"tensor_parallel_size": 2}
+_CONTEXT_PARALLEL = _TENSOR_PARALLEL | {"decode_context_parallel_size": 2}
 
 SCENES = {
     "piecewise": Scene(mode="piecewise"),
@@ -99,7 +100,18 @@ SCENES = {
     ),
     "absorbed-prefill": Scene(mode="full", ours=_ABSORBED),
     "own-prefill": Scene(mode="full", ours=_OUR_PREFILL),
+    "own-process": Scene(mode="full", own_process=True, peers=_OF_DRAFTS),
 }
 """By name, the slowest first."""
+
+SCENES_OF_TWO_GPUS = {
+    "tensor-parallel": Scene(mode="full", arguments=_TENSOR_PARALLEL, peers=_OF_DRAFTS),
+    "tensor-parallel-ngram": Scene(
+        mode="full", arguments=_TENSOR_PARALLEL, drafts=3, speculation=_NGRAM, peers=_OF_DRAFTS
+    ),
+    "context-parallel": Scene(mode="full", arguments=_CONTEXT_PARALLEL, peers=_OF_DRAFTS),
+    "context-parallel-eager": Scene(mode="eager", arguments=_CONTEXT_PARALLEL, peers=_OF_DRAFTS),
+}
+"""Their histories are of one GPU."""
 
 prompts = partial(ragged_prompts, LONGEST)
