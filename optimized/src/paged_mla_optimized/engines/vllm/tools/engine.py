@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # would be compiled
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # multicast, which virtual machines may not have
     "HF_HUB_OFFLINE": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "2",  # other processes compile too
 }

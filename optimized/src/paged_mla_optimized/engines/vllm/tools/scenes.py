@@ -76,7 +76,7 @@ _FEW_BLOCKS = {
     "num_gpu_blocks_override": 480,
     "scheduler_reserve_full_isl": False,  # else nothing begins that might be preempted
 }
-_TENSOR_PARALLEL = {"tensor_parallel_size": 2}
+_TENSOR_PARALLEL = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}  # NCCL alone
 _CONTEXT_PARALLEL = _TENSOR_PARALLEL | {"decode_context_parallel_size": 2}
 
 SCENES = {
