@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pickle
 from types import SimpleNamespace
 
@@ -18,32 +19,50 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     YARDSTICK,
     prompts,
 )
+from paged_mla_optimized.engines.tools.cells import Cell
 from paged_mla_optimized.engines.tools.history import History
 from paged_mla_optimized.engines.tools.report import judge
 
 
 class Engine:
-    """Says token 7, and that 8 is less likely; a request takes `seconds` a token of `clock`."""
+    """Says token 7, and that 8 is less likely; steps take `ms` of `clock`, and rows begin apart."""
 
-    def __init__(self, clock=None):
-        self.clock = clock
+    def __init__(self, clock=None, ms=2.0, apart=3):
+        self.clock, self.ms, self.apart = clock, ms, apart
+        self.asked = []
 
-    def generate(self, *, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
-        if self.clock is not None:
-            self.clock[0] += 0.5 + 0.002 * sampling_params["max_new_tokens"]
+    def generate(self, *, input_ids, sampling_params, stream=False, **more):
+        self.asked.append((len(input_ids), len(input_ids[0]), stream))
+        if self.clock is None:
+            return self.answers(input_ids, sampling_params, **more)
+        if not stream:
+            self.clock[0] += 0.001 * len(input_ids)
             return []
+        return self.chunks(len(input_ids), sampling_params)
+
+    def chunks(self, rows, how):
+        most, every = how["max_new_tokens"], how["stream_interval"]
+        for step in range(1, most + self.apart * rows):
+            self.clock[0] += self.ms / 1e3
+            for row in range(rows):
+                tokens = step - self.apart * row
+                if tokens == most or (0 < tokens < most and tokens % every == 1):
+                    yield {"index": row, "meta_info": {"completion_tokens": tokens}}
+
+    def answers(self, input_ids, sampling_params, *, return_logprob, top_logprobs_num):
         assert return_logprob
-        answers = []
-        for prompt, how in zip(input_ids, sampling_params, strict=True):
-            count = how["max_new_tokens"]
-            meta = {
-                "output_token_logprobs": [(-0.1, 7, None)] * count,
-                "output_top_logprobs": [[(-0.1, 7, None), (-2.5, 8, None)]] * count,
-                "cached_tokens": len(prompt) - 1,
-            }
-            answers.append({"meta_info": meta})
         assert top_logprobs_num > 1
-        return answers
+        return [
+            {
+                "meta_info": {
+                    "output_token_logprobs": [(-0.1, 7, None)] * how["max_new_tokens"],
+                    "output_top_logprobs": [[(-0.1, 7, None), (-2.5, 8, None)]]
+                    * how["max_new_tokens"],
+                    "cached_tokens": len(prompt) - 1,
+                }
+            }
+            for prompt, how in zip(input_ids, sampling_params, strict=True)
+        ]
 
 
 def test_answers_and_hits():
@@ -52,10 +71,52 @@ def test_answers_and_hits():
     assert cached == 2
 
 
-def test_a_step_is_what_more_tokens_take(monkeypatch):
+@pytest.fixture
+def timer(monkeypatch):
+    """Return what makes a timer over an engine of a clock."""
     clock = [0.0]
     monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])
-    assert rate._step_ms(Engine(clock), 2, 16, 2) == pytest.approx([2.0, 2.0])
+    monkeypatch.setattr(rate.time, "monotonic", lambda: clock[0])
+
+    def make(contexts=(16, 64, 256), **how):
+        options = argparse.Namespace(layers=2, heads=4, contexts=contexts)
+        return rate._Timer(Engine(clock, **how), options, 4096)
+
+    return make
+
+
+def test_windows_of_rows_that_began_apart(timer):
+    assert timer(ms=2.0).step_ms(Cell(4, 64), 3) == pytest.approx([2.0] * 3)
+
+
+def test_rows_far_apart_are_given_more_tokens(timer):
+    made = timer(ms=100.0, apart=20)  # the first is done before the last begins, at first
+    assert made.step_ms(Cell(4, 16), 2) == pytest.approx([100.0] * 2)
+    with pytest.raises(RuntimeError, match="a row was done"):
+        timer(ms=100.0, apart=200).step_ms(Cell(4, 16), 2)
+
+
+def test_a_moment_that_is_missing_is_not_guessed():
+    assert rate.windows_ms([{1: 0.0, 7: 1.0, 13: 2.0}], 6, 1) == pytest.approx([1e3 / 6])
+    assert rate.windows_ms([{1: 0.0, 13: 2.0}], 6, 1) == []
+
+
+def test_prompts_are_cached_once(timer):
+    made = timer()
+    made.step_ms(Cell(2, 256), 1)
+    made.step_ms(Cell(2, 64), 1)
+    cached = [(rows, length) for rows, length, streams in made.engine.asked if not streams]
+    assert cached == [(1, 16), (1, 256), (2, 256)]
+    longer, shorter = rate.prompts_of(Cell(2, 256)), rate.prompts_of(Cell(2, 64))
+    assert [row[:64] for row in longer] == shorter
+    assert longer[0][0] != longer[1][0]
+
+
+def test_a_cell_is_expected_to_take_what_its_prompts_take(timer):
+    made = timer(contexts=[256])  # 1 ms
+    cached = made.seconds(Cell(1, 256))
+    assert made.seconds(Cell(3, 256)) == pytest.approx(cached + 2 * 0.001)
+    assert made.seconds(Cell(16, 256)) == math.inf
 
 
 def a_pass(largest=0.05, gap=0.0625):

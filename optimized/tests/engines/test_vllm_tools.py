@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -157,14 +156,15 @@ def test_scenes_hold_what_they_ask():
         assert held >= MAX_MODEL_LEN  # or vLLM refuses to start
 
 
-def test_a_table_of_rates(tmp_path):
-    for name, cells in (
-        ("CUSTOM", {"1x1024": [2.0, 1.0, 4.0], "8x1024": [4.0]}),
-        ("FLASHMLA", {"1x1024": [3.0, 3.0, 3.0], "8x1024": [5.0]}),
-        ("TRITON_MLA", {"1x1024": [9.0]}),
-    ):
-        (tmp_path / f"128-{name}.json").write_text(json.dumps(cells))
-    shown = rate.table(tmp_path, "128")
-    assert "| 1x1024 | 2.000 (1.000 to 4.000) | 3.000 (3.000 to 3.000) | 9.000" in shown
-    assert "| 8x1024 | 4.000 (4.000 to 4.000) | 5.000 (5.000 to 5.000) |  | 1.250 |" in shown
-    assert "geometric mean 1.369, least 1.250" in shown
+@pytest.mark.parametrize(("ms", "steps"), [(1.0, 32), (20.0, 20), (100.0, 6)])
+def test_a_window_is_long_enough_and_no_longer(monkeypatch, ms, steps):
+    clock, taken = [0.0], []
+    monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])
+
+    def step():
+        clock[0] += ms / 1e3
+        taken.append(1)
+        return [None] * 8
+
+    assert rate.window_ms(step, 8) == pytest.approx(ms)
+    assert len(taken) == steps

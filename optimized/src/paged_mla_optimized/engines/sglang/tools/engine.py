@@ -49,6 +49,13 @@ def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str,
     return found | DECODE_ALONE.get(backend, {}) | changes
 
 
+def survive(*_signal: Any) -> None:
+    """Handle the signal of an engine that cannot start: then SGLang raises an error.
+
+    By default it would end this process. It does in any case where an engine fails at work.
+    """
+
+
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
     """Make an engine, use it, and end its processes."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
