@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import pickle
+from types import SimpleNamespace
+
 import pytest
 
-from paged_mla_optimized.engines.sglang.tools import check, rate
-from paged_mla_optimized.engines.sglang.tools.engine import ask
+from paged_mla_optimized.engines.sglang.tools import answer, check, rate
+from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask
 from paged_mla_optimized.engines.sglang.tools.scenes import (
     CONTEXT_LEN,
     LONGEST,
@@ -13,6 +18,7 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     YARDSTICK,
     prompts,
 )
+from paged_mla_optimized.engines.tools.history import History
 from paged_mla_optimized.engines.tools.report import judge
 
 
@@ -75,11 +81,83 @@ def test_a_scene_is_good_or_says_why_not(capsys, ours, cached, said):
     assert said in capsys.readouterr().out
 
 
+@pytest.fixture
+def engines(monkeypatch, tmp_path):
+    """Processes of engines that say all steps alike; fa3's ends with an error."""
+    asked = []
+
+    def run_apart(_module, stem, folder, options, _deadline):
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        asked.append(stem)
+        if stem in broken or given.get("--backend") == "fa3":
+            (folder / f"{stem}.log").write_text("ImportError: no FA3\nReceived sigquit\n")
+            return {}
+        steps = [[{7: -0.1, 8: -2.5}] * 2]
+        history = History([[1]], [[7, 7]], steps)
+        begins = "--backend" not in given
+        found = (history, [steps]) if begins else [steps, steps]
+        (folder / f"{stem}.pickle").write_bytes(pickle.dumps(found))
+        run = {"passes": [a_pass()], "cached_tokens": [0, 9]}
+        return run | {"run": "triton again" if begins else given["--backend"]}
+
+    broken: list[str] = []
+    monkeypatch.setattr(check, "run_apart", run_apart)
+    options = argparse.Namespace(folder=tmp_path, seconds=60, tokens=2, jobs=1)
+    return SimpleNamespace(asked=asked, broken=broken, options=options)
+
+
+def test_scenes_of_one_model_share_a_history_and_ours_is_asked_first(engines):
+    found = check.ask(["graphs", "eager", "page-16"], engines.options)
+    assert engines.asked[:2] == ["history-h16-p64-auto", "history-h16-p16-auto"]
+    assert engines.asked[2:5] == ["graphs-paged_mla", "eager-paged_mla", "page-16-paged_mla"]
+    assert len(engines.asked) == 5 + 3 + 3 + 2
+    assert list(found) == ["graphs", "eager", "page-16"]
+
+
+def test_an_engine_that_ends_its_process_leaves_the_others(engines):
+    runs = {run["run"]: run for run in check.ask(["graphs"], engines.options)["graphs"]["runs"]}
+    assert list(runs) == ["triton again", "paged_mla", "triton", "fa3", "flashmla"]
+    assert runs["fa3"] == {"run": "fa3", "error": "ImportError: no FA3"}
+    assert "error" not in runs["flashmla"]
+    written = json.loads((engines.options.folder / "graphs.json").read_text())
+    names = {pair[side].split()[0] for pair in written["own"] for side in ("first", "second")}
+    assert names == {"history", "triton", "flashmla"}
+
+
+def test_without_a_history_nobody_is_asked(engines, capsys):
+    engines.broken.append("history-h16-p64-auto")
+    found = check.ask(["graphs"], engines.options)
+    assert engines.asked == ["history-h16-p64-auto"]
+    assert judge(found, "paged_mla", SCENES, check.problem_of)["graphs"]
+    assert "ImportError: no FA3" in capsys.readouterr().out
+
+
+def test_a_silent_log_is_a_reason_too(tmp_path):
+    (tmp_path / "log").write_text("")
+    assert check.reason(tmp_path / "log") == "silence"
+
+
+def test_flashmla_is_asked_for_decode_rows_alone(tmp_path):
+    """Its prompts would go to kernels that FlashInfer compiles."""
+    found = arguments(tmp_path, "flashmla", "graphs")
+    assert (found["attention_backend"], found["decode_attention_backend"]) == ("fa3", "flashmla")
+    assert "decode_attention_backend" not in arguments(tmp_path, "fa3", "graphs")
+
+
+def test_a_draft_model_is_a_v2(tmp_path, monkeypatch):
+    """SGLang takes a V3 that drafts for its layers of further tokens alone."""
+    monkeypatch.setattr(answer, "build_model", lambda folder, family="v3", **_: folder / family)
+    assert answer.given(SCENES["draft-model"], "fa3", tmp_path)[
+        "speculative_draft_model_path"
+    ].endswith("v2")
+    assert "speculative_draft_model_path" not in answer.given(SCENES["chain"], "fa3", tmp_path)
+
+
 def test_scenes_hold_what_they_ask():
     many = prompts()
     assert max(map(len, many)) == LONGEST
     assert LONGEST + 64 < CONTEXT_LEN
-    assert sum(map(len, many)) + 64 * len(many) < check._POOL
+    assert sum(map(len, many)) + 64 * len(many) < answer.POOL
     for name, scene in SCENES.items():
         assert YARDSTICK in scene.peers, name
         breadth = scene.arguments.get("speculative_ngram_max_bfs_breadth")
