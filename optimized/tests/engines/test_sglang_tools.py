@@ -127,8 +127,8 @@ def a_pass(largest=0.05, gap=0.0625):
     ("ours", "cached", "said"),
     [
         (a_pass(), 99, "as far apart as its own backends, or less"),
-        (a_pass(largest=0.07), 99, "beyond: largest 0.0700, among the engine's own 0.0600"),
-        (a_pass(gap=1.0), 99, "beyond: gap 1.0000"),
+        (a_pass(largest=0.07), 99, "beyond: largest 0.0700, the engine's own are 0.0600 apart"),
+        (a_pass(gap=0.125), 99, "beyond: gap 0.1250"),
         (a_pass(), 0, "no prefix was hit"),
         (None, 0, "no answer of paged_mla"),
     ],
