@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paged_mla_optimized.engines.tools import cells
+from paged_mla_optimized.engines.tools import attention, cells
 from paged_mla_optimized.engines.tools.cells import Cell, Command
 
 COMMAND = Command(engine="vllm", ours="OURS", peers=("A", "B"), rows=(1, 8), contexts=(16, 64))
@@ -110,3 +110,18 @@ def test_a_table_has_ratios_and_the_part_of_attention(main, tmp_path, capsys):
     assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |" in said
     assert "Ratios: geometric mean 1.369, least 1.250 of 2." in said
     assert "over half of the step: geometric mean 1.250, least 1.250 of 1." in said
+
+
+def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(attention, "device_record", dict)
+    monkeypatch.setattr(attention, "_milliseconds", lambda heads, rows, _: heads * rows / 1e3)
+    monkeypatch.setattr(sys, "argv", ["attention", str(tmp_path), "--heads", "16"])
+    with pytest.raises(SystemExit):
+        attention.main()
+    for name, timed in (("OURS", ["8x64", "1x64"]), ("A", ["8x64"])):
+        found = {"facts": {"layers": 4}, "cells": dict.fromkeys(timed, {"ms": [1.0]})}
+        (tmp_path / f"16-{name}.json").write_text(json.dumps(found))
+    for _ in range(2):  # what it wrote is no engine's
+        assert attention.main() == 0
+    found = json.loads((tmp_path / "16-attention.json").read_text())["cells"]
+    assert found == {"8x64": {"ms": [0.512]}, "1x64": {"ms": [0.064]}}
