@@ -119,7 +119,7 @@ def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):
     with pytest.raises(SystemExit):
         attention.main()
     for name, timed in (("OURS", ["8x64", "1x64"]), ("A", ["8x64"])):
-        found = {"facts": {"layers": 4}, "cells": dict.fromkeys(timed, {"ms": [1.0]})}
+        found = {"facts": {"layers": 4}, "cells": {cell: {"ms": [1.0]} for cell in timed}}
         (tmp_path / f"16-{name}.json").write_text(json.dumps(found))
     for _ in range(2):  # what it wrote is no engine's
         assert attention.main() == 0
