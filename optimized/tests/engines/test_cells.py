@@ -11,7 +11,15 @@ import pytest
 from paged_mla_optimized.engines.tools import attention, cells
 from paged_mla_optimized.engines.tools.cells import Cell, Command
 
-COMMAND = Command(engine="vllm", ours="OURS", peers=("A", "B"), rows=(1, 8), contexts=(16, 64))
+COMMAND = Command(
+    engine="vllm",
+    ours="OURS",
+    peers=("A", "B"),
+    rows=(1, 8),
+    contexts=(16, 64),
+    rounds=2,
+    repeats=3,
+)
 FACTS = {
     "device": "GPU",
     "torch": "2",
@@ -57,7 +65,7 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["128-B.json", "128-OURS.json"]
     found = json.loads((tmp_path / "128-OURS.json").read_text())
     assert list(found["cells"]) == ["8x16", "1x64", "1x16"]  # most keys first
-    assert found["cells"]["8x16"]["ms"] == [8.0] * 3
+    assert found["cells"]["8x16"]["ms"] == [8.0] * 6  # of both rounds
     facts = found["facts"]
     assert (facts["engine"], facts["heads"], facts["layers"]) == ("vllm 0", 128, 2)
     assert facts["commit"] == "abc"
@@ -65,15 +73,22 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
 
 
 def test_backends_share_the_time(main, monkeypatch):
-    clock, given = [0.0], {}
+    clock, given = [0.0], []
     monkeypatch.setattr(cells.time, "monotonic", lambda: clock[0])
 
     def run(_model, backend, _options, use):
-        given[backend] = use.__self__.deadline - clock[0]
-        clock[0] += 10.0 if backend == "OURS" else given[backend]
+        given.append((backend, use.__self__.deadline - clock[0]))
+        clock[0] += 10.0 if backend == "OURS" else given[-1][1]
 
-    main(run, "--seconds", "100")
-    assert given == {"OURS": pytest.approx(100 / 3), "A": 45.0, "B": 45.0}
+    main(run, "--seconds", "120")
+    assert given == [
+        ("OURS", 20.0),
+        ("A", 22.0),
+        ("B", 22.0),
+        ("OURS", 22.0),
+        ("A", 28.0),
+        ("B", 28.0),
+    ]
 
 
 def test_a_cell_for_which_no_time_is_left_is_not_begun(main, monkeypatch, tmp_path):
@@ -85,7 +100,7 @@ def test_a_cell_for_which_no_time_is_left_is_not_begun(main, monkeypatch, tmp_pa
             clock[0] += 40.0
             return super().step_ms(cell, repeats)
 
-    main(lambda *given: given[-1](Slow()), "--seconds", "50", "--backends", "OURS")
+    main(lambda *given: given[-1](Slow()), "--seconds", "50", "--backends", "OURS", "--rounds", "1")
     found = json.loads((tmp_path / "16-OURS.json").read_text())
     assert list(found["cells"]) == ["8x16", "1x64"]
 
@@ -104,12 +119,15 @@ def test_a_table_has_ratios_and_the_part_of_attention(main, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "vllm 0, GPU, torch 2, triton 3, commit abc, 2026-01-01, 8 layers.\n" in said
     assert said.count("python -m rate") == 1
-    assert "| OURS | A | B | best other / OURS | attention's part |" in said
+    assert "| OURS | A | B | best other / OURS | of the least | attention's part |" in said
     assert "| 1x1024 | 2.000 (1.000 to 4.000) | 3.000 (3.000 to 3.000) | 9.000" in said
-    assert "| 8x1024 | 4.000 (4.000 to 4.000) | 5.000 (5.000 to 5.000) |  | 1.250 | 60% |" in said
-    assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |" in said
-    assert "Ratios: geometric mean 1.369, least 1.250 of 2." in said
-    assert "over half of the step: geometric mean 1.250, least 1.250 of 1." in said
+    assert (
+        "| 8x1024 | 4.000 (4.000 to 4.000) | 5.000 (5.000 to 5.000) |  | 1.250 | 1.250 | 60% |"
+        in said
+    )
+    assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |  |" in said
+    assert "Ratios, of medians: geometric mean 1.369, least 1.250 of 2." in said
+    assert "over half of the step, of leasts: geometric mean 1.250, least 1.250 of 1." in said
 
 
 def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):

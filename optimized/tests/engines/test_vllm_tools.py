@@ -161,7 +161,7 @@ def test_scenes_hold_what_they_ask():
         assert held >= MAX_MODEL_LEN  # or vLLM refuses to start
 
 
-@pytest.mark.parametrize(("ms", "steps"), [(1.0, 32), (20.0, 20), (100.0, 6)])
+@pytest.mark.parametrize(("ms", "steps"), [(1.0, 160), (20.0, 20), (100.0, 6)])
 def test_a_window_is_long_enough_and_no_longer(monkeypatch, ms, steps):
     clock, taken = [0.0], []
     monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])

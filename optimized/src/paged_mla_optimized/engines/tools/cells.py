@@ -61,6 +61,9 @@ class Command:
         The engine's own.
     rows, contexts : tuple of int
         Of the cells that are timed unless others are asked.
+    rounds, repeats : int
+        Engines of a backend, and windows of a cell in each. A machine's host may be slower for
+        half a minute: rounds, in which backends take turns, tell that from a slower backend.
     """
 
     engine: str
@@ -68,6 +71,8 @@ class Command:
     peers: tuple[str, ...]
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
+    rounds: int
+    repeats: int
 
     def main(self, doc: str | None, run: Run) -> int:
         """Time cells, or print those that were timed."""
@@ -83,12 +88,14 @@ class Command:
             "layers": options.layers,
             "command": self._command(),
         }
+        timed = {name: _Cells(name, options, facts) for name in options.backends}
+        turns = [name for _ in range(options.rounds) for name in options.backends]
         end = time.monotonic() + options.seconds
-        for number, backend in enumerate(options.backends):
-            left = (end - time.monotonic()) / (len(options.backends) - number)
-            cells = _Cells(backend, options, facts, time.monotonic() + left)
+        for number, backend in enumerate(turns):
+            left = (end - time.monotonic()) / (len(turns) - number)
+            timed[backend].begin(time.monotonic() + left)
             try:
-                run(model, backend, options, cells.time)
+                run(model, backend, options, timed[backend].time)
             except Exception:  # the others are timed all the same
                 print(f"{backend}: {traceback.format_exc()[-900:]}", flush=True)
         return 0
@@ -100,8 +107,9 @@ class Command:
         parser.add_argument("--layers", type=int, default=8)
         parser.add_argument("--rows", type=int, nargs="+", default=self.rows)
         parser.add_argument("--contexts", type=int, nargs="+", default=self.contexts)
-        parser.add_argument("--repeats", type=int, default=3, choices=range(1, 5))
-        parser.add_argument("--seconds", type=float, default=240, help="shared by the backends")
+        parser.add_argument("--rounds", type=int, default=self.rounds)
+        parser.add_argument("--repeats", type=int, default=self.repeats, choices=range(1, 5))
+        parser.add_argument("--seconds", type=float, default=240, help="shared by all engines")
         parser.add_argument("--folder", type=Path, default=Path(f"out/{self.engine}-rate"))
         parser.add_argument("--table", action="store_true", help="print what lies in the folder")
         options = parser.parse_args()
@@ -116,17 +124,19 @@ class Command:
 class _Cells:
     """The cells of one backend: ``FOLDER/HEADS-BACKEND.json`` has those that were timed."""
 
-    def __init__(
-        self, backend: str, options: argparse.Namespace, facts: dict[str, Any], deadline: float
-    ) -> None:
-        self.backend, self.options, self.deadline = backend, options, deadline
-        self.start = time.monotonic()
+    def __init__(self, backend: str, options: argparse.Namespace, facts: dict[str, Any]) -> None:
+        self.backend, self.options = backend, options
+        self.start = self.deadline = 0.0
         self.path = options.folder / f"{options.heads}-{backend}.json"
         self.path.unlink(missing_ok=True)
         self.found: dict[str, Any] = {"facts": facts, "cells": {}}
 
+    def begin(self, deadline: float) -> None:
+        """Begin to make an engine."""
+        self.start, self.deadline = time.monotonic(), deadline
+
     def time(self, timer: Timer) -> None:
-        """Time every cell for which there is room and time."""
+        """Time every cell for which there is room and time, beside what earlier rounds found."""
         name = f"H {self.options.heads} {self.backend}"
         print(f"{name}: made in {time.monotonic() - self.start:.0f} s", flush=True)
         for cell in cells_of(self.options):
@@ -136,7 +146,7 @@ class _Cells:
                 continue
             found = timer.step_ms(cell, self.options.repeats)
             took = time.monotonic() - start
-            self.found["cells"][str(cell)] = {"ms": found, "seconds": round(took, 2)}
+            self.found["cells"].setdefault(str(cell), {"ms": []})["ms"] += found
             self.path.write_text(json.dumps(self.found, indent=1))
             told = " ".join(f"{ms:.3f}" for ms in found)
             print(f"{name} {cell}: {told} ms, in {took:.1f} s, {expected:.1f} expected", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -23,21 +23,29 @@ def table(folder: Path, heads: int, ours: str) -> str:
     }
     attention = timed.pop(ATTENTION, {"cells": {}})["cells"]
     peers = [name for name in timed if name != ours]
-    columns = [f"{heads} heads: rows x context", ours, *peers, f"best other / {ours}"]
+    columns = [
+        f"{heads} heads: rows x context",
+        ours,
+        *peers,
+        f"best other / {ours}",
+        "of the least",
+    ]
     lines = [*_places(timed), "", head_of([*columns, "attention's part"])]
-    ratios, heavy = [], []
+    ratios: dict[str, list[float]] = {"medians": [], "leasts": []}
+    heavy: dict[str, list[float]] = {"medians": [], "leasts": []}
     for cell in timed.get(ours, {"cells": {}})["cells"]:
         ms = {n: found["cells"][cell]["ms"] for n, found in timed.items() if cell in found["cells"]}
-        others = [median(found) for name, found in ms.items() if name != ours]
-        ratio = min(others) / median(ms[ours]) if others else None
         part = median(attention[cell]["ms"]) / median(ms[ours]) if cell in attention else None
         shown = [_shown(ms[name]) if name in ms else "" for name in (ours, *peers)]
-        lines.append(row_of([cell, *shown, _number(ratio, ".3f"), _number(part, ".0%")]))
-        if ratio is not None:
-            ratios.append(ratio)
-            heavy += [ratio] if part is not None and part > 0.5 else []
-    told = ["ms per step, median of the repeats (least to most)."]
-    told += _summary("Ratios", ratios)
+        of_cell = {}
+        if len(ms) > 1:
+            of_cell = {"medians": _ratio(ms, ours, median), "leasts": _ratio(ms, ours, min)}
+        for word, ratio in of_cell.items():
+            ratios[word].append(ratio)
+            heavy[word] += [ratio] if part is not None and part > 0.5 else []
+        numbers = [_number(of_cell.get(word), ".3f") for word in ratios]
+        lines.append(row_of([cell, *shown, *numbers, _number(part, ".0%")]))
+    told = ["ms per step, median (least to most).", *_summary("Ratios", ratios)]
     told += _summary("Where attention is over half of the step", heavy)
     return "\n".join([*lines, "", " ".join(told)]) + "\n"
 
@@ -57,9 +65,15 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _summary(what: str, ratios: Iterable[float]) -> list[str]:
-    many = list(ratios)
-    if not many:
-        return []
-    mean = f"geometric mean {geometric_mean(many):.3f}, least {min(many):.3f}"
-    return [f"{what}: {mean} of {len(many)}."]
+def _ratio(ms: dict[str, list[float]], ours: str, number: Callable[[list[float]], float]) -> float:
+    """Return the best other's time over ours."""
+    return min(number(found) for name, found in ms.items() if name != ours) / number(ms[ours])
+
+
+def _summary(what: str, ratios: dict[str, list[float]]) -> list[str]:
+    return [
+        f"{what}, of {word}: geometric mean {geometric_mean(many):.3f}, least {min(many):.3f} "
+        f"of {len(many)}."
+        for word, many in ratios.items()
+        if many
+    ]

@@ -39,6 +39,8 @@ COMMAND = Command(
     peers=("fa3", "flashmla", "triton"),
     rows=(1, 8, 64),
     contexts=(1024, 8192, 32768),
+    rounds=1,  # engines take long to make
+    repeats=3,
 )
 _MOST_STEPS = 48  # more than in vLLM: moments are told across processes
 _LEADS = (32, 96, 224)  # tokens by which the first row may be ahead of the last

@@ -4,9 +4,9 @@
     python -m paged_mla_optimized.engines.vllm.tools.rate --table
 
 A cache is filled with random numbers by vLLM's own ``DecodeBenchConnector``, so that long contexts
-need no prefill. Requests of a cell are added once; each repeat is a window of their steps, host
-work included: full CUDA graphs, bf16, blocks of 64. Cells go to ``FOLDER/HEADS-BACKEND.json`` as
-they are timed; ``--table`` prints all that lie there as Markdown.
+need no prefill. A time is that of whole engine steps, host work included, in a window of them: full
+CUDA graphs, bf16, blocks of 64. Each round makes an engine of every backend. Cells go to
+``FOLDER/HEADS-BACKEND.json`` as they are timed; ``--table`` prints all that lie there as Markdown.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ COMMAND = Command(
     peers=("FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"),
     rows=(1, 8, 64, 256),
     contexts=(1024, 8192, 32768),
+    rounds=3,
+    repeats=1,
 )
-_WARM_STEPS, _MOST_STEPS = 6, 32
+_WARM_STEPS, _MOST_STEPS = 6, 160
 _BLOCK = 64
 _ROOM = 4 * _BLOCK  # of a row, for what it generates
 _CELL_SECONDS = 3.0  # few cells take longer
