@@ -72,23 +72,23 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     assert "-m paged_mla_optimized.engines.vllm.tools.rate --folder" in facts["command"]
 
 
-def test_backends_share_the_time(main, monkeypatch):
-    clock, given = [0.0], []
+def test_engines_share_the_time_that_is_left_once_they_are_made(main, monkeypatch):
+    clock, begun = [0.0], []
     monkeypatch.setattr(cells.time, "monotonic", lambda: clock[0])
 
-    def run(_model, backend, _options, use):
-        given.append((backend, use.__self__.deadline - clock[0]))
-        clock[0] += 10.0 if backend == "OURS" else given[-1][1]
+    class Slow(Timer):
+        def step_ms(self, cell, repeats):
+            clock[0] += 8.0
+            begun.append((cell, clock[0]))
+            return super().step_ms(cell, repeats)
 
-    main(run, "--seconds", "120")
-    assert given == [
-        ("OURS", 20.0),
-        ("A", 22.0),
-        ("B", 22.0),
-        ("OURS", 22.0),
-        ("A", 28.0),
-        ("B", 28.0),
-    ]
+    def run(_model, backend, _options, use):
+        clock[0] += 30.0 if backend == "OURS" else 0.0  # all that comes first
+        use(Slow())
+
+    main(run, "--seconds", "90", "--rounds", "1")
+    assert [str(cell) for cell, _ in begun] == ["8x16", "1x64", "1x16"] * 3
+    assert begun[2][1] == 30 + 3 * 8  # of a third of 60 s, begun in time
 
 
 def test_a_cell_for_which_no_time_is_left_is_not_begun(main, monkeypatch, tmp_path):

@@ -92,8 +92,7 @@ class Command:
         turns = [name for _ in range(options.rounds) for name in options.backends]
         end = time.monotonic() + options.seconds
         for number, backend in enumerate(turns):
-            left = (end - time.monotonic()) / (len(turns) - number)
-            timed[backend].begin(time.monotonic() + left)
+            timed[backend].begin(end, len(turns) - number)
             try:
                 run(model, backend, options, timed[backend].time)
             except Exception:  # the others are timed all the same
@@ -126,22 +125,24 @@ class _Cells:
 
     def __init__(self, backend: str, options: argparse.Namespace, facts: dict[str, Any]) -> None:
         self.backend, self.options = backend, options
-        self.start = self.deadline = 0.0
+        self.start, self.end, self.turns = 0.0, 0.0, 1
         self.path = options.folder / f"{options.heads}-{backend}.json"
         self.path.unlink(missing_ok=True)
         self.found: dict[str, Any] = {"facts": facts, "cells": {}}
 
-    def begin(self, deadline: float) -> None:
-        """Begin to make an engine."""
-        self.start, self.deadline = time.monotonic(), deadline
+    def begin(self, end: float, turns: int) -> None:
+        """Begin to make an engine: it shares the time until `end` with those that follow."""
+        self.start, self.end, self.turns = time.monotonic(), end, turns
 
     def time(self, timer: Timer) -> None:
         """Time every cell for which there is room and time, beside what earlier rounds found."""
         name = f"H {self.options.heads} {self.backend}"
-        print(f"{name}: made in {time.monotonic() - self.start:.0f} s", flush=True)
+        made = time.monotonic()
+        deadline = made + (self.end - made) / self.turns
+        print(f"{name}: made in {made - self.start:.0f} s", flush=True)
         for cell in cells_of(self.options):
             expected, start = timer.seconds(cell), time.monotonic()
-            if expected > self.deadline - start:
+            if expected > deadline - start:
                 print(f"{name} {cell}: left out, would take {expected:.0f} s", flush=True)
                 continue
             found = timer.step_ms(cell, self.options.repeats)
