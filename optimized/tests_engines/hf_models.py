@@ -44,7 +44,7 @@ class Size:
 
 
 TINY = Size(32, 16, 16, 16, 48, "cpu", torch.float16, 1)
-REAL = Size(512, 64, 128, 128, 512, "cuda", torch.bfloat16, 16)
+REAL = Size(512, 64, 128, 128, 576, "cuda", torch.bfloat16, 16)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
+import pickle
+from types import SimpleNamespace
+
 import pytest
 
-from paged_mla_optimized.engines.sglang.tools import check, rate
-from paged_mla_optimized.engines.sglang.tools.engine import ask
+from paged_mla_optimized.engines.sglang.tools import answer, check, rate
+from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask
 from paged_mla_optimized.engines.sglang.tools.scenes import (
     CONTEXT_LEN,
     LONGEST,
@@ -13,30 +19,50 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     YARDSTICK,
     prompts,
 )
+from paged_mla_optimized.engines.tools.cells import Cell
+from paged_mla_optimized.engines.tools.history import History
+from paged_mla_optimized.engines.tools.report import judge
 
 
 class Engine:
-    """Says token 7, and that 8 is less likely; a request takes `seconds` a token of `clock`."""
+    """Says token 7, and that 8 is less likely; steps take `ms` of `clock`, and rows begin apart."""
 
-    def __init__(self, clock=None):
-        self.clock = clock
+    def __init__(self, clock=None, ms=2.0, apart=3):
+        self.clock, self.ms, self.apart = clock, ms, apart
+        self.asked = []
 
-    def generate(self, *, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
-        if self.clock is not None:
-            self.clock[0] += 0.5 + 0.002 * sampling_params["max_new_tokens"]
+    def generate(self, *, input_ids, sampling_params, stream=False, **more):
+        self.asked.append((len(input_ids), len(input_ids[0]), stream))
+        if self.clock is None:
+            return self.answers(input_ids, sampling_params, **more)
+        if not stream:
+            self.clock[0] += 0.001 * len(input_ids)
             return []
+        return self.chunks(len(input_ids), sampling_params)
+
+    def chunks(self, rows, how):
+        most, every = how["max_new_tokens"], how["stream_interval"]
+        for step in range(1, most + self.apart * rows):
+            self.clock[0] += self.ms / 1e3
+            for row in range(rows):
+                tokens = step - self.apart * row
+                if tokens == most or (0 < tokens < most and tokens % every == 1):
+                    yield {"index": row, "meta_info": {"completion_tokens": tokens}}
+
+    def answers(self, input_ids, sampling_params, *, return_logprob, top_logprobs_num):
         assert return_logprob
-        answers = []
-        for prompt, how in zip(input_ids, sampling_params, strict=True):
-            count = how["max_new_tokens"]
-            meta = {
-                "output_token_logprobs": [(-0.1, 7, None)] * count,
-                "output_top_logprobs": [[(-0.1, 7, None), (-2.5, 8, None)]] * count,
-                "cached_tokens": len(prompt) - 1,
-            }
-            answers.append({"meta_info": meta})
         assert top_logprobs_num > 1
-        return answers
+        return [
+            {
+                "meta_info": {
+                    "output_token_logprobs": [(-0.1, 7, None)] * how["max_new_tokens"],
+                    "output_top_logprobs": [[(-0.1, 7, None), (-2.5, 8, None)]]
+                    * how["max_new_tokens"],
+                    "cached_tokens": len(prompt) - 1,
+                }
+            }
+            for prompt, how in zip(input_ids, sampling_params, strict=True)
+        ]
 
 
 def test_answers_and_hits():
@@ -45,10 +71,52 @@ def test_answers_and_hits():
     assert cached == 2
 
 
-def test_a_step_is_what_more_tokens_take(monkeypatch):
+@pytest.fixture
+def timer(monkeypatch):
+    """Return what makes a timer over an engine of a clock."""
     clock = [0.0]
     monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])
-    assert rate._step_ms(Engine(clock), 2, 16, 2) == pytest.approx([2.0, 2.0])
+    monkeypatch.setattr(rate.time, "monotonic", lambda: clock[0])
+
+    def make(contexts=(16, 64, 256), **how):
+        options = argparse.Namespace(layers=2, heads=4, contexts=contexts)
+        return rate._Timer(Engine(clock, **how), options, 4096)
+
+    return make
+
+
+def test_windows_of_rows_that_began_apart(timer):
+    assert timer(ms=2.0).step_ms(Cell(4, 64), 3) == pytest.approx([2.0] * 3)
+
+
+def test_rows_far_apart_are_given_more_tokens(timer):
+    made = timer(ms=100.0, apart=20)  # the first is done before the last begins, at first
+    assert made.step_ms(Cell(4, 16), 2) == pytest.approx([100.0] * 2)
+    with pytest.raises(RuntimeError, match="a row was done"):
+        timer(ms=100.0, apart=200).step_ms(Cell(4, 16), 2)
+
+
+def test_a_moment_that_is_missing_is_not_guessed():
+    assert rate.windows_ms([{1: 0.0, 7: 1.0, 13: 2.0}], 6, 1) == pytest.approx([1e3 / 6])
+    assert rate.windows_ms([{1: 0.0, 13: 2.0}], 6, 1) == []
+
+
+def test_prompts_are_cached_once(timer):
+    made = timer()
+    made.step_ms(Cell(2, 256), 1)
+    made.step_ms(Cell(2, 64), 1)
+    cached = [(rows, length) for rows, length, streams in made.engine.asked if not streams]
+    assert cached == [(1, 16), (1, 256), (2, 256)]
+    longer, shorter = rate.prompts_of(Cell(2, 256)), rate.prompts_of(Cell(2, 64))
+    assert [row[:64] for row in longer] == shorter
+    assert longer[0][0] != longer[1][0]
+
+
+def test_a_cell_is_expected_to_take_what_its_prompts_take(timer):
+    made = timer(contexts=[256])  # 1 ms
+    cached = made.seconds(Cell(1, 256))
+    assert made.seconds(Cell(3, 256)) == pytest.approx(cached + 2 * 0.001)
+    assert made.seconds(Cell(16, 256)) == math.inf
 
 
 def a_pass(largest=0.05, gap=0.0625):
@@ -59,8 +127,8 @@ def a_pass(largest=0.05, gap=0.0625):
     ("ours", "cached", "said"),
     [
         (a_pass(), 99, "as far apart as its own backends, or less"),
-        (a_pass(largest=0.07), 99, "beyond: largest 0.0700, among SGLang's own 0.0600"),
-        (a_pass(gap=1.0), 99, "beyond: gap 1.0000"),
+        (a_pass(largest=0.07), 99, "beyond: largest 0.0700, the engine's own are 0.0600 apart"),
+        (a_pass(gap=0.125), 99, "beyond: gap 0.1250"),
         (a_pass(), 0, "no prefix was hit"),
         (None, 0, "no answer of paged_mla"),
     ],
@@ -68,15 +136,89 @@ def a_pass(largest=0.05, gap=0.0625):
 def test_a_scene_is_good_or_says_why_not(capsys, ours, cached, said):
     runs = [{"run": "triton again", "passes": [a_pass(0.06)]}, {"run": "fa3", "error": "Tr\nno"}]
     mine = {"passes": [a_pass(), ours], "cached_tokens": [0, cached]} if ours else {"error": "no"}
-    assert check.tell("graphs", [*runs, {"run": "paged_mla", **mine}]) == said.startswith("as")
+    found = {"runs": [*runs, {"run": "paged_mla", **mine}], "own": [a_pass(0.06)]}
+    problems = judge({"graphs": found}, "paged_mla", SCENES, check.problem_of)
+    assert (problems == {"graphs": ""}) == said.startswith("as")
     assert said in capsys.readouterr().out
+
+
+@pytest.fixture
+def engines(monkeypatch, tmp_path):
+    """Processes of engines that say all steps alike; fa3's ends with an error."""
+    asked = []
+
+    def run_apart(_module, stem, folder, options, _deadline):
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        asked.append(stem)
+        if stem in broken or given.get("--backend") == "fa3":
+            (folder / f"{stem}.log").write_text("ImportError: no FA3\nReceived sigquit\n")
+            return {}
+        steps = [[{7: -0.1, 8: -2.5}] * 2]
+        history = History([[1]], [[7, 7]], steps)
+        begins = "--backend" not in given
+        found = (history, [steps]) if begins else [steps, steps]
+        (folder / f"{stem}.pickle").write_bytes(pickle.dumps(found))
+        run = {"passes": [a_pass()], "cached_tokens": [0, 9]}
+        return run | {"run": "triton again" if begins else given["--backend"]}
+
+    broken: list[str] = []
+    monkeypatch.setattr(check, "run_apart", run_apart)
+    options = argparse.Namespace(folder=tmp_path, seconds=60, tokens=2, jobs=1)
+    return SimpleNamespace(asked=asked, broken=broken, options=options)
+
+
+def test_scenes_of_one_model_share_a_history_and_ours_is_asked_first(engines):
+    found = check.ask(["graphs", "eager", "page-16"], engines.options)
+    assert engines.asked[:2] == ["history-h16-p64-auto", "history-h16-p16-auto"]
+    assert engines.asked[2:5] == ["graphs-paged_mla", "eager-paged_mla", "page-16-paged_mla"]
+    assert len(engines.asked) == 5 + 3 + 3 + 2
+    assert list(found) == ["graphs", "eager", "page-16"]
+
+
+def test_an_engine_that_ends_its_process_leaves_the_others(engines):
+    runs = {run["run"]: run for run in check.ask(["graphs"], engines.options)["graphs"]["runs"]}
+    assert list(runs) == ["triton again", "paged_mla", "triton", "fa3", "flashmla"]
+    assert runs["fa3"] == {"run": "fa3", "error": "ImportError: no FA3"}
+    assert "error" not in runs["flashmla"]
+    written = json.loads((engines.options.folder / "graphs.json").read_text())
+    names = {pair[side].split()[0] for pair in written["own"] for side in ("first", "second")}
+    assert names == {"history", "triton", "flashmla"}
+
+
+def test_without_a_history_nobody_is_asked(engines, capsys):
+    engines.broken.append("history-h16-p64-auto")
+    found = check.ask(["graphs"], engines.options)
+    assert engines.asked == ["history-h16-p64-auto"]
+    assert judge(found, "paged_mla", SCENES, check.problem_of)["graphs"]
+    assert "ImportError: no FA3" in capsys.readouterr().out
+
+
+def test_a_silent_log_is_a_reason_too(tmp_path):
+    (tmp_path / "log").write_text("")
+    assert check.reason(tmp_path / "log") == "silence"
+
+
+def test_flashmla_is_asked_for_decode_rows_alone(tmp_path):
+    """Its prompts would go to kernels that FlashInfer compiles."""
+    found = arguments(tmp_path, "flashmla", "graphs")
+    assert (found["attention_backend"], found["decode_attention_backend"]) == ("fa3", "flashmla")
+    assert "decode_attention_backend" not in arguments(tmp_path, "fa3", "graphs")
+
+
+def test_a_draft_model_is_a_v2(tmp_path, monkeypatch):
+    """SGLang takes a V3 that drafts for its layers of further tokens alone."""
+    monkeypatch.setattr(answer, "build_model", lambda folder, family="v3", **_: folder / family)
+    assert answer.given(SCENES["draft-model"], "fa3", tmp_path)[
+        "speculative_draft_model_path"
+    ].endswith("v2")
+    assert "speculative_draft_model_path" not in answer.given(SCENES["chain"], "fa3", tmp_path)
 
 
 def test_scenes_hold_what_they_ask():
     many = prompts()
     assert max(map(len, many)) == LONGEST
     assert LONGEST + 64 < CONTEXT_LEN
-    assert sum(map(len, many)) + 64 * len(many) < check._POOL
+    assert sum(map(len, many)) + 64 * len(many) < answer.POOL
     for name, scene in SCENES.items():
         assert YARDSTICK in scene.peers, name
         breadth = scene.arguments.get("speculative_ngram_max_bfs_breadth")

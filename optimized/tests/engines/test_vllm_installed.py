@@ -301,7 +301,7 @@ def test_an_unknown_choice_is_refused(make):
 @pytest.mark.parametrize("name", SCENES)
 def test_it_knows_the_arguments_of_a_scene(name):
     """Names alone: what they mean is asked where there is a GPU."""
-    given = check._given(Path("model"), SCENES[name], NAME)
+    given = check._given((Path("model"), Path("drafts")), SCENES[name], NAME)
     taken = inspect.signature(EngineArgs).parameters
     assert set(given) <= set(taken)
     described = inspect.signature(CompilationConfig).parameters

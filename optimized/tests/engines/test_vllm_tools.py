@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 
 from paged_mla_optimized.engines.tools.follow import distance, follow
+from paged_mla_optimized.engines.tools.history import History, pairs
+from paged_mla_optimized.engines.tools.report import judge, page
+from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools import check, rate
-from paged_mla_optimized.engines.vllm.tools.scenes import LONGEST, MAX_MODEL_LEN, SCENES, prompts
+from paged_mla_optimized.engines.vllm.tools.scenes import (
+    LONGEST,
+    MAX_MODEL_LEN,
+    SCENES,
+    SCENES_OF_TWO_GPUS,
+    prompts,
+)
 
 
 def engine_that_says(thinks):
@@ -71,59 +79,97 @@ def a_pass(largest=0.05, gap=0.0625):
     }
 
 
-def runs(ours, **counts):
-    mine = {"preemptions": 1, "plans_of_several_tokens": 5, "cached_tokens": [0, 99]} | counts
-    return [
-        {"run": "TRITON_MLA again", "passes": [a_pass(0.06)]},
-        {"run": "FLASHMLA", "passes": [a_pass(), a_pass()]},
+def a_scene(ours, own=0.06, **counts):
+    mine = {"preemptions": 1, "steps_with_drafts": 5, "cached_tokens": [0, 99]} | counts
+    runs = [
+        {"run": "TRITON_MLA again", "passes": [a_pass(0.04)]},
         {"run": "CUSTOM", "passes": [a_pass(), ours], **mine},
     ]
+    return {"runs": runs, "own": [a_pass(own), a_pass()]}
 
 
 @pytest.mark.parametrize(
     ("name", "ours", "counts", "said"),
     [
         ("full", a_pass(), {}, "as far apart as its own backends, or less"),
-        ("fp8-block-16", a_pass(largest=0.07), {}, "as far apart as"),
-        ("full", a_pass(largest=0.07), {}, "beyond: largest 0.0700, among vLLM's own 0.0600"),
-        ("full", a_pass(gap=1.0), {}, "beyond: gap 1.0000"),
+        (
+            "full",
+            a_pass(largest=0.07),
+            {},
+            "beyond: largest 0.0700, the engine's own are 0.0600 apart",
+        ),
+        ("full", a_pass(gap=0.125), {}, "beyond: gap 0.1250"),
         ("full", a_pass(), {"cached_tokens": [0, 0]}, "no prefix was hit"),
         ("preemption", a_pass(), {"preemptions": 0}, "nothing was preempted"),
-        ("ngram", a_pass(), {"plans_of_several_tokens": 0}, "no drafts were verified"),
+        ("ngram", a_pass(), {"steps_with_drafts": 0}, "no drafts were verified"),
     ],
 )
 def test_a_scene_is_good_or_says_why_not(capsys, name, ours, counts, said):
-    steps, good = check._tell(name, runs(ours, **counts))
+    problems = judge({name: a_scene(ours, **counts)}, NAME, SCENES, check.problem_of)
     assert said in capsys.readouterr().out
-    assert good == said.startswith("as far")
-    assert steps == 2 * 896
+    assert (problems == {name: ""}) == said.startswith("as far")
 
 
-def test_a_scene_without_our_answer_is_not_good(capsys):
-    found = [*runs(a_pass())[:2], {"run": "CUSTOM", "error": "Traceback\nValueError: no"}]
-    assert check._tell("full", found) == (0, False)
-    assert "ValueError: no" in capsys.readouterr().out
+@pytest.mark.parametrize(("other", "good"), [("eager", True), ("heads-128", False), ("fp8", False)])
+def test_scenes_of_the_same_model_and_cache_say_how_far_is_near(other, good):
+    found = {"full": a_scene(a_pass(largest=0.07)), other: a_scene(a_pass(), own=0.08)}
+    problems = judge(found, NAME, SCENES, check.problem_of)
+    assert (problems["full"] == "") == good
+
+
+@pytest.mark.parametrize(
+    "found", [{"runs": [{"run": "CUSTOM", "error": "Traceback\nValueError: no"}]}, {}]
+)
+def test_a_scene_without_our_answer_is_not_good(capsys, found):
+    problems = judge({"full": found}, NAME, SCENES, check.problem_of)
+    assert problems == {"full": "no answer of CUSTOM: see full.log"}
+    assert ("ValueError: no" in capsys.readouterr().out) == bool(found)
+
+
+def test_every_two_passes_of_own_backends_are_compared():
+    """The history's own logprobs are one of them."""
+    history = History([[9]], [[1]], [[{1: -0.5}]])
+    own = {"FLASHMLA": [[[{1: -0.6}]], [[{1: -0.9}]]]}
+    found = {(p["first"], p["second"]): round(p["largest"], 3) for p in pairs(history, own)}
+    assert found == {
+        ("history", "FLASHMLA 0"): 0.1,
+        ("history", "FLASHMLA 1"): 0.4,
+        ("FLASHMLA 0", "FLASHMLA 1"): 0.3,
+    }
+
+
+def test_a_page_has_every_scene_and_what_failed():
+    """Scenes of several runs stand side by side, each with the commit that it was run at."""
+    facts = {"engine": "vllm 0.25.0", "device": "H200", "torch": "2.11", "triton": "3.6"}
+    facts |= {"date": "2026-01-01", "commit": "abc"}
+    full = a_scene(a_pass(largest=0.07)) | {"facts": facts, "problem": "beyond: largest 0.0700"}
+    shown = page({"full": full, "fp8": {"facts": facts, "problem": "no answer"}}, NAME)
+    assert "vllm 0.25.0, H200, torch 2.11, triton 3.6, 2026-01-01\n" in shown
+    assert "| full | 896; 896 | 0.0500; 0.0700 |" in shown
+    assert "| 0.0600 | 0.0625 | abc |" in shown
+    assert shown.endswith("full: beyond: largest 0.0700\nfp8: no answer\n")
 
 
 def test_scenes_hold_what_they_ask():
     many = prompts()
     assert max(map(len, many)) == LONGEST
     assert max(map(len, many)) + 64 <= MAX_MODEL_LEN
-    for name, scene in SCENES.items():
+    for name, scene in (SCENES | SCENES_OF_TWO_GPUS).items():
         assert (scene.drafts > 0) == bool(scene.speculation), name
         held = scene.arguments.get("num_gpu_blocks_override", 10**9) * scene.block_size
         assert scene.preempts == (held < sum(map(len, many))), name
         assert held >= MAX_MODEL_LEN  # or vLLM refuses to start
 
 
-def test_a_table_of_rates(tmp_path):
-    for name, cells in (
-        ("CUSTOM", {"1x1024": [2.0, 1.0, 4.0], "8x1024": [4.0]}),
-        ("FLASHMLA", {"1x1024": [3.0, 3.0, 3.0], "8x1024": [5.0]}),
-        ("TRITON_MLA", {"1x1024": [9.0]}),
-    ):
-        (tmp_path / f"128-{name}.json").write_text(json.dumps(cells))
-    shown = rate.table(tmp_path, "128")
-    assert "| 1x1024 | 2.000 (1.000 to 4.000) | 3.000 (3.000 to 3.000) | 9.000" in shown
-    assert "| 8x1024 | 4.000 (4.000 to 4.000) | 5.000 (5.000 to 5.000) |  | 1.250 |" in shown
-    assert "geometric mean 1.369, least 1.250" in shown
+@pytest.mark.parametrize(("ms", "steps"), [(1.0, 160), (20.0, 20), (100.0, 6)])
+def test_a_window_is_long_enough_and_no_longer(monkeypatch, ms, steps):
+    clock, taken = [0.0], []
+    monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])
+
+    def step():
+        clock[0] += ms / 1e3
+        taken.append(1)
+        return [None] * 8
+
+    assert rate.window_ms(step, 8) == pytest.approx(ms)
+    assert len(taken) == steps

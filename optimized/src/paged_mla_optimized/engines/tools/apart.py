@@ -23,6 +23,7 @@ def options_of(
     parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
     parser.add_argument("--seconds", type=float, default=270, help="then what runs is ended")
     parser.add_argument("--folder", type=Path, default=Path(folder))
+    parser.add_argument("--out", type=Path, metavar="STEM", help="add to STEM.json and STEM.md")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.scenes = options.scenes or list(scenes)
@@ -32,7 +33,7 @@ def options_of(
     return options
 
 
-def run_scenes(module: str, options: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+def run_scenes(module: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Run a command's scenes, some at a time; yield what each had found, as they end in turn."""
     deadline = time.monotonic() + options.seconds
     given = ["--here", "--tokens", str(options.tokens)]
@@ -44,7 +45,7 @@ def run_scenes(module: str, options: argparse.Namespace) -> Iterator[list[dict[s
 
 def run_apart(
     module: str, name: str, folder: Path, options: list[str], deadline: float
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     """Run a command's scene; return what it had found when it ended.
 
     Parameters
@@ -68,4 +69,5 @@ def run_apart(
             subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
         except subprocess.TimeoutExpired:
             print(f"{name}: ended, out of time")
-    return json.loads(path.read_text()) if path.exists() else []
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found

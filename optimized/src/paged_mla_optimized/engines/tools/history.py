@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import asdict
@@ -37,7 +38,7 @@ def prompts(longest: int) -> list[list[int]]:
     return [*map(tokens, lengths), [*shared, 5, 6, 7], [*shared, 9], loop]
 
 
-def begin(ask: Ask, many: list[list[int]], tokens: int) -> tuple[History, dict[str, Any]]:
+def begin(ask: Ask, many: list[list[int]], tokens: int) -> tuple[History, Followed]:
     """Return a history of so many tokens for each prompt, and a pass over it by its engine."""
     answers, _ = ask(many, [tokens] * len(many))
     history = History(
@@ -48,7 +49,22 @@ def begin(ask: Ask, many: list[list[int]], tokens: int) -> tuple[History, dict[s
     return history, passes(ask, history, 1)
 
 
-def passes(ask: Ask, history: History, count: int) -> dict[str, Any]:
+class Followed(NamedTuple):
+    """What an engine thought of a history, pass by pass.
+
+    Parameters
+    ----------
+    numbers : dict
+        How far each pass is from the history's own logprobs, and prompt tokens that were cached.
+    logprobs : list
+        Of each pass, request and step.
+    """
+
+    numbers: dict[str, Any]
+    logprobs: list[list[list[Logprobs]]]
+
+
+def passes(ask: Ask, history: History, count: int) -> Followed:
     """Follow a history so many times: the first time of an engine nothing is cached."""
     hits: list[int] = []
 
@@ -60,10 +76,28 @@ def passes(ask: Ask, history: History, count: int) -> dict[str, Any]:
     found, cached = [], []
     for _ in range(count):
         hits.clear()
-        steps = follow(generate, history.prompts, history.tokens)
-        found.append(asdict(distance(history.tokens, history.logprobs, steps)))
+        found.append(follow(generate, history.prompts, history.tokens))
         cached.append(hits[0])
-    return {"passes": found, "cached_tokens": cached}
+    apart = [asdict(distance(history.tokens, history.logprobs, steps)) for steps in found]
+    return Followed({"passes": apart, "cached_tokens": cached}, found)
+
+
+def pairs(history: History, own: dict[str, list[list[list[Logprobs]]]]) -> list[dict[str, Any]]:
+    """Return how far every two passes of an engine's own backends are apart.
+
+    Parameters
+    ----------
+    history : History
+        Its own logprobs are a pass too.
+    own : dict
+        Passes by backend.
+    """
+    many = [("history", history.logprobs)]
+    many += [(f"{name} {number}", one) for name in own for number, one in enumerate(own[name])]
+    return [
+        {"first": first, "second": second, **asdict(distance(history.tokens, one, other))}
+        for (first, one), (second, other) in itertools.combinations(many, 2)
+    ]
 
 
 def told(run: dict[str, Any]) -> str:
@@ -74,16 +108,14 @@ def told(run: dict[str, Any]) -> str:
     )
 
 
-def passes_of(runs: list[dict[str, Any]], ours: str) -> tuple[list[Any], list[Any]]:
-    """Return the passes of the backend `ours`, and those of all others."""
-    mine = [p for run in runs if run["run"] == ours for p in run.get("passes", [])]
-    return mine, [p for run in runs if run["run"] != ours for p in run.get("passes", [])]
+def beyond(ours: list[dict[str, Any]], own: list[dict[str, Any]]) -> str:
+    """Return in what our passes are further from the yardstick than any own two, or nothing.
 
-
-def beyond(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], whose: str) -> str:
-    """Return in what our passes are further from the yardstick than all others, or nothing."""
-    for word in ("largest", "gap"):
-        mine, most = max(p[word] for p in ours), max(p[word] for p in theirs)
-        if mine > most:
-            return f"beyond: {word} {mine:.4f}, among {whose}'s own {most:.4f}"
+    Likeliest tokens may differ where they tie: where both logprobs may have moved that far.
+    """
+    most = max(p["largest"] for p in own)
+    for word, bound in (("largest", most), ("gap", 2 * most)):
+        mine = max(p[word] for p in ours)
+        if mine > bound:
+            return f"beyond: {word} {mine:.4f}, the engine's own are {most:.4f} apart"
     return ""

@@ -14,7 +14,9 @@ LOGIT_GAIN = 4.0  # logits of a few units: some steps are decided, others nearly
 QUERY_GAIN, OUTPUT_GAIN = 1.5, 3.0  # attention is selective, and is heard
 
 
-def build_model(folder: Path, *, heads: int, layers: int, mtp: bool = False) -> Path:
+def build_model(
+    folder: Path, *, heads: int, layers: int, mtp: bool = False, family: str = "v3"
+) -> Path:
     """Write config.json and weights once; return their folder.
 
     Every tensor that attention sees has the scale of a trained one.
@@ -26,22 +28,24 @@ def build_model(folder: Path, *, heads: int, layers: int, mtp: bool = False) -> 
     heads, layers : int
     mtp : bool
         With a layer that drafts the next token, of random weights as all others.
+    family : str
+        What it says it is: "v3", or "v2", which without experts is the same model.
     """
-    home = folder.absolute() / f"h{heads}-l{layers}{'-mtp' if mtp else ''}"
+    home = folder.absolute() / f"{family}-h{heads}-l{layers}{'-mtp' if mtp else ''}"
     if (home / "config.json").exists():
         return home
     from safetensors.torch import save_file  # comes with engines
 
     home.mkdir(parents=True, exist_ok=True)
     save_file(_weights(heads, layers, mtp=mtp), home / "model.safetensors", {"format": "pt"})
-    (home / "config.json").write_text(json.dumps(_config(heads, layers, mtp=mtp)))
+    (home / "config.json").write_text(json.dumps(_config(family, heads, layers, mtp=mtp)))
     return home
 
 
-def _config(heads: int, layers: int, *, mtp: bool) -> dict[str, object]:
+def _config(family: str, heads: int, layers: int, *, mtp: bool) -> dict[str, object]:
     return {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
+        "architectures": [f"Deepseek{family.upper()}ForCausalLM"],
+        "model_type": f"deepseek_{family}",
         "torch_dtype": "bfloat16",
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,

@@ -1,133 +1,123 @@
 """Generate with SGLang through this backend and through SGLang's own, at the same histories.
 
-    python -m paged_mla_optimized.engines.sglang.tools.check [SCENE ...] [--jobs 3] [--folder out]
+    python -m paged_mla_optimized.engines.sglang.tools.check [SCENE ...] [--jobs 12] [--folder out]
 
-Every scene of ``scenes.py`` runs in a process of its own. Its history is what the yardstick
-generates, eagerly and with no drafts. Then each backend, in the scene's graphs, speculation and
-cache, says what it thinks of every step: once with an empty prefix cache and once with hits. A line
-has, for each of the two, the largest and the median difference of logprobs to the yardstick, the
-steps whose likeliest token differs, and the largest gap there. All numbers are in
-``FOLDER/SCENE.json``. The exit status is 1 if a scene failed, or was beyond what SGLang's own
-backends are apart.
+Every engine runs in a process of its own (``answer.py``), several at a time: times mean nothing
+then. The history of a scene is what the yardstick generates for its model and cache, eagerly and
+with no drafts. Then each backend, in the scene's graphs, speculation and cache, says what it thinks
+of every step: once with an empty prefix cache and once with hits. A line has, for each of the two,
+the largest and the median difference of logprobs to the yardstick, the steps whose likeliest token
+differs, and the largest gap there. All numbers are in ``FOLDER/SCENE.json``, also of every two
+passes of SGLang's own backends. The exit status is 1 if a scene failed, or was further from the
+yardstick than any two of those are from each other, in all scenes of the same model and cache.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import pickle
 import sys
 import time
-import traceback
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from paged_mla_optimized.engines.sglang.registration import NAME
-from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask, run_engine
-from paged_mla_optimized.engines.sglang.tools.scenes import (
-    CONTEXT_LEN,
-    SCENES,
-    YARDSTICK,
-    Scene,
-    prompts,
-)
-from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
-from paged_mla_optimized.engines.tools.history import begin, beyond, passes, passes_of, told
-from paged_mla_optimized.engines.tools.model import build_model
+from paged_mla_optimized.engines.sglang.tools.answer import models
+from paged_mla_optimized.engines.sglang.tools.scenes import SCENES, Scene
+from paged_mla_optimized.engines.tools.apart import options_of, run_apart
+from paged_mla_optimized.engines.tools.history import pairs
+from paged_mla_optimized.engines.tools.report import judge, write
 
-_MODULE = "paged_mla_optimized.engines.sglang.tools.check"
-_LAYERS = 4
-_ROWS = 16
-_POOL = 65_536  # tokens
+_ANSWER = "paged_mla_optimized.engines.sglang.tools.answer"
+
+Run: TypeAlias = dict[str, Any]
+"""What an engine said, or the ``error`` that ended it."""
 
 
 def main() -> int:
-    """Run scenes, or one of them in this process."""
-    options = options_of(__doc__, SCENES, jobs=3, folder="out/sglang")
-    names = options.scenes
-    if options.here:
-        [name] = names
-        run_scene(name, options.folder, options.tokens)
-        return 0
-    for scene in (SCENES[name] for name in names):  # once, not in each process
-        build_model(options.folder, heads=scene.heads, layers=_LAYERS)
-    results = run_scenes(_MODULE, options)
-    failed = [name for name, runs in zip(names, results, strict=True) if not tell(name, runs)]
+    """Ask the engines of scenes, and compare."""
+    options = options_of(__doc__, SCENES, jobs=12, folder="out/sglang")
+    for name in options.scenes:  # once, not in each process
+        models(SCENES[name], options.folder)
+    results = ask(options.scenes, options)
+    problems = judge(results, NAME, SCENES, problem_of)
+    failed = [name for name, problem in problems.items() if problem]
     print(f"beyond or failed: {', '.join(failed) or 'none'}")
+    if options.out:
+        write(options.out, "sglang", NAME, results, problems)
     return 1 if failed else 0
 
 
-def run_scene(name: str, folder: Path, tokens: int) -> None:
-    """Run one scene in this process; write what was found after each of its engines."""
-    scene = SCENES[name]
-    model = build_model(folder, heads=scene.heads, layers=_LAYERS)
-    plain = Scene(
-        mode="eager",
-        heads=scene.heads,
-        page_size=scene.page_size,
-        kv_cache_dtype=scene.kv_cache_dtype,
-    )
+def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Have histories begun, and followed: by ours in every scene before any other backend."""
+    folder, deadline = options.folder, time.monotonic() + options.seconds
 
-    history, again = run_engine(
-        _given(model, plain, YARDSTICK),
-        lambda engine: begin(partial(ask, engine), prompts(), tokens),
-    )
-    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
-    for backend in (NAME, *scene.peers):  # one that cannot start may end this process
-        before = time.monotonic()
-        try:
-            found = run_engine(
-                _given(model, scene, backend),
-                lambda engine: passes(partial(ask, engine), history, 2),
-            )
-            runs.append({"run": backend, **found})
-        except Exception:  # the others are asked all the same
-            runs.append({"run": backend, "error": traceback.format_exc()[-1500:]})
-        runs[-1]["seconds"] = round(time.monotonic() - before, 1)
-        (folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
+    def run(stem: str, name: str, *more: str) -> Run:
+        found = run_apart(_ANSWER, stem, folder, ["--scene", name, *more], deadline)
+        return found or {"error": reason(folder / f"{stem}.log")}
 
+    def begin(history: str) -> Run:
+        return run(history, scene_of[history], "--tokens", str(options.tokens))
 
-def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
-    """Return what the engine of a scene is made with."""
-    more = dict(scene.arguments)
-    if scene.has_draft_model:
-        more["speculative_draft_model_path"] = str(model)
-    return arguments(
-        model,
-        backend,
-        scene.mode,
-        page_size=scene.page_size,
-        kv_cache_dtype=scene.kv_cache_dtype,
-        context_length=CONTEXT_LEN,
-        max_running_requests=_ROWS,
-        cuda_graph_max_bs_decode=_ROWS,
-        chunked_prefill_size=2048,
-        max_total_tokens=_POOL,
-        mem_fraction_static=0.3,  # the pool is smaller; engines run side by side
-        **more,
-    )
+    def follow(job: tuple[str, str]) -> Run:
+        name, backend = job
+        history = SCENES[name].history
+        if "error" in begun[history]:
+            return {"error": "no history"}
+        given = ["--backend", backend, "--history", str(folder / f"{history}.pickle")]
+        return run(f"{name}-{backend}", name, *given)
+
+    scene_of = {SCENES[name].history: name for name in names}
+    jobs = [(name, NAME) for name in names]
+    jobs += [(name, peer) for name in names for peer in SCENES[name].peers]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        begun = dict(zip(scene_of, pool.map(begin, scene_of), strict=True))
+        told = dict(zip(jobs, pool.map(follow, jobs), strict=True))
+    return {
+        name: compare(
+            name,
+            begun[SCENES[name].history],
+            {backend: told[name, backend] for backend in (NAME, *SCENES[name].peers)},
+            folder,
+        )
+        for name in names
+    }
 
 
-def tell(name: str, runs: list[dict[str, Any]]) -> bool:
-    """Print a scene; return whether it is good."""
-    for run in runs:
-        if "error" in run:
-            print(f"{name:10} {run['run']:13} failed: {run['error'].splitlines()[-1][:120]}")
-            continue
-        print(f"{name:10} {run['run']:13} {run['passes'][0]['steps']} {told(run)}")
-    problem = _problem(runs)
-    print(f"{name:10} {problem or 'as far apart as its own backends, or less'}")
-    return not problem
+def reason(log: Path) -> str:
+    """Return the last line of a log that names an error, or its last line."""
+    lines = log.read_text(errors="replace").split("\n")
+    said = [line for line in lines if line.strip()]
+    return next((line for line in reversed(said) if "Error" in line), (said or ["silence"])[-1])
 
 
-def _problem(runs: list[dict[str, Any]]) -> str:
-    """Return what is wrong with a scene, or nothing."""
-    ours, theirs = passes_of(runs, NAME)
-    if not ours or not theirs:
-        return f"no answer of {NAME} or of others: see the log"
-    [run] = [run for run in runs if run["run"] == NAME]
-    if run["cached_tokens"][1] == 0:
-        return "no prefix was hit"
-    return beyond(ours, theirs, "SGLang")
+def compare(name: str, begun: Run, told: dict[str, Run], folder: Path) -> dict[str, Any]:
+    """Return a scene's runs and how far its own backends are apart, and write them."""
+
+    def logprobs(stem: str) -> Any:
+        return pickle.loads((folder / f"{stem}.pickle").read_bytes())
+
+    runs = [{"run": "history"} | begun]
+    runs += [{"run": backend} | run for backend, run in told.items()]
+    found: dict[str, Any] = {"runs": runs, "own": []}
+    if "error" not in begun:
+        history, again = logprobs(SCENES[name].history)
+        own = {
+            backend: logprobs(f"{name}-{backend}")
+            for backend, run in told.items()
+            if backend != NAME and "error" not in run
+        }
+        found["own"] = pairs(history, {begun["run"]: again} | own)
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+    return found
+
+
+def problem_of(_scene: Scene, ours: Run) -> str:
+    """Return what is wrong with our run of a scene, or nothing."""
+    return "no prefix was hit" if ours["cached_tokens"][1] == 0 else ""
 
 
 if __name__ == "__main__":

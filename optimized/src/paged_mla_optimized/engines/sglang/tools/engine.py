@@ -13,6 +13,15 @@ T = TypeVar("T")
 
 LIKELIEST = 8
 MODES = ("eager", "graphs")
+DECODE_ALONE: dict[str, dict[str, Any]] = {
+    "flashmla": {
+        "attention_backend": "fa3",
+        "decode_attention_backend": "flashmla",
+        "speculative_attention_mode": "decode",  # it verifies too
+    }
+}
+"""Backends that are asked for decode rows: SGLang's default on Hopper takes their prompts, which
+they would hand to kernels of another package, compiled as they are first used."""
 
 
 def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str, Any]:
@@ -22,7 +31,7 @@ def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str,
     ----------
     model : Path
     backend : str
-        Name in SGLang's registry.
+        Name in SGLang's registry; see :data:`DECODE_ALONE`.
     mode : str
         One of :data:`MODES`.
     """
@@ -37,7 +46,14 @@ def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str,
         "disable_cuda_graph": mode == "eager",
         "disable_prefill_cuda_graph": True,
     }
-    return found | changes
+    return found | DECODE_ALONE.get(backend, {}) | changes
+
+
+def survive(*_signal: Any) -> None:
+    """Handle the signal of an engine that cannot start: then SGLang raises an error.
+
+    By default it would end this process. It does in any case where an engine fails at work.
+    """
 
 
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:

@@ -1,101 +1,163 @@
 """Time decode steps of SGLang through this backend and through its own, alone on the machine.
 
     python -m paged_mla_optimized.engines.sglang.tools.rate --heads 128 --backends paged_mla fa3
+    python -m paged_mla_optimized.engines.sglang.tools.rate --table
 
-Prompts are cached by a first call; then the same rows generate few tokens and many: the difference
-is of whole engine steps, host work included. CUDA graphs, bf16, pages of 64. Cells go to
-``FOLDER/HEADS-BACKEND.json`` as they are timed.
+The prompt of a row is cached once: those of shorter contexts begin it. Rows then generate, and tell
+of every so many tokens: between two such moments lies a window of whole engine steps, host work
+included. CUDA graphs, bf16, pages of 64. Cells go to ``FOLDER/HEADS-BACKEND.json`` as they are
+timed; ``--table`` prints all that lie there as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
+import math
 import sys
 import time
-import traceback
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paged_mla_optimized.engines.sglang.registration import NAME
-from paged_mla_optimized.engines.sglang.tools.engine import arguments, run_engine
-from paged_mla_optimized.engines.tools.model import VOCAB, build_model
+from paged_mla_optimized.engines.sglang.tools.engine import arguments, run_engine, survive
+from paged_mla_optimized.engines.tools.cells import (
+    ENOUGH_SECONDS,
+    LEAST_STEPS,
+    Cell,
+    Command,
+    Timer,
+    token_bytes,
+)
+from paged_mla_optimized.engines.tools.model import NOPE, ROPE, VALUE, VOCAB
 
-PEERS = ("fa3", "flashmla", "triton")
-_FEW, _MANY = 8, 72
+COMMAND = Command(
+    engine="sglang",
+    ours=NAME,
+    peers=("fa3", "flashmla", "triton"),
+    rows=(1, 8, 64),
+    contexts=(1024, 8192, 32768),
+    rounds=1,  # engines take long to make
+    repeats=3,
+)
+_MOST_STEPS = 48  # more than in vLLM: moments are told across processes
+_LEADS = (32, 96, 224)  # tokens by which the first row may be ahead of the last
 _PAGE = 64
+_ROOM = 8 * _PAGE  # of a row, for what it generates
+_FIXED_SECONDS = 2.0  # of a cell whose prompts are cached
 
 
-def main() -> int:
-    """Time cells."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--backends", nargs="+", default=[NAME, *PEERS])
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=250, help="then no further cell is begun")
-    parser.add_argument("--folder", type=Path, default=Path("out/sglang-rate"))
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + options.seconds
-    model = build_model(options.folder, heads=options.heads, layers=options.layers)
-    for backend in options.backends:
-        try:
-            _time_backend(model, backend, options, deadline)
-        except Exception:  # the others are timed all the same
-            print(f"{backend}: {traceback.format_exc()[-900:]}", flush=True)
-    return 0
+def run(
+    model: Path, backend: str, options: argparse.Namespace, use: Callable[[Timer], None]
+) -> None:
+    """Make an engine whose cache holds the largest cell, or takes most of the memory."""
+    import torch
 
-
-def _time_backend(model: Path, backend: str, options: argparse.Namespace, deadline: float) -> None:
-    longest = max(options.contexts) + _MANY + _PAGE
+    free, _ = torch.cuda.mem_get_info()
+    longest = max(options.contexts) + _ROOM
+    tokens = min(max(options.rows) * longest, int(0.6 * free) // token_bytes(options.layers))
     given = arguments(
         model,
         backend,
         "graphs",
         page_size=_PAGE,
-        context_length=longest + _PAGE,
+        context_length=longest,
         max_running_requests=max(options.rows),
         cuda_graph_bs_decode=sorted(options.rows),
         chunked_prefill_size=8192,
-        max_total_tokens=-(-max(options.rows) * (longest + _PAGE) // _PAGE) * _PAGE,
+        max_total_tokens=tokens // _PAGE * _PAGE,
         mem_fraction_static=0.8,
+        custom_sigquit_handler=survive,  # other backends follow in this process
     )
-    cells: dict[str, list[float]] = {}
 
     def time_cells(engine: Any) -> None:
-        for context in options.contexts:
-            for rows in options.rows:
-                if time.monotonic() > deadline:
-                    print(f"{backend} {rows}x{context}: no time left", flush=True)
-                    continue
-                found = _step_ms(engine, rows, context, options.repeats)
-                cells[f"{rows}x{context}"] = found
-                path = options.folder / f"{options.heads}-{backend}.json"
-                path.write_text(json.dumps(cells, indent=1))
-                told = " ".join(f"{ms:.3f}" for ms in found)
-                print(f"H {options.heads} {backend} {rows}x{context}: {told} ms", flush=True)
+        use(_Timer(engine, options, tokens // _PAGE * _PAGE))
 
     run_engine(given, time_cells)
 
 
-def _step_ms(engine: Any, rows: int, context: int, repeats: int) -> list[float]:
-    """Return the milliseconds of a step of so many rows, once for each repeat."""
-    prompts = [[(31 * i + row) % (VOCAB - 2) + 2 for i in range(context)] for row in range(rows)]
+class _Timer:
+    def __init__(self, engine: Any, options: argparse.Namespace, tokens: int) -> None:
+        self.engine, self.tokens = engine, tokens
+        self.products = options.layers * options.heads * 2 * (NOPE + ROPE + VALUE)
+        self.cached: dict[int, int] = defaultdict(int)  # of each row, tokens
+        self.rate = math.inf  # products of prompts' attention in a second
+        for context in sorted({min(options.contexts), max(options.contexts)}):  # the first compiles
+            one, start = Cell(1, context), time.monotonic()
+            asked = self._prefill(one)
+            self._cache(one)
+            self.rate = asked / (time.monotonic() - start)
 
-    def seconds(tokens: int) -> float:
-        start = time.perf_counter()
-        engine.generate(
-            input_ids=prompts,
-            sampling_params={"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-        )
-        return time.perf_counter() - start
+    def seconds(self, cell: Cell) -> float:
+        """Return how long the prompts should take that are not cached, and the rest."""
+        if cell.rows * (cell.context + _ROOM) > self.tokens:
+            return math.inf
+        return _FIXED_SECONDS + self._prefill(cell) / self.rate
 
-    seconds(_FEW)  # caches the prompts
-    return [1e3 * (seconds(_MANY) - seconds(_FEW)) / (_MANY - _FEW) for _ in range(repeats)]
+    def step_ms(self, cell: Cell, repeats: int) -> list[float]:
+        """Return the milliseconds of a step in each of some windows, one after the other."""
+        start, asked = time.monotonic(), self._prefill(cell)
+        self._cache(cell)
+        if asked and cell.rows > 1:
+            self.rate = asked / (time.monotonic() - start)
+        [trial] = self._windows(cell, LEAST_STEPS, 1)
+        steps = min(max(round(1e3 * ENOUGH_SECONDS / trial), LEAST_STEPS), _MOST_STEPS)
+        return self._windows(cell, steps, repeats)
+
+    def _prefill(self, cell: Cell) -> float:
+        """Return the products of attention that the uncached rest of the prompts takes."""
+        rest = [max(cell.context**2 - self.cached[row] ** 2, 0) for row in range(cell.rows)]
+        return float(sum(rest) / 2 * self.products)
+
+    def _cache(self, cell: Cell) -> None:
+        if any(self.cached[row] < cell.context for row in range(cell.rows)):
+            self.engine.generate(input_ids=prompts_of(cell), sampling_params=_way(1))
+        for row in range(cell.rows):
+            self.cached[row] = max(self.cached[row], cell.context)
+
+    def _windows(self, cell: Cell, steps: int, count: int) -> list[float]:
+        for lead in _LEADS:
+            told = moments(self.engine, prompts_of(cell), steps, steps * (count + 1) + 1 + lead)
+            if found := windows_ms(told, steps, count):
+                return found
+        raise RuntimeError(f"{cell}: a row was done before another had taken its steps")
+
+
+def prompts_of(cell: Cell) -> list[list[int]]:
+    """Return a prompt for each row: those of longer contexts go on where shorter ones end."""
+    tokens = [(31 * i) % (VOCAB - 2) + 2 for i in range(cell.context)]
+    return [[row + 2, *tokens[1:]] for row in range(cell.rows)]
+
+
+def moments(
+    engine: Any, prompts: list[list[int]], steps: int, tokens: int
+) -> list[dict[int, float]]:
+    """Return for each row when it told of how many tokens: of 1, and of each `steps` more."""
+    told: list[dict[int, float]] = [{} for _ in prompts]
+    way = _way(tokens) | {"stream_interval": steps}
+    for chunk in engine.generate(input_ids=prompts, sampling_params=way, stream=True):
+        told[chunk["index"]][chunk["meta_info"]["completion_tokens"]] = time.perf_counter()
+    return told
+
+
+def windows_ms(told: list[dict[int, float]], steps: int, count: int) -> list[float]:
+    """Return the milliseconds of a step in windows in which all rows generate, or nothing.
+
+    The row that began last has all others beside it from then on. Its first `steps` are not timed;
+    nothing is found if another row was done before its last, or two moments were told as one.
+    """
+    last = max(told, key=lambda row: min(row.values()))
+    ends = [last.get(1 + n * steps, math.inf) for n in range(1, count + 2)]
+    if math.inf in ends or any(max(row.values()) < ends[-1] for row in told):
+        return []
+    return [1e3 * (end - start) / steps for start, end in itertools.pairwise(ends)]
+
+
+def _way(tokens: int) -> dict[str, Any]:
+    return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main(__doc__, run))

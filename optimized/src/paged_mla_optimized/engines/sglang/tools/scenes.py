@@ -10,6 +10,7 @@ from paged_mla_optimized.engines.tools.history import prompts as ragged_prompts
 
 YARDSTICK = "triton"
 _ALL = (YARDSTICK, "fa3", "flashmla")
+_OF_ANY_PAGE = (YARDSTICK, "fa3")
 LONGEST = 12_000
 CONTEXT_LEN = 16_384
 
@@ -42,6 +43,21 @@ class Scene:
         """Whether a model drafts: it is the model itself, whose drafts are nearly all right."""
         return self.arguments.get("speculative_algorithm") == "STANDALONE"
 
+    @property
+    def plain(self) -> Scene:
+        """The same model and cache, eagerly and with no drafts."""
+        return Scene(
+            mode="eager",
+            page_size=self.page_size,
+            heads=self.heads,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+
+    @property
+    def history(self) -> str:
+        """Name of the history that scenes of this model and cache share."""
+        return f"history-h{self.heads}-p{self.page_size}-{self.kv_cache_dtype}"
+
 
 _NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
 _CHAIN = _NGRAM | {"speculative_ngram_max_bfs_breadth": 1}
@@ -61,13 +77,13 @@ SCENES = {
     "graphs": Scene(),
     "eager": Scene(mode="eager"),
     "heads-128": Scene(heads=128),
-    "page-16": Scene(page_size=16, peers=(YARDSTICK, "fa3")),
+    "page-16": Scene(page_size=16, peers=_OF_ANY_PAGE),
     "fp8": Scene(kv_cache_dtype="fp8_e4m3"),
     "mixed": Scene(arguments={"enable_mixed_chunk": True}),
     "chain": Scene(arguments=_CHAIN),
     "draft-model": Scene(arguments=_DRAFT_MODEL),
-    "tree": Scene(page_size=1, peers=(YARDSTICK, "flashinfer"), arguments=_NGRAM),
-    "draft-tree": Scene(page_size=1, peers=(YARDSTICK, "flashinfer"), arguments=_TREES),
+    "tree": Scene(page_size=1, peers=_OF_ANY_PAGE, arguments=_NGRAM),
+    "draft-tree": Scene(page_size=1, peers=_OF_ANY_PAGE, arguments=_TREES),
 }
 """By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
 

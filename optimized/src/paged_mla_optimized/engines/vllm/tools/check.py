@@ -7,14 +7,16 @@ then. Its history is what the yardstick generates, eagerly and with no drafts. T
 the scene's graphs, speculation and cache, says what it thinks of every step (``follow.py``): once
 with an empty prefix cache and once with hits. A line has, for each of the two, the largest and the
 median difference of logprobs to the yardstick, the steps whose likeliest token differs, and the
-largest gap there; then preempted requests and steps that verified drafts. All numbers are in
-``FOLDER/SCENE.json``. The exit status is 1 if a scene failed, or was beyond what vLLM's own
-backends are apart.
+largest gap there. All numbers are in
+``FOLDER/SCENE.json``, also of every two passes of vLLM's own backends. The exit status is 1 if a
+scene failed, or was further from the yardstick than any two of those are from each other, in all
+scenes of the same model and cache.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -22,14 +24,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
-from paged_mla_optimized.engines.tools.history import begin, beyond, passes, passes_of, told
+from paged_mla_optimized.engines.tools.history import begin, pairs, passes
 from paged_mla_optimized.engines.tools.model import build_model
+from paged_mla_optimized.engines.tools.report import judge, write
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
 from paged_mla_optimized.engines.vllm.tools.scenes import (
     MAX_MODEL_LEN,
     SCENES,
+    SCENES_OF_TWO_GPUS,
     YARDSTICK,
     Scene,
     prompts,
@@ -43,28 +49,28 @@ _ROWS = (1, 2, 4, 8, 16)  # of captured graphs
 
 def main() -> int:
     """Run scenes, or one of them in this process."""
-    options = options_of(__doc__, SCENES, jobs=8, folder="out/vllm")
+    scenes = SCENES | (SCENES_OF_TWO_GPUS if torch.cuda.device_count() > 1 else {})
+    options = options_of(__doc__, scenes, jobs=8, folder="out/vllm")
     names = options.scenes
     if options.here:
         [name] = names
         run_scene(name, options.folder, options.tokens)
         return 0
-    for heads in sorted({SCENES[name].heads for name in names}):  # once, not in each process
-        build_model(options.folder, heads=heads, layers=_LAYERS)
-    if any(SCENES[name].has_mtp for name in names):
-        build_model(options.folder, heads=16, layers=_LAYERS, mtp=True)
-    results = run_scenes(_MODULE, options)
-    found = [_tell(name, runs) for name, runs in zip(names, results, strict=True)]
-    steps = sum(one for one, _ in found)
-    failed = [name for name, (_, good) in zip(names, found, strict=True) if not good]
-    print(f"{steps} steps through {NAME}; beyond or failed: {', '.join(failed) or 'none'}")
+    for scene in (scenes[name] for name in names):  # once, not in each process
+        _models(options.folder, scene)
+    results = dict(zip(names, run_scenes(_MODULE, options), strict=True))
+    problems = judge(results, NAME, scenes, problem_of)
+    failed = [name for name, problem in problems.items() if problem]
+    print(f"beyond or failed: {', '.join(failed) or 'none'}")
+    if options.out:
+        write(options.out, "vllm", NAME, results, problems)
     return 1 if failed else 0
 
 
 def run_scene(name: str, folder: Path, tokens: int) -> None:
     """Run one scene in this process; write what was found after each of its engines."""
-    scene = SCENES[name]
-    model = build_model(folder, heads=scene.heads, layers=_LAYERS, mtp=scene.has_mtp)
+    scene = (SCENES | SCENES_OF_TWO_GPUS)[name]
+    models = _models(folder, scene)
     plain = Scene(
         mode="eager",
         heads=scene.heads,
@@ -74,37 +80,51 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
     prepare()
     seen = _Counters()
 
-    history, again = run_engine(
-        _given(model, plain, YARDSTICK), lambda llm: begin(partial(ask, llm), prompts(), tokens)
+    history, (numbers, logprobs) = run_engine(
+        _given(models, plain, YARDSTICK), lambda llm: begin(partial(ask, llm), prompts(), tokens)
     )
-    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **again}]
-    _write(folder, name, runs)
+    runs: list[dict[str, Any]] = [{"run": f"{YARDSTICK} again", **numbers}]
+    own = {f"{YARDSTICK} again": logprobs}
     for backend in (*scene.peers, NAME):
         before = time.monotonic()
         try:
             seen.forget()
-            found = run_engine(
-                _given(model, scene, backend), lambda llm: passes(partial(ask, llm), history, 2)
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(scene.own_process))
+            numbers, logprobs = run_engine(
+                _given(models, scene, backend), lambda llm: passes(partial(ask, llm), history, 2)
             )
-            runs.append({"run": backend, **found, **seen.counts})
+            runs.append({"run": backend, **numbers, **seen.counts})
+            if backend != NAME:
+                own[backend] = logprobs
         except Exception:  # the others are asked all the same
             runs.append({"run": backend, "error": traceback.format_exc()[-1500:]})
         runs[-1]["seconds"] = round(time.monotonic() - before, 1)
-        _write(folder, name, runs)
+        found = {"runs": runs, "own": pairs(history, own)}
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
 
 
-def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
+def _models(folder: Path, scene: Scene) -> tuple[Path, Path]:
+    """Return the model of a scene and the one that drafts for it: the same, by another name.
+
+    Of a DeepSeek-V3 that drafts vLLM takes only the layers that predict further tokens.
+    """
+    build = partial(build_model, folder, heads=scene.heads, layers=_LAYERS)
+    model = build(mtp=scene.has_mtp)
+    return model, build(family="v2") if scene.has_draft_model else model
+
+
+def _given(models: tuple[Path, Path], scene: Scene, backend: str) -> dict[str, Any]:
     """Return what the engine of a scene is made with."""
     more = dict(scene.arguments)
     if scene.drafts:
         speculation = scene.speculation | {"num_speculative_tokens": scene.drafts}
-        if speculation["method"] == "draft_model":
-            speculation["model"] = str(model)
+        if scene.has_draft_model:
+            speculation["model"] = str(models[1])
         more["speculative_config"] = speculation
     if backend == NAME:
         more |= scene.ours
     return arguments(
-        model,
+        models[0],
         backend,
         scene.mode,
         sizes=[rows * (1 + scene.drafts) for rows in _ROWS],
@@ -122,74 +142,41 @@ def _given(model: Path, scene: Scene, backend: str) -> dict[str, Any]:
 
 
 class _Counters:
-    """Counts what a run is about: preempted requests, and steps whose rows have several tokens."""
+    """Counts what a run is about: preempted requests, and steps that verify drafts."""
 
     def __init__(self) -> None:
         from vllm.v1.core.sched.scheduler import Scheduler
 
-        from paged_mla_optimized.engines.vllm.decode import Decode
-
         self.counts: dict[str, int] = {}
-        preempt, plan = Scheduler._preempt_request, Decode.plan
+        preempt, schedule = Scheduler._preempt_request, Scheduler.schedule
         counts = self.counts
 
         def counted_preempt(*given: Any, **named: Any) -> Any:
             counts["preemptions"] += 1
             return preempt(*given, **named)
 
-        def counted_plan(decode: Decode, **named: Any) -> Any:
-            counts["plans"] += 1
-            counts["plans_of_several_tokens"] += named["num_tokens"] > len(named["seq_lens"])
-            return plan(decode, **named)
+        def counted_schedule(*given: Any, **named: Any) -> Any:
+            step = schedule(*given, **named)
+            counts["steps_with_drafts"] += bool(step.scheduled_spec_decode_tokens)
+            return step
 
         Scheduler._preempt_request = counted_preempt
-        Decode.plan = counted_plan  # type: ignore[method-assign, assignment]
+        Scheduler.schedule = counted_schedule
         self.forget()
 
     def forget(self) -> None:
-        self.counts.update(preemptions=0, plans=0, plans_of_several_tokens=0)
+        self.counts.update(preemptions=0, steps_with_drafts=0)
 
 
-def _write(folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
-    (folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
-
-
-def _tell(name: str, runs: list[dict[str, Any]]) -> tuple[int, bool]:
-    """Print a scene; return how many steps went through our backend, and whether it is good."""
-    for run in runs:
-        if "error" in run:
-            print(f"{name:16} {run['run']:17} failed: {run['error'].splitlines()[-1][:110]}")
-            continue
-        counted = " ".join(
-            f"{run[k]}" for k in ("preemptions", "plans_of_several_tokens") if k in run
-        )
-        print(f"{name:16} {run['run']:17} {run['passes'][0]['steps']} {told(run)} | {counted}")
-    ours, theirs = passes_of(runs, NAME)
-    if not ours or not theirs:
-        print(f"{name:16} no answer of {NAME}: see {name}.log")
-        return 0, False
-    problem = _problem(name, runs, ours, theirs)
-    print(
-        f"{name:16} {problem or 'as far apart as its own backends, or less, where it has others'}"
-    )
-    return sum(p["steps"] for p in ours), not problem
-
-
-def _problem(
-    name: str, runs: list[dict[str, Any]], ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
-) -> str:
-    """Return what is wrong with a scene, or nothing."""
-    [run] = [run for run in runs if run["run"] == NAME]
-    scene = SCENES[name]
-    if scene.preempts and run["preemptions"] == 0:
+def problem_of(scene: Scene, ours: dict[str, Any]) -> str:
+    """Return what is wrong with our run of a scene, or nothing."""
+    if scene.preempts and ours["preemptions"] == 0:
         return "nothing was preempted"
-    if not scene.preempts and run["cached_tokens"][1] == 0:
+    if not scene.preempts and ours["cached_tokens"][1] == 0:
         return "no prefix was hit"
-    if scene.drafts and run["plans_of_several_tokens"] == 0:
+    if scene.drafts and ours["steps_with_drafts"] == 0:
         return "no drafts were verified"
-    if scene.peers == (YARDSTICK,):
-        return ""  # no other backend says how far they may be apart
-    return beyond(ours, theirs, "vLLM")
+    return ""
 
 
 if __name__ == "__main__":

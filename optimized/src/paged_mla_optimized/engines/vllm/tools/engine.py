@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # would be compiled
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # multicast, which virtual machines may not have
     "HF_HUB_OFFLINE": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "2",  # other processes compile too
 }
@@ -67,6 +68,8 @@ def prepare() -> None:
     """Set the environment that vLLM reads as it is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # Below what the system gives away, and apart from what other processes here begin with.
+    os.environ.setdefault("VLLM_PORT", str(10_000 + 20 * (os.getpid() % 1000)))
 
 
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
@@ -77,11 +80,15 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
         cleanup_dist_env_and_memory,
     )
     from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
-    from vllm.model_executor.models.deepseek_v2 import DeepseekV3ForCausalLM
+    from vllm.model_executor.models.deepseek_v2 import (
+        DeepseekV2ForCausalLM,
+        DeepseekV3ForCausalLM,
+    )
 
     register()  # also where the package is not installed, and has no entry point
     # Otherwise vLLM looks classes up in a process of its own, which takes 20 s.
-    ModelRegistry.register_model("DeepseekV3ForCausalLM", DeepseekV3ForCausalLM)
+    for model in (DeepseekV2ForCausalLM, DeepseekV3ForCausalLM):
+        ModelRegistry.register_model(model.__name__, model)
     ModelRegistry.register_model("DeepSeekMTPModel", DeepSeekMTP)
     _free()  # of an engine that failed
     llm = LLM(**given)

@@ -25,7 +25,7 @@ class Scene:
     mode : str
         Key of ``engine.GRAPHS``.
     peers : tuple of str
-        vLLM's own backends that serve it; the yardstick is among them.
+        vLLM's own backends that serve it. TRITON_MLA takes no drafts into its graphs.
     block_size, heads : int
     kv_cache_dtype : str
     drafts : int
@@ -39,6 +39,8 @@ class Scene:
         Arguments beside every backend.
     preempts : bool
         The cache holds fewer tokens than there are.
+    own_process : bool
+        The engine's core has a process of its own, as by default; it finds us by our entry point.
     """
 
     mode: str
@@ -51,13 +53,20 @@ class Scene:
     ours: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     preempts: bool = False
+    own_process: bool = False
 
     @property
     def has_mtp(self) -> bool:
         """Whether the model drafts for itself."""
         return self.speculation.get("method") == "mtp"
 
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether another model drafts."""
+        return self.speculation.get("method") == "draft_model"
 
+
+_OF_DRAFTS = ("FLASHMLA", "FLASH_ATTN_MLA")
 _OF_16 = (YARDSTICK, "FLASH_ATTN_MLA")  # blocks of 16
 _OF_FP8 = (YARDSTICK, "FLASHMLA")
 _NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 2}
@@ -67,6 +76,8 @@ _FEW_BLOCKS = {
     "num_gpu_blocks_override": 480,
     "scheduler_reserve_full_isl": False,  # else nothing begins that might be preempted
 }
+_TENSOR_PARALLEL = {"tensor_parallel_size": 2, "disable_custom_all_reduce": True}  # NCCL alone
+_CONTEXT_PARALLEL = _TENSOR_PARALLEL | {"decode_context_parallel_size": 2}
 
 SCENES = {
     "piecewise": Scene(mode="piecewise"),
@@ -78,16 +89,29 @@ SCENES = {
     "fp8": Scene(mode="full", kv_cache_dtype="fp8", peers=_OF_FP8),
     "fp8-block-16": Scene(mode="eager", kv_cache_dtype="fp8", block_size=16, peers=(YARDSTICK,)),
     "preemption": Scene(mode="full", arguments=_FEW_BLOCKS, preempts=True),
-    "ngram": Scene(mode="full", drafts=3, speculation=_NGRAM),
+    "ngram": Scene(mode="full", drafts=3, speculation=_NGRAM, peers=_OF_DRAFTS),
     "ngram-eager": Scene(mode="eager", drafts=3, speculation=_NGRAM),
     "ngram-fp8": Scene(
-        mode="full", drafts=3, speculation=_NGRAM, kv_cache_dtype="fp8", peers=_OF_FP8
+        mode="full", drafts=3, speculation=_NGRAM, kv_cache_dtype="fp8", peers=("FLASHMLA",)
     ),
-    "mtp": Scene(mode="full", drafts=1, speculation={"method": "mtp"}),
-    "draft-model": Scene(mode="full", drafts=3, speculation={"method": "draft_model"}),
+    "mtp": Scene(mode="full", drafts=1, speculation={"method": "mtp"}, peers=_OF_DRAFTS),
+    "draft-model": Scene(
+        mode="full", drafts=3, speculation={"method": "draft_model"}, peers=_OF_DRAFTS
+    ),
     "absorbed-prefill": Scene(mode="full", ours=_ABSORBED),
     "own-prefill": Scene(mode="full", ours=_OUR_PREFILL),
+    "own-process": Scene(mode="full", own_process=True, peers=_OF_DRAFTS),
 }
 """By name, the slowest first."""
+
+SCENES_OF_TWO_GPUS = {
+    "tensor-parallel": Scene(mode="full", arguments=_TENSOR_PARALLEL, peers=_OF_DRAFTS),
+    "tensor-parallel-ngram": Scene(
+        mode="full", arguments=_TENSOR_PARALLEL, drafts=3, speculation=_NGRAM, peers=_OF_DRAFTS
+    ),
+    "context-parallel": Scene(mode="full", arguments=_CONTEXT_PARALLEL, peers=_OF_DRAFTS),
+    "context-parallel-eager": Scene(mode="eager", arguments=_CONTEXT_PARALLEL, peers=_OF_DRAFTS),
+}
+"""Their histories are of one GPU."""
 
 prompts = partial(ragged_prompts, LONGEST)

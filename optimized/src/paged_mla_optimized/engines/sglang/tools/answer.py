@@ -1,0 +1,98 @@
+"""One engine of ``check``, in a process of its own: SGLang ends a process whose engine fails.
+
+It begins a history, where no backend is named, or follows one. Numbers go to ``FOLDER/NAME.json``,
+logprobs to ``FOLDER/NAME.pickle``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask, run_engine
+from paged_mla_optimized.engines.sglang.tools.scenes import (
+    CONTEXT_LEN,
+    SCENES,
+    YARDSTICK,
+    Scene,
+    prompts,
+)
+from paged_mla_optimized.engines.tools.history import begin, passes
+from paged_mla_optimized.engines.tools.model import build_model
+
+ROWS = 16
+POOL = 65_536  # tokens
+_LAYERS = 4
+
+
+def main() -> None:
+    """Ask one engine."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("name")
+    parser.add_argument("--scene", choices=SCENES, required=True)
+    parser.add_argument("--backend")
+    parser.add_argument("--history", type=Path)
+    parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
+    parser.add_argument("--folder", type=Path, required=True)
+    options = parser.parse_args()
+    scene, folder, start = SCENES[options.scene], options.folder, time.monotonic()
+    if options.backend:
+        history = pickle.loads(options.history.read_bytes())[0]
+        numbers, logprobs = run_engine(
+            given(scene, options.backend, folder),
+            lambda engine: passes(partial(ask, engine), history, 2),
+        )
+        found: Any = logprobs
+    else:
+        history, (numbers, logprobs) = run_engine(
+            given(scene.plain, YARDSTICK, folder),
+            lambda engine: begin(partial(ask, engine), prompts(), options.tokens),
+        )
+        found = history, logprobs
+    (folder / f"{options.name}.pickle").write_bytes(pickle.dumps(found))
+    run = {
+        "run": options.backend or f"{YARDSTICK} again",
+        "seconds": round(time.monotonic() - start, 1),
+    }
+    (folder / f"{options.name}.json").write_text(json.dumps(run | numbers))
+
+
+def models(scene: Scene, folder: Path) -> tuple[Path, Path]:
+    """Return the model of a scene and the one that drafts for it: the same, by another name.
+
+    Of a DeepSeek-V3 that drafts SGLang takes only the layer that predicts further tokens.
+    """
+    build = partial(build_model, folder, heads=scene.heads, layers=_LAYERS)
+    model = build()
+    return model, build(family="v2") if scene.has_draft_model else model
+
+
+def given(scene: Scene, backend: str, folder: Path) -> dict[str, Any]:
+    """Return what the engine of a scene is made with."""
+    model, drafts = models(scene, folder)
+    more = dict(scene.arguments)
+    if scene.has_draft_model:
+        more["speculative_draft_model_path"] = str(drafts)
+    return arguments(
+        model,
+        backend,
+        scene.mode,
+        page_size=scene.page_size,
+        kv_cache_dtype=scene.kv_cache_dtype,
+        context_length=CONTEXT_LEN,
+        max_running_requests=ROWS,
+        cuda_graph_max_bs_decode=ROWS,
+        chunked_prefill_size=2048,
+        max_total_tokens=POOL,
+        mem_fraction_static=0.6,  # the pool is smaller; engines beside this one take memory too
+        **more,
+    )
+
+
+if __name__ == "__main__":
+    main()

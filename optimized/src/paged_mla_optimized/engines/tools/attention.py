@@ -1,0 +1,60 @@
+"""Time our attention alone at the cells that an engine timed, for the part it has in a step.
+
+    python -m paged_mla_optimized.engines.tools.attention FOLDER --heads 128
+
+Cells and layers are those of ``FOLDER/HEADS-*.json``. Our kernel runs in a graph over one layer's
+cache, bf16, blocks of 64; its time goes to ``FOLDER/HEADS-attention.json``, once for each layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.engines.tools.rates import ATTENTION
+from paged_mla_optimized.runtime.device import device_record
+from paged_mla_optimized.tools.bench.cases import Case
+from paged_mla_optimized.tools.bench.problem import attention, build
+from paged_mla_optimized.tools.bench.timing import in_turns
+
+_BLOCK = 64
+
+
+def main() -> int:
+    """Time every cell that was timed in an engine."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--heads", type=int, required=True)
+    options = parser.parse_args()
+    paths = options.folder.glob(f"{options.heads}-*.json")
+    timed = [json.loads(path.read_text()) for path in paths if not path.stem.endswith(ATTENTION)]
+    if not timed:
+        parser.error(f"{options.folder} has no cells of {options.heads} heads")
+    [layers] = {found["facts"]["layers"] for found in timed}
+    found: dict[str, Any] = {}
+    for cell in dict.fromkeys(cell for one in timed for cell in one["cells"]):
+        rows, context = map(int, cell.split("x"))
+        found[cell] = {"ms": [layers * _milliseconds(options.heads, rows, context)]}
+        print(f"H {options.heads} attention {cell}: {found[cell]['ms'][0]:.3f} ms", flush=True)
+    path = options.folder / f"{options.heads}-{ATTENTION}.json"
+    path.write_text(json.dumps({"facts": device_record(), "cells": found}, indent=1))
+    return 0
+
+
+def _milliseconds(heads: int, rows: int, context: int) -> float:
+    """Return what our kernel takes for one layer."""
+    tensors = build(Case(f"{rows}x{context}", heads, 1, (context,) * rows, _BLOCK))
+    cache = LatentCache(tensors.config.cache_format, tensors.cache)
+    launch = attention(tensors, tensors.config, cache)
+    torch.cuda.synchronize()
+    return in_turns({"": launch})[""] / 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Decode of an engine, timed cell by cell: so many rows at so long a context, for each backend."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from paged_mla_optimized.engines.tools.model import build_model
+from paged_mla_optimized.engines.tools.rates import table
+from paged_mla_optimized.runtime.device import device_record
+
+LEAST_STEPS, ENOUGH_SECONDS = 6, 0.4
+"""Of a window that is timed: it ends when both are reached, or after a command's most steps."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A load."""
+
+    rows: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.context}"
+
+
+class Timer(Protocol):
+    """An engine that runs."""
+
+    def seconds(self, cell: Cell) -> float:
+        """Return how long a cell should take; infinite where the cache has no room for it."""
+
+    def step_ms(self, cell: Cell, repeats: int) -> list[float]:
+        """Return the milliseconds of a step, of so many windows of the same requests."""
+
+
+Run: TypeAlias = Callable[[Path, str, argparse.Namespace, Callable[[Timer], None]], None]
+"""Makes an engine of a model and a backend, gives it to a user, and ends it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Whose decode is timed.
+
+    Parameters
+    ----------
+    engine : str
+        Package that is run; its command is ``engines.ENGINE.tools.rate``.
+    ours : str
+        Name of our backend in it.
+    peers : tuple of str
+        The engine's own.
+    rows, contexts : tuple of int
+        Of the cells that are timed unless others are asked.
+    rounds, repeats : int
+        Engines of a backend, and windows of a cell in each. A machine's host may be slower for
+        half a minute: rounds, in which backends take turns, tell that from a slower backend.
+    """
+
+    engine: str
+    ours: str
+    peers: tuple[str, ...]
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    rounds: int
+    repeats: int
+
+    def main(self, doc: str | None, run: Run) -> int:
+        """Time cells, or print those that were timed."""
+        options = self._options(doc)
+        if options.table:
+            for heads in sorted({int(p.name.split("-")[0]) for p in options.folder.glob("*.json")}):
+                print(table(options.folder, heads, self.ours))
+            return 0
+        model = build_model(options.folder, heads=options.heads, layers=options.layers)
+        facts = device_record() | {
+            "engine": f"{self.engine} {version(self.engine)}",
+            "heads": options.heads,
+            "layers": options.layers,
+            "command": self._command(),
+        }
+        timed = {name: _Cells(name, options, facts) for name in options.backends}
+        turns = [name for _ in range(options.rounds) for name in options.backends]
+        end = time.monotonic() + options.seconds
+        for number, backend in enumerate(turns):
+            timed[backend].begin(end, len(turns) - number)
+            try:
+                run(model, backend, options, timed[backend].time)
+            except Exception:  # the others are timed all the same
+                print(f"{backend}: {traceback.format_exc()[-900:]}", flush=True)
+        return 0
+
+    def _options(self, doc: str | None) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", maxsplit=1)[0])
+        parser.add_argument("--backends", nargs="+", default=[self.ours, *self.peers])
+        parser.add_argument("--heads", type=int, default=16)
+        parser.add_argument("--layers", type=int, default=8)
+        parser.add_argument("--rows", type=int, nargs="+", default=self.rows)
+        parser.add_argument("--contexts", type=int, nargs="+", default=self.contexts)
+        parser.add_argument("--rounds", type=int, default=self.rounds)
+        parser.add_argument("--repeats", type=int, default=self.repeats, choices=range(1, 5))
+        parser.add_argument("--seconds", type=float, default=240, help="shared by all engines")
+        parser.add_argument("--folder", type=Path, default=Path(f"out/{self.engine}-rate"))
+        parser.add_argument("--table", action="store_true", help="print what lies in the folder")
+        options = parser.parse_args()
+        options.folder.mkdir(parents=True, exist_ok=True)
+        return options
+
+    def _command(self) -> str:
+        module = f"paged_mla_optimized.engines.{self.engine}.tools.rate"
+        return shlex.join(["python", "-m", module, *sys.argv[1:]])
+
+
+class _Cells:
+    """The cells of one backend: ``FOLDER/HEADS-BACKEND.json`` has those that were timed."""
+
+    def __init__(self, backend: str, options: argparse.Namespace, facts: dict[str, Any]) -> None:
+        self.backend, self.options = backend, options
+        self.start, self.end, self.turns = 0.0, 0.0, 1
+        self.path = options.folder / f"{options.heads}-{backend}.json"
+        self.path.unlink(missing_ok=True)
+        self.found: dict[str, Any] = {"facts": facts, "cells": {}}
+
+    def begin(self, end: float, turns: int) -> None:
+        """Begin to make an engine: it shares the time until `end` with those that follow."""
+        self.start, self.end, self.turns = time.monotonic(), end, turns
+
+    def time(self, timer: Timer) -> None:
+        """Time every cell for which there is room and time, beside what earlier rounds found."""
+        name = f"H {self.options.heads} {self.backend}"
+        made = time.monotonic()
+        deadline = made + (self.end - made) / self.turns
+        print(f"{name}: made in {made - self.start:.0f} s", flush=True)
+        for cell in cells_of(self.options):
+            expected, start = timer.seconds(cell), time.monotonic()
+            if expected > deadline - start:
+                print(f"{name} {cell}: left out, would take {expected:.0f} s", flush=True)
+                continue
+            found = timer.step_ms(cell, self.options.repeats)
+            took = time.monotonic() - start
+            self.found["cells"].setdefault(str(cell), {"ms": []})["ms"] += found
+            self.path.write_text(json.dumps(self.found, indent=1))
+            told = " ".join(f"{ms:.3f}" for ms in found)
+            print(f"{name} {cell}: {told} ms, in {took:.1f} s, {expected:.1f} expected", flush=True)
+
+
+def cells_of(options: argparse.Namespace) -> list[Cell]:
+    """Return the cells that are asked: those whose steps are most attention first."""
+    found = [Cell(rows, context) for rows in options.rows for context in options.contexts]
+    return sorted(found, key=lambda cell: (-cell.rows * cell.context, cell.rows))
+
+
+def token_bytes(layers: int) -> int:
+    """Return what a token takes in a bf16 cache."""
+    return layers * 576 * 2

@@ -1,0 +1,140 @@
+"""What a command that compares an engine's backends says of its scenes, and leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from paged_mla_optimized.engines.tools.history import beyond, told
+from paged_mla_optimized.runtime.device import device_record
+from paged_mla_optimized.tools.bench.table import head_of, row_of
+
+_COLUMNS = ["scene", "steps", "nats apart, most; with prefix hits", "median", "likeliest differs"]
+_COLUMNS += ["gap there, most", "own two: nats apart, most", "gap, most", "commit"]
+
+
+Result: TypeAlias = dict[str, Any]
+"""Of a scene its ``runs`` and every two passes of ``own`` backends; empty if its process failed."""
+
+
+class Scene(Protocol):
+    """What an engine is asked."""
+
+    @property
+    def heads(self) -> int:
+        """Of the model."""
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """In the engine's words."""
+
+
+S = TypeVar("S", bound=Scene)
+
+
+def judge(
+    results: dict[str, Result],
+    ours: str,
+    scenes: Mapping[str, S],
+    problem_of: Callable[[S, dict[str, Any]], str],
+) -> dict[str, str]:
+    """Print every scene; return what is wrong with each, or "".
+
+    Our passes may not be further from the yardstick than any two passes of the engine's own
+    backends are from each other, in all these scenes of the same model and cache.
+
+    Parameters
+    ----------
+    results : dict
+        By scene.
+    ours : str
+        Name of our backend.
+    scenes : mapping
+    problem_of : callable
+        Says what else is wrong with a scene and our run in it.
+    """
+    found = {}
+    width = max(map(len, results))
+    for name, result in results.items():
+        runs = result.get("runs", [])
+        for run in runs:
+            said = f"{run['passes'][0]['steps']} {told(run)}" if "passes" in run else _failure(run)
+            print(f"{name:{width}} {run['run']:17} {said}")
+        mine = [run for run in runs if run["run"] == ours and "passes" in run]
+        if mine:
+            problem = problem_of(scenes[name], mine[0])
+            problem = problem or beyond(mine[0]["passes"], _own(name, results, scenes))
+        else:
+            problem = f"no answer of {ours}: see {name}.log"
+        print(f"{name:{width}} {problem or 'as far apart as its own backends, or less'}")
+        found[name] = problem
+    return found
+
+
+def _failure(run: dict[str, Any]) -> str:
+    return f"failed: {run['error'].splitlines()[-1][:110]}"
+
+
+def _own(name: str, results: dict[str, Result], scenes: Mapping[str, S]) -> list[Any]:
+    def model(scene: S) -> tuple[int, str]:
+        return scene.heads, scene.kv_cache_dtype
+
+    alike = [result for n, result in results.items() if model(scenes[n]) == model(scenes[name])]
+    return [pair for result in alike for pair in result.get("own", [])]
+
+
+def write(
+    stem: Path, engine: str, ours: str, results: dict[str, Result], problems: dict[str, str]
+) -> None:
+    """Write STEM.json and STEM.md: these scenes, and those of earlier runs that were not run now.
+
+    Parameters
+    ----------
+    stem : Path
+    engine : str
+        Package that was run.
+    ours : str
+        Name of our backend in it.
+    results, problems : dict
+        By scene.
+    """
+    path = stem.with_suffix(".json")
+    scenes = json.loads(path.read_text()) if path.exists() else {}
+    facts = device_record() | {"engine": f"{engine} {version(engine)}"}
+    for name, result in results.items():
+        scenes[name] = {"facts": facts, "problem": problems[name]} | result
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(scenes) + "\n")
+    stem.with_suffix(".md").write_text(page(scenes, ours))
+
+
+def page(scenes: dict[str, Result], ours: str) -> str:
+    """Return the table of all scenes."""
+    places = {
+        "{engine}, {device}, torch {torch}, triton {triton}, {date}".format(**scene["facts"])
+        for scene in scenes.values()
+    }
+    lines = [*sorted(places), "", head_of(_COLUMNS)]
+    lines += [_line(name, scene, ours) for name, scene in sorted(scenes.items())]
+    problems = [f"{name}: {found['problem']}" for name, found in scenes.items() if found["problem"]]
+    return "\n".join([*lines, "", *(problems or ["No scene failed."])]) + "\n"
+
+
+def _line(name: str, scene: Result, ours: str) -> str:
+    own, commit = scene.get("own", []), scene["facts"]["commit"]
+    passes = [
+        p for run in scene.get("runs", []) if run["run"] == ours for p in run.get("passes", [])
+    ]
+
+    def each(word: str, form: str) -> str:
+        return "; ".join(format(p[word], form) for p in passes) or "-"
+
+    def most(word: str) -> str:
+        return f"{max(p[word] for p in own):.4f}" if own else "-"
+
+    cells = [name, each("steps", "d"), each("largest", ".4f"), each("median", ".4f")]
+    cells += [each("others", "d"), each("gap", ".4f"), most("largest"), most("gap"), commit]
+    return row_of(cells)

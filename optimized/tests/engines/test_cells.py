@@ -1,0 +1,145 @@
+"""Cells that engines time, and their table; the engines are made up here."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+
+from paged_mla_optimized.engines.tools import attention, cells
+from paged_mla_optimized.engines.tools.cells import Cell, Command
+
+COMMAND = Command(
+    engine="vllm",
+    ours="OURS",
+    peers=("A", "B"),
+    rows=(1, 8),
+    contexts=(16, 64),
+    rounds=2,
+    repeats=3,
+)
+FACTS = {
+    "device": "GPU",
+    "torch": "2",
+    "triton": "3",
+    "commit": "abc",
+    "date": "2026-01-01",
+}
+
+
+class Timer:
+    """A step takes 1 ms a row; there is no room for 8x64."""
+
+    def seconds(self, cell):
+        return math.inf if cell == Cell(8, 64) else 0.0
+
+    def step_ms(self, cell, repeats):
+        return [float(cell.rows)] * repeats
+
+
+@pytest.fixture
+def main(monkeypatch, tmp_path):
+    monkeypatch.setattr(cells, "build_model", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(cells, "device_record", lambda: FACTS)
+    monkeypatch.setattr(cells, "version", lambda _: "0")
+
+    def main(run, *arguments):
+        monkeypatch.setattr(sys, "argv", ["rate", "--folder", str(tmp_path), *arguments])
+        return COMMAND.main("Time.", run)
+
+    return main
+
+
+def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
+    def run(_model, backend, _options, use):
+        if backend == "A":
+            raise ImportError("no A")
+        use(Timer())
+
+    assert main(run, "--heads", "128", "--layers", "2") == 0
+    said = capsys.readouterr().out
+    assert "no A" in said
+    assert "OURS 8x64: left out" in said
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["128-B.json", "128-OURS.json"]
+    found = json.loads((tmp_path / "128-OURS.json").read_text())
+    assert list(found["cells"]) == ["8x16", "1x64", "1x16"]  # most keys first
+    assert found["cells"]["8x16"]["ms"] == [8.0] * 6  # of both rounds
+    facts = found["facts"]
+    assert (facts["engine"], facts["heads"], facts["layers"]) == ("vllm 0", 128, 2)
+    assert facts["commit"] == "abc"
+    assert "-m paged_mla_optimized.engines.vllm.tools.rate --folder" in facts["command"]
+
+
+def test_engines_share_the_time_that_is_left_once_they_are_made(main, monkeypatch):
+    clock, begun = [0.0], []
+    monkeypatch.setattr(cells.time, "monotonic", lambda: clock[0])
+
+    class Slow(Timer):
+        def step_ms(self, cell, repeats):
+            clock[0] += 8.0
+            begun.append((cell, clock[0]))
+            return super().step_ms(cell, repeats)
+
+    def run(_model, backend, _options, use):
+        clock[0] += 30.0 if backend == "OURS" else 0.0  # all that comes first
+        use(Slow())
+
+    main(run, "--seconds", "90", "--rounds", "1")
+    assert [str(cell) for cell, _ in begun] == ["8x16", "1x64", "1x16"] * 3
+    assert begun[2][1] == 30 + 3 * 8  # of a third of 60 s, begun in time
+
+
+def test_a_cell_for_which_no_time_is_left_is_not_begun(main, monkeypatch, tmp_path):
+    clock = [0.0]
+    monkeypatch.setattr(cells.time, "monotonic", lambda: clock[0])
+
+    class Slow(Timer):
+        def step_ms(self, cell, repeats):
+            clock[0] += 40.0
+            return super().step_ms(cell, repeats)
+
+    main(lambda *given: given[-1](Slow()), "--seconds", "50", "--backends", "OURS", "--rounds", "1")
+    found = json.loads((tmp_path / "16-OURS.json").read_text())
+    assert list(found["cells"]) == ["8x16", "1x64"]
+
+
+def test_a_table_has_ratios_and_the_part_of_attention(main, tmp_path, capsys):
+    facts = FACTS | {"engine": "vllm 0", "layers": 8, "command": "python -m rate"}
+    for name, ms in (
+        ("OURS", {"1x1024": [2.0, 1.0, 4.0], "8x1024": [4.0], "1x16": [1.0]}),
+        ("A", {"1x1024": [3.0, 3.0, 3.0], "8x1024": [5.0]}),
+        ("B", {"1x1024": [9.0]}),
+        ("attention", {"1x1024": [0.5], "8x1024": [2.4]}),
+    ):
+        found = {"facts": facts, "cells": {cell: {"ms": times} for cell, times in ms.items()}}
+        (tmp_path / f"128-{name}.json").write_text(json.dumps(found))
+    assert main(None, "--table") == 0
+    said = capsys.readouterr().out
+    assert "vllm 0, GPU, torch 2, triton 3, commit abc, 2026-01-01, 8 layers.\n" in said
+    assert said.count("python -m rate") == 1
+    assert "| OURS | A | B | best other / OURS | of the least | attention's part |" in said
+    assert "| 1x1024 | 2.000 (1.000 to 4.000) | 3.000 (3.000 to 3.000) | 9.000" in said
+    assert (
+        "| 8x1024 | 4.000 (4.000 to 4.000) | 5.000 (5.000 to 5.000) |  | 1.250 | 1.250 | 60% |"
+        in said
+    )
+    assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |  |" in said
+    assert "Ratios, of medians: geometric mean 1.369, least 1.250 of 2." in said
+    assert "over half of the step, of leasts: geometric mean 1.250, least 1.250 of 1." in said
+
+
+def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(attention, "device_record", dict)
+    monkeypatch.setattr(attention, "_milliseconds", lambda heads, rows, _: heads * rows / 1e3)
+    monkeypatch.setattr(sys, "argv", ["attention", str(tmp_path), "--heads", "16"])
+    with pytest.raises(SystemExit):
+        attention.main()
+    for name, timed in (("OURS", ["8x64", "1x64"]), ("A", ["8x64"])):
+        found = {"facts": {"layers": 4}, "cells": {cell: {"ms": [1.0]} for cell in timed}}
+        (tmp_path / f"16-{name}.json").write_text(json.dumps(found))
+    for _ in range(2):  # what it wrote is no engine's
+        assert attention.main() == 0
+    found = json.loads((tmp_path / "16-attention.json").read_text())["cells"]
+    assert found == {"8x64": {"ms": [0.512]}, "1x64": {"ms": [0.064]}}
