@@ -151,7 +151,9 @@ def test_it_describes_a_step_with_drafts_and_padding(make):
 @pytest.mark.parametrize("name", [HEALTHY, "tables-of-other-rows"])
 def test_its_steps_are_dumped(make, tmp_path, name):
     """What vLLM said is in the dump, not what an adapter with an error took it for."""
-    explanation = pytest.importorskip("paged_mla_reference.debug.explanation")
+    explanation = pytest.importorskip(
+        "paged_mla_reference.debug.explanation", reason="nox -s engines has it"
+    )
     step = build((37, 1), (64, 1), (17, 1))
     step.cache.nan_to_num_(0.5)  # engines keep numbers everywhere
     layer = engine_layer(step, layer_name="0")

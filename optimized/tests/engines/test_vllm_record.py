@@ -17,10 +17,6 @@ from paged_mla_optimized.engines.vllm.tools.planted import HEALTHY, PLANTED
 from paged_mla_shared.dump import Dump, load_dump
 from paged_mla_shared.errors import Unsupported
 
-explanation = pytest.importorskip(
-    "paged_mla_reference.debug.explanation", reason="nox -s engines has it"
-)
-
 CAUSES = {
     "short-lengths": "the rows' lengths leave out the step's tokens",
     "scale-of-the-width": "scale-of-the-absorbed-width",
@@ -105,6 +101,9 @@ def run(name: str, folder: Path, num_layers: int = 1, **options: Any) -> Any:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_is_named(name: str, tmp_path: Path):
     """A dump has what vLLM said, not what the adapter made of it."""
+    explanation = pytest.importorskip(
+        "paged_mla_reference.debug.explanation", reason="nox -s engines has it"
+    )
     [path] = run(name, tmp_path, every=2).written
     found = explanation.explain(load_dump(path))
     assert found.is_broken == (name != HEALTHY), found.verdict
