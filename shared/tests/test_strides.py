@@ -39,9 +39,12 @@ def test_what_is_dense_or_cannot_be_spread(array: np.ndarray):
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides"), [([3], [4]), ([9], [0]), ([2], [-1]), ([2, 2], [1]), ([-1], [1])]
+    ("shape", "strides"),
+    [([3], [4]), ([9], [0]), ([2], [-1]), ([2, 2], [1]), ([-1], [1]), ([1], [2**62])],
 )
 def test_bad_views(shape: list[int], strides: list[int]):
     """Of 8 elements: out of them, some of them twice, backwards, or no view at all."""
     with pytest.raises(InvalidArgument, match="x: got shape"):
         laid_out("x", np.zeros(8), shape, strides)
+    with pytest.raises(InvalidArgument, match="x: got 99 axes"):
+        laid_out("x", np.zeros(8), [1] * 99, [1] * 99)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paged_mla_shared.errors import InvalidArgument
 
+MOST_AXES = 8
 MOST_GAPS = 64  # times the elements that an array may be spread over
 
 
@@ -46,7 +47,9 @@ def laid_out(
     given = f"shape {list(shape)}, strides {list(strides)}"
     if memory.ndim != 1 or len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
         raise InvalidArgument(name, given, "as many of both, none below 0, of a tensor of one axis")
-    if max(math.prod(shape), _span(shape, strides)) > len(memory):
+    if len(shape) > MOST_AXES:
+        raise InvalidArgument(name, f"{len(shape)} axes", f"at most {MOST_AXES}")
+    if max(math.prod(shape), _span(shape, strides), *strides, 0) > len(memory):
         raise InvalidArgument(name, given, f"a view of its {len(memory)} elements")
     return as_strided(memory, tuple(shape), [step * memory.itemsize for step in strides])
 
