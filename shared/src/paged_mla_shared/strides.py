@@ -49,9 +49,10 @@ def laid_out(
         raise InvalidArgument(name, given, "as many of both, none below 0, of a tensor of one axis")
     if len(shape) > MOST_AXES:
         raise InvalidArgument(name, f"{len(shape)} axes", f"at most {MOST_AXES}")
-    if max(math.prod(shape), _span(shape, strides), *strides, 0) > len(memory):
+    if max(math.prod(shape), _span(shape, strides)) > len(memory):
         raise InvalidArgument(name, given, f"a view of its {len(memory)} elements")
-    return as_strided(memory, tuple(shape), [step * memory.itemsize for step in strides])
+    taken = [step if size > 1 else 0 for size, step in zip(shape, strides, strict=True)]
+    return as_strided(memory, tuple(shape), [step * memory.itemsize for step in taken])
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:
