@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,26 +11,26 @@ import torch
 from fp8_step import values
 from mla_step import P, R, assert_close, build, config, dense
 
-from paged_mla_optimized.engines.vllm.decode import Decode
+from paged_mla_optimized.engines.vllm.decode import Decode, Step
 from paged_mla_shared.problem import Output
 
 LAYERS = 3
 K_SCALE = torch.tensor(1.0)
 
 
-def planned(decode, step):
-    """Plan as vLLM does, with a table as wide as its longest row may need."""
+def described(decode, step):
+    """Describe a step as vLLM does, with a table as wide as its longest row may need."""
     table = torch.zeros(len(step.rows), 16, dtype=torch.int32)
     width = step.block_table.shape[1] - 1  # without the tail that nothing may read
     table[:, :width] = step.block_table[:, :width]
     for row, (seq_len, _) in enumerate(step.rows):
         table[row, -(-seq_len // step.config.block_size) :] = 0
-    return decode.plan(
-        query_start_loc=step.cu_seqlens_q,
-        seq_lens=step.seq_lens,
-        block_table=table,
-        num_tokens=len(step.q_nope),
-    )
+    return Step(decode, step.cu_seqlens_q, step.seq_lens, table, len(step.q_nope))
+
+
+def attend(step, decode, q, latents, k_scale=K_SCALE):
+    """Attend in a step's only layer."""
+    return described(decode, step).attend("layer", q, latents, k_scale)
 
 
 def as_queries(step):
@@ -50,18 +51,38 @@ def test_a_padded_graph_of_rows_with_drafts():
     """S-17: two rows of three tokens and one of two; a row and four tokens only pad."""
     step = build((37, 3), (3, 3), (64, 2), (0, 0), padded_tokens=4)
     decode = Decode(step.config, "cpu", (1, 3))
-    got = planned(decode, step).attend(as_queries(step), of_layers(step.cache), K_SCALE)
+    got = attend(step, decode, as_queries(step), of_layers(step.cache))
     assert_close(got, dense(step))
 
 
-def test_metadata_of_an_earlier_step_is_refused():
-    """Its layers would attend by the lengths of another step."""
+def test_the_first_layer_plans():
+    """Once for all layers of a forward, and again for the next, whose lengths may have changed."""
+    long = build((40, 1), (17, 1))
+    decode, lens = Decode(long.config, "cpu", (1,)), long.seq_lens.clone()
+    step = described(decode, long)
+    step.seq_lens = lens
+    for rows in ([(40, 1), (17, 1)], [(33, 1), (16, 1)]):
+        lens.copy_(torch.tensor([seq_len for seq_len, _ in rows]))
+        keys = [keys[:seq_len] for keys, (seq_len, _) in zip(long.keys, rows, strict=True)]
+        expected = dense(replace(long, rows=rows, keys=keys))
+        with patch.object(decode.mla, "plan", wraps=decode.mla.plan) as plan:
+            for layer in ("one", "two", "three"):
+                got = step.attend(layer, as_queries(long), long.cache, K_SCALE)
+                assert_close(got, expected)
+        assert plan.call_count == 1
+
+
+def test_a_step_between_two_layers_of_another_is_refused():
+    """Later layers would attend by the lengths of another step; from the first on all is well."""
     step = build((5, 1))
     decode = Decode(step.config, "cpu", (1,))
-    early = planned(decode, step)
-    planned(decode, step)
-    with pytest.raises(RuntimeError, match="metadata of step 1, where step 2 is planned"):
-        early.attend(as_queries(step), step.cache, K_SCALE)
+    one, other = described(decode, step), described(decode, step)
+    for described_step in (one, other):
+        described_step.attend("first", as_queries(step), step.cache, K_SCALE)
+    with pytest.raises(RuntimeError, match="another step was planned between two layers"):
+        one.attend("second", as_queries(step), step.cache, K_SCALE)
+    for layer in ("first", "second"):
+        assert_close(one.attend(layer, as_queries(step), step.cache, K_SCALE), dense(step))
 
 
 def test_codes_times_the_layers_scale():
@@ -77,7 +98,7 @@ def test_codes_times_the_layers_scale():
     step = replace(plain, keys=found)
     decode = Decode(config(cache_format="fp8_e4m3"), "cpu", (1,))
     k_scale = torch.tensor([scale])
-    got = planned(decode, step).attend(as_queries(step), of_layers_of_codes(codes), k_scale)
+    got = attend(step, decode, as_queries(step), of_layers_of_codes(codes), k_scale)
     assert_close(got, dense(step))
 
 
@@ -109,7 +130,7 @@ def test_ranks_of_context_parallelism():
         joined = torch.cat([whole.q_nope, whole.q_pe], dim=-1)
         assert joined.shape[-1] == R + P
         decode = Decode(step.config, "cpu", (1,))
-        out, lse = planned(decode, step).attend(joined, step.cache, K_SCALE)
+        out, lse = attend(step, decode, joined, step.cache)
         assert lse.dtype == torch.float32
         partials.append(Output(out.numpy(), lse.numpy()))
     assert np.isneginf(partials[1].lse[1]).all()  # the row of one key lies on rank 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 from mla_step import P, R, build
 
+from paged_mla_optimized.engines.vllm.decode import Step
 from paged_mla_optimized.engines.vllm.record import record
 from paged_mla_optimized.engines.vllm.tools.planted import HEALTHY, PLANTED
 from paged_mla_shared.dump import Dump, load_dump
@@ -34,19 +35,15 @@ class Builder:
 
     def build(self, _: int, common_attn_metadata: Any) -> Any:
         common = common_attn_metadata
-        planned = self.decode.plan(
-            query_start_loc=common.query_start_loc,
-            seq_lens=common.seq_lens,
-            block_table=common.block_table_tensor,
-            num_tokens=len(common.slot_mapping),
-        )
         rows, tokens = len(common.seq_lens), len(common.slot_mapping)
-        return SimpleNamespace(num_decodes=rows, num_decode_tokens=tokens, planned=planned)
+        table, lens = common.block_table_tensor, common.seq_lens
+        step = Step(self.decode, common.query_start_loc, lens, table, tokens)
+        return SimpleNamespace(num_decodes=rows, num_decode_tokens=tokens, step=step)
 
 
 class Base:
     def forward_mqa(self, q: Any, cache: torch.Tensor, metadata: Any, layer: Any) -> Any:
-        return metadata.planned.attend(q, cache, layer._k_scale)
+        return metadata.step.attend(layer, q, cache, layer._k_scale)
 
 
 @dataclass

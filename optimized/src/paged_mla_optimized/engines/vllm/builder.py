@@ -16,16 +16,16 @@ from vllm.v1.attention.backend import AttentionCGSupport
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.vllm.convert import cache_format, capacities
-from paged_mla_optimized.engines.vllm.decode import Decode, Planned
+from paged_mla_optimized.engines.vllm.decode import Decode, Step
 from paged_mla_optimized.engines.vllm.options import options_of
 from paged_mla_shared.errors import Unsupported
 
 
 @dataclass
 class PagedMlaDecodeMetadata(MLACommonDecodeMetadata):
-    """vLLM's, and the planned step."""
+    """vLLM's, and what layers plan and attend."""
 
-    planned: Planned | None = None
+    step: Step | None = None
 
 
 @dataclass
@@ -34,10 +34,9 @@ class PagedMlaMetadata(MLACommonMetadata[PagedMlaDecodeMetadata]):
 
 
 class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
-    """Plans decode rows on the device; prefill rows are described as vLLM does it.
+    """Hands decode rows on; prefill rows are described as vLLM does it.
 
-    vLLM calls it once a step, outside graphs, also before it captures one and before each replay:
-    captured layers read the buffers that ``plan`` has rewritten.
+    Lengths and tables that vLLM passes keep their addresses from a graph's capture to its replays.
     """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
@@ -88,17 +87,17 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
         dcp_tot_seq_lens_device: torch.Tensor | None,
         **_: Any,  # what the host knows
     ) -> PagedMlaDecodeMetadata:
-        planned = self.decode.plan(
-            query_start_loc=query_start_loc_device,
-            seq_lens=seq_lens_device,
-            block_table=block_table_tensor,
-            num_tokens=num_decode_tokens,
-        )
         return PagedMlaDecodeMetadata(
             block_table=block_table_tensor,
             seq_lens=seq_lens_device,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
-            planned=planned,
+            step=Step(
+                self.decode,
+                query_start_loc_device,
+                seq_lens_device,
+                block_table_tensor,
+                num_decode_tokens,
+            ),
         )
 
 

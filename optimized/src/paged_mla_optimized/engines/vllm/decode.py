@@ -1,4 +1,4 @@
-"""Decode rows of vLLM's steps: planned by the metadata builder, attended to by every layer."""
+"""Decode rows of vLLM's steps: described by the metadata builder, attended to by every layer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,34 @@ from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.engines.vllm.convert import query_len
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One planned step, for the metadata that its layers are given."""
+@dataclass(eq=False)
+class Step:
+    """A step, planned by the layer that comes first in it: in a CUDA graph if there is one.
+
+    A replay then plans by itself, and costs the host nothing. So a plan reads lengths and tables
+    as they are when layers run, and is made again whenever the first layer runs again.
+
+    Parameters
+    ----------
+    decode : Decode
+    query_start_loc : int32 [B + 1]
+    seq_lens : int32 [B]
+        This step's tokens included; of this rank's tokens under context parallelism.
+    block_table : int32 [B, M]
+    num_tokens : int
+        Padding included.
+    """
 
     decode: Decode
-    number: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    num_tokens: int
+    _first_layer: object = None
 
     def attend(
         self,
+        layer: object,
         q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         latents: torch.Tensor,
         k_scale: torch.Tensor,
@@ -30,6 +49,8 @@ class Planned:
 
         Parameters
         ----------
+        layer : object
+            Whose cache it is.
         q : dtype [T, H, R] and [T, H, P], or both in one [T, H, R + P]
             T counts the padding of a CUDA graph.
         latents, k_scale
@@ -44,11 +65,14 @@ class Planned:
         Raises
         ------
         RuntimeError
-            A later step was planned: its buffers have taken the place of this one's.
+            Another step was planned since this one's first layer ran.
         """
-        latest = self.decode.number
-        if self.number != latest:
-            raise RuntimeError(f"metadata of step {self.number}, where step {latest} is planned")
+        if self._first_layer is None or layer is self._first_layer:
+            self._first_layer = layer
+            self.decode.plan(self)
+            self.decode.planned = self
+        elif self.decode.planned is not self:
+            raise RuntimeError("another step was planned between two layers of this one")
         mla = self.decode.mla
         q_nope, q_pe = split_queries(q, mla.config.kv_lora_rank)
         return mla.attend(q_nope, q_pe, as_cache(mla.config.cache_format, latents, k_scale))
@@ -67,8 +91,8 @@ class Decode:
     Attributes
     ----------
     mla : PagedMla
-    number : int
-        Of the latest planned step.
+    planned : Step or None
+        The latest one.
     """
 
     def __init__(
@@ -76,30 +100,15 @@ class Decode:
     ) -> None:
         self.mla = PagedMla(config, device)
         self._query_lens = query_lens
-        self.number = 0
+        self.planned: Step | None = None
 
-    def plan(
-        self,
-        *,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        num_tokens: int,
-    ) -> Planned:
-        """Describe a step, before its graph is captured and again before each replay.
-
-        Parameters
-        ----------
-        query_start_loc : int32 [B + 1]
-        seq_lens : int32 [B]
-            This step's tokens included; of this rank's tokens under context parallelism.
-        block_table : int32 [B, M]
-        num_tokens : int
-            Padding included.
-        """
-        hint = query_len(len(seq_lens), num_tokens, self._query_lens)
+    def plan(self, step: Step) -> None:
+        """Plan a step."""
+        hint = query_len(len(step.seq_lens), step.num_tokens, self._query_lens)
         self.mla.plan(
-            query_start_loc, seq_lens, block_table, num_tokens=num_tokens, max_query_len=hint
+            step.query_start_loc,
+            step.seq_lens,
+            step.block_table,
+            num_tokens=step.num_tokens,
+            max_query_len=hint,
         )
-        self.number += 1
-        return Planned(self, self.number)

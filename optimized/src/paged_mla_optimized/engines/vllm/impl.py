@@ -8,7 +8,7 @@ import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 
 from paged_mla_optimized.engines.vllm.builder import PagedMlaMetadata
-from paged_mla_optimized.engines.vllm.decode import Planned
+from paged_mla_optimized.engines.vllm.decode import Step
 from paged_mla_shared.errors import Unsupported
 
 
@@ -65,5 +65,5 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend the step's decode rows."""
-        planned: Planned = attn_metadata.decode.planned
-        return planned.attend(q, kv_c_and_k_pe_cache, layer._k_scale)
+        step: Step = attn_metadata.decode.step
+        return step.attend(layer, q, kv_c_and_k_pe_cache, layer._k_scale)

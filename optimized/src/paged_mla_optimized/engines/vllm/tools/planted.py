@@ -23,7 +23,7 @@ from typing import Any
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.tools.model import VOCAB, build_model
-from paged_mla_optimized.engines.vllm.decode import Decode, Planned
+from paged_mla_optimized.engines.vllm.decode import Decode, Step
 from paged_mla_optimized.engines.vllm.record import record
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
@@ -37,10 +37,9 @@ _EVERY, _TOKENS = 8, 17  # the prompts are through before step 8, and step 16 is
 class ShortLengths(Decode):
     """Takes lengths without the step's tokens for lengths with them."""
 
-    def plan(self, *, seq_lens: Any, query_start_loc: Any, **named: Any) -> Planned:
+    def plan(self, step: Step) -> None:
         """Plan the step as if its tokens were not counted."""
-        context = seq_lens - query_start_loc.diff()
-        return super().plan(seq_lens=context, query_start_loc=query_start_loc, **named)
+        super().plan(replace(step, seq_lens=step.seq_lens - step.query_start_loc.diff()))
 
 
 class ScaleOfTheWidth(Decode):
@@ -54,9 +53,9 @@ class ScaleOfTheWidth(Decode):
 class TablesOfOtherRows(Decode):
     """Brings rows into another order than their tables."""
 
-    def plan(self, *, block_table: Any, **named: Any) -> Planned:
+    def plan(self, step: Step) -> None:
         """Plan the step with every row at the table of the row before it."""
-        return super().plan(block_table=block_table.roll(1, 0), **named)
+        super().plan(replace(step, block_table=step.block_table.roll(1, 0)))
 
 
 class BinaryLse(Decode):
