@@ -1,7 +1,7 @@
 """A step of vLLM in a CUDA graph, which plans by itself; no vLLM here."""
 
 import torch
-from gpu_step import CONFIG, LAYERS, P, R, Model, make_batch, same
+from gpu_step import CONFIG, LAYERS, Model, P, R, make_batch, same
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.engines.vllm.decode import Decode, Step
