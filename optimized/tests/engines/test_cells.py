@@ -53,12 +53,16 @@ def main(monkeypatch, tmp_path):
 
 
 def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
+    order = []
+
     def run(_model, backend, _options, use):
+        order.append(backend)
         if backend == "A":
             raise ImportError("no A")
         use(Timer())
 
     assert main(run, "--heads", "128", "--layers", "2") == 0
+    assert order == ["OURS", "A", "B", "A", "B", "OURS"]  # none is always the first
     said = capsys.readouterr().out
     assert "no A" in said
     assert "OURS 8x64: left out" in said

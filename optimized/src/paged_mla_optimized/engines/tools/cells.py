@@ -89,7 +89,9 @@ class Command:
             "command": self._command(),
         }
         timed = {name: _Cells(name, options, facts) for name in options.backends}
-        turns = [name for _ in range(options.rounds) for name in options.backends]
+        turns = [
+            name for first in range(options.rounds) for name in rotated(options.backends, first)
+        ]
         end = time.monotonic() + options.seconds
         for number, backend in enumerate(turns):
             timed[backend].begin(end, len(turns) - number)
@@ -151,6 +153,12 @@ class _Cells:
             self.path.write_text(json.dumps(self.found, indent=1))
             told = " ".join(f"{ms:.3f}" for ms in found)
             print(f"{name} {cell}: {told} ms, in {took:.1f} s, {expected:.1f} expected", flush=True)
+
+
+def rotated(names: list[str], first: int) -> list[str]:
+    """Return the names from one of them on, round and round: a host grows faster or slower."""
+    first %= len(names)
+    return names[first:] + names[:first]
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
