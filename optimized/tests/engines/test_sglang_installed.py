@@ -20,7 +20,7 @@ from sglang_step import SPARE, hold
 
 from paged_mla_optimized.engines.sglang import registration
 from paged_mla_optimized.engines.sglang.registration import NAME
-from paged_mla_optimized.engines.sglang.tools import check
+from paged_mla_optimized.engines.sglang.tools import answer
 from paged_mla_optimized.engines.sglang.tools.scenes import SCENES
 from paged_mla_optimized.engines.sglang.versions import RECORDED
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -29,6 +29,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     sglang = pytest.importorskip("sglang", reason="SGLang is not installed")
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -343,6 +344,33 @@ def test_a_draft_models_window_and_steps(settings, monkeypatch):
         PagedMlaDraftBackend(runner, 4, 3)
 
 
+def test_layers_are_told_which_draft_backend_runs_them(monkeypatch):
+    """A layer that took the target's name for it would hand over queries in two parts."""
+    monkeypatch.setattr(draft_utils, "attention_backends", lambda: (NAME, NAME), raising=False)
+    runner = SimpleNamespace(
+        draft_attention_backend="triton",
+        model_config=SimpleNamespace(hf_config=None, hf_text_config=None),
+        **dict.fromkeys(("hybrid_gdn_config", "mambaish_config", "linear_attn_model_spec")),
+    )
+    registration.hook_drafts()
+    factory = object.__new__(draft_utils.DraftBackendFactory)
+    factory.__dict__.update(
+        draft_model_runner=runner,
+        draft_attn_backend="triton",
+        speculative_num_steps=3,
+        qsa_profile=None,
+    )
+    steps = SimpleNamespace(attn_backends=[AttentionBackend(), AttentionBackend()])
+    is_named = "stamps_children" in inspect.signature(factory._create_backend).parameters
+    made = ("triton", steps) if is_named else steps
+    monkeypatch.setattr(
+        draft_utils.DraftBackendFactory, "_create_triton_decode_backend", lambda _: made
+    )
+    for backend in (factory.create_decode_backend(), *steps.attn_backends):
+        assert backend.decode_attention_backend_str == "triton"
+        assert backend.prefill_attention_backend_str == "triton"
+
+
 def test_prompts_go_either_way():
     """S-21: over latents with what is cached; over heads alone, and to a chunk of the cached."""
     step = build((40, 20), (17, 7))
@@ -414,7 +442,8 @@ def test_what_is_not_served(settings):
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_it_knows_the_arguments_of_a_scene(name):
+def test_it_knows_the_arguments_of_a_scene(name, monkeypatch):
     """Names alone: what they mean is asked where there is a GPU."""
-    given = check._given(Path("model"), SCENES[name], NAME)
+    monkeypatch.setattr(answer, "build_model", lambda folder, **_: folder)
+    given = answer.given(SCENES[name], NAME, Path("model"))
     assert set(given) <= set(inspect.signature(ServerArgs).parameters)

@@ -8,7 +8,7 @@ from typing import Any
 from sglang.srt.model_executor.forward_batch_info import ForwardMode, build_inner_fb_view
 
 from paged_mla_optimized.engines.sglang.backend import PagedMlaBackend
-from paged_mla_optimized.engines.sglang.versions import made
+from paged_mla_optimized.engines.sglang.versions import with_ours
 from paged_mla_shared.errors import Unsupported
 
 
@@ -75,10 +75,10 @@ def add_to_table(name: str) -> Callable[..., Any]:
 
         def ours() -> Any:
             if is_decode:
-                steps = factory.speculative_num_steps
-                return made(original, name, PagedMlaDraftBackend(runner, factory.topk, steps))
-            return made(original, name, PagedMlaBackend(runner))
+                return PagedMlaDraftBackend(runner, factory.topk, factory.speculative_num_steps)
+            return PagedMlaBackend(runner)
 
-        return original(factory, backend_name, backend_map | {name: ours}, *args, **named)
+        makers = with_ours(original, backend_map, name, ours)
+        return original(factory, backend_name, makers, *args, **named)
 
     return create

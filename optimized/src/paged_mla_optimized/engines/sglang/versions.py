@@ -6,6 +6,7 @@ what                                           0.5.17                   0.5.23
 a pool that moves tokens about                 its allocator's          ``kv_index_translator`` of
                                                ``translate_kv_loc``     the runner
 what makes a draft's backend                   returns a backend        returns a name and a backend
+a draft's backend                              has no name              has the name of its kind
 the pool's own writer and slot 0               writes it                leaves it out, as ours does
 =============================================  =======================  ===========================
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 RECORDED = ("0.5.17", "0.5.23")
@@ -38,7 +40,34 @@ def moves_tokens(runner: Any) -> bool:
     return getattr(runner.token_to_kv_pool_allocator, "translate_kv_loc", None) is not None
 
 
-def made(create_backend: Callable[..., Any], name: str, backend: Any) -> Any:
-    """Return a draft's backend in the form that ``_create_backend`` takes from its table."""
-    is_named = "stamps_children" in inspect.signature(create_backend).parameters
-    return (name, backend) if is_named else backend
+def with_ours(
+    create_backend: Callable[..., Any],
+    makers: dict[str, Callable[[], Any]],
+    name: str,
+    make: Callable[[], Any],
+) -> dict[str, Callable[[], Any]]:
+    """Return what makes drafts' backends, ours among them, so that each has the name of its kind.
+
+    A layer asks the backend that runs it for that name, and falls back on the target's: then it
+    would hand queries to a draft's backend in the way that the target's takes them.
+
+    Parameters
+    ----------
+    create_backend : callable
+        ``DraftBackendFactory._create_backend``, which takes them from such a table.
+    makers : dict
+        By name.
+    name : str
+    make : callable
+        Makes ours.
+    """
+    if "stamps_children" in inspect.signature(create_backend).parameters:
+        return makers | {name: lambda: (name, make())}
+    return {known: partial(_named, known, maker) for known, maker in (makers | {name: make}).items()}
+
+
+def _named(name: str, make: Callable[[], Any]) -> Any:
+    backend = make()
+    for one in (backend, *getattr(backend, "attn_backends", ())):  # of the steps of a draft
+        one.prefill_attention_backend_str = one.decode_attention_backend_str = name
+    return backend
