@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     YARDSTICK,
     prompts,
 )
+from paged_mla_optimized.engines.tools import report
 from paged_mla_optimized.engines.tools.cells import Cell
 from paged_mla_optimized.engines.tools.history import History
 from paged_mla_optimized.engines.tools.report import judge
@@ -134,12 +136,53 @@ def a_pass(largest=0.05, gap=0.0625):
     ],
 )
 def test_a_scene_is_good_or_says_why_not(capsys, ours, cached, said):
-    runs = [{"run": "triton again", "passes": [a_pass(0.06)]}, {"run": "fa3", "error": "Tr\nno"}]
+    runs = [{"run": "triton again", "passes": [a_pass(0.06)]}, {"run": "fa3", "passes": [a_pass()]}]
     mine = {"passes": [a_pass(), ours], "cached_tokens": [0, cached]} if ours else {"error": "no"}
     found = {"runs": [*runs, {"run": "paged_mla", **mine}], "own": [a_pass(0.06)]}
     problems = judge({"graphs": found}, "paged_mla", SCENES, check.problem_of)
     assert (problems == {"graphs": ""}) == said.startswith("as")
     assert said in capsys.readouterr().out
+
+
+def a_scene(largest, own, *, answered=True):
+    fa3 = {"passes": [a_pass()]} if answered else {"error": "Tr\nno"}
+    runs = [{"run": "triton again", "passes": [a_pass()]}, {"run": "fa3"} | fa3]
+    mine = {"run": "paged_mla", "passes": [a_pass(largest)], "cached_tokens": [0, 9]}
+    return {"runs": [*runs, mine], "own": [a_pass(own)]}
+
+
+def test_a_scene_is_held_against_backends_that_answered():
+    """Two passes of the yardstick alone are near each other; other scenes and runs count."""
+    silent, beside = a_scene(0.05, 0.09, answered=False), a_scene(0.05, 0.06)
+    assert "no own backend answered" in problems_of({"chain": silent})["chain"]
+    assert problems_of({"chain": silent, "eager": beside}) == {"chain": "", "eager": ""}
+    assert problems_of({"chain": silent}, {"eager": beside, "of-old": beside}) == {"chain": ""}
+    assert problems_of({"chain": a_scene(0.07, 0.06)}, {"heads-128": a_scene(0.1, 0.1)})["chain"]
+
+
+def problems_of(results, earlier=None):
+    return judge(results, "paged_mla", SCENES, check.problem_of, earlier)
+
+
+def test_scenes_of_an_earlier_run_are_kept_and_count_where_the_device_is_the_same(
+    monkeypatch, tmp_path
+):
+    facts = {"device": "H200", "torch": "2", "triton": "3", "date": "today", "commit": "a"}
+    monkeypatch.setattr(report, "version", lambda _: "0.5.17")
+    stem = tmp_path / "sglang"
+    assert report.read(stem, "sglang") == report.read(None, "sglang") == {}
+    for device, commit, names in (("H100", "a", ["eager"]), ("H200", "b", ["graphs", "tree"])):
+        now = facts | {"device": device, "commit": commit}
+        monkeypatch.setattr(report, "device_record", lambda now=now: now)
+        results = {name: a_scene(0.05, 0.06) for name in names}
+        report.write(stem, "sglang", "paged_mla", results, dict.fromkeys(names, ""))
+    assert set(report.read(stem, "sglang")) == {"graphs", "tree"}
+    kept = json.loads(stem.with_suffix(".json").read_text())
+    assert {name: scene["facts"]["commit"] for name, scene in kept.items()} == {
+        "eager": "a",
+        "graphs": "b",
+        "tree": "b",
+    }
 
 
 @pytest.fixture
@@ -167,17 +210,24 @@ def engines(monkeypatch, tmp_path):
     return SimpleNamespace(asked=asked, broken=broken, options=options)
 
 
-def test_scenes_of_one_model_share_a_history_and_ours_is_asked_first(engines):
-    found = check.ask(["graphs", "eager", "page-16"], engines.options)
-    assert engines.asked[:2] == ["history-h16-p64-auto", "history-h16-p16-auto"]
-    assert engines.asked[2:5] == ["graphs-paged_mla", "eager-paged_mla", "page-16-paged_mla"]
-    assert len(engines.asked) == 5 + 3 + 3 + 2
-    assert list(found) == ["graphs", "eager", "page-16"]
+def test_scenes_of_one_model_share_a_history_and_what_matters_is_asked_first(engines):
+    found = check.ask(["graphs", "eager", "page-16", "fp8"], engines.options)
+    assert engines.asked[:3] == [
+        "history-h16-p64-auto",
+        "history-h16-p16-auto",
+        "history-h16-p64-fp8_e4m3",
+    ]
+    ours = ["graphs-paged_mla", "eager-paged_mla", "page-16-paged_mla", "fp8-paged_mla"]
+    assert engines.asked[3:7] == ours
+    assert engines.asked[7:9] == ["graphs-fa3", "fp8-fa3"]
+    others = ["graphs-triton", "graphs-flashmla", "eager-fa3", "page-16-fa3", "fp8-triton"]
+    assert engines.asked[9:] == others
+    assert list(found) == ["graphs", "eager", "page-16", "fp8"]
 
 
 def test_an_engine_that_ends_its_process_leaves_the_others(engines):
     runs = {run["run"]: run for run in check.ask(["graphs"], engines.options)["graphs"]["runs"]}
-    assert list(runs) == ["triton again", "paged_mla", "triton", "fa3", "flashmla"]
+    assert list(runs) == ["triton again", "paged_mla", "fa3", "triton", "flashmla"]
     assert runs["fa3"] == {"run": "fa3", "error": "ImportError: no FA3"}
     assert "error" not in runs["flashmla"]
     written = json.loads((engines.options.folder / "graphs.json").read_text())
@@ -185,12 +235,31 @@ def test_an_engine_that_ends_its_process_leaves_the_others(engines):
     assert names == {"history", "triton", "flashmla"}
 
 
-def test_without_a_history_nobody_is_asked(engines, capsys):
+def test_without_a_history_nobody_is_asked_or_waits(engines, capsys):
     engines.broken.append("history-h16-p64-auto")
+    stale = engines.options.folder / "history-h16-p64-auto.pickle"
+    stale.write_bytes(pickle.dumps("of an earlier run"))
     found = check.ask(["graphs"], engines.options)
     assert engines.asked == ["history-h16-p64-auto"]
     assert judge(found, "paged_mla", SCENES, check.problem_of)["graphs"]
     assert "ImportError: no FA3" in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match=r"history-h16-p64-auto\.log"):
+        answer.wait_for(stale)
+
+
+def test_an_engine_that_was_ended_says_so(engines):
+    engines.options.seconds = 0
+    engines.broken.append("graphs-triton")
+    runs = {run["run"]: run for run in check.ask(["graphs"], engines.options)["graphs"]["runs"]}
+    assert runs["triton"]["error"] == "out of time"
+
+
+def test_a_history_is_waited_for(tmp_path):
+    path = tmp_path / "history.pickle"
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(answer.wait_for, path)
+        answer.give(path, pickle.dumps([7]))
+        assert waiting.result(timeout=5) == [7]
 
 
 def test_a_silent_log_is_a_reason_too(tmp_path):
@@ -220,7 +289,9 @@ def test_scenes_hold_what_they_ask():
     assert LONGEST + 64 < CONTEXT_LEN
     assert sum(map(len, many)) + 64 * len(many) < answer.POOL
     for name, scene in SCENES.items():
-        assert YARDSTICK in scene.peers, name
+        model = scene.heads, scene.kv_cache_dtype
+        alike = [s for s in SCENES.values() if (s.heads, s.kv_cache_dtype) == model]
+        assert {peer for s in alike for peer in s.peers} > {YARDSTICK}, name
         breadth = scene.arguments.get("speculative_ngram_max_bfs_breadth")
         breadth = breadth or scene.arguments.get("speculative_eagle_topk")
         trees = "speculative_algorithm" in scene.arguments and breadth != 1

@@ -83,6 +83,7 @@ def a_scene(ours, own=0.06, **counts):
     mine = {"preemptions": 1, "steps_with_drafts": 5, "cached_tokens": [0, 99]} | counts
     runs = [
         {"run": "TRITON_MLA again", "passes": [a_pass(0.04)]},
+        {"run": "FLASHMLA", "passes": [a_pass(), a_pass()]},
         {"run": "CUSTOM", "passes": [a_pass(), ours], **mine},
     ]
     return {"runs": runs, "own": [a_pass(own), a_pass()]}

@@ -63,7 +63,9 @@ def with_ours(
     """
     if "stamps_children" in inspect.signature(create_backend).parameters:
         return makers | {name: lambda: (name, make())}
-    return {known: partial(_named, known, maker) for known, maker in (makers | {name: make}).items()}
+    return {
+        known: partial(_named, known, maker) for known, maker in (makers | {name: make}).items()
+    }
 
 
 def _named(name: str, make: Callable[[], Any]) -> Any:

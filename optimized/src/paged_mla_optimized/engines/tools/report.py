@@ -40,11 +40,12 @@ def judge(
     ours: str,
     scenes: Mapping[str, S],
     problem_of: Callable[[S, dict[str, Any]], str],
+    earlier: Mapping[str, Result] | None = None,
 ) -> dict[str, str]:
     """Print every scene; return what is wrong with each, or "".
 
     Our passes may not be further from the yardstick than any two passes of the engine's own
-    backends are from each other, in all these scenes of the same model and cache.
+    backends are from each other, in all scenes of the same model and cache, these and `earlier`.
 
     Parameters
     ----------
@@ -55,8 +56,10 @@ def judge(
     scenes : mapping
     problem_of : callable
         Says what else is wrong with a scene and our run in it.
+    earlier : mapping or None
+        See :func:`read`.
     """
-    found = {}
+    found, known = {}, {**(earlier or {}), **results}
     width = max(map(len, results))
     for name, result in results.items():
         runs = result.get("runs", [])
@@ -66,7 +69,7 @@ def judge(
         mine = [run for run in runs if run["run"] == ours and "passes" in run]
         if mine:
             problem = problem_of(scenes[name], mine[0])
-            problem = problem or beyond(mine[0]["passes"], _own(name, results, scenes))
+            problem = problem or _beyond(mine[0]["passes"], _own(name, known, scenes, ours))
         else:
             problem = f"no answer of {ours}: see {name}.log"
         print(f"{name:{width}} {problem or 'as far apart as its own backends, or less'}")
@@ -78,12 +81,43 @@ def _failure(run: dict[str, Any]) -> str:
     return f"failed: {run['error'].splitlines()[-1][:110]}"
 
 
-def _own(name: str, results: dict[str, Result], scenes: Mapping[str, S]) -> list[Any]:
+def _beyond(ours: list[Any], own: list[Any]) -> str:
+    return beyond(ours, own) if own else "no own backend answered that it could be held against"
+
+
+def _own(name: str, results: Mapping[str, Result], scenes: Mapping[str, S], ours: str) -> list[Any]:
+    """Return pairs of scenes alike, where more than the yardstick answered."""
+
     def model(scene: S) -> tuple[int, str]:
         return scene.heads, scene.kv_cache_dtype
 
-    alike = [result for n, result in results.items() if model(scenes[n]) == model(scenes[name])]
-    return [pair for result in alike for pair in result.get("own", [])]
+    def answered(result: Result) -> bool:
+        _, *followers = result.get("runs") or [None]
+        return any("passes" in run for run in followers if run["run"] != ours)
+
+    return [
+        pair
+        for n, result in results.items()
+        if n in scenes and model(scenes[n]) == model(scenes[name]) and answered(result)
+        for pair in result["own"]
+    ]
+
+
+def read(stem: Path | None, engine: str) -> dict[str, Result]:
+    """Return what STEM.json says of scenes that this engine ran on this kind of device."""
+    path = stem.with_suffix(".json") if stem else None
+    if path is None or not path.exists():
+        return {}
+    here = _facts(engine)
+    return {
+        name: scene
+        for name, scene in json.loads(path.read_text()).items()
+        if all(scene["facts"][key] == here[key] for key in ("engine", "device"))
+    }
+
+
+def _facts(engine: str) -> dict[str, str]:
+    return device_record() | {"engine": f"{engine} {version(engine)}"}
 
 
 def write(
@@ -103,7 +137,7 @@ def write(
     """
     path = stem.with_suffix(".json")
     scenes = json.loads(path.read_text()) if path.exists() else {}
-    facts = device_record() | {"engine": f"{engine} {version(engine)}"}
+    facts = _facts(engine)
     for name, result in results.items():
         scenes[name] = {"facts": facts, "problem": problems[name]} | result
     path.parent.mkdir(parents=True, exist_ok=True)

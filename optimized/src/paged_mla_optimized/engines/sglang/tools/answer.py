@@ -1,7 +1,7 @@
 """One engine of ``check``, in a process of its own: SGLang ends a process whose engine fails.
 
-It begins a history, where no backend is named, or follows one. Numbers go to ``FOLDER/NAME.json``,
-logprobs to ``FOLDER/NAME.pickle``.
+It begins a history, where no backend is named, or follows one, which may still be in the making
+while this engine is made. Numbers go to ``FOLDER/NAME.json``, logprobs to ``FOLDER/NAME.pickle``.
 """
 
 from __future__ import annotations
@@ -41,25 +41,40 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     scene, folder, start = SCENES[options.scene], options.folder, time.monotonic()
-    if options.backend:
-        history = pickle.loads(options.history.read_bytes())[0]
-        numbers, logprobs = run_engine(
-            given(scene, options.backend, folder),
-            lambda engine: passes(partial(ask, engine), history, 2),
-        )
-        found: Any = logprobs
-    else:
-        history, (numbers, logprobs) = run_engine(
-            given(scene.plain, YARDSTICK, folder),
-            lambda engine: begin(partial(ask, engine), prompts(), options.tokens),
-        )
-        found = history, logprobs
-    (folder / f"{options.name}.pickle").write_bytes(pickle.dumps(found))
+
+    def use(engine: Any) -> tuple[float, dict[str, Any], Any]:
+        made, asked = time.monotonic() - start, partial(ask, engine)
+        if options.backend:
+            return made, *passes(asked, wait_for(options.history)[0], 2)
+        history, (numbers, logprobs) = begin(asked, prompts(), options.tokens)
+        return made, numbers, (history, logprobs)
+
+    set_up = scene if options.backend else scene.plain
+    made, numbers, told = run_engine(given(set_up, options.backend or YARDSTICK, folder), use)
+    give(folder / f"{options.name}.pickle", pickle.dumps(told))
     run = {
         "run": options.backend or f"{YARDSTICK} again",
+        "made_seconds": round(made, 1),
         "seconds": round(time.monotonic() - start, 1),
     }
     (folder / f"{options.name}.json").write_text(json.dumps(run | numbers))
+
+
+def give(path: Path, data: bytes) -> None:
+    """Write a file that others wait for: whole, or not yet there."""
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+def wait_for(path: Path) -> Any:
+    """Return what a file will hold; it is empty where its process failed."""
+    while not path.exists():
+        time.sleep(0.1)
+    data = path.read_bytes()
+    if not data:
+        raise RuntimeError(f"no history: see {path.stem}.log")
+    return pickle.loads(data)
 
 
 def models(scene: Scene, folder: Path) -> tuple[Path, Path]:
@@ -90,6 +105,7 @@ def given(scene: Scene, backend: str, folder: Path) -> dict[str, Any]:
         chunked_prefill_size=2048,
         max_total_tokens=POOL,
         mem_fraction_static=0.6,  # the pool is smaller; engines beside this one take memory too
+        sleep_on_idle=True,  # and processors, while a history is made
         **more,
     )
 

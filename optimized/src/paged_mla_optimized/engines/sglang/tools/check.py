@@ -1,15 +1,17 @@
 """Generate with SGLang through this backend and through SGLang's own, at the same histories.
 
-    python -m paged_mla_optimized.engines.sglang.tools.check [SCENE ...] [--jobs 12] [--folder out]
+    python -m paged_mla_optimized.engines.sglang.tools.check [SCENE ...] [--jobs 16] [--folder out]
 
 Every engine runs in a process of its own (``answer.py``), several at a time: times mean nothing
-then. The history of a scene is what the yardstick generates for its model and cache, eagerly and
-with no drafts. Then each backend, in the scene's graphs, speculation and cache, says what it thinks
-of every step: once with an empty prefix cache and once with hits. A line has, for each of the two,
-the largest and the median difference of logprobs to the yardstick, the steps whose likeliest token
-differs, and the largest gap there. All numbers are in ``FOLDER/SCENE.json``, also of every two
-passes of SGLang's own backends. The exit status is 1 if a scene failed, or was further from the
-yardstick than any two of those are from each other, in all scenes of the same model and cache.
+then. What matters most is asked first: ours in every scene, then one of SGLang's own backends for
+each model and cache. The history of a scene is what the yardstick generates for its model and
+cache, eagerly and with no drafts. Then each backend, in the scene's graphs, speculation and cache,
+says what it thinks of every step: once with an empty prefix cache and once with hits. A line has,
+for each of the two, the largest and the median difference of logprobs to the yardstick, the steps
+whose likeliest token differs, and the largest gap there. All numbers are in
+``FOLDER/SCENE.json``, also of every two passes of SGLang's own backends. The exit status is 1 if a
+scene failed, or was further from the yardstick than any two of those are from each other, in all
+scenes of the same model and cache: of this run, and of those that ``--out`` adds to.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paged_mla_optimized.engines.sglang.registration import NAME
-from paged_mla_optimized.engines.sglang.tools.answer import models
+from paged_mla_optimized.engines.sglang.tools.answer import give, models
 from paged_mla_optimized.engines.sglang.tools.scenes import SCENES, Scene
 from paged_mla_optimized.engines.tools.apart import options_of, run_apart
 from paged_mla_optimized.engines.tools.history import pairs
-from paged_mla_optimized.engines.tools.report import judge, write
+from paged_mla_optimized.engines.tools.report import judge, read, write
 
 _ANSWER = "paged_mla_optimized.engines.sglang.tools.answer"
 
@@ -39,11 +41,11 @@ Run: TypeAlias = dict[str, Any]
 
 def main() -> int:
     """Ask the engines of scenes, and compare."""
-    options = options_of(__doc__, SCENES, jobs=12, folder="out/sglang")
+    options = options_of(__doc__, SCENES, jobs=16, folder="out/sglang")
     for name in options.scenes:  # once, not in each process
         models(SCENES[name], options.folder)
     results = ask(options.scenes, options)
-    problems = judge(results, NAME, SCENES, problem_of)
+    problems = judge(results, NAME, SCENES, problem_of, read(options.out, "sglang"))
     failed = [name for name, problem in problems.items() if problem]
     print(f"beyond or failed: {', '.join(failed) or 'none'}")
     if options.out:
@@ -52,39 +54,51 @@ def main() -> int:
 
 
 def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Have histories begun, and followed: by ours in every scene before any other backend."""
+    """Have histories begun, and followed by engines that are made meanwhile."""
     folder, deadline = options.folder, time.monotonic() + options.seconds
 
     def run(stem: str, name: str, *more: str) -> Run:
         found = run_apart(_ANSWER, stem, folder, ["--scene", name, *more], deadline)
-        return found or {"error": reason(folder / f"{stem}.log")}
+        late = time.monotonic() >= deadline
+        return found or {"error": "out of time" if late else reason(folder / f"{stem}.log")}
 
     def begin(history: str) -> Run:
-        return run(history, scene_of[history], "--tokens", str(options.tokens))
+        found = run(history, scene_of[history], "--tokens", str(options.tokens))
+        if "error" in found:
+            give(_pickle(folder, history), b"")  # nobody waits for it any longer
+        return found
 
-    def follow(job: tuple[str, str]) -> Run:
-        name, backend = job
+    def follow(name: str, backend: str) -> Run:
         history = SCENES[name].history
-        if "error" in begun[history]:
+        if begun[history].done() and "error" in begun[history].result():
             return {"error": "no history"}
-        given = ["--backend", backend, "--history", str(folder / f"{history}.pickle")]
+        given = ["--backend", backend, "--history", str(_pickle(folder, history))]
         return run(f"{name}-{backend}", name, *given)
 
     scene_of = {SCENES[name].history: name for name in names}
-    jobs = [(name, NAME) for name in names]
-    jobs += [(name, peer) for name in names for peer in SCENES[name].peers]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        begun = dict(zip(scene_of, pool.map(begin, scene_of), strict=True))
-        told = dict(zip(jobs, pool.map(follow, jobs), strict=True))
+    for history in scene_of:
+        _pickle(folder, history).unlink(missing_ok=True)  # of an earlier run
+    with ThreadPoolExecutor(options.jobs) as pool:  # in this order: histories are never waited for
+        begun = {history: pool.submit(begin, history) for history in scene_of}
+        told = {job: pool.submit(follow, *job) for job in in_order(names)}
     return {
         name: compare(
             name,
-            begun[SCENES[name].history],
-            {backend: told[name, backend] for backend in (NAME, *SCENES[name].peers)},
+            begun[SCENES[name].history].result(),
+            {backend: told[name, backend].result() for backend in (NAME, *SCENES[name].peers)},
             folder,
         )
         for name in names
     }
+
+
+def in_order(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return scenes and backends: ours, the first peer of each model and cache, the others."""
+    first = {(SCENES[name].heads, SCENES[name].kv_cache_dtype): name for name in reversed(names)}
+    jobs = [(name, NAME) for name in names]
+    jobs += [(name, SCENES[name].peers[0]) for name in names if name in first.values()]
+    jobs += [(name, peer) for name in names for peer in SCENES[name].peers]
+    return list(dict.fromkeys(jobs))
 
 
 def reason(log: Path) -> str:
@@ -98,7 +112,7 @@ def compare(name: str, begun: Run, told: dict[str, Run], folder: Path) -> dict[s
     """Return a scene's runs and how far its own backends are apart, and write them."""
 
     def logprobs(stem: str) -> Any:
-        return pickle.loads((folder / f"{stem}.pickle").read_bytes())
+        return pickle.loads(_pickle(folder, stem).read_bytes())
 
     runs = [{"run": "history"} | begun]
     runs += [{"run": backend} | run for backend, run in told.items()]
@@ -113,6 +127,10 @@ def compare(name: str, begun: Run, told: dict[str, Run], folder: Path) -> dict[s
         found["own"] = pairs(history, {begun["run"]: again} | own)
     (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
     return found
+
+
+def _pickle(folder: Path, stem: str) -> Path:
+    return folder / f"{stem}.pickle"
 
 
 def problem_of(_scene: Scene, ours: Run) -> str:

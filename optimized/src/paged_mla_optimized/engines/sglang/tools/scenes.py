@@ -9,8 +9,7 @@ from typing import Any
 from paged_mla_optimized.engines.tools.history import prompts as ragged_prompts
 
 YARDSTICK = "triton"
-_ALL = (YARDSTICK, "fa3", "flashmla")
-_OF_ANY_PAGE = (YARDSTICK, "fa3")
+_DEFAULT = "fa3"  # SGLang's, on Hopper
 LONGEST = 12_000
 CONTEXT_LEN = 16_384
 
@@ -24,7 +23,8 @@ class Scene:
     mode : str
         One of ``engine.MODES``.
     peers : tuple of str
-        SGLang's own backends that serve it; the yardstick is among them.
+        SGLang's own backends that are asked too. How far they are apart is pooled over scenes of
+        one model and cache: few of each are enough.
     page_size, heads : int
     kv_cache_dtype : str
     arguments : dict
@@ -32,7 +32,7 @@ class Scene:
     """
 
     mode: str = "graphs"
-    peers: tuple[str, ...] = _ALL
+    peers: tuple[str, ...] = (_DEFAULT,)
     page_size: int = 64
     heads: int = 16
     kv_cache_dtype: str = "auto"
@@ -74,16 +74,16 @@ _TREES = _DRAFT_MODEL | {
 }
 
 SCENES = {
-    "graphs": Scene(),
+    "graphs": Scene(peers=(_DEFAULT, YARDSTICK, "flashmla")),
     "eager": Scene(mode="eager"),
-    "heads-128": Scene(heads=128),
-    "page-16": Scene(page_size=16, peers=_OF_ANY_PAGE),
-    "fp8": Scene(kv_cache_dtype="fp8_e4m3"),
+    "heads-128": Scene(heads=128, peers=(_DEFAULT, YARDSTICK)),
+    "page-16": Scene(page_size=16),
+    "fp8": Scene(kv_cache_dtype="fp8_e4m3", peers=(_DEFAULT, YARDSTICK)),
     "mixed": Scene(arguments={"enable_mixed_chunk": True}),
     "chain": Scene(arguments=_CHAIN),
     "draft-model": Scene(arguments=_DRAFT_MODEL),
-    "tree": Scene(page_size=1, peers=_OF_ANY_PAGE, arguments=_NGRAM),
-    "draft-tree": Scene(page_size=1, peers=_OF_ANY_PAGE, arguments=_TREES),
+    "tree": Scene(page_size=1, peers=(YARDSTICK,), arguments=_NGRAM),
+    "draft-tree": Scene(page_size=1, peers=(YARDSTICK,), arguments=_TREES),
 }
 """By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
 

@@ -29,7 +29,7 @@ import torch
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
 from paged_mla_optimized.engines.tools.history import begin, pairs, passes
 from paged_mla_optimized.engines.tools.model import build_model
-from paged_mla_optimized.engines.tools.report import judge, write
+from paged_mla_optimized.engines.tools.report import judge, read, write
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
 from paged_mla_optimized.engines.vllm.tools.scenes import (
@@ -59,7 +59,7 @@ def main() -> int:
     for scene in (scenes[name] for name in names):  # once, not in each process
         _models(options.folder, scene)
     results = dict(zip(names, run_scenes(_MODULE, options), strict=True))
-    problems = judge(results, NAME, scenes, problem_of)
+    problems = judge(results, NAME, scenes, problem_of, read(options.out, "vllm"))
     failed = [name for name, problem in problems.items() if problem]
     print(f"beyond or failed: {', '.join(failed) or 'none'}")
     if options.out:
