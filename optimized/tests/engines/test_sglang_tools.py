@@ -212,16 +212,12 @@ def engines(monkeypatch, tmp_path):
 
 def test_scenes_of_one_model_share_a_history_and_what_matters_is_asked_first(engines):
     found = check.ask(["graphs", "eager", "page-16", "fp8"], engines.options)
-    assert engines.asked[:3] == [
-        "history-h16-p64-auto",
-        "history-h16-p16-auto",
-        "history-h16-p64-fp8_e4m3",
-    ]
+    assert engines.asked[:2] == ["history-h16-auto", "history-h16-fp8_e4m3"]
     ours = ["graphs-paged_mla", "eager-paged_mla", "page-16-paged_mla", "fp8-paged_mla"]
-    assert engines.asked[3:7] == ours
-    assert engines.asked[7:9] == ["graphs-fa3", "fp8-fa3"]
+    assert engines.asked[2:6] == ours
+    assert engines.asked[6:8] == ["graphs-fa3", "fp8-fa3"]
     others = ["graphs-triton", "graphs-flashmla", "eager-fa3", "page-16-fa3", "fp8-triton"]
-    assert engines.asked[9:] == others
+    assert engines.asked[8:] == others
     assert list(found) == ["graphs", "eager", "page-16", "fp8"]
 
 
@@ -236,14 +232,14 @@ def test_an_engine_that_ends_its_process_leaves_the_others(engines):
 
 
 def test_without_a_history_nobody_is_asked_or_waits(engines, capsys):
-    engines.broken.append("history-h16-p64-auto")
-    stale = engines.options.folder / "history-h16-p64-auto.pickle"
+    engines.broken.append("history-h16-auto")
+    stale = engines.options.folder / "history-h16-auto.pickle"
     stale.write_bytes(pickle.dumps("of an earlier run"))
     found = check.ask(["graphs"], engines.options)
-    assert engines.asked == ["history-h16-p64-auto"]
+    assert engines.asked == ["history-h16-auto"]
     assert judge(found, "paged_mla", SCENES, check.problem_of)["graphs"]
     assert "ImportError: no FA3" in capsys.readouterr().out
-    with pytest.raises(RuntimeError, match=r"history-h16-p64-auto\.log"):
+    with pytest.raises(RuntimeError, match=r"history-h16-auto\.log"):
         answer.wait_for(stale)
 
 

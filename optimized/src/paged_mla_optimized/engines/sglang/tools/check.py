@@ -4,14 +4,14 @@
 
 Every engine runs in a process of its own (``answer.py``), several at a time: times mean nothing
 then. What matters most is asked first: ours in every scene, then one of SGLang's own backends for
-each model and cache. The history of a scene is what the yardstick generates for its model and
-cache, eagerly and with no drafts. Then each backend, in the scene's graphs, speculation and cache,
-says what it thinks of every step: once with an empty prefix cache and once with hits. A line has,
-for each of the two, the largest and the median difference of logprobs to the yardstick, the steps
-whose likeliest token differs, and the largest gap there. All numbers are in
-``FOLDER/SCENE.json``, also of every two passes of SGLang's own backends. The exit status is 1 if a
-scene failed, or was further from the yardstick than any two of those are from each other, in all
-scenes of the same model and cache: of this run, and of those that ``--out`` adds to.
+each model and type of cache. A history is what the yardstick generates for these, eagerly and with
+no drafts. Then each backend, in the scene's graphs, speculation and cache, says what it thinks of
+every step: once with an empty prefix cache and once with hits. A line has, for each of the two, the
+largest and the median difference of logprobs to the yardstick, the steps whose likeliest token
+differs, and the largest gap there. All numbers are in ``FOLDER/SCENE.json``, also of every two
+passes of SGLang's own backends. The exit status is 1 if a scene failed, or was further from the
+yardstick than any two of those are from each other, in all scenes of the same model and type of
+cache: of this run, and of those that ``--out`` adds to.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_order(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return scenes and backends: ours, the first peer of each model and cache, the others."""
+    """Return scenes and backends: ours, a peer of each model and type of cache, the others."""
     first = {(SCENES[name].heads, SCENES[name].kv_cache_dtype): name for name in reversed(names)}
     jobs = [(name, NAME) for name in names]
     jobs += [(name, SCENES[name].peers[0]) for name in names if name in first.values()]

@@ -24,7 +24,7 @@ class Scene:
         One of ``engine.MODES``.
     peers : tuple of str
         SGLang's own backends that are asked too. How far they are apart is pooled over scenes of
-        one model and cache: few of each are enough.
+        one model and type of cache: few of each are enough.
     page_size, heads : int
     kv_cache_dtype : str
     arguments : dict
@@ -45,18 +45,13 @@ class Scene:
 
     @property
     def plain(self) -> Scene:
-        """The same model and cache, eagerly and with no drafts."""
-        return Scene(
-            mode="eager",
-            page_size=self.page_size,
-            heads=self.heads,
-            kv_cache_dtype=self.kv_cache_dtype,
-        )
+        """The same model and type of cache, eagerly, in pages of 64 and with no drafts."""
+        return Scene(mode="eager", heads=self.heads, kv_cache_dtype=self.kv_cache_dtype)
 
     @property
     def history(self) -> str:
-        """Name of the history that scenes of this model and cache share."""
-        return f"history-h{self.heads}-p{self.page_size}-{self.kv_cache_dtype}"
+        """Name of the history that scenes of this model and type of cache share."""
+        return f"history-h{self.heads}-{self.kv_cache_dtype}"
 
 
 _NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
