@@ -97,7 +97,8 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
-        cleanup_dist_env_and_memory()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # else the core had a process of its own
+            cleanup_dist_env_and_memory()
         _free()
 
 
