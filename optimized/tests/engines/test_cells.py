@@ -42,7 +42,7 @@ class Timer:
 @pytest.fixture
 def main(monkeypatch, tmp_path):
     monkeypatch.setattr(cells, "build_model", lambda *_, **__: tmp_path)
-    monkeypatch.setattr(cells, "device_record", lambda: FACTS)
+    monkeypatch.setattr(cells, "record_apart", lambda: FACTS)
     monkeypatch.setattr(cells, "version", lambda _: "0")
 
     def main(run, *arguments):

@@ -97,7 +97,9 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
-        cleanup_dist_env_and_memory()
+        # Otherwise the engine's core had a process of its own.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            cleanup_dist_env_and_memory()
         _free()
 
 
