@@ -18,7 +18,7 @@ from paged_mla_optimized.engines.sglang.convert import (
     starts_of,
 )
 from paged_mla_optimized.engines.sglang.reasons import common_scaling, refuse_extras
-from paged_mla_optimized.engines.sglang.versions import made, moves_tokens, serves
+from paged_mla_optimized.engines.sglang.versions import moves_tokens, serves, with_ours
 from paged_mla_shared.errors import Unsupported
 
 
@@ -150,8 +150,15 @@ def test_a_draft_s_backend_in_either_form():
     def new(backend_name, backend_map, error_template, stamps_children):
         pass
 
-    assert made(old, "ours", 1) == 1
-    assert made(new, "ours", 1) == ("ours", 1)
+    steps, ours, others = [SimpleNamespace()], SimpleNamespace(), SimpleNamespace()
+    ours.attn_backends = steps
+    makers = with_ours(old, {"triton": lambda: others}, "ours", lambda: ours)
+    assert (makers["ours"](), makers["triton"]()) == (ours, others)
+    for backend, name in ((ours, "ours"), (steps[0], "ours"), (others, "triton")):
+        assert backend.decode_attention_backend_str == name
+        assert backend.prefill_attention_backend_str == name
+    makers = with_ours(new, {"triton": lambda: ("triton", others)}, "ours", lambda: ours)
+    assert (makers["ours"](), makers["triton"]()) == (("ours", ours), ("triton", others))
 
 
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.23.post1", "0.6.0", "1.0", "0.5.24rc1", "dev"])
