@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import append, gather_context, read_slots, slots_to_write
-from paged_mla_reference.debug.examination import Examination, Right, hold, lacking_in
+from paged_mla_reference.debug.errors import actual_output
+from paged_mla_reference.debug.examination import Examination, Right, hold, hold_answer, lacking_in
 from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.layer_checks import check_layer
 from paged_mla_reference.debug.prefill_checks import check_prefill
@@ -29,7 +30,7 @@ from paged_mla_reference.slots import Slots
 from paged_mla_reference.validate import validate_batch
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
+from paged_mla_shared.problem import Batch, Mask, Metadata, Output
 
 MOST_PAIRS = 1 << 33  # of query and key that are attended
 _RULE_OF = {
@@ -293,27 +294,17 @@ def _check_attention(found: Examination) -> None:
         return
     assert step.after is not None
     found.right = right = Right.of(step, batch, step.after)
-    answer = right.rounded.output(step.problem.dtype)
-    for what in ("out", "lse"):
-        if not step.has(what):
-            found.findings.append(Finding.undecided(stage, what, lacking_in(step, what)))
-            continue
-        actual = _alone(step, what, answer)
-        hold(found, stage, what, lambda a=actual, w=what: _check(step.problem, batch, a, right, w))
-
-
-def _alone(step: Step, what: str, answer: Output) -> Output:
-    """Return the dump's out or lse with the other one right."""
-    if what == "out":
-        return Output(step.array("out"), answer.lse)
-    assert step.lse is not None
-    return Output(answer.out, step.lse)
-
-
-def _check(problem: Problem, batch: Batch, actual: Output, right: Right, what: str) -> list[Check]:
     exact, rounded, allowance = right.exact, right.rounded, right.allowance
-    checks = compare.check_output(problem, batch, actual, exact, rounded, allowance=allowance)
-    return [check for check in checks if check.what == what]
+    answer = rounded.output(step.problem.dtype)
+    hold_answer(
+        found,
+        stage,
+        "",
+        (actual_output(step, answer), answer),
+        lambda alone: compare.check_output(
+            step.problem, batch, alone, exact, rounded, allowance=allowance
+        ),
+    )
 
 
 def _check_anomalies(step: Step, batch: Batch) -> list[Check]:

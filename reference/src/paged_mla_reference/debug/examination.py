@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from paged_mla_reference.debug.answers import both_answers
 from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.judging import budgets
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.judging.compare import Check, Mismatch
 from paged_mla_reference.judging.fast import fast_answers, may_be_fast
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_reference.paging import keys_of_tokens
@@ -21,7 +23,7 @@ from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Problem
+from paged_mla_shared.problem import Batch, Output, Problem
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,36 @@ def hold(found: Examination, stage: Stage, what: str, check: Any) -> None:
         found.findings.append(Finding.held(stage, what, check()))
     except Mismatch as mismatch:
         found.findings.append(Finding.broken(stage, what, mismatch))
+
+
+def hold_answer(
+    found: Examination,
+    stage: Stage,
+    prefix: str,
+    answers: tuple[Output, Output],
+    check: Callable[[Output], list[Check]],
+) -> None:
+    """Note what a comparison says of out and of lse, each held with the other one right.
+
+    Parameters
+    ----------
+    found : Examination
+    stage : Stage
+    prefix : str
+        Of both fields' names in the dump.
+    answers : (Output, Output)
+        The dump's, and a right one.
+    check : callable
+    """
+    actual, right = answers
+    alone = {"out": Output(actual.out, right.lse), "lse": Output(right.out, actual.lse)}
+
+    def checks(what: str) -> list[Check]:
+        return [one for one in check(alone[what]) if one.what == what]
+
+    for what in alone:
+        if found.step.has(f"{prefix}{what}"):
+            hold(found, stage, what, partial(checks, what))
+        else:
+            lacking = lacking_in(found.step, f"{prefix}{what}")
+            found.findings.append(Finding.undecided(stage, what, lacking))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged_mla_reference.debug.examination import Examination, hold, lacking_in
+from paged_mla_reference.debug.examination import Examination, hold_answer, lacking_in
 from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.step import LAYER, Step
-from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.compare import check_layer as check_answer
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_reference.validate import validate_layer
@@ -44,12 +43,14 @@ def check_layer(found: Examination, lacking: str) -> None:
         return
     assert step.after is not None
     found.right_layer = right = RightLayer.of(step.problem, step.layer, step.after)
-    for what in ("out", "lse"):
-        if not step.has(f"layer_{what}"):
-            detail = lacking_in(step, f"layer_{what}")
-            found.findings.append(Finding.undecided(stage, what, detail))
-            continue
-        hold(found, stage, what, lambda w=what: _check(step, right, w))
+    answer, allowed = right.exact.output("float32"), right.allowed_in_parts(right.batch.workspace)
+    hold_answer(
+        found,
+        stage,
+        "layer_",
+        (layer_output(step, answer), answer),
+        lambda alone: check_answer(right.batch.step, alone, right.exact, allowed),
+    )
 
 
 def layer_output(step: Step, answer: Output) -> Output:
@@ -65,13 +66,3 @@ def _is_large(step: Step) -> bool:
     elements = int(lens.sum()) * dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
     pairs = int(batch.query_lens @ lens) * dims.num_heads
     return pairs > MOST_PAIRS or elements > MOST_ELEMENTS
-
-
-def _check(step: Step, right: RightLayer, what: str) -> list[Check]:
-    """Hold out or lse against the rules, with the other one right."""
-    answer = right.exact.output("float32")
-    actual = layer_output(step, answer)
-    alone = Output(actual.out, answer.lse) if what == "out" else Output(answer.out, actual.lse)
-    allowed = right.allowed_in_parts(right.batch.workspace)
-    checks = check_answer(right.batch.step, alone, right.exact, allowed)
-    return [check for check in checks if check.what == what]

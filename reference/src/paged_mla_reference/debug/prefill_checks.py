@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged_mla_reference.debug.examination import Examination, Right, hold, lacking_in
+from paged_mla_reference.debug.examination import Examination, Right, hold_answer, lacking_in
 from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.step import PREFILL, Step
-from paged_mla_reference.judging.compare import Check, check_output
+from paged_mla_reference.judging.compare import check_output
 from paged_mla_reference.validate import validate_prefill
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Output
@@ -38,25 +38,17 @@ def check_prefill(found: Examination) -> None:
         found.findings.append(Finding.undecided(stage, "out, lse", detail))
         return
     found.right_prefill = right = Right.of_prefill(step.problem, batch)
-    for what in ("out", "lse"):
-        if not step.has(f"prefill_{what}"):
-            detail = lacking_in(step, f"prefill_{what}")
-            found.findings.append(Finding.undecided(stage, what, detail))
-            continue
-        hold(found, stage, what, lambda w=what: _check(step, right, w))
+    answer = right.rounded.output(step.problem.dtype)
+    hold_answer(
+        found,
+        stage,
+        "prefill_",
+        (prefill_output(step, answer), answer),
+        lambda alone: check_output(step.problem, batch, alone, right.exact, right.rounded),
+    )
 
 
 def prefill_output(step: Step, answer: Output) -> Output:
     """Return the dump's answer; what it does not have is that of `answer`."""
     out = step.dump.arrays.get("prefill_out", answer.out)
     return Output(out, answer.lse if step.prefill_lse is None else step.prefill_lse)
-
-
-def _check(step: Step, right: Right, what: str) -> list[Check]:
-    """Hold out or lse against the rules, with the other one right."""
-    assert step.prefill is not None
-    answer = right.rounded.output(step.problem.dtype)
-    actual = prefill_output(step, answer)
-    alone = Output(actual.out, answer.lse) if what == "out" else Output(answer.out, actual.lse)
-    checks = check_output(step.problem, step.prefill, alone, right.exact, right.rounded)
-    return [check for check in checks if check.what == what]
