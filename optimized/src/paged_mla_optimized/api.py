@@ -10,7 +10,7 @@ import torch
 from paged_mla_optimized import checks, ops
 from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core
+from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
 from paged_mla_optimized.inspect.values import check_values
 from paged_mla_optimized.launchers.gather import Spans
@@ -20,7 +20,7 @@ from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
 
-class PagedMla:
+class PagedMla(PlannedStep):
     """Paged multi-head latent attention. Every buffer is allocated here, none later.
 
     ``plan``, ``append`` and ``attend`` launch kernels on the current stream and never wait for the
@@ -61,21 +61,6 @@ class PagedMla:
         self._max_query_len: int | None = None  # of the planned step
         total = sum(buffer.nbytes for buffer in self.memory())
         LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variants, f"{total:,}")
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of the planned step (S-3), int64 [T]; 0 for padding."""
-        return self._core.plan.positions[: self._core.plan.num_tokens]
-
-    @property
-    def slot_mapping(self) -> torch.Tensor:
-        """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
-        return self._core.plan.slot_mapping[: self._core.plan.num_tokens]
-
-    @property
-    def block_table(self) -> torch.Tensor:
-        """Block table of the planned step, int32 [B, M]: the one given, or the one built."""
-        return self._core.plan.block_table
 
     @property
     def workspace(self) -> torch.Tensor:

@@ -241,6 +241,27 @@ class Core:
         return sorted(buffers, key=lambda buffer: -buffer.nbytes)
 
 
+class PlannedStep:
+    """What can be read of the step that was planned last; its buffers are a :class:`Core`'s."""
+
+    _core: Core
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Positions of the planned step (S-3), int64 [T]; 0 for padding."""
+        return self._core.plan.positions[: self._core.plan.num_tokens]
+
+    @property
+    def slot_mapping(self) -> torch.Tensor:
+        """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
+        return self._core.plan.slot_mapping[: self._core.plan.num_tokens]
+
+    @property
+    def block_table(self) -> torch.Tensor:
+        """Block table of the planned step, int32 [B, M]: the one given, or the one built."""
+        return self._core.plan.block_table
+
+
 def _layout(*tensors: torch.Tensor | None) -> Hashable:
     """Return all that checks look at."""
     return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])

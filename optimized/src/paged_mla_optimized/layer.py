@@ -9,7 +9,7 @@ import torch
 
 from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.checks import answers, check_tensor
-from paged_mla_optimized.core import Core
+from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
 from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
@@ -21,7 +21,7 @@ from paged_mla_shared.errors import InvalidArgument
 _SLOW = 1.25  # times the best order of rows, which is worth a word
 
 
-class MlaLayer:
+class MlaLayer(PlannedStep):
     """Latents and queries of heads in, values of heads out; one object for all layers of a model.
 
     Rows are attended to absorbed, over the cache as it is, or materialised: their cached tokens
@@ -57,21 +57,6 @@ class MlaLayer:
         self._told_of_order = False
         self.materialised = Materialised(config, core)
         """What attends to the materialised rows."""
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of the planned step (S-3), int64 [T]; 0 for padding."""
-        return self._core.plan.positions[: self._core.plan.num_tokens]
-
-    @property
-    def slot_mapping(self) -> torch.Tensor:
-        """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
-        return self._core.plan.slot_mapping[: self._core.plan.num_tokens]
-
-    @property
-    def block_table(self) -> torch.Tensor:
-        """Block table of the planned step, int32 [B, M]: the one given, or the one built."""
-        return self._core.plan.block_table
 
     def plan(
         self,
