@@ -23,6 +23,7 @@ from paged_mla_optimized.engines.sglang.registration import NAME
 from paged_mla_optimized.engines.sglang.tools import answer
 from paged_mla_optimized.engines.sglang.tools.scenes import SCENES
 from paged_mla_optimized.engines.sglang.versions import RECORDED
+from paged_mla_optimized.engines.tools import model as models
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 with warnings.catch_warnings():
@@ -444,6 +445,6 @@ def test_what_is_not_served(settings):
 @pytest.mark.parametrize("name", SCENES)
 def test_it_knows_the_arguments_of_a_scene(name, monkeypatch):
     """Names alone: what they mean is asked where there is a GPU."""
-    monkeypatch.setattr(answer, "build_model", lambda folder, **_: folder)
+    monkeypatch.setattr(models, "build_model", lambda folder, **_: folder)
     given = answer.given(SCENES[name], NAME, Path("model"))
     assert set(given) <= set(inspect.signature(ServerArgs).parameters)

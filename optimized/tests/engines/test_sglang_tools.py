@@ -20,6 +20,7 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     YARDSTICK,
     prompts,
 )
+from paged_mla_optimized.engines.tools import model as models
 from paged_mla_optimized.engines.tools import report
 from paged_mla_optimized.engines.tools.cells import Cell
 from paged_mla_optimized.engines.tools.history import History
@@ -272,7 +273,7 @@ def test_flashmla_is_asked_for_decode_rows_alone(tmp_path):
 
 def test_a_draft_model_is_a_v2(tmp_path, monkeypatch):
     """SGLang takes a V3 that drafts for its layers of further tokens alone."""
-    monkeypatch.setattr(answer, "build_model", lambda folder, family="v3", **_: folder / family)
+    monkeypatch.setattr(models, "build_model", lambda folder, family="v3", **_: folder / family)
     assert answer.given(SCENES["draft-model"], "fa3", tmp_path)[
         "speculative_draft_model_path"
     ].endswith("v2")

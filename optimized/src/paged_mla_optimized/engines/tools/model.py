@@ -42,6 +42,19 @@ def build_model(
     return home
 
 
+def build_models(
+    folder: Path, *, heads: int, layers: int, mtp: bool = False, drafts: bool = False
+) -> tuple[Path, Path]:
+    """Write a model, and one that drafts for it: the same, by another name if `drafts`.
+
+    Of a DeepSeek-V3 that drafts engines take only the layers that predict further tokens.
+    """
+    model = build_model(folder, heads=heads, layers=layers, mtp=mtp)
+    if not drafts:
+        return model, model
+    return model, build_model(folder, heads=heads, layers=layers, family="v2")
+
+
 def _config(family: str, heads: int, layers: int, *, mtp: bool) -> dict[str, object]:
     return {
         "architectures": [f"Deepseek{family.upper()}ForCausalLM"],

@@ -23,7 +23,7 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
     prompts,
 )
 from paged_mla_optimized.engines.tools.history import begin, passes
-from paged_mla_optimized.engines.tools.model import build_model
+from paged_mla_optimized.engines.tools.model import build_models
 
 ROWS = 16
 POOL = 65_536  # tokens
@@ -78,13 +78,9 @@ def wait_for(path: Path) -> Any:
 
 
 def models(scene: Scene, folder: Path) -> tuple[Path, Path]:
-    """Return the model of a scene and the one that drafts for it: the same, by another name.
-
-    Of a DeepSeek-V3 that drafts SGLang takes only the layer that predicts further tokens.
-    """
-    build = partial(build_model, folder, heads=scene.heads, layers=_LAYERS)
-    model = build()
-    return model, build(family="v2") if scene.has_draft_model else model
+    """Return the model of a scene and the one that drafts for it."""
+    drafts = scene.has_draft_model
+    return build_models(folder, heads=scene.heads, layers=_LAYERS, drafts=drafts)
 
 
 def given(scene: Scene, backend: str, folder: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import torch
 
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
 from paged_mla_optimized.engines.tools.history import begin, pairs, passes
-from paged_mla_optimized.engines.tools.model import build_model
+from paged_mla_optimized.engines.tools.model import build_models
 from paged_mla_optimized.engines.tools.report import judge, read, write
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import arguments, ask, prepare, run_engine
@@ -104,13 +104,13 @@ def run_scene(name: str, folder: Path, tokens: int) -> None:
 
 
 def _models(folder: Path, scene: Scene) -> tuple[Path, Path]:
-    """Return the model of a scene and the one that drafts for it: the same, by another name.
-
-    Of a DeepSeek-V3 that drafts vLLM takes only the layers that predict further tokens.
-    """
-    build = partial(build_model, folder, heads=scene.heads, layers=_LAYERS)
-    model = build(mtp=scene.has_mtp)
-    return model, build(family="v2") if scene.has_draft_model else model
+    return build_models(
+        folder,
+        heads=scene.heads,
+        layers=_LAYERS,
+        mtp=scene.has_mtp,
+        drafts=scene.has_draft_model,
+    )
 
 
 def _given(models: tuple[Path, Path], scene: Scene, backend: str) -> dict[str, Any]:
