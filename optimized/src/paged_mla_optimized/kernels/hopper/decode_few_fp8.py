@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LAZY,
@@ -37,6 +37,9 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
+    state_pairs,
+    state_stored,
+    taken_pairs,
     thread_barrier,
     tile_arrivals,
 )
@@ -298,21 +301,80 @@ def _above(first, second):
 
 
 @gluon.jit
+def _state_at(answers, sums, pair, R: gl.constexpr):
+    """Return where `answers` and `sums` lie in a state of the pairs that lie at `pair`."""
+    SHARES: gl.constexpr = len(answers)
+    WIDTH: gl.constexpr = R // SHARES
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, answers[0].type.layout))
+    answers_at = ()
+    for share in gl.static_range(SHARES):
+        answers_at += (pair[None, :] * R + share * WIDTH + column[:, None],)
+    TILES: gl.constexpr = sums.shape[0]
+    layout: gl.constexpr = sums.type.layout
+    tile = gl.arange(0, TILES, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    key = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    pair = gl.convert_layout(pair, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    PAIRS: gl.constexpr = sums.shape[2]
+    sums_at = (pair + PAIRS)[None, None, :] * R + tile[:, None, None] * 8 + key[None, :, None]
+    return answers_at, sums_at
+
+
+@gluon.jit
+def _store_state(answers, sums, peaks, partial_out_ptr, partial_lse_ptr, R: gl.constexpr):
+    """Store what a split has come to so far, for another program to go on with."""
+    pair_layout: gl.constexpr = gl.SliceLayout(0, answers[0].type.layout)
+    pair = state_pairs(gl.program_id(0), sums.shape[2], pair_layout)
+    answers_at, sums_at = _state_at(answers, sums, pair, R)
+    for share in gl.static_range(len(answers)):
+        gl.store(partial_out_ptr + answers_at[share], answers[share])
+    gl.store(partial_out_ptr + sums_at, sums)
+    gl.store(partial_lse_ptr + pair, peaks.load(pair_layout))
+
+
+@gluon.jit
+def _begin(
+    is_taken, peaks, shares_ptr, partial_out_ptr, partial_lse_ptr, R: gl.constexpr,
+    TILE_N: gl.constexpr, SHARES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    s_layout: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Return answers, [R / SHARES, pairs] each, and own sums of weights to add to."""
+    PAIRS: gl.constexpr = peaks.shape[0]
+    answers = ()
+    for _share in gl.static_range(SHARES):
+        answers += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
+    sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
+            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, PAIRS, pair_layout)
+            answers_at, sums_at = _state_at(answers, sums, pair, R)
+            taken = ()
+            for share in gl.static_range(SHARES):
+                taken += (gl.load(partial_out_ptr + answers_at[share]),)
+            answers = taken
+            sums = gl.load(partial_out_ptr + sums_at)
+            peaks.store(gl.load(partial_lse_ptr + pair))
+            thread_barrier()
+    return answers, sums
+
+
+@gluon.jit
 def _attend_tiles(
-    q_nope, q_pe, ckv, k_pe, key_scales, weights_smem, scales, peaks, exceeds, ready, empty,
-    tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
+    answers, sums, q_nope, q_pe, ckv, k_pe, key_scales, weights_smem, scales, peaks, exceeds, ready,
+    empty, tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
     token_starts_ptr, tree_words_ptr, num_heads, R: gl.constexpr, SCALES: gl.constexpr,
     MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, s_layout: gl.constexpr, layout: gl.constexpr,
+    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, s_layout: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
-    """Attend the staged queries to key tiles.
+    """Attend the staged queries to key tiles, and add to what ``_begin`` returned.
 
     Returns
     -------
-    answers : [R, pairs]
+    answers : [R / SHARES, pairs] each
         Sums of weighted values, columns as ``values_of`` has them.
-    total : [pairs]
-        The sum of weights, which are relative to `peaks`.
+    sums : [TILE_N / 16, 8, pairs]
+        Own sums of weights, which are relative to `peaks`.
     stage, phase : of the ring, past these tiles
     """
     SHARES: gl.constexpr = weights_smem.shape[0]
@@ -323,12 +385,9 @@ def _attend_tiles(
     key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     everywhere: gl.constexpr = gl.BlockedLayout([_WARPS], [32], [_WARPS], [0])
-    answers = ()
-    for _share in gl.static_range(SHARES):
-        answers += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
-    sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
     own_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout))
-    for tile in range(tile_begin, tile_end):
+    for visit in range(tile_begin, tile_end):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
         mbarrier.wait(ready.index(stage), phase)
         keys = ckv.index(stage)
         if BOX > 0 and tile * TILE_N + TILE_N > seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
@@ -410,9 +469,7 @@ def _attend_tiles(
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
-
-    total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
-    return _joined(answers, SHARES), total, stage, phase
+    return answers, sums, stage, phase
 
 
 @constexpr_function
@@ -473,6 +530,36 @@ def _store_partial(
 
 
 @gluon.jit
+def _store_answers(
+    answers, sums, peaks, cache_scale, buffer, is_whole, place, out_ptr, lse_ptr, partial_out_ptr,
+    partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row, tile_m, num_heads,
+    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+    FIXED_SPLITS: gl.constexpr,
+):  # fmt: skip
+    """Store the answers of a query tile, or keep them as the partial that `place` says.
+
+    They leave through `buffer`, that of the queries: no product reads those any more.
+    """
+    pair_layout: gl.constexpr = gl.SliceLayout(0, answers[0].type.layout)
+    total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
+    joined = _joined(answers, len(answers))
+    is_empty = total == 0.0
+    joined *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
+    lse = (peaks.load(pair_layout) + gl.log2(total)) * LN_2
+    lse = gl.where(is_empty, float("-inf"), lse)
+    if is_whole:
+        _store_whole(
+            joined, lse, buffer, out_ptr, lse_ptr, token_starts_ptr, row, tile_m, num_heads,
+            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+        )  # fmt: skip
+    else:
+        _store_partial(
+            joined, lse, buffer, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, place,
+            FIXED_SPLITS,
+        )  # fmt: skip
+
+
+@gluon.jit
 def _attend(
     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, scales,
     ckv, k_pe, key_scales, weights, peaks, exceeds, ready, empty, unit_starts_ptr, cut_ptr,
@@ -491,14 +578,14 @@ def _attend(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, TILE_M, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     is_first = True
     stage = 0
     phase = 0
     while unit < end:
         (
-            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge, _tile_stop,
+            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
+            tile_begin, tile_end, tile_edge,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, TILE_M, TILE_N, FIXED_SPLITS,
@@ -509,26 +596,32 @@ def _attend(
             stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m, num_heads, R, P,
         )  # fmt: skip
         is_first = False
-        answers, total, stage, phase = _attend_tiles(
-            q_nope, q_pe, ckv, k_pe, key_scales, weights, scales, peaks, exceeds, ready, empty,
-            tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
-            token_starts_ptr, tree_words_ptr, num_heads, R, SCALES, MASK, TREE_WORDS, TILE_N, BOX,
-            STAGES, s_layout, layout,
+        answers, sums = _begin(
+            is_taken, peaks, shares_ptr, partial_out_ptr, partial_lse_ptr, R, TILE_N,
+            weights.shape[0], FIXED_SPLITS, s_layout, layout,
         )  # fmt: skip
-        is_empty = total == 0.0
-        answers *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
-        lse = (peaks.load(pair_layout) + gl.log2(total)) * LN_2
-        lse = gl.where(is_empty, float("-inf"), lse)
-        # No product reads the queries any more: answers leave through their buffer.
-        if is_whole:
-            _store_whole(
-                answers, lse, q_nope, out_ptr, lse_ptr, token_starts_ptr, row, tile_m,
-                num_heads, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+        answers, sums, stage, phase = _attend_tiles(
+            answers, sums, q_nope, q_pe, ckv, k_pe, key_scales, weights, scales, peaks, exceeds,
+            ready, empty, tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len,
+            context_len, token_starts_ptr, tree_words_ptr, num_heads, R, SCALES, MASK, TREE_WORDS,
+            TILE_N, BOX, STAGES, FIXED_SPLITS, s_layout, layout,
+        )  # fmt: skip
+        if FIXED_SPLITS == 0:
+            _store_answers(
+                answers, sums, peaks, cache_scale, q_nope, is_whole, place, out_ptr, lse_ptr,
+                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
+                tile_m, num_heads, stride_out_token, stride_out_head, stride_lse_token,
+                stride_lse_head, FIXED_SPLITS,
             )  # fmt: skip
+        elif is_left:
+            _store_state(answers, sums, peaks, partial_out_ptr, partial_lse_ptr, R)
+            state_stored(shares_ptr, 0, FIXED_SPLITS)
         else:
-            _store_partial(
-                answers, lse, q_nope, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                place, FIXED_SPLITS,
+            _store_answers(
+                answers, sums, peaks, cache_scale, q_nope, is_whole, place, out_ptr, lse_ptr,
+                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
+                tile_m, num_heads, stride_out_token, stride_out_head, stride_lse_token,
+                stride_lse_head, FIXED_SPLITS,
             )  # fmt: skip
         unit = following
 
@@ -638,7 +731,7 @@ def decode_few_fp8_kernel(
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, num_heads, block_size, block_rows,
                     stride_cache_row, R // 2, MASK, TILE_M, TILE_N, BOX, STAGES, scales_ptr,
-                    stride_scales_block, key_scales, SCALES, SHARES,
+                    stride_scales_block, key_scales, SCALES, SHARES, FIXED_SPLITS,
                 ),
             ),
         ],
