@@ -158,39 +158,35 @@ def test_shares_cut_a_split_once_at_most(parts, overhead):
     mla = PagedMla(step.config, "cpu", variant=variant)
     mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
     plan = mla._core.plan
-    units = [None] * plan.cut[2].item()  # the split of each unit that is a key tile
-    group_overhead, split_overhead = plan.cut[3].item(), plan.cut[4].item()
+    padding, split_overhead = plan.cut[3].item(), plan.cut[4].item()
     splits, unit = [], 0
     for key_tiles, groups, length in ((16, 1, 1), (3, 10, 3), (2, 1, 1)):
         for _ in range(groups):
-            unit += group_overhead
             for begin in range(0, key_tiles, length):
                 unit += split_overhead
                 splits.append(range(unit, unit + min(length, key_tiles - begin)))
-                for unit in splits[-1]:
-                    units[unit] = len(splits) - 1
-                unit += 1
-    shares = {program: share for program, share in enumerate(plan.shares.tolist())}
-    owners = [
-        [p for p, (begin, end, *_) in shares.items() if begin <= unit < end]
-        for unit in range(len(units))
-    ]
-    assert all(len(owner) == 1 for owner, split in zip(owners, units, strict=True) if split is not None)
+                unit = splits[-1].stop
+            unit += padding
+    shares = plan.shares.tolist()
     for split in splits:
-        first, last = owners[split[0]][0], owners[split[-1]][0]
+        owners = []  # of its key tiles
+        for unit in split:
+            owners += [p for p, (begin, end, *_) in enumerate(shares) if begin <= unit < end]
+        assert len(owners) == len(split)
+        first, last = owners[0], owners[-1]
+        assert set(owners) == {first, last}
         if first != last:
             assert last < first
             assert shares[first][3] == last
             assert shares[first][1] == shares[last][0]
-            assert all(owners[unit][0] in (first, last) for unit in split)
-    assert all(not any(words) for *_, a, b, c, d in shares.values() for words in [(a, b, c, d)])
+    assert not plan.shares[:, 4:].any()
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("parts", [2, 5, 13])
 @pytest.mark.parametrize("heads", [8, 40])
 def test_cuts_through_splits_change_no_bit(parts, heads):
     """S-20: a split that one program begins and another ends is the sum of one program."""
-    step = build(*ROWS, num_heads=heads, padded_tokens=2, deterministic=True)
+    step = build((90, 3), (200, 1), (0, 1), (120, 2), num_heads=heads, deterministic=True)
     variant = replace(TILES, split_tiles=64, programs_per_sm=1)
     expected = step.attend(PagedMla(step.config, "cpu", variant=variant))
     mla = PagedMla(step.config, "cpu", variant=replace(variant, programs_per_sm=parts))

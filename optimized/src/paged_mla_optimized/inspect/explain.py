@@ -107,10 +107,15 @@ def explain(
         splits = [_fixed_splits(config, variant, pairs, tiles) for pairs, tiles in rows]
         starts = sum(n * count for (n, _), count in zip(shapes, splits, strict=True))
         part_units, overhead, is_even = _choose_length(shapes, starts, parts, variant)
-        longest = (-(-t // n) for (count, t), n in zip(shapes, splits, strict=True) if count > 0)
-        part_units = max(part_units, *longest, 0)
-        begun = sum(n for n, _ in shapes) if is_even else starts
-        units = sum(n * tiles for n, tiles in shapes) + overhead * begun
+        lengths = [-(-tiles // count) for (_, tiles), count in zip(shapes, splits, strict=True)]
+        longest = max((n for n, (groups, _) in zip(lengths, shapes, strict=True) if groups), default=0)
+        units = sum(groups * tiles for groups, tiles in shapes)
+        if is_even:
+            padding = longest * splits[0] - shapes[0][1] if part_units < longest else overhead
+            units += padding * sum(groups for groups, _ in shapes)
+        else:
+            units += overhead * starts
+        part_units = max(part_units, longest)
         cut_groups = sum(n for (n, _), count in zip(shapes, splits, strict=True) if count > 1)
         cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (deterministic)"
     else:

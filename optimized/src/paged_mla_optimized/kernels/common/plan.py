@@ -118,7 +118,8 @@ def schedule_kernel(
     key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
     cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead of a group; with FIXED_SPLITS
-    # [5 + B + 1]: then the overhead of a split, and the key tiles of each row's splits
+    # [5 + B + 1]: units of a part, lanes, units, padding of a group, overhead of a split, and the
+    # key tiles of each row's splits
     join_starts_ptr,  # out int32 [B + 2], with FIXED_SPLITS: query tiles to join, likewise from 0
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
     table_ptr,  # out int32 [B, width]
@@ -172,12 +173,15 @@ def schedule_kernel(
         length, overhead, is_even = _choose_length(
             groups, key_tiles, groups * splits, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
         )
-        longest = tl.max(tl.where((key_tiles > 0) & (pairs > 0), split_tiles, 0))
+        longest = tl.max(tl.where(groups > 0, split_tiles, 0)).to(tl.int64)
+        # Pieces of rows that are as long are no shorter than their splits.
+        ragged = tl.max(tl.where(groups > 0, splits * split_tiles - key_tiles, 0)).to(tl.int64)
+        padding = tl.where(is_even, tl.where(length < longest, ragged, overhead), 0)
+        overhead = tl.where(is_even, 0, overhead)
         length = tl.maximum(length, longest)
-        split_overhead = tl.where(is_even, 0, overhead)
-        overhead = tl.where(is_even, overhead, 0)
-        units_of_group = key_tiles + overhead + splits * split_overhead
-        tl.store(cut_ptr + 4, split_overhead)
+        units_of_group = splits * overhead + key_tiles + padding
+        tl.store(cut_ptr + 3, padding)
+        tl.store(cut_ptr + 4, overhead)
         tl.store(cut_ptr + 5 + row, split_tiles.to(tl.int64), mask=is_row)
         to_join = tl.where(splits > 1, tl.cdiv(pairs, TILE_M), 0)
         tl.store(join_starts_ptr + row + 1, tl.cumsum(to_join), mask=is_row)
@@ -186,12 +190,12 @@ def schedule_kernel(
             groups, key_tiles, groups, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
         )
         units_of_group = key_tiles + overhead
+        tl.store(cut_ptr + 3, overhead)
     units = tl.where(key_tiles > 0, groups * units_of_group, 0)
     unit_ends = tl.cumsum(units)
     tl.store(cut_ptr, length)
     tl.store(cut_ptr + 1, lanes)
     tl.store(cut_ptr + 2, tl.sum(units))
-    tl.store(cut_ptr + 3, overhead)
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
@@ -269,16 +273,17 @@ def _split_at(
 ):  # fmt: skip
     """Return where a part ends that is cut at `unit`, where the next begins, and in which row.
 
-    Those differ where the cut falls on what counts in front of a split.
+    Those differ where the cut falls on what counts beside key tiles.
     """
     total = tl.load(cut_ptr + 2)
     row = count_at_most(unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
-    _, _, _, _, before, begin, _ = split_of_unit(
+    _, _, _, _, before, begin, end, after = split_of_unit(
         unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
     )
-    stop = tl.where(unit <= begin, before, unit)
+    stop = tl.where(unit <= begin, before, tl.minimum(unit, end))
+    first = tl.where(unit < end, tl.maximum(unit, begin), after)
     exists = unit < total
-    return tl.where(exists, stop, total), tl.where(exists, tl.maximum(unit, begin), total), row
+    return tl.where(exists, stop, total), tl.where(exists, first, total), row
 
 
 @triton.jit

@@ -14,8 +14,9 @@ leaves in ``cut``: units of a part, lanes, all units, overhead. What that means 
 leaves in ``shares``.
 
 With FIXED_SPLITS every query tile of a row is made of *splits*, whose length depends on that row's
-lengths alone, and each split is a sum of its own (S-20). In front of each lies an overhead of its
-own; it and then the lengths of each row's splits follow in ``cut``. A split that a cut goes through
+lengths alone, and each split is a sum of its own (S-20). Overhead lies in front of each, and behind
+a group *padding*, which makes rows that are as long fit the parts. ``cut`` holds: units of a part,
+lanes, all units, padding, overhead, and the key tiles of each row's splits. A split that a cut goes through
 is still one sum, taken from its last key tile to its first: the part behind the cut begins it, as
 the first of what it does, and leaves its *state*; the part before the cut goes on with that, as the
 last of what it does. No part is shorter than a split, so that a state is there before it is needed
@@ -162,29 +163,29 @@ def fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N: tl.constexpr):
 
 @triton.jit
 def split_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N: tl.constexpr):
-    """Return which split of `row` owns `unit`, what counts in front of it included.
+    """Return which split of `row` owns `unit`, what counts beside its key tiles included.
 
     Returns
     -------
     group, splits, split : its group, how many splits that has, and which of them it is
     first_tile : its first key tile
-    before, begin, end : the unit of what counts in front of it, and the units of its key tiles
+    before, begin, end, after : units [begin, end) are its key tiles, [before, after) are its own
     """
     splits, length, key_tiles = fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N)
-    overhead = tl.load(cut_ptr + 3).to(tl.int32)
-    split_overhead = tl.load(cut_ptr + 4).to(tl.int32)
-    units = overhead + splits * split_overhead + key_tiles
+    padding = tl.load(cut_ptr + 3).to(tl.int32)
+    overhead = tl.load(cut_ptr + 4).to(tl.int32)
+    units = splits * overhead + key_tiles + padding
     row_begin = tl.load(unit_starts_ptr + row)
     group = ((unit - row_begin) // units).to(tl.int32)
     group_begin = row_begin + group.to(tl.int64) * units
-    inside = tl.maximum((unit - group_begin).to(tl.int32) - overhead, 0)
-    split = tl.minimum(inside // (split_overhead + length), splits - 1)
+    inside = (unit - group_begin).to(tl.int32)
+    split = tl.minimum(inside // (overhead + length), splits - 1)
     first_tile = split * length
-    before = group_begin + overhead + split * (split_overhead + length)
-    begin = before + split_overhead
+    before = group_begin + split * (overhead + length)
+    begin = before + overhead
     end = begin + tl.minimum(length, key_tiles - first_tile)
-    before = tl.where(split == 0, group_begin, before)
-    return group, splits, split, first_tile, before, begin, end
+    after = tl.where(split == splits - 1, group_begin + units, end)
+    return group, splits, split, first_tile, before, begin, end, after
 
 
 @triton.jit

@@ -72,7 +72,7 @@ def find_segment(
     row = row_of_unit(unit_starts_ptr, row, unit)
     lanes = lanes_of_group(cut_ptr)
     if FIXED_SPLITS > 0:
-        group, splits, split, first_tile, _, split_begin, split_end = split_of_unit(
+        group, splits, split, first_tile, _, split_begin, split_end, after = split_of_unit(
             unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
         )
         tile_m = group * lanes + gl.program_id(0) % lanes
@@ -84,7 +84,7 @@ def find_segment(
         is_left = unit > split_begin
         is_taken = stop < split_end
         origin = split_begin - first_tile  # unit of the group's first key tile, were it one split
-        following = stop
+        following = gl.where(is_taken, stop, after)
     else:
         group, origin, group_end = group_of_unit(
             unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N

@@ -168,7 +168,7 @@ def attend_kernel(
     while unit < end:
         row = row_of_unit(unit_starts_ptr, row, unit)
         if FIXED_SPLITS > 0:
-            group, splits, split, first_tile, _, split_begin, split_end = split_of_unit(
+            group, splits, split, first_tile, _, split_begin, split_end, after = split_of_unit(
                 unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
             )
             tile_m = group * lanes + lane
@@ -179,7 +179,7 @@ def attend_kernel(
             is_left = unit > split_begin
             is_taken = stop < split_end
             first = first_tile - split_begin
-            following = stop
+            following = tl.where(is_taken, stop, after)
         else:
             group, group_begin, group_end = group_of_unit(
                 unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
