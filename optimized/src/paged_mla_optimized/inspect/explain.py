@@ -108,7 +108,9 @@ def explain(
         starts = sum(n * count for (n, _), count in zip(shapes, splits, strict=True))
         part_units, overhead, is_even = _choose_length(shapes, starts, parts, variant)
         lengths = [-(-tiles // count) for (_, tiles), count in zip(shapes, splits, strict=True)]
-        longest = max((n for n, (groups, _) in zip(lengths, shapes, strict=True) if groups), default=0)
+        longest = max(
+            (n for n, (groups, _) in zip(lengths, shapes, strict=True) if groups), default=0
+        )
         units = sum(groups * tiles for groups, tiles in shapes)
         if is_even:
             padding = longest * splits[0] - shapes[0][1] if part_units < longest else overhead

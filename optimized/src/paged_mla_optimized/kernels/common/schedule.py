@@ -16,11 +16,11 @@ leaves in ``shares``.
 With FIXED_SPLITS every query tile of a row is made of *splits*, whose length depends on that row's
 lengths alone, and each split is a sum of its own (S-20). Overhead lies in front of each, and behind
 a group *padding*, which makes rows that are as long fit the parts. ``cut`` holds: units of a part,
-lanes, all units, padding, overhead, and the key tiles of each row's splits. A split that a cut goes through
-is still one sum, taken from its last key tile to its first: the part behind the cut begins it, as
-the first of what it does, and leaves its *state*; the part before the cut goes on with that, as the
-last of what it does. No part is shorter than a split, so that a state is there before it is needed
-if all begin together, and each split is cut once at most.
+lanes, all units, padding, overhead, and the key tiles of each row's splits. A split that a cut goes
+through is still one sum, taken from its last key tile to its first: the part behind the cut begins
+it, as the first of what it does, and leaves its *state*; the part before the cut goes on with that,
+as the last of what it does. No part is shorter than a split, so that a state is there before it is
+needed if all begin together, and each split is cut once at most.
 """
 
 import triton

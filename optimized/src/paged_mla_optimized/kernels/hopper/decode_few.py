@@ -217,9 +217,7 @@ def _attend(
                 stride_out_head, stride_lse_token, stride_lse_head, R, FIXED_SPLITS,
             )  # fmt: skip
         elif is_left:
-            _store_state(
-                acc, peak, sums, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R
-            )
+            _store_state(acc, peak, sums, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R)
             state_stored(shares_ptr, 0, FIXED_SPLITS)
         else:
             _store_answers(

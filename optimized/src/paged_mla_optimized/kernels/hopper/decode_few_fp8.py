@@ -576,7 +576,6 @@ def _attend(
         [3, 0], [ALONG, ACROSS], [16, TILE_M // ACROSS, 16]
     )
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, TILE_M, 16])
-    pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
     unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     is_first = True

@@ -336,9 +336,10 @@ def _hand_scales(scale, key_scales, bars, slot, is_wanted):
 
 @gluon.jit
 def _sum_tiles(
-    even, odd, cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars, table_row_ptr,
-    tile_begin, tile_end, slot, phase, seq_len, stride_table_col, stride_scales_block, block_size,
-    block_rows, stride_cache_row, SCALES: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
+    even, odd, cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars,
+    table_row_ptr, tile_begin, tile_end, slot, phase, seq_len, stride_table_col,
+    stride_scales_block, block_size, block_rows, stride_cache_row, SCALES: gl.constexpr,
+    BOX: gl.constexpr, HALF: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Add weighted key tiles to sums [128, 64] of even and odd columns, and keep the ring full."""
@@ -424,8 +425,8 @@ def _begin_segment(
 ):  # fmt: skip
     """Find the segment that starts with `unit`, and ask for its first key tiles."""
     (
-        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, _, tile_begin, tile_end,
-        _,
+        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, _, tile_begin,
+        tile_end, _,
     ) = find_segment(
         unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row, MASK,
         64, 64, FIXED_SPLITS,
