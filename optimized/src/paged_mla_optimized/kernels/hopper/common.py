@@ -156,7 +156,13 @@ def store_lse(
         gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
     else:
         at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
-        gl.store(partial_lse_ptr + at, lse)
+        if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+            _token, _head, _index, live = query_pairs(
+                token_starts_ptr, row, tile_m, num_heads, 64, layout
+            )
+            gl.store(partial_lse_ptr + at, lse, mask=live)
+        else:
+            gl.store(partial_lse_ptr + at, lse)
 
 
 @gluon.jit

@@ -298,7 +298,7 @@ def _store_answers(
     else:
         at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
         partial_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
-        if FIXED_SPLITS > 0:  # rows of few pairs leave partials too
+        if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
             _token, _head, _index, live = query_pairs(
                 token_starts_ptr, row, tile_m, num_heads, 64, layout
             )

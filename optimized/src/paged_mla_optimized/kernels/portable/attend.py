@@ -288,7 +288,9 @@ def attend_kernel(
                 tl.store(lse_at, lse, mask=live)
             else:
                 at = partial * TILE_M + tl.arange(0, TILE_M)
-                every = tl.full([TILE_M], True, tl.int1)
-                store_shares(partial_out_ptr + at * R, out, every, R, SHARES)
-                tl.store(partial_lse_ptr + at, lse)
+                kept = tl.full([TILE_M], True, tl.int1)
+                if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+                    kept = live
+                store_shares(partial_out_ptr + at * R, out, kept, R, SHARES)
+                tl.store(partial_lse_ptr + at, lse, mask=kept)
         unit = following
