@@ -5,6 +5,7 @@ import torch
 from mla_step import assert_close, build, dense
 
 from paged_mla_optimized import PagedMla
+from paged_mla_optimized.planning import families
 from paged_mla_optimized.planning.families import (
     MAX_FIXED_SPLITS,
     AttendVariant,
@@ -179,6 +180,20 @@ def test_lanes_change_no_bit():
     assert mla._core.plan.cut[1].item() != lanes
     assert torch.equal(out[:4], expected[0])
     assert torch.equal(lse[:4], expected[1])
+
+
+def test_lanes_without_queries_leave_no_partials(monkeypatch):
+    """S-9: a lane beside a row of one query tile has none of its own; the next row's lie there."""
+    monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 4)
+    rows = ((60, 1), (0, 1), (500, 4), (30, 4))
+    step = build(*rows, num_heads=8, deterministic=True, max_rows=128)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, lanes=2, split_tiles=1))
+    mla.workspace.fill_(torch.nan)
+    assert_close(step.attend(mla), dense(step))
+    assert mla._core.plan.cut[1].item() == 2
+    lses = mla._core.attention.partial_lse[-128 * 4 :].view(128, 4, 16)
+    assert lses[0, :, 0].isfinite().all()
+    assert lses[1].isnan().all()
 
 
 def test_a_step_of_padding_alone():

@@ -111,6 +111,22 @@ def store_lse(
 
 
 @gluon.jit
+def keep_lse(
+    lse, partial_lse_ptr, cut_ptr, shares_ptr, place, token_starts_ptr, row, tile_m, num_heads,
+    FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Keep the lse [64] of a query tile as that of a segment's partial."""
+    at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
+    if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+        _token, _head, _index, live = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, 64, layout
+        )
+        gl.store(partial_lse_ptr + at, lse, mask=live)
+    else:
+        gl.store(partial_lse_ptr + at, lse)
+
+
+@gluon.jit
 def copy_queries(
     q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
     TILE_M: gl.constexpr, FIRST: gl.constexpr, WIDTH: gl.constexpr,

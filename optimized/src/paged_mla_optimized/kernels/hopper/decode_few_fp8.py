@@ -458,7 +458,7 @@ def _store_whole(
 @gluon.jit
 def _store_partial(
     answers, lse, buffer, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, place,
-    FIXED_SPLITS: gl.constexpr,
+    token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Store the partial answers of a query tile, of which `buffer` holds half."""
     layout: gl.constexpr = gl.SliceLayout(1, _lines(gl.float32))
@@ -466,10 +466,15 @@ def _store_partial(
     PAIRS: gl.constexpr = answers.shape[1]
     pair = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, PAIRS, layout)
     at = pair * R
+    kept = pair >= 0
+    if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+        _token, _head, _index, kept = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, PAIRS, layout
+        )
     low, high = answers.reshape([2, R // 2, PAIRS]).permute((1, 2, 0)).split()
-    _store_columns(low, buffer, partial_out_ptr, at, pair >= 0, 0)
-    _store_columns(high, buffer, partial_out_ptr, at, pair >= 0, R // 2)
-    gl.store(partial_lse_ptr + pair, gl.convert_layout(lse, layout))
+    _store_columns(low, buffer, partial_out_ptr, at, kept, 0)
+    _store_columns(high, buffer, partial_out_ptr, at, kept, R // 2)
+    gl.store(partial_lse_ptr + pair, gl.convert_layout(lse, layout), mask=kept)
 
 
 @gluon.jit
@@ -528,7 +533,7 @@ def _attend(
         else:
             _store_partial(
                 answers, lse, q_nope, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                place, FIXED_SPLITS,
+                place, token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS,
             )  # fmt: skip
         unit = following
 

@@ -35,6 +35,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     copy_tile,
     find_segment,
     first_row,
+    keep_lse,
     partial_pairs,
     query_pairs,
     raised,
@@ -181,8 +182,10 @@ def _weigh(
                 stride_lse_head, pair_layout,
             )  # fmt: skip
         else:
-            at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
-            gl.store(partial_lse_ptr + at, lse)
+            keep_lse(
+                lse, partial_lse_ptr, cut_ptr, shares_ptr, place, token_starts_ptr, row, tile_m,
+                num_heads, FIXED_SPLITS, pair_layout,
+            )  # fmt: skip
         unit = following
 
 
@@ -315,7 +318,7 @@ def _answer(
         else:
             at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
             out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
-            if FIXED_SPLITS > 0:  # rows of few pairs leave partials too
+            if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
                 _token, _head, _index, live = query_pairs(
                     token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
                 )

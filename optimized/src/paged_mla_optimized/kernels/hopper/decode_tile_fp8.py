@@ -45,6 +45,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     copy_tile,
     find_segment,
     first_row,
+    keep_lse,
     partial_pairs,
     query_pairs,
     sees,
@@ -261,8 +262,10 @@ def _weigh(
                 stride_lse_head, pair_layout,
             )  # fmt: skip
         else:
-            at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
-            gl.store(partial_lse_ptr + at, lse)
+            keep_lse(
+                lse, partial_lse_ptr, cut_ptr, shares_ptr, place, token_starts_ptr, row, tile_m,
+                num_heads, FIXED_SPLITS, pair_layout,
+            )  # fmt: skip
         unit = following
 
 

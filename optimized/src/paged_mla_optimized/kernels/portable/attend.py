@@ -221,7 +221,9 @@ def attend_kernel(
             tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
         else:
             at = partial * TILE_M + tl.arange(0, TILE_M)
-            every = tl.full([TILE_M], True, tl.int1)
-            store_shares(partial_out_ptr + at * R, out, every, R, SHARES)
-            tl.store(partial_lse_ptr + at, lse)
+            kept = tl.full([TILE_M], True, tl.int1)
+            if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+                kept = live
+            store_shares(partial_out_ptr + at * R, out, kept, R, SHARES)
+            tl.store(partial_lse_ptr + at, lse, mask=kept)
         unit = unit_after(cut_ptr, stop, group_end)
