@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -104,6 +105,8 @@ class Command:
             "layers": options.layers,
             "command": self._command(),
         }
+        # Or a profiler that begins again beside CUDA graphs may crash; engines' processes inherit it.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
         timed = {name: _Cells(name, options, facts) for name in options.backends}
         turns = [
             name for first in range(options.rounds) for name in rotated(options.backends, first)

@@ -22,7 +22,6 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",  # would be compiled
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # multicast, which virtual machines may not have
-    "TEARDOWN_CUPTI": "0",  # a profiler that begins again beside CUDA graphs may crash after it
     "HF_HUB_OFFLINE": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "2",  # other processes compile too
 }

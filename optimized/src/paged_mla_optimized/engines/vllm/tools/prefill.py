@@ -5,7 +5,7 @@
 
 Prompts of random tokens, none cached, begin together and are computed in chunks of 8192 tokens, so
 that later ones have contexts. A time is that of all of them: whole engine steps as they come out of
-the engine's core, alone on the machine. Decode rows, one of each prompt, are ours in both ways.
+the engine's core, alone on the machine. No row decodes: a prompt gives one token.
 """
 
 from __future__ import annotations
