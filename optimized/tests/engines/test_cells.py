@@ -47,7 +47,7 @@ class Timer:
 
 @pytest.fixture
 def main(monkeypatch, tmp_path):
-    monkeypatch.setattr(cells, "build_model", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(cells, "build_apart", lambda *_: tmp_path)
     monkeypatch.setattr(cells, "record_apart", lambda: FACTS)
     monkeypatch.setattr(cells, "version", lambda _: "0")
 
@@ -80,6 +80,30 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     assert (facts["engine"], facts["heads"], facts["layers"]) == ("vllm 0", 128, 2)
     assert facts["commit"] == "abc"
     assert "-m paged_mla_optimized.engines.vllm.tools.rate --folder" in facts["command"]
+
+
+def test_what_an_engine_must_not_be_forked_from_is_done_elsewhere(main, monkeypatch, tmp_path):
+    """A GPU that was met, and threads that computed: both are met in ``asked_apart`` alone."""
+    asked = []
+
+    def run(*given):
+        assert cells.free_bytes() == 7
+        asked.append(given[0])
+
+    def asked_apart(code):
+        asked.append(code)
+        compile(code, "", "exec")
+        return "7" if "mem_get_info" in code else str(tmp_path / "model")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(cells, "asked_apart", asked_apart)
+    monkeypatch.setattr(cells, "record_apart", lambda: FACTS)
+    monkeypatch.setattr(cells, "version", lambda _: "0")
+    cells.free_bytes.cache_clear()
+    main(run, "--backends", "A", "--rounds", "1")
+    cells.free_bytes.cache_clear()
+    assert "heads=16, layers=8" in asked[0]
+    assert asked[-1] == tmp_path / "model"
 
 
 def test_the_last_engine_of_a_backend_is_profiled_when_all_is_timed(main):

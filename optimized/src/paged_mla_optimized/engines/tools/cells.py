@@ -19,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from paged_mla_optimized.engines.tools.model import build_model
 from paged_mla_optimized.engines.tools.rates import table
 
 LEAST_STEPS, ENOUGH_SECONDS = 6, 0.4
@@ -98,14 +97,14 @@ class Command:
             for heads in sorted({int(p.name.split("-")[0]) for p in options.folder.glob("*.json")}):
                 print(table(options.folder, heads, self.ours, self.step))
             return 0
-        model = build_model(options.folder, heads=options.heads, layers=options.layers)
+        model = build_apart(options.folder, options.heads, options.layers)
         facts = record_apart() | {
             "engine": f"{self.engine} {version(self.engine)}",
             "heads": options.heads,
             "layers": options.layers,
             "command": self._command(),
         }
-        # Or a profiler that begins again beside CUDA graphs may crash; engines' processes inherit it.
+        # Or a profiler that begins again beside CUDA graphs may crash. Engines inherit it.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         timed = {name: _Cells(name, options, facts) for name in options.backends}
         turns = [
@@ -141,19 +140,35 @@ class Command:
         return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
+def asked_apart(code: str) -> str:
+    """Return what other Python prints, without the newline: this process is to stay fit for forks.
+
+    vLLM forks none that has met the GPU. Where this one had computed with several threads, they
+    would not be in the fork, and the engine's core would wait for them forever.
+    """
+    return subprocess.check_output([sys.executable, "-c", code], text=True).rstrip("\n")
+
+
 def record_apart() -> dict[str, str]:
-    """Return ``device_record()`` of another process: vLLM forks none that has met the GPU."""
+    """Return ``device_record()``."""
     module = "paged_mla_optimized.runtime.device"
     asked = f"import json; from {module} import device_record; print(json.dumps(device_record()))"
-    found: dict[str, str] = json.loads(subprocess.check_output([sys.executable, "-c", asked]))
+    found: dict[str, str] = json.loads(asked_apart(asked))
     return found
+
+
+def build_apart(folder: Path, heads: int, layers: int) -> Path:
+    """Return where :func:`~paged_mla_optimized.engines.tools.model.build_model` wrote a model."""
+    module = "paged_mla_optimized.engines.tools.model"
+    built = f"build_model(Path({str(folder)!r}), heads={heads}, layers={layers})"
+    asked = f"from pathlib import Path; from {module} import build_model; print({built})"
+    return Path(asked_apart(asked))
 
 
 @functools.cache
 def free_bytes() -> int:
-    """Return what the GPU has before any engine; asked elsewhere, as :func:`record_apart`."""
-    asked = "import torch; print(torch.cuda.mem_get_info()[0])"
-    return int(subprocess.check_output([sys.executable, "-c", asked], text=True))
+    """Return what the GPU has before any engine."""
+    return int(asked_apart("import torch; print(torch.cuda.mem_get_info()[0])"))
 
 
 @contextmanager
