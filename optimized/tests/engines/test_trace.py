@@ -53,8 +53,9 @@ def test_a_trace_without_graphs_is_refused():
 
 @pytest.mark.parametrize("name", ["one.pt.trace.json", "one.trace.json.gz"])
 def test_a_trace_is_taken_once(tmp_path, name):
-    data = json.dumps({"traceEvents": [kernel(0, 1, 1)]}).encode()
+    one = kernel(0, 1, 1) | {"name": "a kernel"}
+    data = json.dumps({"traceEvents": [one]}).replace("a kernel", "a\tkernel").encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
-    assert trace.take(tmp_path) == [kernel(0, 1, 1)]
+    assert trace.take(tmp_path) == [one | {"name": "a\tkernel"}]
     with pytest.raises(RuntimeError, match="has 0 traces"):
         trace.take(tmp_path)

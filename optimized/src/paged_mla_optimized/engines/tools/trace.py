@@ -30,7 +30,8 @@ def take(folder: Path) -> list[dict[str, Any]]:
     [path] = paths
     data = path.read_bytes()
     path.unlink()
-    found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    # Names of kernels are written as they are: not strictly JSON, if there is a tab in one.
+    found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data, strict=False)
     events: list[dict[str, Any]] = found["traceEvents"]
     return events
 
