@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from threading import Event
 
 import pytest
 
@@ -13,6 +14,8 @@ from paged_mla_optimized.engines.tools.cells import Cell, Command
 
 COMMAND = Command(
     engine="vllm",
+    tool="rate",
+    step="step",
     ours="OURS",
     peers=("A", "B"),
     rows=(1, 8),
@@ -38,10 +41,13 @@ class Timer:
     def step_ms(self, cell, repeats):
         return [float(cell.rows)] * repeats
 
+    def busy_ms(self, cell):
+        return 0.5 * cell.rows
+
 
 @pytest.fixture
 def main(monkeypatch, tmp_path):
-    monkeypatch.setattr(cells, "build_model", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(cells, "build_apart", lambda *_: tmp_path)
     monkeypatch.setattr(cells, "record_apart", lambda: FACTS)
     monkeypatch.setattr(cells, "version", lambda _: "0")
 
@@ -65,15 +71,83 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     assert order == ["OURS", "A", "B", "A", "B", "OURS"]  # none is always the first
     said = capsys.readouterr().out
     assert "no A" in said
-    assert "OURS 8x64: left out" in said
+    assert "OURS 8x64 ms: left out" in said
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["128-B.json", "128-OURS.json"]
     found = json.loads((tmp_path / "128-OURS.json").read_text())
     assert list(found["cells"]) == ["8x16", "1x64", "1x16"]  # most keys first
-    assert found["cells"]["8x16"]["ms"] == [8.0] * 6  # of both rounds
+    assert found["cells"]["8x16"] == {"ms": [8.0] * 6, "busy_ms": [4.0]}  # of both rounds
     facts = found["facts"]
     assert (facts["engine"], facts["heads"], facts["layers"]) == ("vllm 0", 128, 2)
     assert facts["commit"] == "abc"
     assert "-m paged_mla_optimized.engines.vllm.tools.rate --folder" in facts["command"]
+
+
+def test_what_an_engine_must_not_be_forked_from_is_done_elsewhere(main, monkeypatch, tmp_path):
+    """A GPU that was met, and threads that computed: both are met in ``asked_apart`` alone."""
+    asked = []
+
+    def run(*given):
+        assert cells.free_bytes() == 7
+        asked.append(given[0])
+
+    def asked_apart(code):
+        asked.append(code)
+        compile(code, "", "exec")
+        return "7" if "mem_get_info" in code else str(tmp_path / "model")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(cells, "asked_apart", asked_apart)
+    monkeypatch.setattr(cells, "record_apart", lambda: FACTS)
+    monkeypatch.setattr(cells, "version", lambda _: "0")
+    cells.free_bytes.cache_clear()
+    main(run, "--backends", "A", "--rounds", "1")
+    cells.free_bytes.cache_clear()
+    assert "heads=16, layers=8" in asked[0]
+    assert asked[-1] == tmp_path / "model"
+
+
+def test_the_last_engine_of_a_backend_is_profiled_when_all_is_timed(main):
+    asked = []
+
+    class Told(Timer):
+        def step_ms(self, cell, repeats):
+            asked.append(str(cell))
+            return super().step_ms(cell, repeats)
+
+        def busy_ms(self, cell):
+            asked.append(f"{cell} busy")
+            return super().busy_ms(cell)
+
+    main(lambda *given: given[-1](Told()), "--backends", "A")
+    cells = ["8x16", "1x64", "1x16"]
+    assert asked == [*cells, *cells, "1x16 busy", "1x64 busy", "8x16 busy"]
+
+
+def test_a_profiler_that_fails_leaves_what_was_timed(main, tmp_path, capsys):
+    class Fails(Timer):
+        def busy_ms(self, _cell):
+            raise RuntimeError("no trace")
+
+    main(lambda *given: given[-1](Fails()), "--backends", "A", "B", "--rounds", "1")
+    for name in ("A", "B"):
+        found = json.loads((tmp_path / f"16-{name}.json").read_text())["cells"]
+        assert found["8x16"] == {"ms": [8.0] * 3}
+    assert capsys.readouterr().out.count("RuntimeError: no trace") == 2
+
+
+def test_an_engine_that_says_nothing_is_given_up(main, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cells, "_PATIENCE", 0.05)
+
+    class Dead(Timer):
+        def step_ms(self, _cell, _repeats):
+            Event().wait(60)
+
+    main(
+        lambda *given: given[-1](Dead() if given[1] == "A" else Timer()),
+        *("--backends", "A", "B", "--rounds", "1"),
+    )
+    assert [path.name for path in tmp_path.glob("*.json")] == ["16-B.json"]
+    assert "TimeoutError: not done after" in capsys.readouterr().out
 
 
 def test_engines_share_the_time_that_is_left_once_they_are_made(main, monkeypatch):
@@ -111,26 +185,32 @@ def test_a_cell_for_which_no_time_is_left_is_not_begun(main, monkeypatch, tmp_pa
 
 def test_a_table_has_ratios_and_the_part_of_attention(main, tmp_path, capsys):
     facts = FACTS | {"engine": "vllm 0", "layers": 8, "command": "python -m rate"}
-    for name, ms in (
-        ("OURS", {"1x1024": [2.0, 1.0, 4.0], "8x1024": [4.0], "1x16": [1.0]}),
-        ("A", {"1x1024": [3.0, 3.0, 3.0], "8x1024": [5.0]}),
-        ("B", {"1x1024": [9.0]}),
-        ("attention", {"1x1024": [0.5], "8x1024": [2.4]}),
+    for name, times in (
+        ("OURS", {"1x1024": ([2.0, 1.0, 4.0], [0.5]), "8x1024": ([4.0], [2.0]), "1x16": ([1.0],)}),
+        ("A", {"1x1024": ([3.0, 3.0, 3.0], [0.6]), "8x1024": ([5.0],)}),
+        ("B", {"1x1024": ([9.0], [0.4])}),
+        ("attention", {"1x1024": ([0.5],), "8x1024": ([2.4],)}),
     ):
-        found = {"facts": facts, "cells": {cell: {"ms": times} for cell, times in ms.items()}}
-        (tmp_path / f"128-{name}.json").write_text(json.dumps(found))
+        found = {
+            cell: dict(zip(("ms", "busy_ms"), of_cell, strict=False))
+            for cell, of_cell in times.items()
+        }
+        path = tmp_path / f"128-{name}.json"
+        path.write_text(json.dumps({"facts": facts, "cells": found}))
     assert main(None, "--table") == 0
     said = capsys.readouterr().out
     assert "vllm 0, GPU, torch 2, triton 3, commit abc, 2026-01-01, 8 layers.\n" in said
     assert said.count("python -m rate") == 1
-    assert "| OURS | A | B | best other / OURS | of the least | attention's part |" in said
-    assert "| 1x1024 | 2.000 (1.000 to 4.000) | 3.000 (3.000 to 3.000) | 9.000" in said
+    assert "| OURS | A | B | best other / OURS: medians | best other / OURS: leasts |" in said
     assert (
-        "| 8x1024 | 4.000 (4.000 to 4.000) | 5.000 (5.000 to 5.000) |  | 1.250 | 1.250 | 60% |"
-        in said
+        "| 1x1024 | 2.000 (1.000 to 4.000), busy 0.500 | 3.000 (3.000 to 3.000), busy 0.600 "
+        "| 9.000 (9.000 to 9.000), busy 0.400 | 1.500 | 3.000 | 0.800 | 25% |" in said
     )
-    assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |  |" in said
+    assert "| 4.000 (4.000 to 4.000), busy 2.000 | 5.000 (5.000 to 5.000) |  | 1.250 |" in said
+    assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |  |  |" in said
+    assert "ms per step, median" in said
     assert "Ratios, of medians: geometric mean 1.369, least 1.250 of 2." in said
+    assert "Ratios, of busy: geometric mean 0.800, least 0.800 of 1." in said
     assert "over half of the step, of leasts: geometric mean 1.250, least 1.250 of 1." in said
 
 

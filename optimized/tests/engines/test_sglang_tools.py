@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +35,13 @@ class Engine:
     def __init__(self, clock=None, ms=2.0, apart=3):
         self.clock, self.ms, self.apart = clock, ms, apart
         self.asked = []
+        self.step, self.profiled = 0, None
+
+    def start_profile(self, *, output_dir, num_steps, activities, with_stack, record_shapes):
+        assert activities == ["GPU"]
+        assert not with_stack
+        assert not record_shapes
+        self.profiled = Path(output_dir), self.step + num_steps
 
     def generate(self, *, input_ids, sampling_params, stream=False, **more):
         self.asked.append((len(input_ids), len(input_ids[0]), stream))
@@ -47,10 +56,30 @@ class Engine:
         most, every = how["max_new_tokens"], how["stream_interval"]
         for step in range(1, most + self.apart * rows):
             self.clock[0] += self.ms / 1e3
+            self.step = step
+            if self.profiled and step > self.profiled[1]:
+                self.write_trace()
             for row in range(rows):
                 tokens = step - self.apart * row
                 if tokens == most or (0 < tokens < most and tokens % every == 1):
                     yield {"index": row, "meta_info": {"completion_tokens": tokens}}
+
+    def write_trace(self):
+        """Write what a step does with a graph of two kernels, which has 0.5 ms of its `ms`."""
+        folder, self.profiled = self.profiled[0], None
+        kernels = [
+            {
+                "cat": "kernel",
+                "ts": 1e3 * self.ms * step + half,
+                "dur": 250,
+                "args": {"correlation": step},
+            }
+            for step in range(5)
+            for half in (0, 500)
+        ]
+        folder.mkdir(exist_ok=True)
+        data = json.dumps({"traceEvents": kernels}).encode()
+        (folder / "0-TP-0.trace.json.gz").write_bytes(gzip.compress(data))
 
     def answers(self, input_ids, sampling_params, *, return_logprob, top_logprobs_num):
         assert return_logprob
@@ -81,9 +110,9 @@ def timer(monkeypatch):
     monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(rate.time, "monotonic", lambda: clock[0])
 
-    def make(contexts=(16, 64, 256), **how):
+    def make(contexts=(16, 64, 256), traces=None, **how):
         options = argparse.Namespace(layers=2, heads=4, contexts=contexts)
-        return rate._Timer(Engine(clock, **how), options, 4096)
+        return rate._Timer(Engine(clock, **how), options, 4096, traces)
 
     return make
 
@@ -102,6 +131,12 @@ def test_rows_far_apart_are_given_more_tokens(timer):
 def test_a_moment_that_is_missing_is_not_guessed():
     assert rate.windows_ms([{1: 0.0, 7: 1.0, 13: 2.0}], 6, 1) == pytest.approx([1e3 / 6])
     assert rate.windows_ms([{1: 0.0, 13: 2.0}], 6, 1) == []
+
+
+def test_the_gpu_is_busy_for_a_part_of_a_step(timer, tmp_path):
+    made = timer(traces=tmp_path / "traces")
+    for cell in (Cell(4, 64), Cell(1, 16)):
+        assert made.busy_ms(cell) == pytest.approx(0.5)
 
 
 def test_prompts_are_cached_once(timer):

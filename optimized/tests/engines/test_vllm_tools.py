@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from paged_mla_optimized.engines.tools.cells import Cell
 from paged_mla_optimized.engines.tools.follow import distance, follow
 from paged_mla_optimized.engines.tools.history import History, pairs
 from paged_mla_optimized.engines.tools.report import judge, page
 from paged_mla_optimized.engines.vllm.registration import NAME
-from paged_mla_optimized.engines.vllm.tools import check, rate
+from paged_mla_optimized.engines.vllm.tools import check, prefill, rate
 from paged_mla_optimized.engines.vllm.tools.scenes import (
     LONGEST,
     MAX_MODEL_LEN,
@@ -174,3 +178,83 @@ def test_a_window_is_long_enough_and_no_longer(monkeypatch, ms, steps):
 
     assert rate.window_ms(step, 8) == pytest.approx(ms)
     assert len(taken) == steps
+
+
+class Core:
+    """Steps take 2 ms of a clock and a graph of two kernels, which have half of that.
+
+    As a core in a process of its own it begins with a request that it has, unless it is held.
+    """
+
+    def __init__(self, clock, traces):
+        self.llm_engine, self.clock, self.traces = self, clock, traces
+        self.held, self.left, self.profiled = False, {}, None
+
+    def sleep(self, level, mode):
+        assert (level, mode) == (0, "keep")
+        self.held = True
+
+    def is_sleeping(self):
+        return self.held
+
+    def wake_up(self, tags):
+        assert tags == ["scheduling"]
+        self.held = False
+
+    def add_request(self, name, prompt, way):
+        assert self.held, "the first request would begin alone"
+        assert list(prompt) == ["prompt_token_ids"]
+        self.left[f"{name}-internal"] = way.max_tokens
+        return f"{name}-internal"
+
+    def abort_request(self, names, internal):
+        assert internal
+        assert set(names) == set(self.left)
+        self.left.clear()
+
+    def has_unfinished_requests(self):
+        return bool(self.left)
+
+    def step(self):
+        assert not self.held
+        self.clock[0] += 0.002
+        said = list(self.left)
+        self.left = {name: left - 1 for name, left in self.left.items() if left > 1}
+        if self.profiled is not None:
+            at, call = 1e6 * self.clock[0], len(self.profiled)
+            self.profiled += [
+                {"cat": "kernel", "ts": at + half, "dur": 500, "args": {"correlation": call}}
+                for half in (0, 1000)
+            ]
+        return said
+
+    def start_profile(self):
+        self.profiled = []
+
+    def stop_profile(self):
+        self.traces.mkdir()
+        path = self.traces / "rank0.1.pt.trace.json"
+        path.write_text(json.dumps({"traceEvents": self.profiled}))
+
+
+@pytest.fixture
+def core(monkeypatch, tmp_path):
+    """Return a core of which a clock tells."""
+    clock = [0.0]
+    monkeypatch.setattr(rate.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    return Core(clock, tmp_path / "traces")
+
+
+def test_rows_of_a_cell_begin_together_and_last_for_all_its_windows(core):
+    timer = rate._Timer(core, 1 << 20, core.traces)
+    assert timer.step_ms(Cell(8, 16), 4) == pytest.approx([2.0] * 4)
+    assert timer.busy_ms(Cell(8, 16)) == pytest.approx(1.0)
+    assert not core.left
+
+
+def test_prompts_begin_together_and_are_timed_to_the_last(core):
+    timer = prefill._Timer(core, core.traces)
+    assert timer.step_ms(Cell(4, 16), 2) == pytest.approx([2.0] * 2)
+    assert timer.busy_ms(Cell(4, 16)) == pytest.approx(1.0)
+    assert timer.seconds(Cell(64, 4096)) == math.inf

@@ -1,25 +1,31 @@
-"""Decode of an engine, timed cell by cell: so many rows at so long a context, for each backend."""
+"""An engine, timed cell by cell: so many rows of so long a context, for each of its backends."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from paged_mla_optimized.engines.tools.model import build_model
 from paged_mla_optimized.engines.tools.rates import table
 
 LEAST_STEPS, ENOUGH_SECONDS = 6, 0.4
 """Of a window that is timed: it ends when both are reached, or after a command's most steps."""
+PROFILED_STEPS = 16
+_PATIENCE = 40.0
+"""Seconds that a cell may take beyond what was expected: an engine that died may never answer."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,12 @@ class Timer(Protocol):
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
         """Return the milliseconds of a step, of so many windows of the same requests."""
 
+    def busy_ms(self, cell: Cell) -> float:
+        """Return for how many of a step's milliseconds the GPU is busy, by a profiler.
+
+        An engine may be slower once it has been profiled: all is timed before that.
+        """
+
 
 Run: TypeAlias = Callable[[Path, str, argparse.Namespace, Callable[[Timer], None]], None]
 """Makes an engine of a model and a backend, gives it to a user, and ends it."""
@@ -49,12 +61,14 @@ Run: TypeAlias = Callable[[Path, str, argparse.Namespace, Callable[[Timer], None
 
 @dataclass(frozen=True)
 class Command:
-    """Whose decode is timed.
+    """What is timed.
 
     Parameters
     ----------
-    engine : str
-        Package that is run; its command is ``engines.ENGINE.tools.rate``.
+    engine, tool : str
+        Package that is run, and its command: ``engines.ENGINE.tools.TOOL``.
+    step : str
+        What a time is of, for the table.
     ours : str
         Name of our backend in it.
     peers : tuple of str
@@ -67,6 +81,8 @@ class Command:
     """
 
     engine: str
+    tool: str
+    step: str
     ours: str
     peers: tuple[str, ...]
     rows: tuple[int, ...]
@@ -79,22 +95,24 @@ class Command:
         options = self._options(doc)
         if options.table:
             for heads in sorted({int(p.name.split("-")[0]) for p in options.folder.glob("*.json")}):
-                print(table(options.folder, heads, self.ours))
+                print(table(options.folder, heads, self.ours, self.step))
             return 0
-        model = build_model(options.folder, heads=options.heads, layers=options.layers)
+        model = build_apart(options.folder, options.heads, options.layers)
         facts = record_apart() | {
             "engine": f"{self.engine} {version(self.engine)}",
             "heads": options.heads,
             "layers": options.layers,
             "command": self._command(),
         }
+        # Or a profiler that begins again beside CUDA graphs may crash. Engines inherit it.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
         timed = {name: _Cells(name, options, facts) for name in options.backends}
         turns = [
             name for first in range(options.rounds) for name in rotated(options.backends, first)
         ]
         end = time.monotonic() + options.seconds
         for number, backend in enumerate(turns):
-            timed[backend].begin(end, len(turns) - number)
+            timed[backend].begin(end, len(turns) - number, len(options.backends))
             try:
                 run(model, backend, options, timed[backend].time)
             except Exception:  # the others are timed all the same
@@ -111,56 +129,113 @@ class Command:
         parser.add_argument("--rounds", type=int, default=self.rounds)
         parser.add_argument("--repeats", type=int, default=self.repeats, choices=range(1, 5))
         parser.add_argument("--seconds", type=float, default=240, help="shared by all engines")
-        parser.add_argument("--folder", type=Path, default=Path(f"out/{self.engine}-rate"))
+        parser.add_argument("--folder", type=Path, default=Path(f"out/{self.engine}-{self.tool}"))
         parser.add_argument("--table", action="store_true", help="print what lies in the folder")
         options = parser.parse_args()
         options.folder.mkdir(parents=True, exist_ok=True)
         return options
 
     def _command(self) -> str:
-        module = f"paged_mla_optimized.engines.{self.engine}.tools.rate"
+        module = f"paged_mla_optimized.engines.{self.engine}.tools.{self.tool}"
         return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
+def asked_apart(code: str) -> str:
+    """Return what other Python prints, without the newline: this process is to stay fit for forks.
+
+    vLLM forks none that has met the GPU. Where this one had computed with several threads, they
+    would not be in the fork, and the engine's core would wait for them forever.
+    """
+    return subprocess.check_output([sys.executable, "-c", code], text=True).rstrip("\n")
+
+
 def record_apart() -> dict[str, str]:
-    """Return ``device_record()`` of another process: this one is not to meet the GPU."""
+    """Return ``device_record()``."""
     module = "paged_mla_optimized.runtime.device"
     asked = f"import json; from {module} import device_record; print(json.dumps(device_record()))"
-    found: dict[str, str] = json.loads(subprocess.check_output([sys.executable, "-c", asked]))
+    found: dict[str, str] = json.loads(asked_apart(asked))
     return found
+
+
+def build_apart(folder: Path, heads: int, layers: int) -> Path:
+    """Return where :func:`~paged_mla_optimized.engines.tools.model.build_model` wrote a model."""
+    module = "paged_mla_optimized.engines.tools.model"
+    built = f"build_model(Path({str(folder)!r}), heads={heads}, layers={layers})"
+    asked = f"from pathlib import Path; from {module} import build_model; print({built})"
+    return Path(asked_apart(asked))
+
+
+@functools.cache
+def free_bytes() -> int:
+    """Return what the GPU has before any engine."""
+    return int(asked_apart("import torch; print(torch.cuda.mem_get_info()[0])"))
+
+
+@contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raise an error in what takes longer, wherever it waits."""
+
+    def end(*_: Any) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class _Cells:
     """The cells of one backend: ``FOLDER/HEADS-BACKEND.json`` has those that were timed."""
 
     def __init__(self, backend: str, options: argparse.Namespace, facts: dict[str, Any]) -> None:
-        self.backend, self.options = backend, options
-        self.start, self.end, self.turns = 0.0, 0.0, 1
+        self.name, self.options = f"H {options.heads} {backend}", options
+        self.start, self.end, self.deadline = 0.0, 0.0, 0.0
+        self.turns, self.is_last = 1, False
         self.path = options.folder / f"{options.heads}-{backend}.json"
         self.path.unlink(missing_ok=True)
         self.found: dict[str, Any] = {"facts": facts, "cells": {}}
 
-    def begin(self, end: float, turns: int) -> None:
+    def begin(self, end: float, turns: int, backends: int) -> None:
         """Begin to make an engine: it shares the time until `end` with those that follow."""
         self.start, self.end, self.turns = time.monotonic(), end, turns
+        self.is_last = turns <= backends  # no engine of this backend follows
 
     def time(self, timer: Timer) -> None:
-        """Time every cell for which there is room and time, beside what earlier rounds found."""
-        name = f"H {self.options.heads} {self.backend}"
+        """Time every cell for which there is room and time, beside what earlier rounds found.
+
+        The last engine is then profiled, beginning with the cells that have least to compute: where
+        a host decides how long a step takes, the GPU alone says how fast a backend is.
+        """
         made = time.monotonic()
-        deadline = made + (self.end - made) / self.turns
-        print(f"{name}: made in {made - self.start:.0f} s", flush=True)
-        for cell in cells_of(self.options):
-            expected, start = timer.seconds(cell), time.monotonic()
-            if expected > deadline - start:
-                print(f"{name} {cell}: left out, would take {expected:.0f} s", flush=True)
-                continue
-            found = timer.step_ms(cell, self.options.repeats)
-            took = time.monotonic() - start
-            self.found["cells"].setdefault(str(cell), {"ms": []})["ms"] += found
-            self.path.write_text(json.dumps(self.found, indent=1))
-            told = " ".join(f"{ms:.3f}" for ms in found)
-            print(f"{name} {cell}: {told} ms, in {took:.1f} s, {expected:.1f} expected", flush=True)
+        self.deadline = made + (self.end - made) / self.turns
+        print(f"{self.name}: made in {made - self.start:.0f} s", flush=True)
+        cells = cells_of(self.options)
+        for cell in cells:
+            self._measure(timer, cell, "ms", lambda c: timer.step_ms(c, self.options.repeats))
+        if self.is_last:
+            for cell in reversed([cell for cell in cells if str(cell) in self.found["cells"]]):
+                self._measure(timer, cell, "busy_ms", lambda c: [timer.busy_ms(c)])
+
+    def _measure(
+        self, timer: Timer, cell: Cell, what: str, measure: Callable[[Cell], list[float]]
+    ) -> None:
+        expected, start = timer.seconds(cell), time.monotonic()
+        if expected > self.deadline - start:
+            print(f"{self.name} {cell} {what}: left out, would take {expected:.0f} s", flush=True)
+            return
+        with limit(expected + _PATIENCE):
+            found = measure(cell)
+        took = time.monotonic() - start
+        self.found["cells"].setdefault(str(cell), {}).setdefault(what, []).extend(found)
+        self.path.write_text(json.dumps(self.found, indent=1))
+        told = " ".join(f"{ms:.3f}" for ms in found)
+        print(
+            f"{self.name} {cell} {what}: {told}, in {took:.1f} s, {expected:.1f} expected",
+            flush=True,
+        )
 
 
 def rotated(names: list[str], first: int) -> list[str]:

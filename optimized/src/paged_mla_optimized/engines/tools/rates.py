@@ -15,37 +15,41 @@ ATTENTION = "attention"
 _PLACE = "{engine}, {device}, torch {torch}, triton {triton}, commit {commit}, {date}"
 
 
-def table(folder: Path, heads: int, ours: str) -> str:
+_NUMBERS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "medians": ("ms", median),
+    "leasts": ("ms", min),
+    "busy": ("busy_ms", median),
+}
+"""What a ratio is of: times by the clock, or those in which the GPU is busy."""
+
+
+def table(folder: Path, heads: int, ours: str, step: str) -> str:
     """Return the cells of a head count as Markdown: `ours` beside every other that was timed."""
     timed = {
         path.stem.split("-", 1)[1]: json.loads(path.read_text())
         for path in sorted(folder.glob(f"{heads}-*.json"))
     }
     attention = timed.pop(ATTENTION, {"cells": {}})["cells"]
-    peers = [name for name in timed if name != ours]
-    columns = [
-        f"{heads} heads: rows x context",
-        ours,
-        *peers,
-        f"best other / {ours}",
-        "of the least",
-    ]
+    names = [ours, *(name for name in timed if name != ours)]
+    columns = [f"{heads} heads: rows x context", *names]
+    columns += [f"best other / {ours}: {word}" for word in _NUMBERS]
     lines = [*_places(timed), "", head_of([*columns, "attention's part"])]
-    ratios: dict[str, list[float]] = {"medians": [], "leasts": []}
-    heavy: dict[str, list[float]] = {"medians": [], "leasts": []}
+    ratios: dict[str, list[float]] = {word: [] for word in _NUMBERS}
+    heavy: dict[str, list[float]] = {word: [] for word in _NUMBERS}
     for cell in timed.get(ours, {"cells": {}})["cells"]:
-        ms = {n: found["cells"][cell]["ms"] for n, found in timed.items() if cell in found["cells"]}
-        part = median(attention[cell]["ms"]) / median(ms[ours]) if cell in attention else None
-        shown = [_shown(ms[name]) if name in ms else "" for name in (ours, *peers)]
-        of_cell = {}
-        if len(ms) > 1:
-            of_cell = {"medians": _ratio(ms, ours, median), "leasts": _ratio(ms, ours, min)}
+        found = {name: one["cells"][cell] for name, one in timed.items() if cell in one["cells"]}
+        part = None
+        if cell in attention:
+            part = median(attention[cell]["ms"]) / median(found[ours]["ms"])
+        of_cell = {word: _ratio(found, ours, *number) for word, number in _NUMBERS.items()}
         for word, ratio in of_cell.items():
-            ratios[word].append(ratio)
-            heavy[word] += [ratio] if part is not None and part > 0.5 else []
-        numbers = [_number(of_cell.get(word), ".3f") for word in ratios]
+            ratios[word] += [] if ratio is None else [ratio]
+            heavy[word] += [] if ratio is None or part is None or part <= 0.5 else [ratio]
+        shown = [_shown(found[name]) if name in found else "" for name in names]
+        numbers = [_number(ratio, ".3f") for ratio in of_cell.values()]
         lines.append(row_of([cell, *shown, *numbers, _number(part, ".0%")]))
-    told = ["ms per step, median (least to most).", *_summary("Ratios", ratios)]
+    told = [f"ms per {step}, median (least to most), and for how many of them the GPU is busy."]
+    told += _summary("Ratios", ratios)
     told += _summary("Where attention is over half of the step", heavy)
     return "\n".join([*lines, "", " ".join(told)]) + "\n"
 
@@ -57,17 +61,26 @@ def _places(timed: dict[str, Any]) -> list[str]:
     return [*places, *dict.fromkeys(f"`{one['command']}`" for one in facts)]
 
 
-def _shown(ms: list[float]) -> str:
-    return f"{median(ms):.3f} ({min(ms):.3f} to {max(ms):.3f})"
+def _shown(found: dict[str, list[float]]) -> str:
+    ms = found["ms"]
+    busy = f", busy {median(found['busy_ms']):.3f}" if "busy_ms" in found else ""
+    return f"{median(ms):.3f} ({min(ms):.3f} to {max(ms):.3f}){busy}"
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _ratio(ms: dict[str, list[float]], ours: str, number: Callable[[list[float]], float]) -> float:
-    """Return the best other's time over ours."""
-    return min(number(found) for name, found in ms.items() if name != ours) / number(ms[ours])
+def _ratio(
+    found: dict[str, dict[str, list[float]]],
+    ours: str,
+    what: str,
+    number: Callable[[list[float]], float],
+) -> float | None:
+    """Return the best other's time over ours, or nothing where one of them is not known."""
+    times = {name: number(one[what]) for name, one in found.items() if what in one}
+    mine = times.pop(ours, None)
+    return min(times.values()) / mine if times and mine is not None else None
 
 
 def _summary(what: str, ratios: dict[str, list[float]]) -> list[str]:

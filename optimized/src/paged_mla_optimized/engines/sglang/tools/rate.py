@@ -5,8 +5,8 @@
 
 The prompt of a row is cached once: those of shorter contexts begin it. Rows then generate, and tell
 of every so many tokens: between two such moments lies a window of whole engine steps, host work
-included. CUDA graphs, bf16, pages of 64. Cells go to ``FOLDER/HEADS-BACKEND.json`` as they are
-timed; ``--table`` prints all that lie there as Markdown.
+included. CUDA graphs, bf16, pages of 64. SGLang's own profiler comes when all is timed. Cells go to
+``FOLDER/HEADS-BACKEND.json`` as they are timed; ``--table`` prints all that lie there as Markdown.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ from paged_mla_optimized.engines.sglang.tools.engine import arguments, run_engin
 from paged_mla_optimized.engines.tools.cells import (
     ENOUGH_SECONDS,
     LEAST_STEPS,
+    PROFILED_STEPS,
     Cell,
     Command,
     Timer,
+    free_bytes,
     token_bytes,
 )
 from paged_mla_optimized.engines.tools.model import NOPE, ROPE, VALUE, VOCAB
+from paged_mla_optimized.engines.tools.trace import busy_ms_of_step, take
 
 COMMAND = Command(
     engine="sglang",
+    tool="rate",
+    step="step",
     ours=NAME,
     peers=("fa3", "flashmla", "triton"),
     rows=(1, 8, 64),
@@ -53,11 +58,10 @@ def run(
     model: Path, backend: str, options: argparse.Namespace, use: Callable[[Timer], None]
 ) -> None:
     """Make an engine whose cache holds the largest cell, or takes most of the memory."""
-    import torch
-
-    free, _ = torch.cuda.mem_get_info()
     longest = max(options.contexts) + _ROOM
-    tokens = min(max(options.rows) * longest, int(0.6 * free) // token_bytes(options.layers))
+    tokens = min(
+        max(options.rows) * longest, int(0.6 * free_bytes()) // token_bytes(options.layers)
+    )
     given = arguments(
         model,
         backend,
@@ -72,15 +76,17 @@ def run(
         custom_sigquit_handler=survive,  # other backends follow in this process
     )
 
+    traces = options.folder.absolute() / f"traces-{backend}"
+
     def time_cells(engine: Any) -> None:
-        use(_Timer(engine, options, tokens // _PAGE * _PAGE))
+        use(_Timer(engine, options, tokens // _PAGE * _PAGE, traces))
 
     run_engine(given, time_cells)
 
 
 class _Timer:
-    def __init__(self, engine: Any, options: argparse.Namespace, tokens: int) -> None:
-        self.engine, self.tokens = engine, tokens
+    def __init__(self, engine: Any, options: argparse.Namespace, tokens: int, traces: Path) -> None:
+        self.engine, self.tokens, self.traces = engine, tokens, traces
         self.products = options.layers * options.heads * 2 * (NOPE + ROPE + VALUE)
         self.cached: dict[int, int] = defaultdict(int)  # of each row, tokens
         self.rate = math.inf  # products of prompts' attention in a second
@@ -105,6 +111,26 @@ class _Timer:
         [trial] = self._windows(cell, LEAST_STEPS, 1)
         steps = min(max(round(1e3 * ENOUGH_SECONDS / trial), LEAST_STEPS), _MOST_STEPS)
         return self._windows(cell, steps, repeats)
+
+    def busy_ms(self, cell: Cell) -> float:
+        """Return for how many milliseconds of a step the GPU is busy."""
+        self._cache(cell)
+        way = _way(2 * PROFILED_STEPS + _LEADS[1]) | {"stream_interval": PROFILED_STEPS}
+        begun: set[int] = set()
+        for chunk in self.engine.generate(
+            input_ids=prompts_of(cell), sampling_params=way, stream=True
+        ):
+            begins = len(begun) < cell.rows
+            begun.add(chunk["index"])
+            if begins and len(begun) == cell.rows:
+                self.engine.start_profile(
+                    output_dir=str(self.traces),
+                    num_steps=PROFILED_STEPS,  # then it ends by itself
+                    activities=["GPU"],
+                    with_stack=False,
+                    record_shapes=False,
+                )
+        return busy_ms_of_step(take(self.traces))
 
     def _prefill(self, cell: Cell) -> float:
         """Return the products of attention that the uncached rest of the prompts takes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +65,17 @@ def arguments(
     return found | changes
 
 
+def profiler(folder: Path) -> dict[str, Any]:
+    """Return the ``profiler_config`` that has traces of kernels written, one of each use."""
+    return {
+        "profiler": "torch",
+        "torch_profiler_dir": str(folder.absolute()),
+        "torch_profiler_with_stack": False,
+        "torch_profiler_use_gzip": False,
+        "torch_profiler_dump_cuda_time_total": False,
+    }
+
+
 def prepare() -> None:
     """Set the environment that vLLM reads as it is imported."""
     for name, value in ENVIRONMENT.items():
@@ -106,6 +118,26 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
 def _free() -> None:
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def hold(llm: Any, prompts: list[list[int]], tokens: int) -> list[str]:
+    """Add requests that wait for each other and for :func:`release`; return their names.
+
+    A core in a process of its own would begin with the first before it has the last.
+    """
+    from vllm import SamplingParams
+
+    core = llm.llm_engine
+    core.sleep(level=0, mode="keep")
+    way = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    names = [core.add_request(uuid.uuid4().hex, {"prompt_token_ids": p}, way) for p in prompts]
+    core.is_sleeping()  # is answered when all are there
+    return names
+
+
+def release(llm: Any) -> None:
+    """Let requests begin, all in the same step."""
+    llm.llm_engine.wake_up(["scheduling"])
 
 
 def ask(

@@ -1,108 +1,109 @@
 """Time chunked prefill of vLLM, with its own attention of prefill rows and with ours.
 
-    python -m paged_mla_optimized.engines.vllm.tools.prefill --heads 128 --prompts 16x4096 2x32768
+    python -m paged_mla_optimized.engines.vllm.tools.prefill --heads 128
+    python -m paged_mla_optimized.engines.vllm.tools.prefill --table
 
-Prompts of random tokens, none cached, in chunks of ``--chunk``: the time of a prompt's later chunks
-is that of contexts too. Whole engine steps, host work included; alone on the machine.
+Prompts of random tokens, none cached, begin together and are computed in chunks of 8192 tokens, so
+that later ones have contexts. A time is that of all of them: whole engine steps as they come out of
+the engine's core, alone on the machine. No row decodes: a prompt gives one token.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import os
 import random
 import sys
 import time
-import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paged_mla_optimized.engines.tools.model import VOCAB, build_model
+from paged_mla_optimized.engines.tools.cells import Cell, Command, Timer
+from paged_mla_optimized.engines.tools.model import VOCAB
+from paged_mla_optimized.engines.tools.trace import busy_ms, take
 from paged_mla_optimized.engines.vllm.registration import NAME
-from paged_mla_optimized.engines.vllm.tools.engine import arguments, run_engine
+from paged_mla_optimized.engines.vllm.tools.engine import (
+    arguments,
+    hold,
+    profiler,
+    release,
+    run_engine,
+)
 
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ours": (NAME, {"attention_config": {"mla_prefill_backend": NAME}}),
-    "vllm": (NAME, {}),
-    "FLASHMLA": ("FLASHMLA", {}),
-    "FLASH_ATTN_MLA": ("FLASH_ATTN_MLA", {}),
+_WAYS: dict[str, dict[str, Any]] = {
+    "ours": {"attention_config": {"mla_prefill_backend": NAME}},
+    "vllm": {},
 }
-"""Backend of decode rows and arguments of ``vllm.LLM``; "vllm" is our decode, its prefill."""
+COMMAND = Command(
+    engine="vllm",
+    tool="prefill",
+    step="all prompts",
+    ours="ours",
+    peers=("vllm",),
+    rows=(2, 16, 64),
+    contexts=(1024, 4096, 32768),
+    rounds=2,
+    repeats=2,
+)
+_CHUNK, _MOST_TOKENS = 8192, 65536
+_CELL_SECONDS = 4.0  # few loads take longer
 
 
-def main() -> int:
-    """Time every load in every way."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--prompts", nargs="+", default=["64x1024", "16x4096", "2x32768"])
-    parser.add_argument("--chunk", type=int, default=8192)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=Path("out/vllm-prefill"))
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    loads = [tuple(map(int, load.split("x"))) for load in options.prompts]
-    model = build_model(options.folder, heads=options.heads, layers=options.layers)
-    for way in options.ways:
-        try:
-            found = _time_way(model, way, loads, options)
-        except Exception:  # the others are timed all the same
-            print(f"{way}: {traceback.format_exc()[-900:]}", flush=True)
-            continue
-        path = options.folder / f"{options.heads}-{way}.json"
-        path.write_text(json.dumps(found, indent=1))
-    return 0
-
-
-def _time_way(
-    model: Path, way: str, loads: list[tuple[int, ...]], options: argparse.Namespace
-) -> dict[str, list[float]]:
-    backend, more = WAYS[way]
-    longest = max(length for _, length in loads)
+def run(model: Path, way: str, options: argparse.Namespace, use: Callable[[Timer], None]) -> None:
+    """Make an engine whose cache holds every load."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    traces = options.folder / f"traces-{way}"
     given = arguments(
         model,
-        backend,
+        NAME,
         "full",
-        sizes=[1, 8, 64],
+        sizes=sorted(options.rows),
         block_size=64,
-        max_model_len=longest + 64,
-        max_num_seqs=max(rows for rows, _ in loads),
-        max_num_batched_tokens=options.chunk,
+        max_model_len=max(options.contexts) + 64,
+        max_num_seqs=max(options.rows),
+        max_num_batched_tokens=_CHUNK,
         enable_chunked_prefill=True,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=8 << 30,
         gpu_memory_utilization=0.5,
-        **more,
+        profiler_config=profiler(traces),
+        **_WAYS[way],
     )
-
-    def time_loads(llm: Any) -> dict[str, list[float]]:
-        found = {}
-        for rows, length in loads:
-            _seconds(llm, rows, length)  # kernels compile
-            times = [_seconds(llm, rows, length) for _ in range(options.repeats)]
-            rates = [rows * length / seconds for seconds in times]
-            found[f"{rows}x{length}"] = rates
-            told = " ".join(f"{rate:.0f}" for rate in rates)
-            print(f"H {options.heads} {way} {rows}x{length}: {told} tokens/s", flush=True)
-        return found
-
-    return run_engine(given, time_loads)
+    run_engine(given, lambda llm: use(_Timer(llm, traces)))
 
 
-def _seconds(llm: Any, rows: int, length: int) -> float:
-    """Return how long so many prompts take, one generated token each."""
-    from vllm import SamplingParams
+class _Timer:
+    def __init__(self, llm: Any, traces: Path) -> None:
+        self.llm, self.traces = llm, traces
 
-    rng = random.Random(0)
-    prompts = [
-        {"prompt_token_ids": [rng.randrange(2, VOCAB) for _ in range(length)]} for _ in range(rows)
-    ]
-    way = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-    start = time.perf_counter()
-    llm.generate(prompts, way, use_tqdm=False)
-    return time.perf_counter() - start
+    def seconds(self, cell: Cell) -> float:
+        """Return the same for all loads of up to so many tokens; no more are timed."""
+        return _CELL_SECONDS if cell.rows * cell.context <= _MOST_TOKENS else math.inf
+
+    def step_ms(self, cell: Cell, repeats: int) -> list[float]:
+        """Return the milliseconds of all prompts, some times; kernels are compiled before."""
+        self._prefill_ms(cell)
+        return [self._prefill_ms(cell) for _ in range(repeats)]
+
+    def busy_ms(self, cell: Cell) -> float:
+        """Return for how many milliseconds the GPU is busy with them."""
+        self.llm.start_profile()
+        self._prefill_ms(cell)
+        self.llm.stop_profile()
+        return busy_ms(take(self.traces))
+
+    def _prefill_ms(self, cell: Cell) -> float:
+        rng = random.Random(0)
+        prompts = [rng.choices(range(2, VOCAB), k=cell.context) for _ in range(cell.rows)]
+        hold(self.llm, prompts, 1)
+        core, start = self.llm.llm_engine, time.perf_counter()
+        release(self.llm)
+        while core.has_unfinished_requests():
+            core.step()
+        return 1e3 * (time.perf_counter() - start)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(COMMAND.main(__doc__, run))

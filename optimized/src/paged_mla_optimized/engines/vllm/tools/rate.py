@@ -6,38 +6,48 @@
 A cache is filled with random numbers by vLLM's own ``DecodeBenchConnector``, so that long contexts
 need no prefill. A time is that of whole engine steps as they come out of the engine's core, which
 has a process of its own as by default, in a window of them: full CUDA graphs, bf16, blocks of 64.
-Each round makes an engine of every backend. Cells go to ``FOLDER/HEADS-BACKEND.json`` as they are
-timed; ``--table`` prints all that lie there as Markdown.
+Each round makes an engine of every backend; the last ones are profiled by vLLM's own command when
+all is timed. Cells go to ``FOLDER/HEADS-BACKEND.json`` as they are timed; ``--table`` prints all
+that lie there as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import os
-import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from paged_mla_optimized.engines.tools.cells import (
     ENOUGH_SECONDS,
     LEAST_STEPS,
+    PROFILED_STEPS,
     Cell,
     Command,
     Timer,
+    free_bytes,
     token_bytes,
 )
 from paged_mla_optimized.engines.tools.model import VOCAB
+from paged_mla_optimized.engines.tools.trace import busy_ms_of_step, take
 from paged_mla_optimized.engines.vllm.registration import NAME
-from paged_mla_optimized.engines.vllm.tools.engine import arguments, run_engine
+from paged_mla_optimized.engines.vllm.tools.engine import (
+    arguments,
+    hold,
+    profiler,
+    release,
+    run_engine,
+)
 
 COMMAND = Command(
     engine="vllm",
+    tool="rate",
+    step="step",
     ours=NAME,
     peers=("FLASHMLA", "FLASH_ATTN_MLA", "TRITON_MLA"),
     rows=(1, 8, 64, 256),
@@ -47,7 +57,7 @@ COMMAND = Command(
 )
 _WARM_STEPS, _MOST_STEPS = 6, 160
 _BLOCK = 64
-_ROOM = 4 * _BLOCK  # of a row, for what it generates
+_ROOM = 12 * _BLOCK  # of a row, for what it generates in all its windows
 _CELL_SECONDS = 3.0  # few cells take longer
 _FILL = {"fill_mean": 0.0, "fill_std": 0.5}
 
@@ -60,6 +70,7 @@ def run(
     longest = max(options.contexts) + _ROOM
     each = token_bytes(options.layers)
     cache_bytes = min(max(options.rows) * longest * each + (1 << 30), int(0.7 * free_bytes()))
+    traces = options.folder / f"traces-{backend}"
     given = arguments(
         model,
         backend,
@@ -78,20 +89,14 @@ def run(
             "kv_role": "kv_both",
             "kv_connector_extra_config": _FILL,
         },
+        profiler_config=profiler(traces),
     )
-    run_engine(given, lambda llm: use(_Timer(llm, cache_bytes // each)))
-
-
-@functools.cache
-def free_bytes() -> int:
-    """Return what the GPU has, asked elsewhere: vLLM forks only processes that have not met it."""
-    asked = "import torch; print(torch.cuda.mem_get_info()[0])"
-    return int(subprocess.check_output([sys.executable, "-c", asked], text=True))
+    run_engine(given, lambda llm: use(_Timer(llm, cache_bytes // each, traces)))
 
 
 class _Timer:
-    def __init__(self, llm: Any, tokens: int) -> None:
-        self.llm, self.tokens = llm, tokens
+    def __init__(self, llm: Any, tokens: int, traces: Path) -> None:
+        self.llm, self.tokens, self.traces = llm, tokens, traces
 
     def seconds(self, cell: Cell) -> float:
         """Return the same for all that fits: the cache is not prefilled."""
@@ -99,20 +104,32 @@ class _Timer:
 
     def step_ms(self, cell: Cell, repeats: int) -> list[float]:
         """Return the milliseconds of a step in each of some windows, one after the other."""
-        from vllm import SamplingParams
+        with self._rows(cell) as step:
+            return [window_ms(step, cell.rows) for _ in range(repeats)]
 
+    def busy_ms(self, cell: Cell) -> float:
+        """Return for how many milliseconds of a step the GPU is busy."""
+        with self._rows(cell) as step:
+            self.llm.start_profile()
+            _take(step, PROFILED_STEPS * cell.rows)
+            self.llm.stop_profile()
+        return busy_ms_of_step(take(self.traces))
+
+    @contextmanager
+    def _rows(self, cell: Cell) -> Iterator[Callable[[], Any]]:
+        """Hold rows that generate; their first step has filled the cache."""
         core = self.llm.llm_engine
-        way = SamplingParams(temperature=0, max_tokens=_ROOM, ignore_eos=True, detokenize=False)
-        prompt = {"prompt_token_ids": [(31 * i) % (VOCAB - 2) + 2 for i in range(cell.context)]}
-        names = [core.add_request(uuid.uuid4().hex, prompt, way) for _ in range(cell.rows)]
-        tokens = 0
-        while tokens < _WARM_STEPS * cell.rows:  # the first of them fills the cache
-            tokens += len(core.step())
-        found = [window_ms(core.step, cell.rows) for _ in range(repeats)]
+        prompt = [(31 * i) % (VOCAB - 2) + 2 for i in range(cell.context)]
+        names = hold(self.llm, [prompt] * cell.rows, _ROOM)
+        release(self.llm)
+        _take(core.step, _WARM_STEPS * cell.rows)
+        yield core.step
         core.abort_request(names, internal=True)
-        while core.has_unfinished_requests():
-            core.step()
-        return found
+
+
+def _take(step: Callable[[], Any], tokens: int) -> None:
+    while tokens > 0:
+        tokens -= len(step())
 
 
 def window_ms(step: Callable[[], Any], rows: int) -> float:
