@@ -306,6 +306,9 @@ def hopper_constants(
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
         "SHARES": _shares(config),
+        "ROPE": config.rope_pairing,
     } | cut_constants(config, variant)
+    if config.rope is None:
+        constants |= dict.fromkeys(("positions_ptr", "cos_ptr", "sin_ptr"))
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}
