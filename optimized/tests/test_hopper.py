@@ -252,12 +252,12 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     monkeypatch.setattr(
         hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
     )
-    quantise = QuantiseQueries(FAST, "sm90", torch.device("cpu"))
+    quantise = QuantiseQueries(FAST, "sm90", (torch.empty(0), torch.empty(0)))
     asked = []
     from_data = [lambda _grid, _key, taken, _: asked.append(taken)]
     monkeypatch.setattr(quantise._quantise, "_kernels", from_data)
     memory = Workspace(FAST, [served(FAST)], 132, torch.device("cpu"), None)
-    attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise)
+    attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise=quantise)
     q_nope = torch.zeros(4 * 128 * 512 + 8)[offset:][: 4 * 128 * 512].view(4, 128, 512)
     q_pe, out, lse = torch.zeros(4, 128, 64), torch.zeros(4, 128, 512), torch.zeros(4, 128)
     plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))

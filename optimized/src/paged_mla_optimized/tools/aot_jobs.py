@@ -405,7 +405,7 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
 def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
     dtype, rope = _SHORT[config.dtype], config.rope_pairing
     for scale in ("data", "given"):
-        constants = quantise_constants(config, arch, rope, is_given=scale == "given")
+        constants = quantise_constants(config, arch, is_given=scale == "given")
         overlap = "overlapped" if constants["OVERLAP"] else "alone"
         name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
         yield Job(name, quantise_kernel, dtype, constants)

@@ -66,9 +66,7 @@ def load_rotated(
     sin = gl.load(sin_ptr + angle, mask=live[:, None], other=0.0)
     dtype: gl.constexpr = first.dtype
     first, second = first.to(cos.dtype), second.to(cos.dtype)
-    turned = gl.join(
-        (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
-    )
+    turned = gl.join((first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype))
     if ROPE == "neox":
         turned = turned.permute((0, 2, 1))
     return turned.reshape([TILE_M, P])
