@@ -45,6 +45,7 @@ def load_rotated(
     token, head, _, live = query_pairs(
         token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
     )
+    position = gl.load(positions_ptr + token, mask=live, other=0)  # first: tables wait for it
     at = token * stride_token + head * stride_head
     if ROPE == "interleaved":
         column = gl.arange(0, P, layout=gl.SliceLayout(0, layout))
@@ -57,7 +58,6 @@ def load_rotated(
         second = gl.load(half_ptr + HALF, mask=live[:, None], other=0.0)
 
     halves: gl.constexpr = first.type.layout
-    position = gl.load(positions_ptr + token, mask=live, other=0)
     position = gl.convert_layout(position, gl.SliceLayout(1, halves), assert_trivial=True)
     live = gl.convert_layout(live, gl.SliceLayout(1, halves), assert_trivial=True)
     pair = gl.arange(0, HALF, layout=gl.SliceLayout(0, halves))
