@@ -15,6 +15,7 @@ from paged_mla_optimized.launchers.combine import Combine
 from paged_mla_optimized.launchers.hopper import HopperAttention
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
@@ -73,6 +74,8 @@ class Attention:
     workspace : Workspace
     quantise : QuantiseQueries or None
         For a family of FP8 products.
+    rotate : RotateQueries or None
+        For a config with a rope.
     """
 
     def __init__(
@@ -81,14 +84,19 @@ class Attention:
         variant: AttendVariant,
         facts: DeviceFacts,
         workspace: Workspace,
+        *,
         quantise: QuantiseQueries | None = None,
+        rotate: RotateQueries | None = None,
     ) -> None:
         programs = variant.programs(facts.num_sms)
         self.partial_out, self.partial_lse = workspace.partials(variant)
-        self._portable = PortableAttention(config, variant, arch=facts.arch, programs=programs)
+        self._portable = PortableAttention(
+            config, variant, arch=facts.arch, programs=programs, rotate=rotate
+        )
         self._hopper = None
         if variant.family != PORTABLE:
-            self._hopper = HopperAttention(config, variant, programs, quantise)
+            tables = () if rotate is None else rotate.tables
+            self._hopper = HopperAttention(config, variant, programs, quantise, tables)
         self._combine = Combine(config, variant, programs)
 
     def launch(

@@ -405,7 +405,7 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
 def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
     dtype, rope = _SHORT[config.dtype], config.rope_pairing
     for scale in ("data", "given"):
-        constants = quantise_constants(config, arch, rope, is_given=scale == "given")
+        constants = quantise_constants(config, arch, is_given=scale == "given")
         overlap = "overlapped" if constants["OVERLAP"] else "alone"
         name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
         yield Job(name, quantise_kernel, dtype, constants)
@@ -425,14 +425,14 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     stride_row = config.stored.token_bytes(config) // 2
     stride_scales = config.stored.scales_per_block(config.block_size)
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
+    constants = hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
+    rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
-        f"-box{hopper_box(config.block_size)}-{cut}",
+        f"-box{hopper_box(config.block_size)}-{cut}{rope}",
         kernel,
         dtype,
-        _dense(
-            kernel, hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
-        ),
+        _dense(kernel, constants),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
         types=types,

@@ -34,6 +34,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     state_stored,
     taken_pairs,
 )
+from paged_mla_optimized.kernels.hopper.rope import stage_q_pe
 
 
 @gluon.jit
@@ -163,9 +164,9 @@ def _attend(
     k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
     stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-    softmax_scale, num_heads, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
+    positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, R: gl.constexpr, MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
@@ -189,9 +190,9 @@ def _attend(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
             num_heads, q_nope, TILE_M, 0, R,
         )  # fmt: skip
-        copy_queries(
-            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, q_pe, TILE_M, 0, 64,
+        stage_q_pe(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+            token_starts_ptr, row, tile_m, num_heads, q_pe, TILE_M, 64, ROPE,
         )  # fmt: skip
         async_copy.commit_group()
         async_copy.wait_group(0)
@@ -245,6 +246,9 @@ def decode_few_kernel(
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
+    positions_ptr,  # int64 [T]; with a rope alone, as the tables
+    cos_ptr,  # [max_model_len, 32]
+    sin_ptr,
     ckv_desc,  # [cache rows, R + 64], boxes [BOX, R]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -270,6 +274,7 @@ def decode_few_kernel(
     BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -296,8 +301,9 @@ def decode_few_kernel(
                     q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr, cut_ptr,
                     shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
                     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
-                    stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-                    R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
+                    stride_out_head, stride_lse_token, stride_lse_head, positions_ptr, cos_ptr,
+                    sin_ptr, softmax_scale, num_heads, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX,
+                    STAGES, FIXED_SPLITS, ROPE,
                 ),
             ),
             (

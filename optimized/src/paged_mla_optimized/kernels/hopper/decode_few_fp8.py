@@ -44,6 +44,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
+from paged_mla_optimized.kernels.hopper.rope import load_rotated
 
 _WARPS = gl.constexpr(8)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
@@ -100,7 +101,8 @@ def _store_pieces(q, factor, buffer):
 def _stage_queries(
     q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first, scale,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    token_starts_ptr, row, tile_m, num_heads, R: gl.constexpr, P: gl.constexpr,
+    positions_ptr, cos_ptr, sin_ptr, token_starts_ptr, row, tile_m, num_heads, R: gl.constexpr,
+    P: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Stage a query tile, `scale` in `scales`, less each pair's factor, and the lowest `peaks`.
 
@@ -111,10 +113,16 @@ def _stage_queries(
         q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
         num_heads, PAIRS, R,
     )  # fmt: skip
-    pe = _load_queries(
-        q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m, num_heads,
-        PAIRS, P,
-    )  # fmt: skip
+    if ROPE == "none":
+        pe = _load_queries(
+            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
+            num_heads, PAIRS, P,
+        )  # fmt: skip
+    else:
+        pe = load_rotated(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+            token_starts_ptr, row, tile_m, num_heads, PAIRS, P, _WARPS, ROPE,
+        )  # fmt: skip
     STAGES: gl.constexpr = empty.shape[0]
     for stage in gl.static_range(1, STAGES):
         mbarrier.arrive(empty.index(stage), pred=is_first)
@@ -570,9 +578,10 @@ def _attend(
     ckv, k_pe, key_scales, weights, peaks, exceeds, ready, empty, unit_starts_ptr, cut_ptr,
     shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, scales_ptr, stride_q_nope_token,
     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R: gl.constexpr, P: gl.constexpr,
-    SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads,
+    R: gl.constexpr, P: gl.constexpr, SCALES: gl.constexpr, MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     ALONG: gl.constexpr = min(_WARPS, TILE_N // 16)
@@ -597,7 +606,8 @@ def _attend(
         _stage_queries(
             q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first,
             cache_scale * softmax_scale * LOG2_E, stride_q_nope_token, stride_q_nope_head,
-            stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m, num_heads, R, P,
+            stride_q_pe_token, stride_q_pe_head, positions_ptr, cos_ptr, sin_ptr, token_starts_ptr,
+            row, tile_m, num_heads, R, P, ROPE,
         )  # fmt: skip
         is_first = False
         answers, sums = _begin(
@@ -651,6 +661,9 @@ def decode_few_fp8_kernel(
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
+    positions_ptr,  # int64 [T]; with a rope alone, as the tables
+    cos_ptr,  # [max_model_len, P / 2]
+    sin_ptr,
     ckv_desc,  # int16 [cache rows, words of a row], boxes [BOX, R / 2]
     k_pe_desc,  # the same, boxes [BOX, words of k_pe]
     stride_q_nope_token,
@@ -680,6 +693,7 @@ def decode_few_fp8_kernel(
     BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     cache_ptr = cache_ptr.to(gl.pointer_type(gl.int16))
     wide: gl.constexpr = ckv_desc.layout
@@ -724,8 +738,9 @@ def decode_few_fp8_kernel(
                     empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     tree_words_ptr, scales_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-                    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R, P, SCALES,
-                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
+                    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr,
+                    softmax_scale, num_heads, R, P, SCALES, MASK, TREE_WORDS, TILE_M, TILE_N, BOX,
+                    STAGES, FIXED_SPLITS, ROPE,
                 ),
             ),
             (

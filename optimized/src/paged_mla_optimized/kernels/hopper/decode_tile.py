@@ -44,6 +44,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     store_lse,
     taken_pairs,
 )
+from paged_mla_optimized.kernels.hopper.rope import stage_q_pe
 
 # Offsets of the barriers in their array, three slots each but for the last.
 _FULL = gl.constexpr(0)
@@ -136,8 +137,8 @@ def _weigh(
     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
-    stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr, BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -167,9 +168,9 @@ def _weigh(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
             num_heads, q_last, 64, 496, 16,
         )  # fmt: skip
-        copy_queries(
-            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, q_pe, 64, 0, 64,
+        stage_q_pe(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+            token_starts_ptr, row, tile_m, num_heads, q_pe, 64, 64, ROPE,
         )  # fmt: skip
         async_copy.commit_group()
         async_copy.wait_group(0)
@@ -406,6 +407,9 @@ def decode_tile_kernel(
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, 64, 512]
     partial_lse_ptr,  # float32 [tiles, 64]
+    positions_ptr,  # int64 [T]; with a rope alone, as the tables
+    cos_ptr,  # [max_model_len, 32]
+    sin_ptr,
     ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -427,6 +431,7 @@ def decode_tile_kernel(
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
     FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -456,7 +461,8 @@ def decode_tile_kernel(
                     sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
                     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
-                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX, FIXED_SPLITS,
+                    positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, MASK, TREE_WORDS,
+                    BOX, FIXED_SPLITS, ROPE,
                 ),
             ),
             (
