@@ -181,6 +181,7 @@ def test_planned_groups_of_one_to_many_tokens(block_size):
     check_planned(*ROWS, block_size=block_size)
 
 
+@in_runs
 def test_padded_rows_between_others():
     """S-10: their tokens write nothing, and part the tokens before from those behind."""
     check_planned(*ROWS, padded_rows=(1, 3), padded_tokens=0)

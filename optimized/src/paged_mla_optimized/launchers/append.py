@@ -30,8 +30,8 @@ _PLACES = 8
 _SLOTS = 1024
 _RUN_TOKENS = 5  # where besides they follow each other; odd, so that every SM gets runs to write
 _RUN_WARPS = 4
-_ROWS = 4
-_LONGEST_RUN = 32
+_ROWS = 4  # encoded together
+_LONGEST_RUN = 32  # tokens: longer groups do not fit into registers
 
 
 class Append:

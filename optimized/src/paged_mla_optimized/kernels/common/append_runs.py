@@ -18,7 +18,10 @@ def _largest_of_run(
     ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, start, stop,
     left_out, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest finite magnitude of tokens [start, stop), at most ROWS, but `left_out`."""
+    """Return the largest finite magnitude of tokens [start, stop), at most ROWS, but `left_out`.
+
+    The tokens are not returned: loaded again, from L1, they take fewer registers than kept.
+    """
     token = start + tl.arange(0, ROWS)
     live = (token < stop) & (token != left_out)
     ckv, first, second = load_tokens(
