@@ -32,7 +32,7 @@ from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
-from paged_mla_optimized.launchers.append import append_kernel_of, append_warps
+from paged_mla_optimized.launchers.append import append_kernel_of
 from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
@@ -355,15 +355,10 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         combine_constants(config, variant),
         COMBINE_WARPS,
     )
-    append = append_kernel_of(config, arch)
-    yield Job(
-        f"append-{dims}-{types}-{rope}",
-        append[0],
-        dtype,
-        _dense(*append),
-        append_warps(config),
-        types=cache,
-    )
+    for planned in (False, True) if config.scales == "per_group" else (False,):
+        append, constants, warps = append_kernel_of(config, arch, planned=planned)
+        name = f"append-{dims}-{types}-{rope}" + "-planned" * planned
+        yield Job(name, append, dtype, _dense(append, constants), warps, types=cache)
     for name, kernel, constants in (
         (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),
         (

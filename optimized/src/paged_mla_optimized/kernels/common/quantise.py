@@ -5,7 +5,7 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import encode
 from paged_mla_optimized.kernels.common.rope import load_halves, store_halves
-from paged_mla_optimized.kernels.common.scales import largest_of, scale_of
+from paged_mla_optimized.kernels.common.scales import largest_of, magnitude_of, scale_of
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def quantise_kernel(
         scale = tl.full([PAIRS], 1.0, tl.float32) * tl.load(given_scale_ptr)
     else:
         of_nope, of_pe = largest_of(nope, first, second)
-        scale = scale_of(tl.maximum(of_nope, of_pe))
+        scale = scale_of(magnitude_of(tl.maximum(of_nope, of_pe)))
     target = codes_ptr + pair.to(tl.int64) * (R + P)
     divisor = scale[:, None]
     tl.store(target[:, None] + column, _codes(nope, divisor, NATIVE), mask=mask)
