@@ -197,7 +197,7 @@ def _weigh(
         mbarrier.arrive(bars.index(_GO + slot))
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
         lse = _hand_over(peak, total, sums, bars)
-        if FIXED_SPLITS == 0:
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
                 token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
@@ -371,7 +371,7 @@ def _answer(
         )  # fmt: skip
         mbarrier.wait(bars.index(_SUMMED), odd)
         odd ^= 1
-        if FIXED_SPLITS == 0:
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
             _store_answers(
                 acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
                 token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
