@@ -98,7 +98,7 @@ def explain(
     rows = [
         (query_len * config.num_heads, -(-seq_len // variant.tile_n))
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
-        if seq_len > 0
+        if min(query_len, seq_len) > 0
     ]
     lanes = _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
@@ -107,13 +107,12 @@ def explain(
         splits = [_fixed_splits(config, variant, pairs, tiles) for pairs, tiles in rows]
         starts = sum(n * count for (n, _), count in zip(shapes, splits, strict=True))
         part_units, overhead, is_even = _choose_length(shapes, starts, parts, variant)
-        lengths = [-(-tiles // count) for (_, tiles), count in zip(shapes, splits, strict=True)]
-        longest = max(
-            (n for n, (groups, _) in zip(lengths, shapes, strict=True) if groups), default=0
-        )
+        pieces = [(n, tiles, -(-tiles // n)) for (_, tiles), n in zip(shapes, splits, strict=True)]
+        longest = max((length for _, _, length in pieces), default=0)
         units = sum(groups * tiles for groups, tiles in shapes)
         if is_even:
-            padding = longest * splits[0] - shapes[0][1] if part_units < longest else overhead
+            lacking = max(n * length - tiles for n, tiles, length in pieces)
+            padding = lacking if part_units < longest else overhead
             units += padding * sum(groups for groups, _ in shapes)
         else:
             units += overhead * starts

@@ -173,10 +173,11 @@ def schedule_kernel(
         length, overhead, is_even = _choose_length(
             groups, key_tiles, groups * splits, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
         )
-        longest = tl.max(tl.where(groups > 0, split_tiles, 0)).to(tl.int64)
+        has_units = (groups > 0) & (key_tiles > 0)
+        longest = tl.max(tl.where(has_units, split_tiles, 0)).to(tl.int64)
         # Pieces of rows that are as long are no shorter than their splits.
-        ragged = tl.max(tl.where(groups > 0, splits * split_tiles - key_tiles, 0)).to(tl.int64)
-        padding = tl.where(is_even, tl.where(length < longest, ragged, overhead), 0)
+        lacking = tl.max(tl.where(has_units, splits * split_tiles - key_tiles, 0)).to(tl.int64)
+        padding = tl.where(is_even, tl.where(length < longest, lacking, overhead), 0)
         overhead = tl.where(is_even, 0, overhead)
         length = tl.maximum(length, longest)
         units_of_group = splits * overhead + key_tiles + padding
