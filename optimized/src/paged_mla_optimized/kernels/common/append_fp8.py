@@ -40,10 +40,10 @@ def store_tokens(
     ROPE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Store latents [ROWS, R] and halves of keys, over `scale`: one, or [ROWS, 1]."""
-    codes = encode(quotient(ckv, scale, NATIVE), NATIVE)
+    codes = encode(quotient(ckv, scale, NATIVE, False), NATIVE)
     tl.store(row_ptr[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
-    first = encode(quotient(first, scale, NATIVE), NATIVE)
-    second = encode(quotient(second, scale, NATIVE), NATIVE)
+    first = encode(quotient(first, scale, NATIVE, False), NATIVE)
+    second = encode(quotient(second, scale, NATIVE, False), NATIVE)
     store_halves(row_ptr + R, first, second, live, P, ROPE)
 
 
@@ -89,7 +89,7 @@ def append_fp8_kernel(
     if SCALES == "inline":
         shares = tl.reshape(ckv, [TOKENS, SHARES, R // SHARES])
         scale = scale_of(magnitude_of(tl.max(order_of(shares), axis=2)))
-        codes = encode(quotient(shares, scale[:, :, None], NATIVE), NATIVE)
+        codes = encode(quotient(shares, scale[:, :, None], NATIVE, False), NATIVE)
         codes = tl.reshape(codes, [TOKENS, R])
         tl.store(row[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
         at = (row + R).to(tl.pointer_type(tl.float32), bitcast=True)

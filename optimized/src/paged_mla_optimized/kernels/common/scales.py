@@ -56,8 +56,11 @@ def scale_of(amax):
 
 
 @triton.jit
-def quotient(x, scale, NATIVE: tl.constexpr):
+def quotient(x, scale, NATIVE: tl.constexpr, BOUNDED: tl.constexpr):
     """Return x / scale as float32, or a number that has the same e4m3 code.
+
+    With BOUNDED no finite x is so many scales that a float32 cannot tell, and for infinite x it is
+    NaN: that is what is left over of them.
 
     Divisions of every element take longer than memory does, so 16-bit x are multiplied by the
     scale's reciprocal, and so is what that leaves over. Before it is rounded, the result is within
@@ -73,9 +76,14 @@ def quotient(x, scale, NATIVE: tl.constexpr):
         inverse = tl.div_rn(1.0, scale)
         near = x * inverse
         rest = tl.fma(near, scale, -x)  # this way round, a zero keeps its sign below
-        result = tl.where(tl.abs(near) < float("inf"), tl.fma(rest, -inverse, near), near)
+        result = tl.fma(rest, -inverse, near)
+        if not BOUNDED:
+            result = tl.where(tl.abs(near) < float("inf"), result, near)
     else:  # the interpreter's fma rounds twice
-        result = tl.div_rn(x.to(tl.float32), scale)
+        x = x.to(tl.float32)
+        result = tl.div_rn(x, scale)
+        if BOUNDED:
+            result = tl.where(tl.abs(x) < float("inf"), result, float("nan"))
     return result
 
 
