@@ -20,7 +20,7 @@ from sglang_step import SPARE, hold
 
 from paged_mla_optimized.engines.sglang import registration
 from paged_mla_optimized.engines.sglang.registration import NAME
-from paged_mla_optimized.engines.sglang.tools import answer
+from paged_mla_optimized.engines.sglang.tools import answer, invariance
 from paged_mla_optimized.engines.sglang.tools.scenes import SCENES
 from paged_mla_optimized.engines.sglang.versions import RECORDED
 from paged_mla_optimized.engines.tools import model as models
@@ -487,4 +487,10 @@ def test_it_knows_the_arguments_of_a_scene(name, monkeypatch):
     """Names alone: what they mean is asked where there is a GPU."""
     monkeypatch.setattr(models, "build_model", lambda folder, **_: folder)
     given = answer.given(SCENES[name], NAME, Path("model"))
+    assert set(given) <= set(inspect.signature(ServerArgs).parameters)
+
+
+@pytest.mark.parametrize("scene", invariance.COMMAND.scenes.values())
+def test_it_knows_the_arguments_of_invariance(scene):
+    given = invariance.given(Path("model"), scene)
     assert set(given) <= set(inspect.signature(ServerArgs).parameters)

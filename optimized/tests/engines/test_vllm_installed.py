@@ -19,7 +19,7 @@ from record_vllm import SURFACES, record_vllm
 
 from paged_mla_optimized.engines.vllm.record import record
 from paged_mla_optimized.engines.vllm.registration import NAME, register
-from paged_mla_optimized.engines.vllm.tools import check
+from paged_mla_optimized.engines.vllm.tools import check, invariance
 from paged_mla_optimized.engines.vllm.tools.planted import HEALTHY, planted
 from paged_mla_optimized.engines.vllm.tools.scenes import SCENES
 from paged_mla_optimized.engines.vllm.versions import RECORDED
@@ -333,3 +333,9 @@ def test_it_knows_the_arguments_of_a_scene(name):
     assert set(given) <= set(taken)
     described = inspect.signature(CompilationConfig).parameters
     assert set(given.get("compilation_config", {})) <= set(described)
+
+
+@pytest.mark.parametrize("scene", invariance.COMMAND.scenes.values())
+def test_it_knows_the_arguments_of_invariance(scene):
+    given = invariance.given(Path("model"), scene)
+    assert set(given) <= set(inspect.signature(EngineArgs).parameters)
