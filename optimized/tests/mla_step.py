@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,6 +93,29 @@ def build(
         queries[..., R:].contiguous(),
         keys,
         cache.to(cfg.dtype),
+    )
+
+
+def join(first: Step, second: Step) -> Step:
+    """Return one step with the rows of two."""
+    width = max(first.block_table.shape[1], second.block_table.shape[1])
+    moved = second.block_table + len(first.cache)
+    tables = [
+        torch.nn.functional.pad(table, (0, width - table.shape[1]))
+        for table in (first.block_table, moved)
+    ]
+    return replace(
+        first,
+        rows=first.rows + second.rows,
+        cu_seqlens_q=torch.cat(
+            [first.cu_seqlens_q, second.cu_seqlens_q[1:] + first.cu_seqlens_q[-1]]
+        ),
+        seq_lens=torch.cat([first.seq_lens, second.seq_lens]),
+        block_table=torch.cat(tables),
+        q_nope=torch.cat([first.q_nope, second.q_nope]),
+        q_pe=torch.cat([first.q_pe, second.q_pe]),
+        keys=first.keys + second.keys,
+        cache=torch.cat([first.cache, second.cache]),
     )
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mla_step import assert_close, build, dense
+from mla_step import assert_close, build, dense, join
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning import families
@@ -51,29 +51,6 @@ def test_bits_do_not_depend_on_batch_mates():
         first = 0 if order[0] == 0 else len(mates.q_nope)
         assert torch.equal(out[first : first + 2], expected[0])
         assert torch.equal(lse[first : first + 2], expected[1])
-
-
-def join(first, second):
-    """Return one step with the rows of two."""
-    width = max(first.block_table.shape[1], second.block_table.shape[1])
-    moved = second.block_table + len(first.cache)
-    tables = [
-        torch.nn.functional.pad(table, (0, width - table.shape[1]))
-        for table in (first.block_table, moved)
-    ]
-    return replace(
-        first,
-        rows=first.rows + second.rows,
-        cu_seqlens_q=torch.cat(
-            [first.cu_seqlens_q, second.cu_seqlens_q[1:] + first.cu_seqlens_q[-1]]
-        ),
-        seq_lens=torch.cat([first.seq_lens, second.seq_lens]),
-        block_table=torch.cat(tables),
-        q_nope=torch.cat([first.q_nope, second.q_nope]),
-        q_pe=torch.cat([first.q_pe, second.q_pe]),
-        keys=first.keys + second.keys,
-        cache=torch.cat([first.cache, second.cache]),
-    )
 
 
 def test_stale_partials_are_never_read():

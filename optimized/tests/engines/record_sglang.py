@@ -41,10 +41,18 @@ NAMES = {
     f"{_ATTENTION}.attention_registry": ("register_attention_backend",),
     f"{_DEEPSEEK}.utils": ("FORWARD_ABSORB_CORE_ATTENTION_BACKENDS",),
     "sglang.srt.model_executor.forward_batch_info": ("build_inner_fb_view",),
-    "sglang.srt.runtime_context": ("get_parallel", "get_schedule", "get_spec"),
+    "sglang.srt.runtime_context": (
+        "get_exec",
+        "get_memory",
+        "get_parallel",
+        "get_schedule",
+        "get_spec",
+    ),
     "sglang.srt.server_args": (
         "add_attention_backend_choices",
         "add_chunked_prefix_cache_attention_backend",
+        "add_deterministic_attention_backend_choices",
+        "add_radix_supported_deterministic_attention_backend_choices",
     ),
     "sglang.srt.speculative.eagle_utils": ("TreeMaskMode",),
 }

@@ -8,10 +8,11 @@ writes ``vllm_surfaces/0.33.0.json`` beside this file. Nothing of vLLM is import
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
-from recording import record, write
+from recording import parse, record, write
 
 SURFACES = Path(__file__).parent / "vllm_surfaces"
 
@@ -64,16 +65,27 @@ CALLED = frozenset(
         "register_mla_prefill_backend",
         "run_prefill_context_chunk",
         "run_prefill_new_tokens",
+        "supports_batch_invariance",
         "supports_combination",
         "supports_compute_capability",
     }
 )
 """Methods of ours, and functions that we call, whose arguments matter."""
 
+VARIABLES = frozenset({"VLLM_BATCH_INVARIANT"})
+"""What ours read of the environment, through ``vllm.envs``."""
+
 
 def record_vllm(site: Path, version: str) -> dict[str, Any]:
     """Return the surface of the vLLM in a folder."""
-    return record(site, version, classes=CLASSES, callers=CALLERS, called=CALLED)
+    found = record(site, version, classes=CLASSES, callers=CALLERS, called=CALLED)
+    declared = {
+        node.target.id
+        for node in ast.walk(parse(site, "vllm.envs"))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    found["names"] = {"vllm.envs": ", ".join(sorted(VARIABLES & declared))}
+    return found
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ COMMAND = Command(
     contexts=(16, 64),
     rounds=2,
     repeats=3,
+    switches=("ENGINE_IS_SLOW", "ENGINE_IS_FAST"),
 )
 FACTS = {
     "device": "GPU",
@@ -50,6 +51,7 @@ def main(monkeypatch, tmp_path):
     monkeypatch.setattr(cells, "build_apart", lambda *_: tmp_path)
     monkeypatch.setattr(cells, "record_apart", lambda: FACTS)
     monkeypatch.setattr(cells, "version", lambda _: "0")
+    monkeypatch.setenv("ENGINE_IS_SLOW", "1")
 
     def main(run, *arguments):
         monkeypatch.setattr(sys, "argv", ["rate", "--folder", str(tmp_path), *arguments])
@@ -79,7 +81,8 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     facts = found["facts"]
     assert (facts["engine"], facts["heads"], facts["layers"]) == ("vllm 0", 128, 2)
     assert facts["commit"] == "abc"
-    assert "-m paged_mla_optimized.engines.vllm.tools.rate --folder" in facts["command"]
+    module = "paged_mla_optimized.engines.vllm.tools.rate"
+    assert facts["command"].startswith(f"ENGINE_IS_SLOW=1 python -m {module} --folder")
 
 
 def test_what_an_engine_must_not_be_forked_from_is_done_elsewhere(main, monkeypatch, tmp_path):

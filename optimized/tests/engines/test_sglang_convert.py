@@ -17,7 +17,11 @@ from paged_mla_optimized.engines.sglang.convert import (
     own_masks,
     starts_of,
 )
-from paged_mla_optimized.engines.sglang.reasons import common_scaling, refuse_extras
+from paged_mla_optimized.engines.sglang.reasons import (
+    common_scaling,
+    refuse_extras,
+    refuse_variance,
+)
 from paged_mla_optimized.engines.sglang.versions import moves_tokens, serves, with_ours
 from paged_mla_shared.errors import Unsupported
 
@@ -171,3 +175,17 @@ def test_an_old_release_goes_on_without_us(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, logger="paged_mla"):
         registration.register()
     assert "0.5.16" in caplog.text
+
+
+@pytest.mark.parametrize("chunk", [None, -1])
+def test_whole_prompts_that_nothing_caches_keep_their_bits(chunk):
+    refuse_variance(has_radix_cache=False, chunked_prefill_size=chunk)
+
+
+@pytest.mark.parametrize(
+    ("has_radix_cache", "chunk", "reason"),
+    [(True, -1, "radix cache: disable_radix_cache"), (False, 64, "chunked_prefill_size 64: -1")],
+)
+def test_what_lets_others_cut_a_prompt_is_refused(has_radix_cache, chunk, reason):
+    with pytest.raises(Unsupported, match=reason):
+        refuse_variance(has_radix_cache=has_radix_cache, chunked_prefill_size=chunk)

@@ -15,13 +15,13 @@ from unittest.mock import Mock
 import prefill_step
 import pytest
 import torch
-from mla_step import P, R, build, dense
+from mla_step import P, R, build, dense, join
 from record_sglang import SURFACES, record_sglang
 from sglang_step import SPARE, hold
 
 from paged_mla_optimized.engines.sglang import registration
 from paged_mla_optimized.engines.sglang.registration import NAME
-from paged_mla_optimized.engines.sglang.tools import answer
+from paged_mla_optimized.engines.sglang.tools import answer, invariance
 from paged_mla_optimized.engines.sglang.tools.scenes import SCENES
 from paged_mla_optimized.engines.sglang.versions import RECORDED
 from paged_mla_optimized.engines.tools import model as models
@@ -42,6 +42,7 @@ with warnings.catch_warnings():
         get_token_to_kv_pool,
     )
     from sglang.srt.model_executor.runner.decode_cuda_graph_runner import build_replay_fb_view
+    from sglang.srt.models.deepseek_common import attention_backend_handler
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
         AttentionBackendRegistry,
     )
@@ -75,8 +76,10 @@ def _settings(monkeypatch):
         speculative_num_draft_tokens=None,
         speculative_eagle_topk=None,
         dcp_enabled=False,
+        disable_radix_cache=False,
+        deterministic=SimpleNamespace(enable_deterministic_inference=False),
     )
-    for name in ("get_schedule", "get_spec", "get_parallel"):
+    for name in ("get_exec", "get_memory", "get_parallel", "get_schedule", "get_spec"):
         monkeypatch.setattr(ours, name, lambda: settings)
     monkeypatch.setattr(ours, "misfit", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -182,6 +185,8 @@ def test_its_tables_know_us():
     registration.register()
     assert NAME in server_args.ATTENTION_BACKEND_CHOICES
     assert NAME in server_args.CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS
+    assert NAME in server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES
+    assert NAME in server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND
     runner = runner_of(step, hold(step))
     backend = ATTENTION_BACKENDS[NAME](runner)
     assert isinstance(backend, PagedMlaBackend)
@@ -436,6 +441,41 @@ def test_codes_with_a_scale_go_over_latents():
     assert handle(scaled, None) is AttnForwardMethod.MLA
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_bits_beside_other_rows(settings, monkeypatch, deterministic):
+    """S-20: with deterministic inference all prompts go over latents, and keep their bits."""
+    settings.deterministic.enable_deterministic_inference = deterministic
+    settings.disable_radix_cache, settings.chunked_prefill_size = True, -1
+    monkeypatch.setattr(attention_backend_handler, "get_exec", lambda: settings)
+    step = build((200, 1), num_heads=16)
+    together, found = join(step, build((250, 40), (9, 9), num_heads=16, seed=1)), []
+    for one in (step, together):
+        held = hold(one)
+        runner = runner_of(one, held, model=torch.nn.ModuleList([attention(R + P, R, heads=16)]))
+        backend = ATTENTION_BACKENDS[NAME](runner)
+        batch = batch_of(one, held, ForwardMode.EXTEND, extend_seq_lens=one.cu_seqlens_q.diff())
+        backend.init_forward_metadata(batch)
+        found.append(forwarded(backend, runner, one, held, batch)[:1])
+    assert torch.equal(*found) == deterministic
+    if deterministic:
+        handle = AttentionBackendRegistry.get_handler(NAME)
+        layer = SimpleNamespace(attn_mqa=SimpleNamespace(k_scale_float=None))
+        assert handle(layer, batch) is AttnForwardMethod.MLA
+
+
+def test_cuts_of_prompts_that_others_decide_are_refused(settings):
+    settings.deterministic.enable_deterministic_inference = True
+    step = build((20, 1))
+    runner = runner_of(step, hold(step))
+    with pytest.raises(Unsupported, match="radix cache: disable_radix_cache"):
+        PagedMlaBackend(runner)
+    settings.disable_radix_cache = True
+    with pytest.raises(Unsupported, match="chunked_prefill_size 32: -1"):
+        PagedMlaBackend(runner)
+    settings.chunked_prefill_size = None
+    assert PagedMlaBackend(runner).rows.config.deterministic
+
+
 def test_an_idle_rank_plans_nothing():
     step = build((20, 1))
     backend = PagedMlaBackend(runner_of(step, hold(step)))
@@ -472,4 +512,10 @@ def test_it_knows_the_arguments_of_a_scene(name, monkeypatch):
     """Names alone: what they mean is asked where there is a GPU."""
     monkeypatch.setattr(models, "build_model", lambda folder, **_: folder)
     given = answer.given(SCENES[name], NAME, Path("model"))
+    assert set(given) <= set(inspect.signature(ServerArgs).parameters)
+
+
+@pytest.mark.parametrize("scene", invariance.COMMAND.scenes.values())
+def test_it_knows_the_arguments_of_invariance(scene):
+    given = invariance.given(Path("model"), scene)
     assert set(given) <= set(inspect.signature(ServerArgs).parameters)

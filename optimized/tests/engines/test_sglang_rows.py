@@ -1,4 +1,7 @@
-"""Rows as SGLang hands them over, against dense attention. S-1, S-6, S-10, S-11, S-14, S-17."""
+"""Rows as SGLang hands them over, against dense attention.
+
+S-1, S-6, S-10, S-11, S-14, S-17, S-20.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fp8_step import values
-from mla_step import build, config, dense
+from mla_step import build, config, dense, join
 from prefill_step import assert_close as assert_prefill_close
 from prefill_step import build as build_prefill
 from sglang_step import hold
@@ -60,6 +63,26 @@ def test_prompts_beside_decode_rows_and_padding():
     out = rows.attend((step.q_nope, step.q_pe), (latents, keys, where), held.pool, None)
     assert_outputs(out, step)
     assert torch.equal(held.pool[0], torch.zeros_like(held.pool[0]))
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "invariant"])
+@pytest.mark.parametrize("mates", [(1, 1), (40, 9)], ids=["decode", "prompts"])
+def test_bits_beside_other_rows(mates, deterministic):
+    """S-20: the same in every step of a kind, or only close: a prompt's rest of one token too."""
+    step = build((230, 1), num_heads=16, deterministic=deterministic)
+    together = join(step, build((250, mates[0]), (40, mates[1]), num_heads=16, seed=1))
+    found = []
+    for one in (step, together):
+        held = hold(one)
+        rows = Rows(step.config, "cpu", held.req_to_token)
+        if mates == (1, 1):
+            rows.plan(held.request_ids, one.seq_lens, 1)
+        else:
+            lens = one.cu_seqlens_q.diff()
+            rows.plan_extend(held.request_ids, one.seq_lens, lens, len(one.q_nope))
+        found.append(attended(rows, one, held)[:1])
+        assert_outputs(found[-1], step)
+    assert torch.equal(*found) == deterministic
 
 
 def test_trees_and_chains_of_drafts():

@@ -16,7 +16,7 @@ from paged_mla_optimized.engines.vllm.convert import (
     query_len,
 )
 from paged_mla_optimized.engines.vllm.options import Options, options_of
-from paged_mla_optimized.engines.vllm.reasons import misfit
+from paged_mla_optimized.engines.vllm.reasons import misfit, refuse_variance
 from paged_mla_optimized.engines.vllm.versions import context_chunk, serves
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -162,3 +162,9 @@ def test_chunks_of_either_release():
     chunk = _Named(index=0, query_start_loc=torch.tensor([0, 2]), cu_seq_lens=keys[0])
     new = context_chunk(metadata, None, chunk)
     assert new == (0, chunk.query_start_loc, keys[0])
+
+
+def test_rows_of_several_tokens_are_refused_where_the_batch_decides_their_way():
+    refuse_variance(Options(products="fast"))
+    with pytest.raises(Unsupported, match=r"paged_mla\.absorbed_query_len 2 beside"):
+        refuse_variance(Options(absorbed_query_len=2))

@@ -1,4 +1,4 @@
-"""Decode rows as vLLM hands them over, against dense attention. S-2, S-6, S-17, S-18."""
+"""Decode rows as vLLM hands them over, against dense attention. S-2, S-6, S-17, S-18, S-20."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fp8_step import values
-from mla_step import P, R, assert_close, build, config, dense
+from mla_step import P, R, assert_close, build, config, dense, join
 
 from paged_mla_optimized.engines.vllm.decode import Decode, Step
 from paged_mla_shared.problem import Output
@@ -70,6 +70,23 @@ def test_the_first_layer_plans():
                 got = step.attend(layer, as_queries(long), long.cache, K_SCALE)
                 assert_close(got, expected)
         assert plan.call_count == 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "invariant"])
+def test_bits_beside_other_rows(deterministic):
+    """S-20: the same in every step, of whatever query lengths, or only close.
+
+    Beside a row with drafts, and in a graph that pads, another kernel would be chosen.
+    """
+    step = build((200, 1), num_heads=16, deterministic=deterministic)
+    mates = build((230, 3), (40, 3), num_heads=16, padded_tokens=2, seed=1)
+    decode = Decode(step.config, "cpu", (1, 3))
+    alone = attend(step, decode, as_queries(step), step.cache)
+    together = join(step, mates)
+    among = attend(together, decode, as_queries(together), together.cache)
+    assert_close([part[:1] for part in among], alone)
+    same = [torch.equal(one, other[:1]) for one, other in zip(alone, among, strict=True)]
+    assert all(same) == deterministic
 
 
 def test_a_step_between_two_layers_of_another_is_refused():

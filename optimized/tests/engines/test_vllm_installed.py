@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import prefill_step
 import pytest
 import torch
-from mla_step import R, assert_close, build, dense
+from mla_step import R, assert_close, build, dense, join
 from record_vllm import SURFACES, record_vllm
 
 from paged_mla_optimized.engines.vllm.record import record
 from paged_mla_optimized.engines.vllm.registration import NAME, register
-from paged_mla_optimized.engines.vllm.tools import check
+from paged_mla_optimized.engines.vllm.tools import check, invariance
 from paged_mla_optimized.engines.vllm.tools.planted import HEALTHY, planted
 from paged_mla_optimized.engines.vllm.tools.scenes import SCENES
 from paged_mla_optimized.engines.vllm.versions import RECORDED
@@ -86,6 +86,7 @@ def test_its_names_find_our_classes():
         {"block_size": 16},
         {"device_capability": DeviceCapability(8, 0)},
         {"use_kv_connector": True},
+        {"use_batch_invariant": True},
     ],
 )
 def test_it_may_choose_us(change):
@@ -106,7 +107,6 @@ def test_it_may_choose_us(change):
         ({"use_mm_prefix": True}, "multimodal"),
         ({"attn_type": "encoder"}, "encoder"),
         ({"use_non_causal": True}, "non-causal"),
-        ({"use_batch_invariant": True}, "batch invariance"),
     ],
 )
 def test_it_may_not_choose_us(change, reason):
@@ -282,6 +282,31 @@ def test_capacities_follow_its_config(make):
     assert found.softmax_scale == step.config.softmax_scale
 
 
+@pytest.mark.parametrize("says", ["0", "1"])
+def test_bits_beside_other_rows(make, monkeypatch, says):
+    """S-20: with VLLM_BATCH_INVARIANT they are the same in whatever step vLLM describes."""
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", says)
+    alone = build((200, 1), num_heads=16)
+    among = join(alone, build((230, 3), (40, 2), num_heads=16, padded_tokens=2, seed=1))
+    drafts = SimpleNamespace(num_speculative_tokens=2, parallel_drafting=False, method="ngram")
+    layer = engine_layer(alone)
+    builder = make(alone, engine_config(alone, speculative_config=drafts), layer)
+    assert builder.decode.mla.config.deterministic == (says == "1")
+    found = [
+        attended(step, builder.build(0, common(step, query_len)), layer)[0][0]
+        for step, query_len in ((alone, 1), (among, 3))
+    ]
+    assert torch.equal(*found) == (says == "1")
+
+
+def test_short_prompts_that_may_go_either_way_are_refused(make, monkeypatch):
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    step = build((1, 1))
+    config = engine_config(step, additional_config={"paged_mla": {"absorbed_query_len": 5}})
+    with pytest.raises(Unsupported, match=r"absorbed_query_len 5 beside VLLM_BATCH_INVARIANT"):
+        make(step, config, engine_layer(step))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [({"scale": 0.5}, "scale"), ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype")],
@@ -308,3 +333,9 @@ def test_it_knows_the_arguments_of_a_scene(name):
     assert set(given) <= set(taken)
     described = inspect.signature(CompilationConfig).parameters
     assert set(given.get("compilation_config", {})) <= set(described)
+
+
+@pytest.mark.parametrize("scene", invariance.COMMAND.scenes.values())
+def test_it_knows_the_arguments_of_invariance(scene):
+    given = invariance.given(Path("model"), scene)
+    assert set(given) <= set(inspect.signature(EngineArgs).parameters)

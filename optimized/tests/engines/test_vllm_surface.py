@@ -31,6 +31,7 @@ CALLS = {  # what vLLM calls, by the class of ours that it calls
         "get_kv_cache_stride_order",
         "get_supported_head_sizes",
         "get_supported_kernel_block_sizes",
+        "supports_batch_invariance",
         "supports_combination",
         "supports_compute_capability",
     ),
@@ -105,6 +106,16 @@ def test_imported_names_exist(surface, stem):
             module = surface.modules[node.module]
             known = {*module["classes"], *module["functions"]}
             assert {alias.name for alias in node.names} <= known
+
+
+def test_what_is_read_of_the_environment_exists(surface):
+    read = {
+        one.attr
+        for source in SOURCES.values()
+        for one in ast.walk(source)
+        if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "envs"
+    }
+    assert read == set(surface.names["vllm.envs"].split(", "))
 
 
 @pytest.mark.parametrize("owner", OURS)

@@ -8,14 +8,18 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.runtime_context import get_parallel, get_schedule, get_spec
+from sglang.srt.runtime_context import get_exec, get_memory, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.fits import misfit
 from paged_mla_optimized.engines.sglang.convert import cache_format, capacities, own_masks
 from paged_mla_optimized.engines.sglang.prompts import Prompts
-from paged_mla_optimized.engines.sglang.reasons import common_scaling, refuse_extras
+from paged_mla_optimized.engines.sglang.reasons import (
+    common_scaling,
+    refuse_extras,
+    refuse_variance,
+)
 from paged_mla_optimized.engines.sglang.rows import Rows
 from paged_mla_optimized.engines.sglang.versions import moves_tokens
 from paged_mla_optimized.prefill import PrefillConfig
@@ -46,6 +50,12 @@ class PagedMlaBackend(AttentionBackend):
     def __init__(self, model_runner: Any, ahead: int = 0) -> None:
         super().__init__()
         _refuse(model_runner)
+        is_deterministic = bool(get_exec().deterministic.enable_deterministic_inference)
+        if is_deterministic:
+            refuse_variance(
+                has_radix_cache=not get_memory().disable_radix_cache,
+                chunked_prefill_size=get_schedule().chunked_prefill_size,
+            )
         model = model_runner.model_config
         self._head_size = model.kv_lora_rank + model.qk_rope_head_dim
         layers = [
@@ -81,6 +91,7 @@ class PagedMlaBackend(AttentionBackend):
             qk_rope_head_dim=model.qk_rope_head_dim,
             dtype=model_runner.dtype,
             cache_format=cache_format(model_runner.kv_cache_dtype, model_runner.dtype),
+            deterministic=is_deterministic,
         )
         device = torch.device(model_runner.device)
         self.rows = Rows(config, device, requests.req_to_token, drafts if is_tree else 0)

@@ -44,3 +44,24 @@ def refuse_extras(extras: dict[str, Any]) -> None:
     for name, value in extras.items():
         if value is not None:
             raise Unsupported(f"{name}: dense attention without it")
+
+
+def refuse_variance(*, has_radix_cache: bool, chunked_prefill_size: int | None) -> None:
+    """Refuse what cuts a prompt where other requests decide: its bits follow from its cuts.
+
+    Parameters
+    ----------
+    has_radix_cache : bool
+    chunked_prefill_size : int or None
+        -1 or ``None``: prompts are whole, and stand beside no decode rows.
+
+    Raises
+    ------
+    Unsupported
+    """
+    if has_radix_cache:
+        raise Unsupported("deterministic inference beside a radix cache: disable_radix_cache")
+    if chunked_prefill_size is not None and chunked_prefill_size > 0:
+        raise Unsupported(
+            f"deterministic inference with chunked_prefill_size {chunked_prefill_size}: -1"
+        )

@@ -32,10 +32,15 @@ def register() -> None:
     from sglang.srt.server_args import (
         add_attention_backend_choices,
         add_chunked_prefix_cache_attention_backend,
+        add_deterministic_attention_backend_choices,
+        add_radix_supported_deterministic_attention_backend_choices,
     )
 
     add_attention_backend_choices([NAME])
     add_chunked_prefix_cache_attention_backend(NAME)
+    add_deterministic_attention_backend_choices([NAME])
+    # Models of MLA need this one as well; the backend then refuses a radix cache itself.
+    add_radix_supported_deterministic_attention_backend_choices([NAME])
     register_attention_backend(NAME)(create)
 
 

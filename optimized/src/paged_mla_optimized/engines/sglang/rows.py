@@ -99,15 +99,18 @@ class Rows:
             This step's tokens included.
         extend_seq_lens : int [B]
         num_tokens : int
-            Lines of the queries, padding included.
+            Lines of the queries, padding included. With ``deterministic`` they do not choose the
+            kernel: every such step gets that of the largest (S-20).
         """
+        config = self.config
+        length = config.max_query_tokens if config.deterministic else max(num_tokens, 1)
         self._planned = self._causal
         self._planned.plan(
             starts_of(extend_seq_lens),
             seq_lens.int(),
             RequestMap(self._req_to_token, request_ids),
             num_tokens=num_tokens,
-            max_query_len=max(num_tokens, 1),
+            max_query_len=length,
         )
 
     def attend(

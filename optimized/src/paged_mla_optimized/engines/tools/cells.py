@@ -78,6 +78,8 @@ class Command:
     rounds, repeats : int
         Engines of a backend, and windows of a cell in each. A machine's host may be slower for
         half a minute: rounds, in which backends take turns, tell that from a slower backend.
+    switches : tuple of str
+        Environment variables that change what is timed: they are told with the command.
     """
 
     engine: str
@@ -89,6 +91,7 @@ class Command:
     contexts: tuple[int, ...]
     rounds: int
     repeats: int
+    switches: tuple[str, ...] = ()
 
     def main(self, doc: str | None, run: Run) -> int:
         """Time cells, or print those that were timed."""
@@ -137,7 +140,8 @@ class Command:
 
     def _command(self) -> str:
         module = f"paged_mla_optimized.engines.{self.engine}.tools.{self.tool}"
-        return shlex.join(["python", "-m", module, *sys.argv[1:]])
+        said = [f"{name}={os.environ[name]}" for name in self.switches if name in os.environ]
+        return shlex.join([*said, "python", "-m", module, *sys.argv[1:]])
 
 
 def asked_apart(code: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -123,7 +124,7 @@ def _facts(engine: str) -> dict[str, str]:
 def write(
     stem: Path, engine: str, ours: str, results: dict[str, Result], problems: dict[str, str]
 ) -> None:
-    """Write STEM.json and STEM.md: these scenes, and those of earlier runs that were not run now.
+    """Write what :func:`judge` found of scenes to STEM.json and STEM.md, see :func:`add`.
 
     Parameters
     ----------
@@ -135,23 +136,46 @@ def write(
     results, problems : dict
         By scene.
     """
+    judged = {name: {"problem": problems[name]} | result for name, result in results.items()}
+    add(stem, engine, judged, partial(page, ours=ours))
+
+
+def add(
+    stem: Path,
+    engine: str,
+    results: dict[str, Result],
+    page_of: Callable[[dict[str, Result]], str],
+) -> None:
+    """Write STEM.json and STEM.md: these scenes, and those of earlier runs that were not run now.
+
+    Parameters
+    ----------
+    stem : Path
+    engine : str
+        Package that was run.
+    results : dict
+        By scene.
+    page_of : callable
+        Returns the page of all scenes: each has its ``facts`` too.
+    """
     path = stem.with_suffix(".json")
     scenes = json.loads(path.read_text()) if path.exists() else {}
     facts = _facts(engine)
-    for name, result in results.items():
-        scenes[name] = {"facts": facts, "problem": problems[name]} | result
+    scenes |= {name: {"facts": facts} | result for name, result in results.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(scenes) + "\n")
-    stem.with_suffix(".md").write_text(page(scenes, ours))
+    stem.with_suffix(".md").write_text(page_of(scenes))
+
+
+def places(scenes: dict[str, Result]) -> list[str]:
+    """Return on what scenes ran."""
+    place = "{engine}, {device}, torch {torch}, triton {triton}, {date}"
+    return sorted({place.format(**scene["facts"]) for scene in scenes.values()})
 
 
 def page(scenes: dict[str, Result], ours: str) -> str:
     """Return the table of all scenes."""
-    places = {
-        "{engine}, {device}, torch {torch}, triton {triton}, {date}".format(**scene["facts"])
-        for scene in scenes.values()
-    }
-    lines = [*sorted(places), "", head_of(_COLUMNS)]
+    lines = [*places(scenes), "", head_of(_COLUMNS)]
     lines += [_line(name, scene, ours) for name, scene in sorted(scenes.items())]
     problems = [f"{name}: {found['problem']}" for name, found in scenes.items() if found["problem"]]
     return "\n".join([*lines, "", *(problems or ["No scene failed."])]) + "\n"

@@ -58,6 +58,11 @@ class PagedMlaBackend(MLACommonBackend):
         return list(HEAD_SIZES)
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Return that ``VLLM_BATCH_INVARIANT`` is served: the builder sees to it."""
+        return True
+
+    @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         """Return whether kernels are made for a device."""
         return (capability.major, capability.minor) in ARCHS

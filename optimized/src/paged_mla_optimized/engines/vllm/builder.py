@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from vllm import envs
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonDecodeMetadata,
     MLACommonMetadata,
@@ -18,6 +19,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.vllm.convert import cache_format, capacities
 from paged_mla_optimized.engines.vllm.decode import Decode, Step
 from paged_mla_optimized.engines.vllm.options import options_of
+from paged_mla_optimized.engines.vllm.reasons import refuse_variance
 from paged_mla_shared.errors import Unsupported
 
 
@@ -46,6 +48,9 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
     ) -> None:
         options = options_of(vllm_config.additional_config)
+        is_invariant = bool(envs.VLLM_BATCH_INVARIANT)
+        if is_invariant:
+            refuse_variance(options)
         self.reorder_batch_threshold = options.absorbed_query_len  # the base class may raise it
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, PagedMlaMetadata)
         context = vllm_config.compilation_config.static_forward_context
@@ -71,6 +76,7 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
                 _common("kv_cache_dtype", [layer.kv_cache_dtype for layer in layers]), dtype
             ),
             products=options.products,
+            deterministic=is_invariant,
         )
         speculation = vllm_config.speculative_config
         drafts = 0 if speculation is None else speculation.num_speculative_tokens or 0

@@ -86,7 +86,9 @@ class Decode:
     config : MlaConfig
     device : torch.device
     query_lens : sequence of int
-        As :func:`~paged_mla_optimized.engines.vllm.convert.query_len` takes them.
+        As :func:`~paged_mla_optimized.engines.vllm.convert.query_len` takes them. With
+        ``deterministic`` the longest chooses the kernel of every step: bits differ from kernel to
+        kernel, and which of them a step gets follows from all of its rows (S-20).
 
     Attributes
     ----------
@@ -99,7 +101,7 @@ class Decode:
         self, config: MlaConfig, device: torch.device | str, query_lens: Sequence[int]
     ) -> None:
         self.mla = PagedMla(config, device)
-        self._query_lens = query_lens
+        self._query_lens = query_lens[-1:] if config.deterministic else query_lens
         self.planned: Step | None = None
 
     def plan(self, step: Step) -> None:

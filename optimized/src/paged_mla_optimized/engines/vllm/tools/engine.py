@@ -25,6 +25,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "2",  # other processes compile too
 }
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"
+"""The variable that says "1" where bits are not to depend on the batch."""
 LIKELIEST = 8
 GRAPHS: dict[str, dict[str, Any]] = {
     "eager": {},

@@ -25,6 +25,7 @@ from paged_mla_optimized.engines.tools.model import VOCAB
 from paged_mla_optimized.engines.tools.trace import busy_ms, take
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (
+    BATCH_INVARIANT,
     arguments,
     hold,
     profiler,
@@ -46,6 +47,7 @@ COMMAND = Command(
     contexts=(1024, 4096, 32768),
     rounds=2,
     repeats=2,
+    switches=(BATCH_INVARIANT,),
 )
 _CHUNK, _MOST_TOKENS = 8192, 65536
 _CELL_SECONDS = 4.0  # few loads take longer

@@ -37,6 +37,7 @@ from paged_mla_optimized.engines.tools.model import VOCAB
 from paged_mla_optimized.engines.tools.trace import busy_ms_of_step, take
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (
+    BATCH_INVARIANT,
     arguments,
     hold,
     profiler,
@@ -54,6 +55,7 @@ COMMAND = Command(
     contexts=(1024, 8192, 32768),
     rounds=3,
     repeats=1,
+    switches=(BATCH_INVARIANT,),
 )
 _WARM_STEPS, _MOST_STEPS = 6, 160
 _BLOCK = 64

@@ -1,0 +1,83 @@
+"""Ask vLLM for prompts alone and among others, and compare logprobs bit for bit.
+
+    python -m paged_mla_optimized.engines.vllm.tools.invariance [SCENE ...] [--out STEM]
+
+Every scene is an engine in a process of its own, all side by side: ours and vLLM's own backends
+with ``VLLM_BATCH_INVARIANT=1``, and ours without it. Nothing is cached, and ragged prompts are
+whole, but for scenes of chunks: there rows beside a prompt leave room for more or less of it, and
+nobody promises its bits. A line has, for each mix of prompts, how many of them say what they said
+alone, and of which lengths the others are. The exit status is 1 if prompts in a scene of ours that
+promises their bits did not keep them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paged_mla_optimized.engines.tools.history import Ask
+from paged_mla_optimized.engines.tools.invariance import (
+    MAX_LEN,
+    MAX_TOKENS,
+    ROWS,
+    Command,
+    Scene,
+)
+from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.engines.vllm.tools.engine import (
+    BATCH_INVARIANT,
+    arguments,
+    ask,
+    run_engine,
+)
+
+_OURS = Scene(backend=NAME, is_promised=True)
+_OUR_PREFILL = {"attention_config": {"mla_prefill_backend": NAME}}
+_CHUNKS = {"enable_chunked_prefill": True, "max_num_batched_tokens": 2048}
+_SIZES = [1, 2, 4, 8, ROWS]  # of captured graphs
+_CACHE_BYTES = 2 << 30
+
+COMMAND = Command(
+    engine="vllm",
+    scenes={
+        "ours": _OURS,
+        "ours-128": Scene(backend=NAME, heads=128, is_promised=True),
+        "ours-prefill": Scene(backend=NAME, is_promised=True, arguments=_OUR_PREFILL),
+        "ours-fp8": Scene(backend=NAME, is_promised=True, arguments={"kv_cache_dtype": "fp8"}),
+        "ours-off": Scene(backend=NAME, is_on=False),
+        "ours-chunks": Scene(backend=NAME, arguments=_CHUNKS),
+        "FLASH_ATTN_MLA": Scene(backend="FLASH_ATTN_MLA"),
+        "FLASH_ATTN_MLA-chunks": Scene(backend="FLASH_ATTN_MLA", arguments=_CHUNKS),
+        "TRITON_MLA": Scene(backend="TRITON_MLA"),
+        "FLASHMLA": Scene(backend="FLASHMLA"),  # 0.25 refuses it
+    },
+)
+
+
+def given(model: Path, scene: Scene) -> dict[str, Any]:
+    """Return what the engine of a scene is made with."""
+    common = {
+        "block_size": 64,
+        "max_model_len": MAX_LEN,
+        "max_num_seqs": ROWS,
+        "max_num_batched_tokens": MAX_TOKENS,
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": _CACHE_BYTES,
+        "gpu_memory_utilization": 0.1,
+    }
+    return arguments(model, scene.backend, "full", sizes=_SIZES, **(common | scene.arguments))
+
+
+def run(model: Path, scene: Scene, use: Callable[[Ask], None]) -> None:
+    """Make an engine in the mode or out of it, and hand on how to ask it."""
+    os.environ[BATCH_INVARIANT] = str(int(scene.is_on))
+    run_engine(given(model, scene), lambda llm: use(partial(ask, llm)))
+
+
+if __name__ == "__main__":
+    sys.exit(COMMAND.main(__doc__, run))

@@ -1,0 +1,123 @@
+"""What the command concludes from what an engine said alone and beside others; none runs here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from paged_mla_optimized.engines.sglang.tools import invariance as of_sglang
+from paged_mla_optimized.engines.tools import invariance, report
+from paged_mla_optimized.engines.tools.invariance import (
+    LONGEST,
+    MAX_LEN,
+    MAX_TOKENS,
+    ROWS,
+    Scene,
+    compared,
+    keeps,
+    mixes,
+    page,
+    prompts,
+    run_scene,
+    told,
+)
+from paged_mla_optimized.engines.vllm.tools import invariance as of_vllm
+
+MANY = [[5] * length for length in (2, 17, 40)]
+
+
+def engine(moves=0.0, moved=17, step=1):
+    """Return an engine; beside others a prompt's logprobs move from a step on."""
+
+    def ask(asked, tokens):
+        answers = []
+        for prompt, count in zip(asked, tokens, strict=True):
+            shift = moves if len(asked) > 1 and len(prompt) == moved else 0.0
+            said = [(9, {9: -0.5 - shift * (at >= step), 8: -2.0}) for at in range(count)]
+            answers.append(said)
+        return answers, 0
+
+    return ask
+
+
+def test_all_that_is_said_is_what_was_said_alone():
+    found = {"mixes": list(compared(engine(), MANY, 3))}
+    assert keeps(found)
+    assert told(found) == "together 3 of 3, reversed 3 of 3, half 2 of 2, crowd 6 of 6"
+
+
+def test_a_bit_that_moves_is_told():
+    moves = 2.0**-24  # the least that a float32 near 0.5 may move by
+    found = {"mixes": list(compared(engine(moves), MANY, 3))}
+    assert not keeps(found)
+    assert told(found) == (
+        "together 2 of 3, reversed 2 of 3, half 2 of 2, crowd 4 of 6; "
+        "of 17 tokens, from step 1 on, 6e-08 nats where they part"
+    )
+
+
+def test_a_scene_that_ends_early_keeps_no_promise():
+    found = {"mixes": list(compared(engine(), MANY, 3))[:2]}
+    assert not keeps(found)
+    assert not keeps({})
+    assert told({}) == "no answer: see its log"
+
+
+def test_what_a_scene_found_is_written_as_it_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr(invariance, "build_model", lambda folder, **_: folder)
+
+    def run(model, scene, use):
+        assert model == tmp_path
+        use(engine())
+        raise RuntimeError(f"{scene.backend} fell\nand more")
+
+    run_scene(Scene(backend="ours"), tmp_path, "ours", 2, run)
+    found = json.loads((tmp_path / "ours.json").read_text())
+    assert keeps(found)
+    assert told(found).endswith("; failed: RuntimeError: ours fell")
+
+
+def test_prompts_and_mixes_fill_an_engine():
+    many = prompts()
+    assert max(map(len, many)) == LONGEST
+    assert min(map(len, many)) == 2
+    assert LONGEST + 192 <= MAX_LEN <= MAX_TOKENS
+    found = mixes(len(many))
+    assert len(found["together"]) <= ROWS < len(found["crowd"])
+
+
+@pytest.mark.parametrize("command", [of_vllm.COMMAND, of_sglang.COMMAND])
+def test_only_ours_promise_and_only_in_the_mode(command):
+    for scene in command.scenes.values():
+        ours = scene.backend == command.scenes["ours"].backend
+        assert not scene.is_promised or (ours and scene.is_on)
+
+
+def test_a_command_runs_scenes_apart_and_says_who_breaks_a_promise(tmp_path, monkeypatch, capsys):
+    """Pages of several runs stand side by side."""
+    facts = {"engine": "vllm 0.25.0", "device": "H200", "torch": "2.11", "triton": "3.6"}
+    monkeypatch.setattr(report, "_facts", lambda _: facts | {"date": "2026-01-01", "commit": "abc"})
+    monkeypatch.setattr(invariance, "build_model", lambda folder, **_: folder)
+    names = ["ours", "TRITON_MLA", "ours-off"]
+    options = argparse.Namespace(here=False, scenes=names, folder=tmp_path, out=tmp_path / "page")
+    monkeypatch.setattr(invariance, "options_of", lambda *_, **__: options)
+    said = [
+        {"tokens": 3, "mixes": list(compared(engine(moves), MANY, 3))} for moves in (0, 0.1, 0.1)
+    ]
+    monkeypatch.setattr(invariance, "run_scenes", lambda *_: iter(said))
+    assert of_vllm.COMMAND.main("", of_vllm.run) == 0
+    assert "what they promise: none" in capsys.readouterr().out
+    said[0] = {}
+    options.scenes, said = ["ours"], said[:1]
+    assert of_vllm.COMMAND.main("", of_vllm.run) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "ours: no answer: see its log",
+        "do not keep what they promise: ours",
+    ]
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert lines[0] == "vllm 0.25.0, H200, torch 2.11, triton 3.6, 2026-01-01"
+    assert lines[-1].startswith("| ours-off | off | 3 | together 2 of 3, reversed 2 of 3")
+    assert "| ours | on | - | no answer: see its log | - | abc |" in lines
+    assert page(json.loads((tmp_path / "page.json").read_text())).splitlines() == lines
