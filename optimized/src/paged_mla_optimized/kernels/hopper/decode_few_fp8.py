@@ -252,27 +252,31 @@ def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr
 
 
 @gluon.jit
-def _store_weights(weights, key_scales, stage, buffer, SCALES: gl.constexpr):
+def _store_weights(weights, first_scale, key_scales, stage, buffer, SCALES: gl.constexpr):
     """Store the weights [keys, pairs] of each share's codes."""
     SHARES: gl.constexpr = buffer.shape[0]
     key_layout: gl.constexpr = gl.SliceLayout(1, weights.type.layout)
     for share in gl.static_range(SHARES):
         of_codes = weights
         if SCALES != "scalar":
-            of_codes *= key_scales.index(stage * SHARES + share).load(key_layout)[:, None]
+            scale = first_scale
+            if share > 0:
+                scale = key_scales.index(stage * SHARES + share).load(key_layout)
+            of_codes *= scale[:, None]
         buffer.index(share).store(of_codes.to(gl.float16))
 
 
 @gluon.jit
-def _lift(key_scales, stage, SHARES: gl.constexpr, key_layout: gl.constexpr):
+def _lift(first_scale, key_scales, stage, SHARES: gl.constexpr, key_layout: gl.constexpr):
     """Return by which power of two the weights of each key's codes exceed its own, at the most.
 
-    Bounded from below, or the sum of weights could grow without bound beside small scales.
+    An integer, from the bits of the largest scale. Bounded from below, or the sum of weights could
+    grow without bound beside small scales.
     """
-    largest = key_scales.index(stage * SHARES).load(key_layout)
+    largest = gl.maximum(first_scale, _LEAST_SCALE)
     for share in gl.static_range(1, SHARES):
         largest = gl.maximum(largest, key_scales.index(stage * SHARES + share).load(key_layout))
-    return gl.log2(gl.maximum(largest, _LEAST_SCALE))
+    return ((largest.to(gl.int32, bitcast=True) >> 23) - 126).to(gl.float32)
 
 
 @gluon.jit
@@ -404,15 +408,18 @@ def _attend_tiles(
             thread_barrier()
         # Seen to vary: else what products are told of the queries is kept, in scarce registers.
         zero = stage >> 8
+        first_scale = None
         if SHARES == 1:
             s = _scores(q_nope, q_pe, keys, k_pe.index(stage), zero, s_layout)
             if SCALES != "scalar":
-                s = s * key_scales.index(stage).load(key_layout)[:, None]
+                first_scale = key_scales.index(stage).load(key_layout)
+                s = s * first_scale[:, None]
         else:
             s = _scores_of_shares(
                 q_nope, q_pe, keys, k_pe.index(stage), key_scales, stage * SHARES, zero, SHARES,
                 s_layout,
             )  # fmt: skip
+            first_scale = key_scales.index(stage * SHARES).load(key_layout)
         words = _load_values(keys, 0, WORDS, KEYS)
         if tile >= tile_edge:
             key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
@@ -429,11 +436,11 @@ def _attend_tiles(
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
         power = s * scale[None, :] - peak[None, :]
         weights = gl.exp2(power)
-        _store_weights(weights, key_scales, stage, weights_smem, SCALES)
+        _store_weights(weights, first_scale, key_scales, stage, weights_smem, SCALES)
         if SCALES == "scalar":
             high = _by_warp((power > LAZY).to(gl.int32))
         else:
-            lift = _lift(key_scales, stage, SHARES, key_layout)
+            lift = _lift(first_scale, key_scales, stage, SHARES, key_layout)
             high = _by_warp((power > (LAZY - lift)[:, None]).to(gl.int32))
         exceeds.store(gl.max(high, 1))
         fence_async_shared()
@@ -447,7 +454,7 @@ def _attend_tiles(
             weights = gl.exp2(s * scale[None, :] - new_peak[None, :])
             keep = gl.exp2(peak - new_peak)
             sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
-            _store_weights(weights, key_scales, stage, weights_smem, SCALES)
+            _store_weights(weights, first_scale, key_scales, stage, weights_smem, SCALES)
             fence_async_shared()
             peaks.store(new_peak)
             keep = gl.convert_layout(keep, pair_layout)
