@@ -36,6 +36,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     find_segment,
     first_row,
     keep_lse,
+    kept_pairs,
     partial_pairs,
     query_pairs,
     raised,
@@ -318,13 +319,10 @@ def _answer(
         else:
             at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
             out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
-            if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
-                _token, _head, _index, live = query_pairs(
-                    token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
-                )
-                gl.store(out_at, acc, mask=live[:, None])
-            else:
-                gl.store(out_at, acc)
+            kept = kept_pairs(
+                token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, pair_layout
+            )
+            gl.store(out_at, acc, mask=kept[:, None])
         unit = following
 
 
