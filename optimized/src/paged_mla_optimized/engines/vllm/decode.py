@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -36,7 +36,7 @@ class Step:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     num_tokens: int
-    _first_layer: object = None
+    _first_layer: object = field(default=None, init=False)
 
     def attend(
         self,

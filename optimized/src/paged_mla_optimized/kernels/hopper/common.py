@@ -143,6 +143,23 @@ def query_pairs(
 
 
 @gluon.jit
+def kept_pairs(
+    token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Return which pairs of a query tile have a place of their own among the partials.
+
+    All of them, but with FIXED_SPLITS none of a lane without queries.
+    """
+    kept = gl.full([TILE_M], True, gl.int1, layout)
+    if FIXED_SPLITS > 0:
+        _token, _head, _index, kept = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, TILE_M, layout
+        )
+    return kept
+
+
+@gluon.jit
 def store_lse(
     lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
     tile_m, num_heads, stride_lse_token, stride_lse_head, FIXED_SPLITS: gl.constexpr,
@@ -156,13 +173,8 @@ def store_lse(
         gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
     else:
         at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
-        if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
-            _token, _head, _index, live = query_pairs(
-                token_starts_ptr, row, tile_m, num_heads, 64, layout
-            )
-            gl.store(partial_lse_ptr + at, lse, mask=live)
-        else:
-            gl.store(partial_lse_ptr + at, lse)
+        kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, layout)
+        gl.store(partial_lse_ptr + at, lse, mask=kept)
 
 
 @gluon.jit

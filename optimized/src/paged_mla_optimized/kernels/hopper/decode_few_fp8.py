@@ -33,6 +33,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     clear_tail,
     copy_tiles,
     find_segment,
+    kept_pairs,
     partial_pairs,
     query_pairs,
     raised,
@@ -538,11 +539,7 @@ def _store_partial(
     PAIRS: gl.constexpr = answers.shape[1]
     pair = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, PAIRS, layout)
     at = pair * R
-    kept = pair >= 0
-    if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
-        _token, _head, _index, kept = query_pairs(
-            token_starts_ptr, row, tile_m, num_heads, PAIRS, layout
-        )
+    kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, PAIRS, layout)
     low, high = answers.reshape([2, R // 2, PAIRS]).permute((1, 2, 0)).split()
     _store_columns(low, buffer, partial_out_ptr, at, kept, 0)
     _store_columns(high, buffer, partial_out_ptr, at, kept, R // 2)

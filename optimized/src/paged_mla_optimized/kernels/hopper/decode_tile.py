@@ -35,6 +35,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     copy_tile,
     find_segment,
     first_row,
+    kept_pairs,
     partial_pairs,
     query_pairs,
     raised,
@@ -299,13 +300,8 @@ def _store_answers(
     else:
         at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
         partial_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
-        if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
-            _token, _head, _index, live = query_pairs(
-                token_starts_ptr, row, tile_m, num_heads, 64, layout
-            )
-            gl.store(partial_at, acc, mask=live[:, None])
-        else:
-            gl.store(partial_at, acc)
+        kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, layout)
+        gl.store(partial_at, acc, mask=kept[:, None])
 
 
 @gluon.jit

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from paged_mla_optimized.engines.tools.follow import Logprobs
+from paged_mla_optimized.engines.tools.trace import take
 from paged_mla_optimized.engines.vllm.registration import register
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
         llm.llm_engine.engine_core.shutdown()
         del llm
         # Otherwise the engine's core had a process of its own.
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types
             cleanup_dist_env_and_memory()
         _free()
 
@@ -140,6 +141,14 @@ def hold(llm: Any, prompts: list[list[int]], tokens: int) -> list[str]:
 def release(llm: Any) -> None:
     """Let requests begin, all in the same step."""
     llm.llm_engine.wake_up(["scheduling"])
+
+
+def traced(llm: Any, folder: Path, work: Callable[[], object]) -> list[dict[str, Any]]:
+    """Return the events of `work`, of an engine that :func:`profiler` has write to a folder."""
+    llm.start_profile()
+    work()
+    llm.stop_profile()
+    return take(folder)
 
 
 def ask(

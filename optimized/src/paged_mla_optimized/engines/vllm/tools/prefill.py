@@ -22,7 +22,7 @@ from typing import Any
 
 from paged_mla_optimized.engines.tools.cells import Cell, Command, Timer
 from paged_mla_optimized.engines.tools.model import VOCAB
-from paged_mla_optimized.engines.tools.trace import busy_ms, take
+from paged_mla_optimized.engines.tools.trace import busy_ms
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (
     BATCH_INVARIANT,
@@ -31,6 +31,7 @@ from paged_mla_optimized.engines.vllm.tools.engine import (
     profiler,
     release,
     run_engine,
+    traced,
 )
 
 _WAYS: dict[str, dict[str, Any]] = {
@@ -91,10 +92,7 @@ class _Timer:
 
     def busy_ms(self, cell: Cell) -> float:
         """Return for how many milliseconds the GPU is busy with them."""
-        self.llm.start_profile()
-        self._prefill_ms(cell)
-        self.llm.stop_profile()
-        return busy_ms(take(self.traces))
+        return busy_ms(traced(self.llm, self.traces, lambda: self._prefill_ms(cell)))
 
     def _prefill_ms(self, cell: Cell) -> float:
         rng = random.Random(0)

@@ -34,7 +34,7 @@ from paged_mla_optimized.engines.tools.cells import (
     token_bytes,
 )
 from paged_mla_optimized.engines.tools.model import VOCAB
-from paged_mla_optimized.engines.tools.trace import busy_ms_of_step, take
+from paged_mla_optimized.engines.tools.trace import busy_ms_of_step
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (
     BATCH_INVARIANT,
@@ -43,6 +43,7 @@ from paged_mla_optimized.engines.vllm.tools.engine import (
     profiler,
     release,
     run_engine,
+    traced,
 )
 
 COMMAND = Command(
@@ -112,10 +113,9 @@ class _Timer:
     def busy_ms(self, cell: Cell) -> float:
         """Return for how many milliseconds of a step the GPU is busy."""
         with self._rows(cell) as step:
-            self.llm.start_profile()
-            _take(step, PROFILED_STEPS * cell.rows)
-            self.llm.stop_profile()
-        return busy_ms_of_step(take(self.traces))
+            tokens = PROFILED_STEPS * cell.rows
+            events = traced(self.llm, self.traces, lambda: _take(step, tokens))
+        return busy_ms_of_step(events)
 
     @contextmanager
     def _rows(self, cell: Cell) -> Iterator[Callable[[], Any]]:
