@@ -36,6 +36,7 @@ def run(*command):
         "rotate-overlapped-p64-bf16-neox",
         "hopper-few-m16",
         "hopper-tile-m64",
+        "hopper-tile-m64-r512-bf16-causal-box64-parts-neox",
         "hopper-tile_fp8-m64",
         "quantise-overlapped",
         "hopper-few_fp8-m64",

@@ -19,6 +19,9 @@ def few_tokens(request, monkeypatch):
     monkeypatch.setattr(append, "_FEW_INTERPRETED", request.param)
 
 
+in_runs = pytest.mark.parametrize("few_tokens", [0], ids=["runs"], indirect=True)
+
+
 def instance(block_size=16, num_tokens=12, **changes):
     """Return an instance whose step has so many tokens, whatever their slots will be."""
     cfg = config(cache_format=NAME, block_size=block_size, max_query_tokens=128, **changes)
@@ -131,14 +134,70 @@ def test_odd_numbers():
     check(cache, tokens(1), [28])
 
 
-def test_padded_and_reserved_slots():
-    """S-10: the plan's own slots, and one that is never written, nor part of a group."""
-    mla = instance(num_tokens=6, reserved_slot=2)
-    cache, x = empty_cache(NAME, 2, 16), tokens(6)
+ROWS = ((37, 30), (21, 1), (2, 2), (36, 3), (40, 40))  # (seq_len, query_len)
+
+
+def planned(*rows, padded_rows=(), block_size=64, padded_tokens=2, **changes):
+    """Return an instance whose step has these rows, some of them padded, and the slots it takes."""
+    tokens = sum(query_len for _, query_len in rows) + padded_tokens
+    mla = instance(block_size, 1, **changes)
+    cu = torch.tensor([0, *(query_len for _, query_len in rows)], dtype=I32).cumsum(0).int()
+    lens = [0 if row in padded_rows else seq_len for row, (seq_len, _) in enumerate(rows)]
+    width = -(-max(lens) // block_size)
+    table = torch.randperm(len(rows) * width, generator=torch.Generator().manual_seed(3)).int()
+    lens = torch.tensor(lens, dtype=I32)
+    mla.plan(cu, lens, table.view(len(rows), width), num_tokens=tokens)
+    return mla, mla.slot_mapping.tolist()
+
+
+def check_planned(*rows, **options):
+    """Append twice at a plan's slots, the second time ten times as large tokens."""
+    mla, slots = planned(*rows, **options)
+    reserved, block_size = mla.config.reserved_slot, mla.config.block_size
+    slots = [-1 if slot == reserved else slot for slot in slots]
+    cache = empty_cache(NAME, max(slots) // block_size + 1, block_size)
     wanted = cache._replace(latents=cache.latents.clone(), scales=cache.scales.clone())
-    append_as_specified(wanted, x, [0, 1, -1, 3, 4, 5])
-    mla.append(x[:, :R], x[:, R:], cache)
-    assert_same_bytes(cache, wanted)
+    cache.scales.fill_(0.05)
+    wanted.scales.fill_(0.05)
+    for seed, magnitude in enumerate((1.0, 10.0)):
+        x = tokens(len(slots), seed, magnitude)
+        append_as_specified(wanted, x, slots)
+        mla.append(x[:, :R], x[:, R:], cache)
+        assert_same_bytes(cache, wanted)
+
+
+@in_runs
+@pytest.mark.parametrize("of_program", [1, 5, 16])
+def test_planned_rows(of_program, monkeypatch):
+    """S-10, S-11: groups that begin before a program's tokens, end behind them, or have one."""
+    monkeypatch.setattr(append, "_RUN_TOKENS", of_program)
+    check_planned(*ROWS)
+
+
+@in_runs
+@pytest.mark.parametrize("block_size", [4, 12, 128, 256])
+def test_planned_groups_of_one_to_many_tokens(block_size):
+    """S-11: also more than a program writes at once, and no power of two."""
+    check_planned(*ROWS, block_size=block_size)
+
+
+@in_runs
+def test_padded_rows_between_others():
+    """S-10: their tokens write nothing, and part the tokens before from those behind."""
+    check_planned(*ROWS, padded_rows=(1, 3), padded_tokens=0)
+
+
+@in_runs
+@pytest.mark.parametrize("place", [0, 1, 9, 29])
+def test_reserved_slots(place):
+    """S-10: never written, nor part of a group, be it its first token of a step, or its only one.
+
+    What a group keeps ends below the first slot that is written.
+    """
+    rows = ((37, 30), (33, 1))
+    _, slots = planned(*rows)
+    check_planned(*rows, reserved_slot=slots[place])
+    check_planned(*rows, reserved_slot=slots[30])
 
 
 @pytest.mark.parametrize("pairing", list(RopePairing))

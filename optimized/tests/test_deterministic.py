@@ -102,7 +102,7 @@ def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles
     step = build((250, query_len), num_heads=num_heads, max_rows=128, deterministic=True)
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, split_tiles=4))
     assert_close(step.attend(mla), dense(step))
-    assert mla._core.plan.cut[4].item() == split_tiles
+    assert mla._core.plan.cut[5].item() == split_tiles
     assert f"up to {splits} pieces" in str(mla.explain(step.cu_seqlens_q, step.seq_lens))
 
 
@@ -113,35 +113,75 @@ def test_joins_of_splits_are_described():
     assert_close(step.attend(mla), dense(step))
     plan = mla._core.plan
     room = fixed_splits(TILES, max_rows=128, kv_lora_rank=32)
+    first = 2 * TILES.programs_per_sm  # behind two partials of each program's state
     assert plan.joins[4, 1].item() == 0
     assert plan.joins[:4].tolist() == [
-        [0, 3, 0, 0, 16, 0, 1, 16],
-        [3, 3, 0, 16, 16, 0, 1, 16],
-        [6, 3, 0, 32, 8, 0, 1, 16],
-        [3 * room, 13, 8, 0, 8, 0, 1, 16],
+        [first, 3, 0, 0, 16, 0, 1, 16],
+        [first + 3, 3, 0, 16, 16, 0, 1, 16],
+        [first + 6, 3, 0, 32, 8, 0, 1, 16],
+        [first + 3 * room, 13, 8, 0, 8, 0, 1, 16],
     ]
 
 
-@pytest.mark.parametrize(("parts", "overhead"), [(1, 0), (3, 2), (7, 0), (40, 2)])
-def test_shares_begin_and_end_with_splits(parts, overhead):
-    """S-20: every split of a row lies in one share, whole, and shares follow each other."""
+@pytest.mark.parametrize("overhead", [0, 2, 5])
+@pytest.mark.parametrize("parts", [1, 3, 7, 40])
+def test_shares_cut_a_split_once_at_most(parts, overhead):
+    """S-20: every key tile lies in one share, and a split in one or two that follow each other.
+
+    The later one comes first in the grid, and begins with the split: it never waits, and nothing
+    before it in the grid waits for what comes after.
+    """
     step = build((250, 1), (40, 40), (0, 1), (17, 1), deterministic=True)
     variant = replace(TILES, programs_per_sm=parts, overhead=overhead, split_tiles=3)
     mla = PagedMla(step.config, "cpu", variant=variant)
     mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
     plan = mla._core.plan
-    overhead = plan.cut[3].item()
-    starts, first = [], 0
-    for key_tiles, groups, splits in ((16, 1, 16), (3, 10, 1), (2, 1, 2)):
+    padding, split_overhead = plan.cut[3].item(), plan.cut[4].item()
+    splits, unit = [], 0
+    for key_tiles, groups, length in ((16, 1, 1), (3, 10, 3), (2, 1, 1)):
         for _ in range(groups):
-            length = -(-key_tiles // splits)
-            starts += range(first + overhead, first + overhead + key_tiles, length)
-            first += overhead + key_tiles
-    shares = sorted((begin, end) for begin, end, *_ in plan.shares.tolist() if begin < end)
-    assert shares[0][0] == starts[0]
-    assert all(begin in starts for begin, _ in shares)
-    assert [end for _, end in shares[:-1]] == [begin for begin, _ in shares[1:]]
-    assert shares[-1][1] == plan.cut[2].item()
+            for begin in range(0, key_tiles, length):
+                unit += split_overhead
+                splits.append(range(unit, unit + min(length, key_tiles - begin)))
+                unit = splits[-1].stop
+            unit += padding
+    shares = plan.shares.tolist()
+    for split in splits:
+        owners = []  # of its key tiles
+        for unit in split:
+            owners += [p for p, (begin, end, *_) in enumerate(shares) if begin <= unit < end]
+        assert len(owners) == len(split)
+        first, last = owners[0], owners[-1]
+        assert set(owners) == {first, last}
+        if first != last:
+            assert last < first
+            assert shares[first][3] == last
+            assert shares[first][1] == shares[last][0]
+    assert not plan.shares[:, 4:].any()
+
+
+@pytest.mark.parametrize("parts", [2, 5, 13])
+@pytest.mark.parametrize("heads", [8, 40])
+def test_cuts_through_splits_change_no_bit(parts, heads):
+    """S-20: a split that one program begins and another ends is the sum of one program."""
+    step = build((90, 3), (200, 1), (0, 1), (120, 2), num_heads=heads, deterministic=True)
+    variant = replace(TILES, split_tiles=64, programs_per_sm=1)
+    expected = step.attend(PagedMla(step.config, "cpu", variant=variant))
+    mla = PagedMla(step.config, "cpu", variant=replace(variant, programs_per_sm=parts))
+    for _ in range(2):
+        for mine, whole in zip(step.attend(mla), expected, strict=True):
+            assert torch.equal(mine, whole)
+
+
+def test_states_are_taken_once_they_are_left():
+    """S-20: what tells of states is empty again after each launch, for the next layer's."""
+    step = build((250, 1), (230, 1), (190, 1), deterministic=True, max_rows=128)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, split_tiles=64, programs_per_sm=2))
+    mla.workspace.fill_(torch.nan)
+    assert_close(step.attend(mla), dense(step))
+    states = mla._core.attention.partial_lse[: 2 * 2].isfinite().all(dim=1)
+    assert states.tolist() == [True, True, False, False]
+    assert not mla._core.plan.shares[:, 4:].any()
 
 
 def test_lanes_change_no_bit():

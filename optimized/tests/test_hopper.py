@@ -21,10 +21,13 @@ from paged_mla_optimized.launchers.hopper import (
 )
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.launchers.rotary import rope_tables
+from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import SHARED_MEMORY, serving_variant
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
+from paged_mla_shared.problem import Rope, RopePairing
 
 CONFIG = MlaConfig(
     num_heads=16,
@@ -110,6 +113,90 @@ def test_queries_must_be_copied_16_bytes_at_a_time(monkeypatch, q_nope, q_pe, fi
     attention = Attention(CONFIG, served(CONFIG), DeviceFacts("sm90", 132), memory)
     attention.attend(None, q_nope, q_pe, LatentCache("bf16", DENSE), out=None, lse=None)
     assert launched == [HopperAttention if fits else PortableAttention]
+
+
+ROTATED = {
+    name: replace(config, rope=Rope(RopePairing.NEOX))
+    for name, config in {
+        "few": CONFIG,
+        "tile": replace(CONFIG, num_heads=128),
+        "few-fp8": FP8,
+        "tile-fp8": FAST,
+    }.items()
+}
+
+
+class Launches:
+    """Attention of a config with a rope, whose launches leave their pointers here."""
+
+    def __init__(self, monkeypatch, config):
+        self.hopper, self.quantise, self.rotate, self.portable = [], [], [], []
+        monkeypatch.setattr(hopper, "Launcher", lambda *_, **__: self.into(self.hopper))
+        cpu, variant = torch.device("cpu"), served(config)
+        self.tables = rope_tables(config.rope, 64, config.max_model_len, config.dtype)
+        quantise = QuantiseQueries(config, "sm90", self.tables)
+        rotate = RotateQueries(config, "sm90", self.tables)
+        memory = Workspace(config, [variant], 132, cpu, None)
+        attention = Attention(
+            config, variant, DeviceFacts("sm90", 132), memory, quantise=quantise, rotate=rotate
+        )
+        monkeypatch.setattr(quantise._quantise, "_kernels", [self.into(self.quantise)])
+        monkeypatch.setattr(rotate, "_kernel", self.into(self.rotate))
+        monkeypatch.setattr(attention._portable, "_kernel", self.into(self.portable))
+        self.config, self.attention, self.rotated = config, attention, rotate.q_pe
+        self.plan = Plan(config, [variant], 132, cpu)
+
+    @staticmethod
+    def into(launches):
+        return lambda _grid, _key, pointers, *_: launches.append(pointers)
+
+    def attend(self, q_nope, q_pe):
+        dtype = torch.uint8 if self.config.is_fp8 else torch.bfloat16
+        scales = torch.ones(()) if self.config.is_fp8 else None
+        latents = LatentCache(self.config.cache_format, cache(576, 64 * 576, dtype=dtype), scales)
+        self.attention.attend(self.plan, q_nope, q_pe, latents, out=Q_NOPE, lse=torch.zeros(4, 16))
+
+
+@pytest.mark.parametrize("q_pe", [Q_PE, queries(64, 16 * 65, 65, offset=1)], ids=["even", "odd"])
+@pytest.mark.parametrize("name", ["few", "tile", "few-fp8"])
+def test_queries_are_rotated_where_they_are_read(monkeypatch, name, q_pe):
+    """S-12: kernels get q_pe as it is, however it lies, with positions and tables."""
+    launches = Launches(monkeypatch, ROTATED[name])
+    launches.attend(Q_NOPE, q_pe)
+    (pointers,) = launches.hopper
+    assert pointers[1] is q_pe
+    expected = (launches.plan.positions, *launches.tables)
+    assert all(mine is theirs for mine, theirs in zip(pointers[-3:], expected, strict=True))
+    assert not launches.rotate + launches.portable + launches.quantise
+
+
+def test_queries_are_rotated_where_they_are_quantised(monkeypatch):
+    """S-12: codes are of rotated queries, and their kernel gets no tables."""
+    launches = Launches(monkeypatch, ROTATED["tile-fp8"])
+    launches.attend(Q_NOPE, Q_PE)
+    ((_, q_pe, *_, positions, cos, sin),) = launches.quantise
+    assert q_pe is Q_PE
+    assert (positions is launches.plan.positions, (cos, sin)) == (True, launches.tables)
+    assert launches.hopper[0][-1] is launches.attention.partial_lse
+    assert not launches.rotate + launches.portable
+
+
+@pytest.mark.parametrize("name", ["few", "tile", "few-fp8"])
+def test_queries_are_rotated_before_the_portable_kernel(monkeypatch, name):
+    """S-12: it steps in for q_nope that cannot be copied, and reads a rotated copy."""
+    launches = Launches(monkeypatch, ROTATED[name])
+    launches.attend(queries(512, 16 * 512, 512, offset=1), Q_PE)
+    assert launches.rotate[0][0] is Q_PE
+    assert launches.portable[0][1] is launches.rotated
+    assert not launches.hopper
+
+
+@pytest.mark.parametrize("config", [CONFIG, FP8, FAST], ids=["few", "few-fp8", "tile-fp8"])
+def test_kernels_are_compiled_without_what_they_need_not(config):
+    """Without a rope there is nothing of it to pass, or to read."""
+    constants = hopper_constants(config, served(config), 64, 576)
+    absent = {name for name, value in constants.items() if value is None}
+    assert absent == (set() if config is FAST else {"positions_ptr", "cos_ptr", "sin_ptr"})
 
 
 @pytest.mark.parametrize(
@@ -252,12 +339,12 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     monkeypatch.setattr(
         hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
     )
-    quantise = QuantiseQueries(FAST, "sm90", torch.device("cpu"))
+    quantise = QuantiseQueries(FAST, "sm90", (torch.empty(0), torch.empty(0)))
     asked = []
     from_data = [lambda _grid, _key, taken, _: asked.append(taken)]
     monkeypatch.setattr(quantise._quantise, "_kernels", from_data)
     memory = Workspace(FAST, [served(FAST)], 132, torch.device("cpu"), None)
-    attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise)
+    attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise=quantise)
     q_nope = torch.zeros(4 * 128 * 512 + 8)[offset:][: 4 * 128 * 512].view(4, 128, 512)
     q_pe, out, lse = torch.zeros(4, 128, 64), torch.zeros(4, 128, 512), torch.zeros(4, 128)
     plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))

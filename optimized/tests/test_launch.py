@@ -3,6 +3,7 @@
 Triton's own launcher is built here, with a C launcher that takes notes.
 """
 
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -90,11 +91,12 @@ def notes(monkeypatch):
 class Kernel:
     """Launches as ``JITFunction`` does, with Triton's own launcher; counts how often."""
 
-    def __init__(self, *, with_descriptors=False, scratch=0, of_any_alignment=()):
-        types = {"q_ptr": "*bf16", "out_ptr": "*bf16"}
+    def __init__(self, *, with_descriptors=False, scratch=0, of_any_alignment=(), without=()):
+        types = {"q_ptr": "*bf16", "out_ptr": "*bf16"} | dict.fromkeys(without, "constexpr")
         types |= DESCRIPTOR_TYPES if with_descriptors else {}
         types |= {"stride": "i32", "scale": "fp32", "TILE": "constexpr"}
         self.arg_names = list(types)
+        self.constants = {"TILE": 64} | dict.fromkeys(without)
         self.params = [
             SimpleNamespace(do_not_specialize_on_alignment=name in of_any_alignment)
             for name in types
@@ -142,7 +144,7 @@ class OnSecond(torch.Tensor):
 
 def launch_twice(kernel, *described, grid=(5, 2, 1), cluster=1, kind=torch.Tensor):
     """Launch with Triton's eyes, then with what was remembered."""
-    launcher = Launcher(kernel, {"TILE": 64}, cluster=cluster, num_warps=4)
+    launcher = Launcher(kernel, kernel.constants, cluster=cluster, num_warps=4)
     q, out = torch.zeros(2, 8, 64, dtype=torch.bfloat16).as_subclass(kind)
     for _ in range(2):
         launcher(grid, ("strides", 64), (q, out), (64, 0.5), *described)
@@ -157,6 +159,15 @@ def test_the_c_launcher_gets_what_triton_gives_it(notes, with_descriptors):
     by_triton, by_us = notes.launches
     assert by_us == by_triton
     assert by_us[:5] == (5, 2, 1, STREAM, FUNCTION)
+
+
+def test_pointers_that_a_kernel_is_compiled_without(notes):
+    """Triton and its C launcher get None in their place, behind the addresses."""
+    kernel = Kernel(with_descriptors=True, without=["cos_ptr", "sin_ptr"])
+    launch_twice(kernel, descriptors())
+    by_triton, by_us = notes.launches
+    assert by_us == by_triton
+    assert re.search(r"\d+, \d+, None, None, \('map'", str(by_us))
 
 
 def test_clusters_are_all_that_differs(notes):

@@ -13,7 +13,8 @@ from paged_mla_shared.problem import Rope, RopePairing
 
 def quantiser(**changes):
     """Return the launcher of a config, whose buffers hold what nobody wrote."""
-    quantise = QuantiseQueries(config(**changes), "interpreter", torch.device("cpu"))
+    no_tables = torch.empty(0), torch.empty(0)
+    quantise = QuantiseQueries(config(**changes), "interpreter", no_tables)
     quantise.codes.fill_(0xA5)
     quantise.scales.fill_(7.0)
     return quantise

@@ -1,4 +1,4 @@
-"""Queries are rotated once a step, before any attend kernel reads them."""
+"""Queries are rotated by a launch of their own, before the portable attend kernel reads them."""
 
 import pytest
 import torch

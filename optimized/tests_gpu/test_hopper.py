@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gpu_step import CONFIG, Model, R, make_batch, random_lens, same
+from gpu_step import CONFIG, Model, P, R, make_batch, random_lens, same
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
@@ -84,6 +84,40 @@ def test_a_thousand_repeats(name):
     assert same(model.layers(batch)[0], out)
 
 
+@pytest.mark.parametrize("num_heads", [16, 32, 128])
+@pytest.mark.parametrize(
+    ("dtype", "cache_format"),
+    [(torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.bfloat16, "fp8_e4m3")],
+    ids=["bf16", "fp16", "e4m3"],
+)
+@pytest.mark.parametrize("pairing", list(RopePairing))
+def test_kernels_rotate_as_the_launch_does(pairing, dtype, cache_format, num_heads):
+    """S-12: bit for bit the answers to queries that were rotated before; strided and padded."""
+    given = replace(CONFIG, num_heads=num_heads, dtype=dtype, cache_format=cache_format)
+    mla, plain = PagedMla(replace(given, rope=Rope(pairing))), PagedMla(given)
+    model = Model(mla)
+    model.caches.copy_(model.contents)
+    rotate = mla._core.rotate
+    for query_len in (1, 3):
+        lens = [(n, query_len) for n in (2000, 63, 0, 700, 64, 3900)]
+        batch = make_batch(given, [*lens, (0, 0)], 1)
+        tokens = batch.num_tokens + 2
+        q = torch.full((tokens, 2, num_heads, R + P), torch.nan, dtype=dtype, device="cuda")[:, 1]
+        q[:-2] = batch.tokens["q"][:, 0]
+        q_nope, q_pe = q[..., :R], q[..., R:]
+        lengths = batch.cu_seqlens_q, batch.seq_lens, batch.block_table
+        for instance in (mla, plain):
+            instance.plan(*lengths, num_tokens=tokens, max_query_len=query_len)
+        rotate.q_pe.fill_(torch.nan)
+        found = mla.attend(q_nope, q_pe, model.cache(0))
+        assert rotate.q_pe.isnan().all()
+        turned = rotate.launch(q_pe, mla.positions)[:tokens]
+        expected = plain.attend(q_nope, turned, model.cache(0))
+        assert found[0][:-2].isfinite().all()
+        assert same(found[0], expected[0])
+        assert same(found[1], expected[1])
+
+
 def at_odd_address(tensor):
     """Return room for as many elements, two bytes into its storage."""
     return torch.zeros(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:].view(tensor.shape)
@@ -112,3 +146,18 @@ def test_odd_queries_and_answers(name, odd):
         found = model.mla.attend(*queries, cache)
         torch.testing.assert_close(found[0].float(), out[0].float(), rtol=2e-2, atol=2e-2)
         torch.testing.assert_close(found[1], lse[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("odd", [at_odd_address, with_odd_strides])
+@pytest.mark.parametrize("name", ["rope", "rope-128-heads"])
+def test_odd_queries_that_are_rotated(name, odd):
+    """S-12: the same kernel loads them, to the same bits."""
+    config, lens = STEPS[name]
+    batch = make_batch(config, lens, 1)
+    model = Model(PagedMla(config))
+    out, lse, _ = model.eager(batch)
+    q = batch.tokens["q"][:, 0]
+    q_pe = odd(q[..., R:]).copy_(q[..., R:])
+    found = model.mla.attend(q[..., :R], q_pe, model.caches[0])
+    assert same(found[0], out[0])
+    assert same(found[1], lse[0])

@@ -74,15 +74,18 @@ class Core:
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
         self.quantise = None
         if any(v.family == TILE_FP8 for v in self.variants):
-            self.quantise = QuantiseQueries(config, self.facts.arch, self.device)
-        self._attentions = [
-            Attention(config, v, self.facts, self.workspace, self.quantise) for v in self.variants
-        ]
-        self._append = Append(config, self.facts.arch, self.tables)
-        self._quantise = Quantise(config, self.facts.arch, self.tables)
+            self.quantise = QuantiseQueries(config, self.facts.arch, self.tables)
         self.rotate = None
         if config.rope is not None:
             self.rotate = RotateQueries(config, self.facts.arch, self.tables)
+        self._attentions = [
+            Attention(
+                config, v, self.facts, self.workspace, quantise=self.quantise, rotate=self.rotate
+            )
+            for v in self.variants
+        ]
+        self._append = Append(config, self.facts.arch, self.tables)
+        self._quantise = Quantise(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
         # Layouts that passed: looking again costs host time.
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
@@ -178,8 +181,6 @@ class Core:
             checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
             self._checked[layout] = None
         if num_tokens > 0:
-            if self.rotate is not None:
-                q_pe = self.rotate.launch(q_pe, plan.positions)
             self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
             if config.lse_base == "2":
                 lse.mul_(config.lse_unit)

@@ -10,6 +10,7 @@ import json
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import prefill_step
 import pytest
@@ -240,6 +241,30 @@ def test_a_captured_step_and_a_replay_of_fewer_rows():
     assert_outputs(joined.view(3, -1, R)[:2], replayed)
     with pytest.raises(InvalidArgument, match="max_bs"):
         backend.init_cuda_graph_state(9, 9)
+
+
+def test_graphs_that_plan_are_left_alone(monkeypatch):
+    """S-17: what a graph recorded, its replays plan; eager steps and other graphs are planned."""
+    step = build((37, 1), (16, 1))
+    held = hold(step)
+    backend = PagedMlaBackend(runner_of(step, held))
+    batch = batch_of(step, held, ForwardMode.DECODE)
+    one_row = batch_of(step, held, ForwardMode.DECODE, batch_size=1)
+    monkeypatch.setattr(backend.rows, "plan", Mock(wraps=backend.rows.plan))
+    planned, capturing = backend.rows.plan, [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    backend.init_forward_metadata_in_graph(batch)  # before the capture, to warm up
+    backend.init_forward_metadata_out_graph(batch)
+    assert planned.call_count == 3
+    capturing[0] = True
+    backend.init_forward_metadata_in_graph(batch)
+    capturing[0] = False
+    backend.init_forward_metadata_out_graph(batch)  # before a replay
+    assert planned.call_count == 4
+    backend.init_forward_metadata_out_graph(one_row)
+    backend.init_forward_metadata(batch)
+    assert planned.call_count == 6
 
 
 @pytest.mark.parametrize("spelling", ["full", "qlen"])

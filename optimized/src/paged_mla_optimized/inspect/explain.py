@@ -44,7 +44,8 @@ class Explanation:
     tile_m, tile_n, lanes : int
         See :class:`~paged_mla_optimized.planning.families.AttendVariant`.
     units : int
-        Key tiles of all groups of query tiles together, and what beginning each group costs.
+        Key tiles of all groups of query tiles together, and what beginning each group costs, or
+        each split of it.
     part_units : int
         Units that one part of the grid works on; the last parts may have fewer or none.
     idle_parts : int
@@ -97,19 +98,31 @@ def explain(
     rows = [
         (query_len * config.num_heads, -(-seq_len // variant.tile_n))
         for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
-        if seq_len > 0
+        if min(query_len, seq_len) > 0
     ]
     lanes = _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
     parts = programs // lanes
-    part_units, overhead = _choose_length(shapes, parts, variant)
-    units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
     if config.deterministic:
         splits = [_fixed_splits(config, variant, pairs, tiles) for pairs, tiles in rows]
-        groups = [groups for groups, _ in shapes]
-        cut_groups = sum(n for n, count in zip(groups, splits, strict=True) if count > 1)
+        starts = sum(n * count for (n, _), count in zip(shapes, splits, strict=True))
+        part_units, overhead, is_even = _choose_length(shapes, starts, parts, variant)
+        pieces = [(n, tiles, -(-tiles // n)) for (_, tiles), n in zip(shapes, splits, strict=True)]
+        longest = max((length for _, _, length in pieces), default=0)
+        units = sum(groups * tiles for groups, tiles in shapes)
+        if is_even:
+            lacking = max(n * length - tiles for n, tiles, length in pieces)
+            padding = lacking if part_units < longest else overhead
+            units += padding * sum(groups for groups, _ in shapes)
+        else:
+            units += overhead * starts
+        part_units = max(part_units, longest)
+        cut_groups = sum(n for (n, _), count in zip(shapes, splits, strict=True) if count > 1)
         cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (deterministic)"
     else:
+        starts = sum(groups for groups, _ in shapes)
+        part_units, overhead, _ = _choose_length(shapes, starts, parts, variant)
+        units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
         cut_groups = _cut_by_parts(shapes, part_units, overhead)
         cut = "equal shares of the grid"
     queries = f"{config.num_heads} heads x {query_len} queries"
@@ -153,9 +166,9 @@ def _choose_lanes(rows: list[tuple[int, int]], variant: AttendVariant) -> int:
 
 
 def _choose_length(
-    shapes: list[tuple[int, int]], parts: int, variant: AttendVariant
-) -> tuple[int, int]:
-    """Return the units of a part and the overhead of a group, see ``kernels/common/plan.py``."""
+    shapes: list[tuple[int, int]], starts: int, parts: int, variant: AttendVariant
+) -> tuple[int, int, bool]:
+    """Return units of a part, overhead, and whether rows are even: ``kernels/common/plan.py``."""
     total = sum(groups * tiles for groups, tiles in shapes)
     count = sum(groups for groups, _ in shapes)
     share = max(-(-total // parts), variant.min_units)
@@ -166,8 +179,9 @@ def _choose_length(
         piece = -(-row // pieces)
         fitted = -(-count // parts) * row if count > parts else piece
         if (fitted - share) * 32 <= share * variant.slack:
-            return fitted, 0 if count > parts else -row % piece
-    return max(-(-(total + variant.overhead * count) // parts), variant.min_units), variant.overhead
+            return fitted, 0 if count > parts else -row % piece, True
+    equal = -(-(total + variant.overhead * starts) // parts)
+    return max(equal, variant.min_units), variant.overhead, False
 
 
 def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int, overhead: int) -> int:

@@ -12,18 +12,26 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.append import append_kernel
 from paged_mla_optimized.kernels.common.append_fp8 import append_fp8_kernel
 from paged_mla_optimized.kernels.common.append_groups import append_groups_kernel
+from paged_mla_optimized.kernels.common.append_runs import append_runs_kernel
+from paged_mla_optimized.kernels.common.append_tokens import append_tokens_kernel
 from paged_mla_optimized.planning.families import INTERPRETER, WITH_E4M3
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_shared.formats import GROUPS_PER_BLOCK
 
 _TOKENS = 4  # of a program
+_WARPS = 4
 _FP8_TOKENS = 2
-_GROUP_TOKENS = 16  # where tokens share scales
+_FP8_WARPS = {"scalar": 2, "inline": 1, "per_token": 1}  # by ``MlaConfig.scales``
 _FEW_TOKENS = 512  # of a step: so many programs run at once, and each has one of them
 _FEW_INTERPRETED = 0  # an interpreter's programs follow each other
-_WARPS = 4
-_FP8_WARPS = {"scalar": 2, "inline": 1, "per_token": 1, "per_group": 8}  # by ``MlaConfig.scales``
+_GROUP_TOKENS = 16  # where tokens share scales
+_GROUP_WARPS = 8
 _PLACES = 8
 _SLOTS = 1024
+_RUN_TOKENS = 5  # where besides they follow each other; odd, so that every SM gets runs to write
+_RUN_WARPS = 4
+_ROWS = 4  # encoded together
+_LONGEST_RUN = 32  # tokens: longer groups do not fit into registers
 
 
 class Append:
@@ -54,8 +62,8 @@ class Append:
 
     def _kernel(self, arch: str, *, few: bool, planned: bool) -> tuple[Launcher, int]:
         """Return the kernel and the tokens of a program."""
-        kernel, constants = append_kernel_of(self.config, arch, few=few, planned=planned)
-        return Launcher(kernel, constants, num_warps=append_warps(self.config)), constants["TOKENS"]
+        kernel, constants, warps = append_kernel_of(self.config, arch, few=few, planned=planned)
+        return Launcher(kernel, constants, num_warps=warps), constants["TOKENS"]
 
     def launch(
         self,
@@ -77,7 +85,8 @@ class Append:
         of_blocks: tuple[int, ...] = (config.block_size,)
         if config.is_fp8:
             tensor, stride = scales_and_stride(cache)
-            scales, of_scales, of_blocks = (tensor,), (stride,), ()
+            scales, of_blocks = (tensor,), ()
+            of_scales = (stride,) if config.scales in ("per_token", "per_group") else ()
         num_tokens = ckv.shape[0]
         strides = ckv.stride(), k_pe.stride(), latents.stride(), slot_mapping.stride()
         few = num_tokens <= self._few_tokens
@@ -101,8 +110,8 @@ class Append:
 
 def append_kernel_of(
     config: MlaConfig, arch: str, *, few: bool = False, planned: bool = False
-) -> tuple[Any, dict[str, Any]]:
-    """Return the kernel that writes the config's format, and what it is specialised for.
+) -> tuple[Any, dict[str, Any], int]:
+    """Return the kernel that writes the config's format, what it is specialised for, and its warps.
 
     Where tokens share scales, that depends on whether a step has few tokens, and on whether its
     slots are planned.
@@ -113,22 +122,27 @@ def append_kernel_of(
         "ROPE": config.rope_pairing,
     }
     if not config.is_fp8:
-        return append_kernel, constants | {"TOKENS": _TOKENS}
+        return append_kernel, constants | {"TOKENS": _TOKENS}, _WARPS
     constants |= {"BLOCK_SIZE": config.block_size, "NATIVE": arch in WITH_E4M3}
     if config.scales == "per_group":
-        return append_groups_kernel, constants | {
+        size = config.block_size // GROUPS_PER_BLOCK
+        if planned and not few and size <= _LONGEST_RUN:
+            of_runs = {
+                "TOKENS": _RUN_TOKENS,
+                "WINDOW": triton.next_power_of_2(_RUN_TOKENS + size),
+                "ROWS": _ROWS,
+                "ALL_ROWS": triton.next_power_of_2(size),
+            }
+            return append_runs_kernel, constants | of_runs, _RUN_WARPS
+        of_groups = {
             "PLANNED": planned,
             "TOKENS": 1 if few else _GROUP_TOKENS,
             "PLACES": _PLACES,
             "SLOTS": _SLOTS,
         }
-    return append_fp8_kernel, constants | {
-        "SCALES": config.scales,
-        "SHARES": config.stored.inline_scales or 1,
-        "TOKENS": _FP8_TOKENS,
-    }
-
-
-def append_warps(config: MlaConfig) -> int:
-    """Return the warps of a program."""
-    return _FP8_WARPS[config.scales] if config.is_fp8 else _WARPS
+        return append_groups_kernel, constants | of_groups, _GROUP_WARPS
+    constants |= {"TOKENS": _FP8_TOKENS}
+    if config.scales == "per_token":
+        return append_tokens_kernel, constants, _FP8_WARPS["per_token"]
+    of_format = {"SCALES": config.scales, "SHARES": config.stored.inline_scales or 1}
+    return append_fp8_kernel, constants | of_format, _FP8_WARPS[config.scales]

@@ -15,6 +15,7 @@ from paged_mla_optimized.launchers.combine import Combine
 from paged_mla_optimized.launchers.hopper import HopperAttention
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
@@ -73,6 +74,8 @@ class Attention:
     workspace : Workspace
     quantise : QuantiseQueries or None
         For a family of FP8 products.
+    rotate : RotateQueries or None
+        For a config with a rope.
     """
 
     def __init__(
@@ -81,14 +84,19 @@ class Attention:
         variant: AttendVariant,
         facts: DeviceFacts,
         workspace: Workspace,
+        *,
         quantise: QuantiseQueries | None = None,
+        rotate: RotateQueries | None = None,
     ) -> None:
         programs = variant.programs(facts.num_sms)
         self.partial_out, self.partial_lse = workspace.partials(variant)
-        self._portable = PortableAttention(config, variant, arch=facts.arch, programs=programs)
+        self._portable = PortableAttention(
+            config, variant, arch=facts.arch, programs=programs, rotate=rotate
+        )
         self._hopper = None
         if variant.family != PORTABLE:
-            self._hopper = HopperAttention(config, variant, programs, quantise)
+            tables = () if rotate is None else rotate.tables
+            self._hopper = HopperAttention(config, variant, programs, quantise, tables)
         self._combine = Combine(config, variant, programs)
 
     def launch(
@@ -135,8 +143,8 @@ class Attention:
 
 def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tuple[int, int]:
     """Return how many partial answers of a query tile there may be, and the tile's pairs."""
+    # Of the group that a part's range begins in, and of the one it ends in; or a part's state.
+    tiles = 2 * variant.programs(num_sms)
     if config.deterministic:
-        splits = fixed_splits(variant, config.max_rows, config.kv_lora_rank)
-        return config.max_rows * splits, variant.tile_m
-    # Of the group that a part's range begins in, and of the one it ends in.
-    return 2 * variant.programs(num_sms), variant.tile_m
+        tiles += config.max_rows * fixed_splits(variant, config.max_rows, config.kv_lora_rank)
+    return tiles, variant.tile_m

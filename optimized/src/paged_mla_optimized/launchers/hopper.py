@@ -63,15 +63,16 @@ def cache_fits(cache: torch.Tensor) -> bool:
     )
 
 
-def queries_fit(q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
+def queries_fit(*queries: torch.Tensor) -> bool:
     """Return whether queries can be copied to shared memory, 16 bytes at a time.
 
     Of addresses in bytes and of strides in elements, the compiler knows multiples of 16 only.
     """
-    nope_token, nope_head, _ = q_nope.stride()
-    pe_token, pe_head, _ = q_pe.stride()
-    strides = nope_token | nope_head | pe_token | pe_head
-    return (strides | q_nope.data_ptr() | q_pe.data_ptr()) % 16 == 0
+    bits = 0
+    for q in queries:
+        of_token, of_head, _ = q.stride()
+        bits |= of_token | of_head | q.data_ptr()
+    return bits % 16 == 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ class HopperAttention:
         Size of the grid.
     quantise : QuantiseQueries or None
         For a family of FP8 products.
+    tables : (cos, sin) or ()
+        Rotation tables [max_model_len, P / 2], for a config with a rope.
     """
 
     def __init__(
@@ -113,17 +116,22 @@ class HopperAttention:
         variant: AttendVariant,
         programs: int,
         quantise: QuantiseQueries | None = None,
+        tables: tuple[torch.Tensor, ...] = (),
     ) -> None:
         self.config = config
         self.variant = variant
         self.programs = programs
         self._quantise = quantise if variant.family == TILE_FP8 else None
+        self._tables = tables
         self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def takes(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
         """Return whether the kernel can read queries, its own or those handed in."""
-        return self._quantise is not None or queries_fit(q_nope, q_pe)
+        if self._quantise is not None:
+            return True
+        # What is rotated is loaded, in whatever pieces it lies.
+        return queries_fit(q_nope) if self._tables else queries_fit(q_nope, q_pe)
 
     def rows_of(self, latents: torch.Tensor, stride_scales: int = 0) -> Rows | None:
         """Return a cache's latents as rows, None where TMA cannot address them.
@@ -156,8 +164,10 @@ class HopperAttention:
         table = plan.block_table
         of_queries = (*q_nope.stride()[:2], *q_pe.stride()[:2])
         queries = (q_nope, q_pe)
+        rotation = (plan.positions, *self._tables) if self._tables else ()
         if self._quantise is not None:
-            queries, of_queries = self._quantise.launch(q_nope, q_pe), ()
+            queries = self._quantise.launch(q_nope, q_pe, plan.positions)
+            of_queries, rotation = (), ()
         scales = scales_and_stride(cache)[:1] if self.config.is_fp8 else ()
         of_table, of_out = table.stride(), out.stride()
         rows.kernel(
@@ -174,6 +184,7 @@ class HopperAttention:
                 lse,
                 partial_out,
                 partial_lse,
+                *rotation,
             ),
             (
                 *of_queries,
@@ -306,6 +317,9 @@ def hopper_constants(
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
         "SHARES": _shares(config),
+        "ROPE": config.rope_pairing,
     } | cut_constants(config, variant)
+    if config.rope is None:
+        constants |= dict.fromkeys(("positions_ptr", "cos_ptr", "sin_ptr"))
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

@@ -9,6 +9,7 @@ import torch
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
+from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.families import WITH_E4M3, AttendVariant
 from paged_mla_optimized.planning.plan import Plan, cut_constants
 from paged_mla_optimized.runtime.launch import Launcher
@@ -17,7 +18,7 @@ _SHARE = 128  # columns
 
 
 class PortableAttention:
-    """Launcher of ``attend_kernel``.
+    """Launcher of ``attend_kernel``, and before it of what rotates its queries.
 
     Parameters
     ----------
@@ -27,13 +28,22 @@ class PortableAttention:
         As ``planning/families.py`` names it.
     programs : int
         Size of the grid.
+    rotate : RotateQueries or None
+        For a config with a rope.
     """
 
     def __init__(
-        self, config: MlaConfig, variant: AttendVariant, *, arch: str, programs: int
+        self,
+        config: MlaConfig,
+        variant: AttendVariant,
+        *,
+        arch: str,
+        programs: int,
+        rotate: RotateQueries | None,
     ) -> None:
         self.config = config
         self.programs = programs
+        self._rotate = rotate
         self._kernel = Launcher(
             attend_kernel,
             attend_constants(config, variant, arch),
@@ -54,6 +64,8 @@ class PortableAttention:
         partial_lse: torch.Tensor,
     ) -> None:
         """Write `out` and `lse` of every whole group, and partials of the others."""
+        if self._rotate is not None:
+            q_pe = self._rotate.launch(q_pe, plan.positions)
         config, latents, table = self.config, cache.latents, plan.block_table
         scales, of_scales = scales_and_stride(cache)
         strides = q_nope.stride(), q_pe.stride(), latents.stride(), table.stride(), out.stride()

@@ -23,18 +23,16 @@ class Quantise:
     config : MlaConfig
     arch : str
         As ``planning/families.py`` names it.
-    tables : (cos, sin) or None
-        Rotation tables [max_model_len, P / 2], empty without a rope; ``None`` if queries come
-        rotated.
+    tables : (cos, sin)
+        Rotation tables [max_model_len, P / 2], empty without a rope.
     """
 
     def __init__(
-        self, config: MlaConfig, arch: str, tables: tuple[torch.Tensor, torch.Tensor] | None = None
+        self, config: MlaConfig, arch: str, tables: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
         self.config = config
         self.tables = tables
-        rope = "none" if tables is None else config.rope_pairing
-        self._kernels = [_launcher(config, arch, rope, is_given=given) for given in (False, True)]
+        self._kernels = [_launcher(config, arch, is_given=given) for given in (False, True)]
 
     def launch(
         self,
@@ -48,18 +46,17 @@ class Quantise:
     ) -> None:
         """Write the first T lines of dense `codes` and `scales`; T > 0.
 
-        `positions` are read with tables alone. `scale` is that of all queries.
+        `positions` are read with a rope alone. `scale` is that of all queries.
         """
         of_q_nope, of_q_pe = q_nope.stride(), q_pe.stride()
         num_pairs = len(q_nope) * self.config.num_heads
         unread = scales
         given = unread if scale is None else scale
         positions = unread if positions is None else positions
-        tables = (unread, unread) if self.tables is None else self.tables
         self._kernels[scale is not None](
             (triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM), 1, 1),
             (of_q_nope, of_q_pe),
-            (q_nope, q_pe, codes, scales, given, positions, *tables),
+            (q_nope, q_pe, codes, scales, given, positions, *self.tables),
             (*of_q_nope[:2], *of_q_pe[:2], num_pairs, self.config.num_heads),
         )
 
@@ -72,7 +69,8 @@ class QuantiseQueries:
     config : MlaConfig
     arch : str
         As ``planning/families.py`` names it.
-    device : torch.device
+    tables : (cos, sin)
+        Rotation tables [max_model_len, P / 2] on the device, empty without a rope.
 
     Attributes
     ----------
@@ -82,35 +80,39 @@ class QuantiseQueries:
         What each pair's codes are multiplied by; > 0 and finite.
     """
 
-    def __init__(self, config: MlaConfig, arch: str, device: torch.device) -> None:
+    def __init__(
+        self, config: MlaConfig, arch: str, tables: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        device = tables[0].device
         shape = (config.max_query_tokens, config.num_heads)
         width = config.kv_lora_rank + config.qk_rope_head_dim
         self.codes = torch.empty((*shape, width), dtype=torch.uint8, device=device)
         self.scales = torch.empty(shape, dtype=torch.float32, device=device)
-        self._quantise = Quantise(config, arch)
+        self._quantise = Quantise(config, arch, tables)
 
-    def launch(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def launch(
+        self, q_nope: torch.Tensor, q_pe: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the first T lines of :attr:`codes` and :attr:`scales`; return those; T > 0.
 
-        `q_pe` is rotated. A query that holds an infinite number or NaN has the code of NaN there.
+        `positions` are read with a rope alone. A query that holds an infinite number or NaN has the
+        code of NaN there.
         """
-        self._quantise.launch(q_nope, q_pe, self.codes, self.scales)
+        self._quantise.launch(q_nope, q_pe, self.codes, self.scales, positions=positions)
         return self.codes, self.scales
 
 
-def _launcher(config: MlaConfig, arch: str, rope: str, *, is_given: bool) -> Launcher:
-    constants = quantise_constants(config, arch, rope, is_given=is_given)
+def _launcher(config: MlaConfig, arch: str, *, is_given: bool) -> Launcher:
+    constants = quantise_constants(config, arch, is_given=is_given)
     return Launcher(quantise_kernel, constants, **overlap_options(constants))
 
 
-def quantise_constants(
-    config: MlaConfig, arch: str, rope: str, *, is_given: bool
-) -> dict[str, Any]:
+def quantise_constants(config: MlaConfig, arch: str, *, is_given: bool) -> dict[str, Any]:
     """Return what ``quantise_kernel`` is specialised for."""
     return {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
-        "ROPE": rope,
+        "ROPE": config.rope_pairing,
         "IS_GIVEN": is_given,
         "PAIRS": _PAIRS_PER_PROGRAM,
         "NATIVE": arch in WITH_E4M3,

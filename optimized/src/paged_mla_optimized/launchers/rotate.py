@@ -1,4 +1,4 @@
-"""Launches the rotation of a step's queries, for configs with a rope."""
+"""Launches the rotation of a step's queries, for kernels that take them rotated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAIRS_PER_PROGRAM = 16
 
 
 class RotateQueries:
-    """The rotation launch of one :class:`PagedMla`, and the buffer that attend kernels read.
+    """The rotation launch of one :class:`PagedMla`, and the buffer that it writes.
 
     Parameters
     ----------

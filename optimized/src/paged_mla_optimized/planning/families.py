@@ -126,7 +126,7 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
         32: AttendVariant(tile_m=32, tile_n=32, num_warps=8, num_stages=3),
     },
     "sm120": _SMALL,
-    INTERPRETER: {  # few and small shares, so that small tests cut and join tiles too
+    INTERPRETER: {  # few and small shares, so that small tests cut and join tiles and splits too
         tile_m: AttendVariant(
             tile_m=tile_m,
             tile_n=64,
@@ -134,7 +134,7 @@ _TABLE: dict[str, dict[int, AttendVariant]] = {
             num_stages=1,
             programs_per_sm=10,
             min_units=1,
-            split_tiles=1,
+            split_tiles=2,
         )
         for tile_m in (16, 32, 64)
     },

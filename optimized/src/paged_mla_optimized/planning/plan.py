@@ -64,12 +64,14 @@ class Plan:
         The first token of each row that is gathered: 0.
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
-    cut : int64 [4], or [4 + max_rows + 1] with ``deterministic``
-        Units of one part of the grid, lanes, all units, and overhead, likewise; then the key tiles
-        of each row's splits.
-    shares : int64 [programs, 4]
+    cut : int64 [4], or [5 + max_rows + 1] with ``deterministic``
+        Units of one part of the grid, lanes, all units, and overhead, likewise; then the overhead
+        of a split, and the key tiles of each row's splits.
+    shares : int64 [programs, 4], or [programs, 8] with ``deterministic``
         Of each program of the attend kernel: the unit of its first key tile, the first unit past
-        its own, the row of the first, and its first partial query tile.
+        its own, the row of the first, and its first partial query tile. With ``deterministic`` the
+        last is the program that begins its last split; then which of its roles have left a state
+        that is not taken yet, between launches none.
     joins : int32 [joins, 8]
         What is joined, see ``kernels/common/combine.py``.
     join_starts : int32 [max_rows + 2]
@@ -285,7 +287,7 @@ def _buffers(
     rows, tokens = config.max_rows, config.max_query_tokens
     programs = [variant.programs(num_sms) for variant in variants]
     joins = [most_joins(config, v, v.programs(num_sms), rows, tokens) for v in variants]
-    split_rows = rows + 1 if config.deterministic else 0
+    split_words = rows + 2 if config.deterministic else 0
     table_rows = rows if config.table_width else 0
     return {
         "token_starts": ((rows + 2,), torch.int32),
@@ -293,10 +295,10 @@ def _buffers(
         "key_starts": ((rows + 2,), torch.int32),
         "firsts": ((rows,), torch.int32),
         "unit_starts": ((rows + 2,), torch.int64),
-        "cut": ((4 + split_rows,), torch.int64),
-        "shares": ((max(programs), 4), torch.int64),
+        "cut": ((4 + split_words,), torch.int64),
+        "shares": ((max(programs), 8 if split_words else 4), torch.int64),
         "joins": ((max(joins), 8), torch.int32),
-        "join_starts": ((split_rows and rows + 2,), torch.int32),
+        "join_starts": ((split_words,), torch.int32),
         "mask_starts": ((rows + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),
         "slot_mapping": ((tokens,), torch.int64),

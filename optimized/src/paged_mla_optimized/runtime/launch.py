@@ -71,6 +71,7 @@ class Launcher:
     kernel : triton.JITFunction
         Takes pointers first, then descriptors, then numbers, then constants.
     constants : dict
+        ``None`` for pointers that it is compiled without, which are the last of them.
     cluster : int
         So many programs that follow each other along axis 0 run on neighbouring multiprocessors;
         divides the grid. A matter of speed alone: launches by Triton itself go without.
@@ -83,8 +84,10 @@ class Launcher:
     ) -> None:
         self._kernel = kernel
         self._cluster = cluster
-        self._named = constants | options
-        self._constants = tuple(constants[n] for n in kernel.arg_names if n in constants)
+        given = {name: value for name, value in constants.items() if value is not None}
+        self._named = given | options
+        self._constants = tuple(given[n] for n in kernel.arg_names if n in given)
+        self._absent = (None,) * (len(constants) - len(given))
         params = getattr(kernel, "params", ())  # the interpreter keeps no binaries, and has none
         self._specialised = [not p.do_not_specialize_on_alignment for p in params]
         self._binaries: Bounded[Hashable, tuple[Start, Forms, Device, Stream, int]]
@@ -110,7 +113,7 @@ class Launcher:
         known = self._binaries.get(key) if aligned else None
         if known is None or _HOOKS.launch_enter_hook.calls:
             device = pointers[0].get_device()
-            taken = (*pointers, *descriptors.descriptors, *numbers)
+            taken = (*pointers, *self._absent, *descriptors.descriptors, *numbers)
             with torch.cuda.device(device):
                 binary = self._kernel[grid](*taken, **self._named)
             is_new = known is None and binary is not None  # the interpreter has none
@@ -120,7 +123,8 @@ class Launcher:
                 self._binaries[key] = (*start_of(binary, self._cluster), *of_device)
             return
         start, forms, current_device, stream_of, device = known
-        taken = (*addresses, *descriptors.arguments(forms), *numbers, *self._constants)
+        maps = descriptors.arguments(forms)
+        taken = (*addresses, *self._absent, *maps, *numbers, *self._constants)
         if current_device() == device:
             start(grid, stream_of(device), taken)
         else:

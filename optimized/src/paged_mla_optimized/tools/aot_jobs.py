@@ -32,7 +32,7 @@ from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
-from paged_mla_optimized.launchers.append import append_kernel_of, append_warps
+from paged_mla_optimized.launchers.append import append_kernel_of
 from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
@@ -355,15 +355,10 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         combine_constants(config, variant),
         COMBINE_WARPS,
     )
-    append = append_kernel_of(config, arch)
-    yield Job(
-        f"append-{dims}-{types}-{rope}",
-        append[0],
-        dtype,
-        _dense(*append),
-        append_warps(config),
-        types=cache,
-    )
+    for planned in (False, True) if config.scales == "per_group" else (False,):
+        append, constants, warps = append_kernel_of(config, arch, planned=planned)
+        name = f"append-{dims}-{types}-{rope}" + "-planned" * planned
+        yield Job(name, append, dtype, _dense(append, constants), warps, types=cache)
     for name, kernel, constants in (
         (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),
         (
@@ -405,7 +400,7 @@ def _rotate_job(config: MlaConfig, arch: str) -> Job:
 def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
     dtype, rope = _SHORT[config.dtype], config.rope_pairing
     for scale in ("data", "given"):
-        constants = quantise_constants(config, arch, rope, is_given=scale == "given")
+        constants = quantise_constants(config, arch, is_given=scale == "given")
         overlap = "overlapped" if constants["OVERLAP"] else "alone"
         name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
         yield Job(name, quantise_kernel, dtype, constants)
@@ -425,14 +420,14 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     stride_row = config.stored.token_bytes(config) // 2
     stride_scales = config.stored.scales_per_block(config.block_size)
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
+    constants = hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
+    rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
-        f"-box{hopper_box(config.block_size)}-{cut}",
+        f"-box{hopper_box(config.block_size)}-{cut}{rope}",
         kernel,
         dtype,
-        _dense(
-            kernel, hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
-        ),
+        _dense(kernel, constants),
         options["num_warps"],
         max_registers=options.get("maxnreg"),
         types=types,

@@ -29,8 +29,8 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 class PagedMlaBackend(AttentionBackend):
     """Dense MLA for SGLang; ``attention_backend="paged_mla"`` chooses it.
 
-    A step is planned outside of CUDA graphs, before one is captured and before each replay:
-    captured layers read the buffers that the plan has rewritten.
+    Decode rows and chains of drafts are planned inside a CUDA graph where SGLang lets them be, so
+    that its replays plan by themselves; all others before a capture and before each replay.
 
     Parameters
     ----------
@@ -108,6 +108,7 @@ class PagedMlaBackend(AttentionBackend):
             )
         )
         self._ahead = ahead
+        self._recorded: set[tuple[Any, int]] = set()  # modes and rows of graphs that plan
         self._verify_mask = None
         if drafts > 1 and not model_runner.is_draft_worker:
             self._verify_mask = VerifyMask(
@@ -143,9 +144,34 @@ class PagedMlaBackend(AttentionBackend):
             if size > most:
                 raise InvalidArgument(name, f"{size} in CUDA graphs", f"at most {most}")
 
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Plan a step that is in no graph."""
+        self._plan(forward_batch)
+
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Plan a step; ``forward_batch`` may be less than a ``ForwardBatch``, and longer."""
+        """Plan a step before its graph, unless that does.
+
+        ``forward_batch`` may be less than a ``ForwardBatch``, and longer.
+        """
         batch, mode = forward_batch, forward_batch.forward_mode
+        fixed = mode.is_decode() or mode.is_target_verify() or mode.is_draft_extend_v2()
+        if in_capture and not (fixed or mode.is_idle()):
+            raise Unsupported("prompts in a full CUDA graph: other graphs of prompts, or none")
+        if in_capture or (mode, batch.batch_size) not in self._recorded:
+            self._plan(batch)
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Plan a step whose lengths and requests keep their places from capture to replay."""
+        batch, mode = forward_batch, forward_batch.forward_mode
+        is_tree = self._verify_mask is not None and self._verify_mask.is_read
+        if not (mode.is_decode() or (mode.is_target_verify() and not is_tree)):
+            return
+        self._plan(batch)
+        if torch.cuda.is_current_stream_capturing():
+            self._recorded.add((mode, batch.batch_size))
+
+    def _plan(self, batch: Any) -> None:
+        mode = batch.forward_mode
         if mode.is_idle():
             return
         rows = batch.batch_size
@@ -158,8 +184,6 @@ class PagedMlaBackend(AttentionBackend):
         elif mode.is_draft_extend_v2():
             window = len(batch.out_cache_loc) // rows
             self.rows.plan(ids, lens.clamp(min=window), window)  # rows that pad a graph are short
-        elif in_capture:
-            raise Unsupported("prompts in a full CUDA graph: other graphs of prompts, or none")
         else:
             self.prompts.begin(batch.extend_seq_lens, lens)
             self.rows.plan_extend(ids, lens, batch.extend_seq_lens, len(batch.positions))

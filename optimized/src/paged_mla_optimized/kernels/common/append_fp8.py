@@ -6,8 +6,8 @@ import triton.language as tl
 from paged_mla_optimized.kernels.common.e4m3 import bfloat16_bits, encode
 from paged_mla_optimized.kernels.common.rope import load_halves, store_halves
 from paged_mla_optimized.kernels.common.scales import (
-    finite_magnitude,
-    largest_of,
+    magnitude_of,
+    order_of,
     quotient,
     scale_of,
 )
@@ -39,29 +39,12 @@ def store_tokens(
     row_ptr, ckv, first, second, scale, live, R: tl.constexpr, P: tl.constexpr,
     ROPE: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Store latents [ROWS, R] and halves of keys, over `scale` [ROWS, 1]."""
-    codes = encode(quotient(ckv, scale, NATIVE), NATIVE)
+    """Store latents [ROWS, R] and halves of keys, over `scale`: one, or [ROWS, 1]."""
+    codes = encode(quotient(ckv, scale, NATIVE, False), NATIVE)
     tl.store(row_ptr[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
-    first = encode(quotient(first, scale, NATIVE), NATIVE)
-    second = encode(quotient(second, scale, NATIVE), NATIVE)
+    first = encode(quotient(first, scale, NATIVE, False), NATIVE)
+    second = encode(quotient(second, scale, NATIVE, False), NATIVE)
     store_halves(row_ptr + R, first, second, live, P, ROPE)
-
-
-@triton.jit
-def _larger(a, b, ROWS: tl.constexpr):
-    """Return the larger of two numbers, each at least 0, for every row.
-
-    The numbers lie in two layouts. Taken row by row as scalars they need none; otherwise the
-    compiler moves whole latents from one layout to the other.
-    """
-    index = tl.arange(0, ROWS)
-    larger = tl.zeros([ROWS], tl.float32)
-    for row in tl.static_range(ROWS):
-        mine = index == row
-        of_a = tl.max(tl.where(mine, a, 0.0), axis=0)
-        of_b = tl.max(tl.where(mine, b, 0.0), axis=0)
-        larger = tl.where(mine, tl.maximum(of_a, of_b), larger)
-    return larger
 
 
 @triton.jit(
@@ -72,7 +55,7 @@ def append_fp8_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, width]
-    scales_ptr,  # float32 [] or [num_blocks, 1, BLOCK_SIZE]
+    scales_ptr,  # float32 []
     slot_mapping_ptr,  # int64 [T], negative: write nothing
     positions_ptr,  # int64 [T]
     cos_ptr,
@@ -82,13 +65,12 @@ def append_fp8_kernel(
     stride_slots,
     stride_cache_block,
     stride_cache_token,
-    stride_scales_block,
     num_tokens,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
     ROPE: tl.constexpr,
-    SCALES: tl.constexpr,  # "scalar", "per_token" or "inline"
+    SCALES: tl.constexpr,  # "scalar" or "inline"
     SHARES: tl.constexpr,  # of a latent that have a scale each
     BLOCK_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -106,8 +88,8 @@ def append_fp8_kernel(
     row = cache_ptr + block * stride_cache_block + place * stride_cache_token
     if SCALES == "inline":
         shares = tl.reshape(ckv, [TOKENS, SHARES, R // SHARES])
-        scale = scale_of(tl.max(finite_magnitude(shares), axis=2))
-        codes = encode(quotient(shares, scale[:, :, None], NATIVE), NATIVE)
+        scale = scale_of(magnitude_of(tl.max(order_of(shares), axis=2)))
+        codes = encode(quotient(shares, scale[:, :, None], NATIVE, False), NATIVE)
         codes = tl.reshape(codes, [TOKENS, R])
         tl.store(row[:, None] + tl.arange(0, R)[None, :], codes, mask=live[:, None])
         at = (row + R).to(tl.pointer_type(tl.float32), bitcast=True)
@@ -116,11 +98,5 @@ def append_fp8_kernel(
         first, second = bfloat16_bits(first), bfloat16_bits(second)
         store_halves(at, first, second, live, P, ROPE)
     else:
-        if SCALES == "per_token":
-            of_ckv, of_k_pe = largest_of(ckv, first, second)
-            scale = scale_of(_larger(of_ckv, of_k_pe, TOKENS))
-            at = scales_ptr + block * stride_scales_block + place
-            tl.store(at, scale, mask=live)
-        else:
-            scale = tl.load(scales_ptr) + tl.zeros([TOKENS], tl.float32)
-        store_tokens(row, ckv, first, second, scale[:, None], live, R, P, ROPE, NATIVE)
+        scale = tl.load(scales_ptr)
+        store_tokens(row, ckv, first, second, scale, live, R, P, ROPE, NATIVE)

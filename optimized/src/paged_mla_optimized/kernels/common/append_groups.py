@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.append_fp8 import load_slots, load_tokens, store_tokens
-from paged_mla_optimized.kernels.common.e4m3 import decode, encode
-from paged_mla_optimized.kernels.common.scales import GROUPS, largest_of, scale_of
+from paged_mla_optimized.kernels.common.regroup import encode_again
+from paged_mla_optimized.kernels.common.scales import GROUPS, largest_of, magnitude_of, scale_of
 
 
 @triton.jit
@@ -23,20 +23,21 @@ def _mates(slot, other_slot, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _join(slot, amax, lowest, other_slot, ckv, first, second, SIZE: tl.constexpr):
-    """Return the largest magnitude and the lowest slot of groups [TOKENS], with others [N]."""
+def _join(slot, largest, lowest, other_slot, ckv, first, second, SIZE: tl.constexpr):
+    """Return the largest order and the lowest slot of groups [TOKENS], with others [N]."""
     mates = _mates(slot, other_slot, SIZE)
     of_ckv, of_k_pe = largest_of(ckv, first, second)  # each has a layout of its own
-    amax = tl.maximum(amax, tl.max(tl.where(mates, of_ckv[None, :], 0.0), axis=1))
-    amax = tl.maximum(amax, tl.max(tl.where(mates, of_k_pe[None, :], 0.0), axis=1))
+    largest = tl.maximum(largest, tl.max(tl.where(mates, of_ckv[None, :], 0), axis=1))
+    largest = tl.maximum(largest, tl.max(tl.where(mates, of_k_pe[None, :], 0), axis=1))
     slots = tl.where(mates, other_slot[None, :], lowest[:, None])
-    return amax, tl.minimum(lowest, tl.min(slots, axis=1))
+    return largest, tl.minimum(lowest, tl.min(slots, axis=1))
 
 
 @triton.jit
 def _join_if_mates(
-    slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
-    other, other_slot, SIZE: tl.constexpr, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr,
+    slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
+    stride_k_pe, other, other_slot, SIZE: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    ROPE: tl.constexpr,
 ):  # fmt: skip
     """Return what :func:`_join` does; tokens `other` [N] are loaded if they are mates."""
     wanted = tl.max(_mates(slot, other_slot, SIZE).to(tl.int32), axis=0)
@@ -45,16 +46,8 @@ def _join_if_mates(
             ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, other,
             wanted > 0, R, P, ROPE,
         )  # fmt: skip
-        amax, lowest = _join(slot, amax, lowest, other_slot, ckv, first, second, SIZE)
-    return amax, lowest
-
-
-@triton.jit
-def _encode_again(row_ptr, kept, old, scale, COLUMNS: tl.constexpr, NATIVE: tl.constexpr):
-    """Give codes of kept rows [PLACES, COLUMNS], which had the scale `old`, another one."""
-    at = row_ptr[:, None] + tl.arange(0, COLUMNS)[None, :]
-    value = decode(tl.load(at, mask=kept[:, None], other=0), tl.float32, NATIVE) * old
-    tl.store(at, encode(tl.div_rn(value, scale), NATIVE), mask=kept[:, None])
+        largest, lowest = _join(slot, largest, lowest, other_slot, ckv, first, second, SIZE)
+    return largest, lowest
 
 
 @triton.jit(
@@ -103,8 +96,8 @@ def append_groups_kernel(
     scale_at = scales_ptr + block * stride_scales_block + place // SIZE
     old = tl.load(scale_at, mask=live, other=0.0)
 
-    amax = tl.zeros([TOKENS], tl.float32)
-    amax, lowest = _join(slot, amax, slot, slot, ckv, first, second, SIZE)
+    largest = tl.zeros([TOKENS], tl.uint32)
+    largest, lowest = _join(slot, largest, slot, slot, ckv, first, second, SIZE)
     near = tl.arange(0, PLACES)
     for away in range(0, SIZE - 1, PLACES):
         before, after = begin - 1 - away - near, begin + TOKENS + away + near
@@ -112,12 +105,12 @@ def append_groups_kernel(
         slot_after = load_slots(
             slot_mapping_ptr, stride_slots, after, after < num_tokens, reserved_slot
         )
-        amax, lowest = _join_if_mates(
-            slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
+        largest, lowest = _join_if_mates(
+            slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
             stride_k_pe, before, slot_before, SIZE, R, P, ROPE,
         )  # fmt: skip
-        amax, lowest = _join_if_mates(
-            slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
+        largest, lowest = _join_if_mates(
+            slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
             stride_k_pe, after, slot_after, SIZE, R, P, ROPE,
         )  # fmt: skip
     if not PLANNED:
@@ -140,14 +133,14 @@ def append_groups_kernel(
                     slot_of = load_slots(
                         slot_mapping_ptr, stride_slots, others, others < num_tokens, reserved_slot
                     )
-                    amax, lowest = _join_if_mates(
-                        slot, amax, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr,
+                    largest, lowest = _join_if_mates(
+                        slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr,
                         stride_ckv, stride_k_pe, others, slot_of, SIZE, R, P, ROPE,
                     )  # fmt: skip
                     mates = mates & (all_others >= one + PLACES)
                     one = tl.min(tl.where(mates, all_others, num_tokens), axis=0)
 
-    scale = tl.where(live, scale_of(amax), 1.0)
+    scale = tl.where(live, scale_of(magnitude_of(largest)), 1.0)
     kept = lowest % SIZE
     keeps = (kept > 0) & (old > 0) & (old < float("inf"))
     scale = tl.where(keeps, tl.maximum(scale, old), scale)
@@ -162,11 +155,10 @@ def append_groups_kernel(
         of_group = tl.sum(tl.where(mine, old, 0.0), axis=0)
         grown = tl.sum(tl.where(mine, scale, 0.0), axis=0)
         group_ptr = cache_ptr + group_slot // BLOCK_SIZE * stride_cache_block
-        for start in range(0, SIZE, PLACES):
-            kept_place = start + near
-            at = group_ptr + (group_slot % BLOCK_SIZE + kept_place) * stride_cache_token
-            _encode_again(at, kept_place < num_kept, of_group, grown, R, NATIVE)
-            _encode_again(at + R, kept_place < num_kept, of_group, grown, P, NATIVE)
+        group_ptr += group_slot % BLOCK_SIZE * stride_cache_token
+        encode_again(
+            group_ptr, stride_cache_token, num_kept, of_group, grown, R, P, SIZE, PLACES, NATIVE
+        )
         one = tl.min(tl.where(grows & (index > one), index, TOKENS), axis=0)
     store_tokens(row, ckv, first, second, scale[:, None], live, R, P, ROPE, NATIVE)
     tl.store(scale_at, scale, mask=live & leads)

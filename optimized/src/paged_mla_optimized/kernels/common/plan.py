@@ -12,11 +12,12 @@ import triton.language as tl
 from paged_mla_optimized.kernels.common.schedule import (
     count_at_most,
     fixed_partial,
-    fixed_split,
+    fixed_splits,
     group_of_unit,
     lanes_of_group,
     place_of_part,
-    unit_after,
+    record_of_program,
+    split_of_unit,
 )
 
 
@@ -56,18 +57,20 @@ def _choose_lanes(pairs, key_tiles, TILE_M: tl.constexpr, LANE_STEPS: tl.constex
 
 @triton.jit
 def _choose_length(
-    groups, key_tiles, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr,
+    groups, key_tiles, starts, lanes, PROGRAMS: tl.constexpr, MIN_UNITS: tl.constexpr,
     OVERHEAD: tl.constexpr, SLACK: tl.constexpr,
 ):  # fmt: skip
-    """Return the units of a part, and the overhead that is counted for each group.
+    """Return the units of a part, the overhead of each group, and whether rows are as long.
 
     The length is an equal share of all units. Where all rows are as long it may be more, by SLACK
     32nds, so that cuts fall between rows or at equal places in each: parts are then less even, but
     leave fewer partial answers and begin fewer groups. All of them begin as many, so no overhead is
-    counted but what makes the pieces of a row as long as each other.
+    counted but what makes the pieces of a row as long as each other. Otherwise each of a row's
+    `starts` counts, of its groups or of their splits.
     """
     total = tl.sum(groups.to(tl.int64) * key_tiles)
     counted = tl.sum(tl.where(key_tiles > 0, groups, 0)).to(tl.int64)
+    begun = tl.sum(tl.where(key_tiles > 0, starts, 0)).to(tl.int64)
     parts = PROGRAMS // lanes
     share = tl.maximum(tl.cdiv(total, parts), MIN_UNITS)
     row = tl.maximum(tl.max(tl.where(groups > 0, key_tiles, 0)), 1).to(tl.int64)
@@ -76,8 +79,8 @@ def _choose_length(
     fitted = tl.where(counted > parts, tl.cdiv(counted, parts) * row, piece)
     fits = (total == row * counted) & ((fitted - share) * 32 <= share * SLACK)
     begin = tl.where(counted > parts, 0, tl.cdiv(row, piece) * piece - row)
-    equal = tl.maximum(tl.cdiv(total + OVERHEAD * counted, parts), MIN_UNITS)
-    return tl.where(fits, fitted, equal), tl.where(fits, begin, OVERHEAD).to(tl.int64)
+    equal = tl.maximum(tl.cdiv(total + OVERHEAD * begun, parts), MIN_UNITS)
+    return tl.where(fits, fitted, equal), tl.where(fits, begin, OVERHEAD).to(tl.int64), fits
 
 
 @triton.jit
@@ -85,7 +88,7 @@ def _cut_rows(
     pairs, key_tiles, TILE_M: tl.constexpr, MIN_UNITS: tl.constexpr, SPLIT_TILES: tl.constexpr,
     ROW_SHARE: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Return the key tiles of each row's splits, and how many of its query tiles to join.
+    """Return how many splits each query tile of a row has, and the key tiles of each but the last.
 
     A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles: half as
     many where half of a query tile is empty, since its partials are small, and twice as many from
@@ -101,7 +104,7 @@ def _cut_rows(
     length = tl.minimum(tl.maximum(length, MIN_UNITS), longest)
     most = tl.maximum(FIXED_SPLITS // divisor, 1)
     length = tl.cdiv(key_tiles, tl.minimum(tl.cdiv(key_tiles, length), most))
-    return length, tl.where(length < key_tiles, query_tiles, 0)
+    return tl.cdiv(key_tiles, length), length
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "fill"])
@@ -114,8 +117,9 @@ def schedule_kernel(
     row_lens_ptr,  # out int32 [B + 1]
     key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1; entry 0 holds 0 already
     unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
-    cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead; with FIXED_SPLITS
-    # [4 + B + 1]: then the key tiles of each row's splits
+    cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead of a group; with FIXED_SPLITS
+    # [5 + B + 1]: units of a part, lanes, units, padding of a group, overhead of a split, and the
+    # key tiles of each row's splits
     join_starts_ptr,  # out int32 [B + 2], with FIXED_SPLITS: query tiles to join, likewise from 0
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
     table_ptr,  # out int32 [B, width]
@@ -162,21 +166,37 @@ def schedule_kernel(
     key_tiles = tl.cdiv(seq_lens, TILE_N)
     lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
     groups = tl.cdiv(pairs, (lanes * TILE_M).to(tl.int32))
-    length, overhead = _choose_length(
-        groups, key_tiles, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
-    )
-    units = tl.where(key_tiles > 0, groups * (key_tiles + overhead), 0)
+    if FIXED_SPLITS > 0:
+        splits, split_tiles = _cut_rows(
+            pairs, key_tiles, TILE_M, MIN_UNITS, SPLIT_TILES, ROW_SHARE, FIXED_SPLITS
+        )
+        length, overhead, is_even = _choose_length(
+            groups, key_tiles, groups * splits, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
+        )
+        has_units = (groups > 0) & (key_tiles > 0)
+        longest = tl.max(tl.where(has_units, split_tiles, 0)).to(tl.int64)
+        # Pieces of rows that are as long are no shorter than their splits.
+        lacking = tl.max(tl.where(has_units, splits * split_tiles - key_tiles, 0)).to(tl.int64)
+        padding = tl.where(is_even, tl.where(length < longest, lacking, overhead), 0)
+        overhead = tl.where(is_even, 0, overhead)
+        length = tl.maximum(length, longest)
+        units_of_group = splits * overhead + key_tiles + padding
+        tl.store(cut_ptr + 3, padding)
+        tl.store(cut_ptr + 4, overhead)
+        tl.store(cut_ptr + 5 + row, split_tiles.to(tl.int64), mask=is_row)
+        to_join = tl.where(splits > 1, tl.cdiv(pairs, TILE_M), 0)
+        tl.store(join_starts_ptr + row + 1, tl.cumsum(to_join), mask=is_row)
+    else:
+        length, overhead, _ = _choose_length(
+            groups, key_tiles, groups, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
+        )
+        units_of_group = key_tiles + overhead
+        tl.store(cut_ptr + 3, overhead)
+    units = tl.where(key_tiles > 0, groups * units_of_group, 0)
     unit_ends = tl.cumsum(units)
     tl.store(cut_ptr, length)
     tl.store(cut_ptr + 1, lanes)
     tl.store(cut_ptr + 2, tl.sum(units))
-    tl.store(cut_ptr + 3, overhead)
-    if FIXED_SPLITS > 0:
-        split_tiles, to_join = _cut_rows(
-            pairs, key_tiles, TILE_M, MIN_UNITS, SPLIT_TILES, ROW_SHARE, FIXED_SPLITS
-        )
-        tl.store(cut_ptr + 4 + row, split_tiles.to(tl.int64), mask=is_row)
-        tl.store(join_starts_ptr + row + 1, tl.cumsum(to_join), mask=is_row)
 
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
@@ -215,26 +235,10 @@ def _tree_bits(
 
 
 @triton.jit
-def _first_split(
-    unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
-):  # fmt: skip
-    """Return the first unit at or past `unit` that begins a split, or the end of all units."""
-    total = tl.load(cut_ptr + 2)
-    unit = tl.minimum(unit, total)
-    row = count_at_most(unit_starts_ptr + 1, num_rows, unit, SEARCH_STEPS)
-    _, begin, end = group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N)
-    _, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
-    split = tl.cdiv(tl.maximum(unit - begin, 0), length)
-    first = tl.minimum(begin + split * length, end)
-    return tl.minimum(unit_after(cut_ptr, first, end), total)
-
-
-@triton.jit
 def _describe_parts(
     part, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr, joins_ptr,
     num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr, FIXED_SPLITS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Find where parts begin, which programs work on them, and what their beginnings cut."""
     length = tl.load(cut_ptr)
@@ -246,46 +250,93 @@ def _describe_parts(
     lanes = lanes_of_group(cut_ptr)
     used = tl.cdiv(total, length).to(tl.int32)
     place = place_of_part(part, programs // lanes, used)
-    if FIXED_SPLITS > 0:
-        share_begin = _first_split(
-            unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
-        )
-        share_end = _first_split(
-            unit + length, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
-        )
-    else:
-        share_begin = tl.where(exists, tl.maximum(unit, begin), total)
-        share_end = tl.minimum(unit + length, total)
     for lane in tl.static_range(1 << LANE_STEPS):
         program = place * lanes + lane
         share_ptr = shares_ptr + program * 4
         inside = (lane < lanes) & (program < programs)
-        tl.store(share_ptr, share_begin, mask=inside)
-        tl.store(share_ptr + 1, share_end, mask=inside)
+        tl.store(share_ptr, tl.where(exists, tl.maximum(unit, begin), total), mask=inside)
+        tl.store(share_ptr + 1, tl.minimum(unit + length, total), mask=inside)
         tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
         tl.store(share_ptr + 3, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
-    if FIXED_SPLITS == 0:
-        first = begin // length
-        count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0).to(tl.int32)
-        group_m = lanes * TILE_M
-        _store_join(
-            joins_ptr, part - 1, first.to(tl.int32), count, row, group, group_m, part - 1 - first,
-            count - 1, token_starts_ptr, num_heads, (part > 0) & (part <= programs),
-        )  # fmt: skip
+    first = begin // length
+    count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0).to(tl.int32)
+    group_m = lanes * TILE_M
+    _store_join(
+        joins_ptr, part - 1, first.to(tl.int32), count, row, group, group_m, part - 1 - first,
+        count - 1, token_starts_ptr, num_heads, (part > 0) & (part <= programs),
+    )  # fmt: skip
+
+
+@triton.jit
+def _split_at(
+    unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):  # fmt: skip
+    """Return where a part ends that is cut at `unit`, where the next begins, and in which row.
+
+    Those differ where the cut falls on what counts beside key tiles.
+    """
+    total = tl.load(cut_ptr + 2)
+    row = count_at_most(unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
+    _, _, _, _, before, begin, end, after = split_of_unit(
+        unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+    )
+    stop = tl.where(unit <= begin, before, tl.minimum(unit, end))
+    first = tl.where(unit < end, tl.maximum(unit, begin), after)
+    exists = unit < total
+    return tl.where(exists, stop, total), tl.where(exists, first, total), row
+
+
+@triton.jit
+def _describe_parts_of_splits(
+    part, programs, unit_starts_ptr, cut_ptr, row_lens_ptr, shares_ptr, num_rows,
+    TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Find where parts begin and end, which programs work on them, and who begins their last split.
+
+    Parts lie in the grid in reverse: a program waits for the one that begins its last split, and
+    programs that come earlier are the first to be started.
+    """
+    length = tl.load(cut_ptr)
+    total = tl.load(cut_ptr + 2)
+    unit = part * length
+    _, begin, row = _split_at(
+        unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
+    )
+    end, _, _ = _split_at(
+        unit + length, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
+    )
+    lanes = lanes_of_group(cut_ptr)
+    parts = programs // lanes
+    used = tl.cdiv(total, length).to(tl.int32)
+    place = parts - 1 - place_of_part(part, parts, used)
+    place = tl.where(part < parts, place, part)
+    source = parts - 1 - place_of_part(part + 1, parts, used)
+    for lane in tl.static_range(1 << LANE_STEPS):
+        program = place * lanes + lane
+        share_ptr = record_of_program(shares_ptr, program, FIXED_SPLITS)
+        inside = (lane < lanes) & (program < programs)
+        tl.store(share_ptr, begin, mask=inside)
+        tl.store(share_ptr + 1, end, mask=inside)
+        tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
+        tl.store(share_ptr + 3, (source * lanes + lane).to(tl.int64), mask=inside)
+        for role in tl.static_range(4):
+            tl.store(share_ptr + 4 + role, tl.zeros_like(begin), mask=inside)
 
 
 @triton.jit
 def _describe_splits(
-    join, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows, joins,
-    num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+    join, programs, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows,
+    joins, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Find which query tiles have several splits."""
     row = count_at_most(join_starts_ptr + 1, num_rows, join, SEARCH_STEPS)
     tile_m = join - tl.load(join_starts_ptr + row)
-    splits, _ = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
+    splits, _, _ = fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N)
     exists = join < tl.load(join_starts_ptr + num_rows + 1)
-    first = fixed_partial(row, tile_m, splits, 0, FIXED_SPLITS).to(tl.int32)
+    first = fixed_partial(row, tile_m, splits, 0, programs, FIXED_SPLITS).to(tl.int32)
     _store_join(
         joins_ptr, join, first, tl.where(exists, splits, 0), row, tile_m, TILE_M, 0, 1,
         token_starts_ptr, num_heads, join < joins,
@@ -324,7 +375,8 @@ def token_kernel(
     positions_ptr,  # out int64 [T]
     slot_mapping_ptr,  # out int64 [T]
     tree_words_ptr,  # out int32 [T, TREE_WORDS]
-    shares_ptr,  # out int64 [programs, 4]: units [unit, end), row, first partial
+    shares_ptr,  # out int64 [programs, 4]: units [unit, end), row, first partial; with FIXED_SPLITS
+    # [programs, 8]: units, row, the program that begins its last split, what is said of its state
     joins_ptr,  # out int32 [joins, 8], see ``combine.py``
     join_starts_ptr,  # int32 [B + 2], read with FIXED_SPLITS
     stride_table_row,
@@ -348,14 +400,21 @@ def token_kernel(
 ):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     if tl.program_id(0) * TOKENS <= programs:
-        _describe_parts(
-            token, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr,
-            joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS, SEARCH_STEPS, FIXED_SPLITS,
-        )  # fmt: skip
+        if FIXED_SPLITS > 0:
+            _describe_parts_of_splits(
+                token, programs, unit_starts_ptr, cut_ptr, row_lens_ptr, shares_ptr, num_rows,
+                TILE_N, LANE_STEPS, SEARCH_STEPS, FIXED_SPLITS,
+            )  # fmt: skip
+        else:
+            _describe_parts(
+                token, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
+                shares_ptr, joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS,
+                SEARCH_STEPS,
+            )  # fmt: skip
     if (FIXED_SPLITS > 0) & (tl.program_id(0) * TOKENS < joins):
         _describe_splits(
-            token, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows,
-            joins, num_heads, TILE_M, TILE_N, SEARCH_STEPS, FIXED_SPLITS,
+            token, programs, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr,
+            num_rows, joins, num_heads, TILE_M, TILE_N, SEARCH_STEPS, FIXED_SPLITS,
         )  # fmt: skip
     row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
     start = tl.load(token_starts_ptr + row)

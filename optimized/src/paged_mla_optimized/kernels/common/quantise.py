@@ -5,14 +5,21 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import encode
 from paged_mla_optimized.kernels.common.rope import load_halves, store_halves
-from paged_mla_optimized.kernels.common.scales import largest_of, scale_of
+from paged_mla_optimized.kernels.common.scales import (
+    largest_of,
+    magnitude_of,
+    quotient,
+    scale_of,
+)
 
 
 @triton.jit
-def _codes(x, scale, NATIVE: tl.constexpr):
+def _codes(x, scale, BOUNDED: tl.constexpr, NATIVE: tl.constexpr):
     """Return the codes of lines; what is infinite is not the largest number, but none."""
-    finite = tl.abs(x) < float("inf")
-    return encode(tl.where(finite, tl.div_rn(x, scale), float("nan")), NATIVE)
+    ratio = quotient(x, scale, NATIVE, BOUNDED)
+    if not BOUNDED:
+        ratio = tl.where(tl.abs(x.to(tl.float32)) < float("inf"), ratio, float("nan"))
+    return encode(ratio, NATIVE)
 
 
 @triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["given_scale_ptr"])
@@ -53,17 +60,18 @@ def quantise_kernel(
     position = token  # of no use without a rope
     if ROPE != "none":
         position = tl.load(positions_ptr + token, mask=live)
-    nope = tl.load(at[:, None] + column, mask=mask, other=0.0).to(tl.float32)
+    nope = tl.load(at[:, None] + column, mask=mask, other=0.0)
     first, second = load_halves(at_pe, position, live, cos_ptr, sin_ptr, P, ROPE)
-    first, second = first.to(tl.float32), second.to(tl.float32)
     if IS_GIVEN:
         scale = tl.full([PAIRS], 1.0, tl.float32) * tl.load(given_scale_ptr)
     else:
         of_nope, of_pe = largest_of(nope, first, second)
-        scale = scale_of(tl.maximum(of_nope, of_pe))
+        scale = scale_of(magnitude_of(tl.maximum(of_nope, of_pe)))
     target = codes_ptr + pair.to(tl.int64) * (R + P)
     divisor = scale[:, None]
-    tl.store(target[:, None] + column, _codes(nope, divisor, NATIVE), mask=mask)
-    first, second = _codes(first, divisor, NATIVE), _codes(second, divisor, NATIVE)
+    BOUNDED: tl.constexpr = not IS_GIVEN
+    tl.store(target[:, None] + column, _codes(nope, divisor, BOUNDED, NATIVE), mask=mask)
+    first = _codes(first, divisor, BOUNDED, NATIVE)
+    second = _codes(second, divisor, BOUNDED, NATIVE)
     store_halves(target + R, first, second, live, P, ROPE)
     tl.store(q_scale_ptr + pair, scale, mask=live)

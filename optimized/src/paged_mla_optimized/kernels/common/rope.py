@@ -79,7 +79,7 @@ def rotate_kernel(
     OVERLAP: tl.constexpr,  # launched while the kernel before still runs
 ):
     if OVERLAP:
-        # The attend kernel waits for the end of this one alone. Because every program here waits
+        # The kernel behind it waits for the end of this one alone. Because every program here waits
         # for the kernel before, that end comes after all that was launched earlier: what was
         # appended is there, and nothing reads the buffer any more that is written below.
         tl.extra.cuda.gdc_launch_dependents()

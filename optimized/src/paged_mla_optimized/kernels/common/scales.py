@@ -13,20 +13,40 @@ _LARGEST = tl.constexpr(448.0)  # of e4m3
 _SMALLEST = tl.constexpr(2.0**-126)
 _SMALL = tl.constexpr(2.0**-64)
 _LARGE = tl.constexpr(2.0**64)
+_ZERO = tl.constexpr(1 << 24)  # the order of zero
 
 
 @triton.jit
-def finite_magnitude(x):
-    """Return magnitudes as float32, 0 for infinities and NaN: they take no part in scales."""
-    magnitude = tl.abs(x.to(tl.float32))
-    return tl.where(magnitude < float("inf"), magnitude, 0.0)
+def order_of(x):
+    """Return uint32 in the order of finite magnitudes; infinities and NaN are less than _ZERO.
+
+    Doubled, the bits of a float32 lose their sign. With _ZERO added, those of infinities and NaN
+    pass 2 ** 32. Integers have no NaN to look for, and warps have an instruction for their maximum.
+    """
+    return x.to(tl.float32).to(tl.uint32, bitcast=True) * 2 + _ZERO
+
+
+@triton.jit
+def magnitude_of(order):
+    """Return the magnitude that has this order, 0 for infinities and NaN."""
+    return ((tl.maximum(order, _ZERO) - _ZERO) >> 1).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def largest_of(ckv, first, second):
-    """Return the largest finite magnitudes of tokens: of latents, and of the halves of keys."""
-    k_pe = tl.maximum(finite_magnitude(first), finite_magnitude(second))
-    return tl.max(finite_magnitude(ckv), axis=1), tl.max(k_pe, axis=1)
+    """Return the largest orders of tokens: of latents, and of the halves of keys."""
+    k_pe = tl.maximum(order_of(first), order_of(second))
+    return tl.max(order_of(ckv), axis=1), tl.max(k_pe, axis=1)
+
+
+@triton.jit
+def largest_magnitude(ckv, first, second, live):
+    """Return the largest finite magnitude of all tokens that are live, latents [ROWS, R] or keys.
+
+    Latents of others are zeros.
+    """
+    k_pe = tl.where(live[:, None], tl.maximum(order_of(first), order_of(second)), 0)
+    return magnitude_of(tl.maximum(tl.max(order_of(ckv)), tl.max(k_pe)))
 
 
 @triton.jit
@@ -36,8 +56,11 @@ def scale_of(amax):
 
 
 @triton.jit
-def quotient(x, scale, NATIVE: tl.constexpr):
+def quotient(x, scale, NATIVE: tl.constexpr, BOUNDED: tl.constexpr):
     """Return x / scale as float32, or a number that has the same e4m3 code.
+
+    With BOUNDED no finite x is so many scales that a float32 cannot tell, and for infinite x it is
+    NaN: that is what is left over of them.
 
     Divisions of every element take longer than memory does, so 16-bit x are multiplied by the
     scale's reciprocal, and so is what that leaves over. Before it is rounded, the result is within
@@ -53,9 +76,14 @@ def quotient(x, scale, NATIVE: tl.constexpr):
         inverse = tl.div_rn(1.0, scale)
         near = x * inverse
         rest = tl.fma(near, scale, -x)  # this way round, a zero keeps its sign below
-        result = tl.where(tl.abs(near) < float("inf"), tl.fma(rest, -inverse, near), near)
+        result = tl.fma(rest, -inverse, near)
+        if not BOUNDED:
+            result = tl.where(tl.abs(near) < float("inf"), result, near)
     else:  # the interpreter's fma rounds twice
-        result = tl.div_rn(x.to(tl.float32), scale)
+        x = x.to(tl.float32)
+        result = tl.div_rn(x, scale)
+        if BOUNDED:
+            result = tl.where(tl.abs(x) < float("inf"), result, float("nan"))
     return result
 
 

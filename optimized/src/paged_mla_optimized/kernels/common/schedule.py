@@ -11,10 +11,16 @@ rows. Rows without keys, and padding, have no units, so that they change nothing
 The units of a step are cut into equal ranges, one for each *part* of the grid, whose programs are
 its *lanes*: each takes one query tile of the part's groups. The plan chooses for each step, and
 leaves in ``cut``: units of a part, lanes, all units, overhead. What that means for a program it
-leaves in ``shares``. With FIXED_SPLITS every query tile of a row is made of *splits*, whose length
-depends on that row's lengths alone, and a part owns the splits that begin in its range: cuts move
-to where splits begin, and each split is a sum of its own (S-20). How long a row's splits are
-follows in ``cut``.
+leaves in ``shares``.
+
+With FIXED_SPLITS every query tile of a row is made of *splits*, whose length depends on that row's
+lengths alone, and each split is a sum of its own (S-20). Overhead lies in front of each, and behind
+a group *padding*, which makes rows that are as long fit the parts. ``cut`` holds: units of a part,
+lanes, all units, padding, overhead, and the key tiles of each row's splits. A split that a cut goes
+through is still one sum, taken from its last key tile to its first: the part behind the cut begins
+it, as the first of what it does, and leaves its *state*; the part before the cut goes on with that,
+as the last of what it does. No part is shorter than a split, so that a state is there before it is
+needed if all begin together, and each split is cut once at most.
 """
 
 import triton
@@ -51,10 +57,16 @@ def place_of_part(part, parts, used):
 
 
 @triton.jit
-def share_of_program(shares_ptr):
+def share_of_program(shares_ptr, FIXED_SPLITS: tl.constexpr):
     """Return the units ``[unit, end)`` of this program, and the row of the first."""
-    share_ptr = shares_ptr + tl.program_id(0) * 4
+    share_ptr = record_of_program(shares_ptr, tl.program_id(0), FIXED_SPLITS)
     return tl.load(share_ptr), tl.load(share_ptr + 1), tl.load(share_ptr + 2).to(tl.int32)
+
+
+@triton.jit
+def record_of_program(shares_ptr, program, FIXED_SPLITS: tl.constexpr):
+    """Return where the words of a program's share lie: four, with FIXED_SPLITS eight."""
+    return shares_ptr + program * (8 if FIXED_SPLITS > 0 else 4)
 
 
 @triton.jit
@@ -134,17 +146,55 @@ def seen_tiles(
 
 
 @triton.jit
-def fixed_split(cut_ptr, row_lens_ptr, row, TILE_N: tl.constexpr):
-    """Return splits of each query tile of a row, and key tiles of each split but the last."""
-    length = tl.load(cut_ptr + 4 + row).to(tl.int32)
-    key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
-    return tl.cdiv(key_tiles, length), length
+def visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS: tl.constexpr):
+    """Return the key tile of a segment that comes `visit` - `tile_begin` tiles after its first."""
+    if FIXED_SPLITS > 0:
+        visit = tl.maximum(tile_begin + tile_end - 1 - visit, 0)
+    return visit
 
 
 @triton.jit
-def fixed_partial(row, tile_m, splits, split, FIXED_SPLITS: tl.constexpr):
-    """Return which partial query tile a split of a row's query tile is kept in, int64."""
-    return (row * FIXED_SPLITS + tile_m * splits + split).to(tl.int64)
+def fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N: tl.constexpr):
+    """Return splits of each query tile of a row, key tiles of each but the last, and of all."""
+    length = tl.load(cut_ptr + 5 + row).to(tl.int32)
+    key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
+    return tl.cdiv(key_tiles, length), length, key_tiles
+
+
+@triton.jit
+def split_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N: tl.constexpr):
+    """Return which split of `row` owns `unit`, what counts beside its key tiles included.
+
+    Returns
+    -------
+    group, splits, split : its group, how many splits that has, and which of them it is
+    first_tile : its first key tile
+    before, begin, end, after : units [begin, end) are its key tiles, [before, after) are its own
+    """
+    splits, length, key_tiles = fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N)
+    padding = tl.load(cut_ptr + 3).to(tl.int32)
+    overhead = tl.load(cut_ptr + 4).to(tl.int32)
+    units = splits * overhead + key_tiles + padding
+    row_begin = tl.load(unit_starts_ptr + row)
+    group = ((unit - row_begin) // units).to(tl.int32)
+    group_begin = row_begin + group.to(tl.int64) * units
+    inside = (unit - group_begin).to(tl.int32)
+    split = tl.minimum(inside // (overhead + length), splits - 1)
+    first_tile = split * length
+    before = group_begin + split * (overhead + length)
+    begin = before + overhead
+    end = begin + tl.minimum(length, key_tiles - first_tile)
+    after = tl.where(split == splits - 1, group_begin + units, end)
+    return group, splits, split, first_tile, before, begin, end, after
+
+
+@triton.jit
+def fixed_partial(row, tile_m, splits, split, programs, FIXED_SPLITS: tl.constexpr):
+    """Return which partial query tile a split of a row's query tile is kept in, int64.
+
+    In front of them lie those of states, see ``handover.py``.
+    """
+    return (2 * programs + row * FIXED_SPLITS + tile_m * splits + split).to(tl.int64)
 
 
 @triton.jit

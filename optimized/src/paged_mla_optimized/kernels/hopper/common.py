@@ -9,16 +9,23 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
+from paged_mla_optimized.kernels.common.handover import (
+    await_state,
+    forget_state,
+    leave_state,
+    state_of_program,
+)
 from paged_mla_optimized.kernels.common.schedule import (
     fixed_partial,
-    fixed_split,
     group_of_unit,
     lanes_of_group,
     partial_of_program,
     row_of_unit,
     seen_tiles,
     share_of_program,
+    split_of_unit,
     unit_after,
+    visited_tile,
 )
 from paged_mla_shared import formats
 
@@ -49,43 +56,78 @@ def find_segment(
 ):  # fmt: skip
     """Return the segment of a part that starts with `unit`, of `row` or one after it.
 
-    With FIXED_SPLITS it is one split.
+    With FIXED_SPLITS it is one split, or what a cut leaves of one.
 
     Returns
     -------
     following : unit of the tile after the segment
     place, is_whole : whether it begins its group, or of which partial it is the split; and whether
         it is all of its group
+    is_left, is_taken : whether another program goes on with its sums, and whether it goes on with
+        those of another
     row, tile_m, seq_len, context_len : whose queries, which query tile of the row
     tile_begin, tile_end : its key tiles that some query sees
     tile_edge : first key tile that some query does not see in full
-    tile_stop : end of its key tiles, seen or not
     """
     row = row_of_unit(unit_starts_ptr, row, unit)
-    group, group_begin, group_end = group_of_unit(
-        unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
-    )
     lanes = lanes_of_group(cut_ptr)
-    tile_m = group * lanes + gl.program_id(0) % lanes
-    is_head = unit == group_begin
     if FIXED_SPLITS > 0:
-        splits, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
-        stop = gl.minimum(unit + length, group_end)
-        split = (unit - group_begin).to(gl.int32) // length
-        place = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS).to(gl.int32)
+        group, splits, split, first_tile, _, split_begin, split_end, after = split_of_unit(
+            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+        )
+        tile_m = group * lanes + gl.program_id(0) % lanes
+        place = fixed_partial(row, tile_m, splits, split, gl.num_programs(0), FIXED_SPLITS)
+        place = place.to(gl.int32)
+        is_whole = splits == 1
+        unit = gl.maximum(unit, split_begin)
+        stop = gl.minimum(end, split_end)
+        is_left = unit > split_begin
+        is_taken = stop < split_end
+        origin = split_begin - first_tile  # unit of the group's first key tile, were it one split
+        following = gl.where(is_taken, stop, after)
     else:
+        group, origin, group_end = group_of_unit(
+            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+        )
+        tile_m = group * lanes + gl.program_id(0) % lanes
+        place = unit == origin
         stop = gl.minimum(end, group_end)
-        place = is_head
-    is_whole = is_head & (stop == group_end)
+        is_whole = place & (stop == group_end)
+        is_left = False
+        is_taken = False
+        following = unit_after(cut_ptr, stop, group_end)
     seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
-        token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
-        stop - group_begin, MASK, TILE_M, TILE_N,
+        token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - origin, stop - origin, MASK,
+        TILE_M, TILE_N,
     )  # fmt: skip
-    following = unit_after(cut_ptr, stop, group_end)
     return (
-        following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-        tile_edge, (stop - group_begin).to(gl.int32),
+        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
+        tile_begin, tile_end, tile_edge,
     )  # fmt: skip
+
+
+@gluon.jit
+def state_pairs(program, TILE_M: gl.constexpr, layout: gl.constexpr):
+    """Return where the pairs of a program's state lie; the same again follows, for what is left."""
+    return state_of_program(program).to(gl.int64) * TILE_M + gl.arange(0, TILE_M, layout=layout)
+
+
+@gluon.jit
+def taken_pairs(
+    shares_ptr, role, FIXED_SPLITS: gl.constexpr, TILE_M: gl.constexpr, layout: gl.constexpr
+):
+    """Wait for the state that this role goes on with; return where its pairs lie."""
+    source, word_ptr = await_state(shares_ptr, role, FIXED_SPLITS)
+    thread_barrier()
+    forget_state(word_ptr)
+    return state_pairs(source, TILE_M, layout)
+
+
+@gluon.jit
+def state_stored(shares_ptr, role, FIXED_SPLITS: gl.constexpr):
+    """Let another program go on with what all threads of this role have stored."""
+    thread_barrier()
+    leave_state(shares_ptr, role, FIXED_SPLITS)
 
 
 @gluon.jit
@@ -98,16 +140,6 @@ def query_pairs(
     pair = tile_m * TILE_M + gl.arange(0, TILE_M, layout=layout)
     index = pair // num_heads
     return (start + index).to(gl.int64), (pair % num_heads).to(gl.int64), index, index < query_len
-
-
-@gluon.jit
-def store_lse(
-    lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Store the lse [64] of a query tile."""
-    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
-    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
 
 
 @gluon.jit
@@ -128,14 +160,21 @@ def kept_pairs(
 
 
 @gluon.jit
-def keep_lse(
-    lse, partial_lse_ptr, cut_ptr, shares_ptr, place, token_starts_ptr, row, tile_m, num_heads,
-    FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
+def store_lse(
+    lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
+    tile_m, num_heads, stride_lse_token, stride_lse_head, FIXED_SPLITS: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
-    """Keep the lse [64] of a query tile as that of a segment's partial."""
-    at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
-    kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, layout)
-    gl.store(partial_lse_ptr + at, lse, mask=kept)
+    """Store the lse [64] of a query tile, or keep it as that of the partial of `place`."""
+    if is_whole:
+        token, head, _index, live = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, 64, layout
+        )
+        gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    else:
+        at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
+        kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, layout)
+        gl.store(partial_lse_ptr + at, lse, mask=kept)
 
 
 @gluon.jit
@@ -337,19 +376,21 @@ def copy_tiles(
     num_heads, block_size, block_rows, stride_cache_row, R: gl.constexpr, MASK: gl.constexpr,
     TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
     scales_ptr, stride_scales_block, key_scales, SCALES: gl.constexpr, SHARES: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring with the key tiles of every segment of this part, and scales of the keys."""
     K_PE_AT: gl.constexpr = R + (2 * SHARES if SCALES == "inline" else 0)
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     stage = 0
     phase = 0
     while unit < end:
-        following, _, _, row, _, seq_len, _, tile_begin, tile_end, _, _ = find_segment(
+        following, _, _, _, _, row, _, seq_len, _, tile_begin, tile_end, _ = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N, 0,
+            MASK, TILE_M, TILE_N, FIXED_SPLITS,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
-        for tile in range(tile_begin, tile_end):
+        for visit in range(tile_begin, tile_end):
+            tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
             at = first_row(
                 table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, TILE_N, BOX
             )

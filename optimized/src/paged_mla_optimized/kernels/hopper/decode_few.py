@@ -16,11 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import (
-    fixed_partial,
-    fixed_split,
-    share_of_program,
-)
+from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -34,24 +30,58 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
+    state_pairs,
+    state_stored,
+    taken_pairs,
 )
+from paged_mla_optimized.kernels.hopper.rope import stage_q_pe
+
+
+@gluon.jit
+def _store_state(
+    acc, peak, sums, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R: gl.constexpr
+):
+    """Store what a split has come to so far, for another program to go on with."""
+    TILE_M: gl.constexpr = peak.shape[0]
+    pair_layout: gl.constexpr = peak.type.layout
+    pair = state_pairs(gl.program_id(0), TILE_M, pair_layout)
+    _store_partial(acc, peak, column, pair, partial_out_ptr, partial_lse_ptr, R)
+    sums_at = (pair + TILE_M)[None, :] * R + key_in_tile[:, None]
+    gl.store(partial_out_ptr + sums_at, sums)
+
+
+@gluon.jit
+def _begin(
+    is_taken, shares_ptr, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R: gl.constexpr,
+    TILE_M: gl.constexpr, TILE_N: gl.constexpr, FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Return answers [R, TILE_M], peak [TILE_M] and sums [TILE_N, TILE_M] to add to."""
+    pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
+    acc = gl.zeros([R, TILE_M], gl.float32, layout)
+    peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
+    sums = gl.zeros([TILE_N, TILE_M], gl.float32, layout)
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, TILE_M, pair_layout)
+            acc = gl.load(partial_out_ptr + pair[None, :] * R + column[:, None])
+            peak = gl.load(partial_lse_ptr + pair)
+            sums_at = (pair + TILE_M)[None, :] * R + key_in_tile[:, None]
+            sums = gl.load(partial_out_ptr + sums_at)
+    return acc, peak, sums
 
 
 @gluon.jit
 def _attend_tiles(
-    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end, tile_edge, stage,
-    phase, seq_len, context_len, key_in_tile, index, token, live, tree_words_ptr, scale,
-    R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    acc, peak, sums, q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end,
+    tile_edge, stage, phase, seq_len, context_len, key_in_tile, index, token, live, tree_words_ptr,
+    scale, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
+    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """Attend the staged queries to key tiles; return the answers [R, TILE_M] and their lse."""
+    """Attend the staged queries to key tiles, and add to what ``_begin`` returned."""
     dtype: gl.constexpr = q_nope.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
-    pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    acc = gl.zeros([R, TILE_M], gl.float32, s_layout)
-    peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
-    sums = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
-    for tile in range(tile_begin, tile_end):
+    for visit in range(tile_begin, tile_end):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
         mbarrier.wait(ready.index(stage), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
@@ -88,24 +118,37 @@ def _attend_tiles(
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
+    return acc, peak, sums, stage, phase
 
+
+@gluon.jit
+def _answers(acc, peak, sums):
+    """Return the answers [R, TILE_M] and their lse."""
     total = gl.sum(sums, 0)
     is_empty = total == 0.0
     out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
     lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
-    return out, lse, stage, phase
+    return out, lse
 
 
 @gluon.jit
-def _store_whole(
-    out, lse, column, token, head, live, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head,
+def _store_answers(
+    acc, peak, sums, column, is_whole, place, token, head, live, out_ptr, lse_ptr, partial_out_ptr,
+    partial_lse_ptr, cut_ptr, shares_ptr, stride_out_token, stride_out_head, stride_lse_token,
+    stride_lse_head, R: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """Store the answers [R, TILE_M] of a query tile."""
-    at = token * stride_out_token + head * stride_out_head
-    out_at = out_ptr + at[None, :] + column[:, None]
-    gl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[None, :])
-    gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    """Store the answers of a query tile, or keep them as the partial that `place` says."""
+    TILE_M: gl.constexpr = peak.shape[0]
+    pair_layout: gl.constexpr = peak.type.layout
+    out, lse = _answers(acc, peak, sums)
+    if is_whole:
+        pairs = token * stride_out_token + head * stride_out_head
+        out_at = out_ptr + pairs[None, :] + column[:, None]
+        gl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[None, :])
+        gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    else:
+        at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, TILE_M, pair_layout)
+        _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
 
 
 @gluon.jit
@@ -121,9 +164,9 @@ def _attend(
     k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
     stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-    softmax_scale, num_heads, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
+    positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, R: gl.constexpr, MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
@@ -132,24 +175,24 @@ def _attend(
     column = gl.arange(0, R, layout=gl.SliceLayout(1, s_layout))
     scale = softmax_scale * LOG2_E
 
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     stage = 0
     phase = 0
     while unit < end:
         (
-            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge, tile_stop,
+            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
+            tile_begin, tile_end, tile_edge,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N, 0,
+            MASK, TILE_M, TILE_N, FIXED_SPLITS,
         )  # fmt: skip
         copy_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
             num_heads, q_nope, TILE_M, 0, R,
         )  # fmt: skip
-        copy_queries(
-            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, q_pe, TILE_M, 0, 64,
+        stage_q_pe(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+            token_starts_ptr, row, tile_m, num_heads, q_pe, TILE_M, 64, ROPE,
         )  # fmt: skip
         async_copy.commit_group()
         async_copy.wait_group(0)
@@ -158,41 +201,31 @@ def _attend(
             token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
         )
 
-        if FIXED_SPLITS > 0:
-            splits, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
-            split = fixed_partial(row, tile_m, splits, tile_begin // length, FIXED_SPLITS)
-            for begin in range(tile_begin, tile_stop, length):
-                out, lse, stage, phase = _attend_tiles(
-                    q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, begin,
-                    gl.minimum(begin + length, tile_end), tile_edge, stage, phase, seq_len,
-                    context_len, key_in_tile, index, token, live, tree_words_ptr, scale, R, MASK,
-                    TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
-                )  # fmt: skip
-                if splits == 1:
-                    _store_whole(
-                        out, lse, column, token, head, live, out_ptr, lse_ptr, stride_out_token,
-                        stride_out_head, stride_lse_token, stride_lse_head,
-                    )  # fmt: skip
-                else:
-                    at = partial_pairs(
-                        cut_ptr, shares_ptr, split, FIXED_SPLITS, TILE_M, pair_layout
-                    )
-                    _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
-                split += 1
-        else:
-            out, lse, stage, phase = _attend_tiles(
-                q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end,
-                tile_edge, stage, phase, seq_len, context_len, key_in_tile, index, token, live,
-                tree_words_ptr, scale, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
+        acc, peak, sums = _begin(
+            is_taken, shares_ptr, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R, TILE_M,
+            TILE_N, FIXED_SPLITS, s_layout,
+        )  # fmt: skip
+        acc, peak, sums, stage, phase = _attend_tiles(
+            acc, peak, sums, q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin,
+            tile_end, tile_edge, stage, phase, seq_len, context_len, key_in_tile, index, token,
+            live, tree_words_ptr, scale, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
+            FIXED_SPLITS,
+        )  # fmt: skip
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+            _store_answers(
+                acc, peak, sums, column, is_whole, place, token, head, live, out_ptr, lse_ptr,
+                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, stride_out_token,
+                stride_out_head, stride_lse_token, stride_lse_head, R, FIXED_SPLITS,
             )  # fmt: skip
-            if is_whole:
-                _store_whole(
-                    out, lse, column, token, head, live, out_ptr, lse_ptr, stride_out_token,
-                    stride_out_head, stride_lse_token, stride_lse_head,
-                )  # fmt: skip
-            else:
-                at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, TILE_M, pair_layout)
-                _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
+        elif is_left:
+            _store_state(acc, peak, sums, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R)
+            state_stored(shares_ptr, 0, FIXED_SPLITS)
+        else:
+            _store_answers(
+                acc, peak, sums, column, is_whole, place, token, head, live, out_ptr, lse_ptr,
+                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, stride_out_token,
+                stride_out_head, stride_lse_token, stride_lse_head, R, FIXED_SPLITS,
+            )  # fmt: skip
         unit = following
 
 
@@ -213,6 +246,9 @@ def decode_few_kernel(
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
+    positions_ptr,  # int64 [T]; with a rope alone, as the tables
+    cos_ptr,  # [max_model_len, 32]
+    sin_ptr,
     ckv_desc,  # [cache rows, R + 64], boxes [BOX, R]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -238,6 +274,7 @@ def decode_few_kernel(
     BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -264,8 +301,9 @@ def decode_few_kernel(
                     q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr, cut_ptr,
                     shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
                     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
-                    stride_out_head, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-                    R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
+                    stride_out_head, stride_lse_token, stride_lse_head, positions_ptr, cos_ptr,
+                    sin_ptr, softmax_scale, num_heads, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX,
+                    STAGES, FIXED_SPLITS, ROPE,
                 ),
             ),
             (
@@ -275,7 +313,7 @@ def decode_few_kernel(
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, num_heads, block_size, block_rows,
                     stride_cache_row, R, MASK, TILE_M, TILE_N, BOX, STAGES, None, None, None,
-                    "none", 0,
+                    "none", 0, FIXED_SPLITS,
                 ),
             ),
         ],

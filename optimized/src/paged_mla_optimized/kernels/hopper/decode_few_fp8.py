@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LAZY,
@@ -38,10 +38,14 @@ from paged_mla_optimized.kernels.hopper.common import (
     query_pairs,
     raised,
     sees,
+    state_pairs,
+    state_stored,
+    taken_pairs,
     thread_barrier,
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
+from paged_mla_optimized.kernels.hopper.rope import load_rotated
 
 _WARPS = gl.constexpr(8)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
@@ -98,7 +102,8 @@ def _store_pieces(q, factor, buffer):
 def _stage_queries(
     q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first, scale,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    token_starts_ptr, row, tile_m, num_heads, R: gl.constexpr, P: gl.constexpr,
+    positions_ptr, cos_ptr, sin_ptr, token_starts_ptr, row, tile_m, num_heads, R: gl.constexpr,
+    P: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Stage a query tile, `scale` in `scales`, less each pair's factor, and the lowest `peaks`.
 
@@ -109,10 +114,16 @@ def _stage_queries(
         q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
         num_heads, PAIRS, R,
     )  # fmt: skip
-    pe = _load_queries(
-        q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m, num_heads,
-        PAIRS, P,
-    )  # fmt: skip
+    if ROPE == "none":
+        pe = _load_queries(
+            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
+            num_heads, PAIRS, P,
+        )  # fmt: skip
+    else:
+        pe = load_rotated(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+            token_starts_ptr, row, tile_m, num_heads, PAIRS, P, _WARPS, ROPE,
+        )  # fmt: skip
     STAGES: gl.constexpr = empty.shape[0]
     for stage in gl.static_range(1, STAGES):
         mbarrier.arrive(empty.index(stage), pred=is_first)
@@ -242,27 +253,31 @@ def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr
 
 
 @gluon.jit
-def _store_weights(weights, key_scales, stage, buffer, SCALES: gl.constexpr):
+def _store_weights(weights, first_scale, key_scales, stage, buffer, SCALES: gl.constexpr):
     """Store the weights [keys, pairs] of each share's codes."""
     SHARES: gl.constexpr = buffer.shape[0]
     key_layout: gl.constexpr = gl.SliceLayout(1, weights.type.layout)
     for share in gl.static_range(SHARES):
         of_codes = weights
         if SCALES != "scalar":
-            of_codes *= key_scales.index(stage * SHARES + share).load(key_layout)[:, None]
+            scale = first_scale
+            if share > 0:
+                scale = key_scales.index(stage * SHARES + share).load(key_layout)
+            of_codes *= scale[:, None]
         buffer.index(share).store(of_codes.to(gl.float16))
 
 
 @gluon.jit
-def _lift(key_scales, stage, SHARES: gl.constexpr, key_layout: gl.constexpr):
+def _lift(first_scale, key_scales, stage, SHARES: gl.constexpr, key_layout: gl.constexpr):
     """Return by which power of two the weights of each key's codes exceed its own, at the most.
 
-    Bounded from below, or the sum of weights could grow without bound beside small scales.
+    An integer, from the bits of the largest scale. Bounded from below, or the sum of weights could
+    grow without bound beside small scales.
     """
-    largest = key_scales.index(stage * SHARES).load(key_layout)
+    largest = gl.maximum(first_scale, _LEAST_SCALE)
     for share in gl.static_range(1, SHARES):
         largest = gl.maximum(largest, key_scales.index(stage * SHARES + share).load(key_layout))
-    return gl.log2(gl.maximum(largest, _LEAST_SCALE))
+    return ((largest.to(gl.int32, bitcast=True) >> 23) - 126).to(gl.float32)
 
 
 @gluon.jit
@@ -299,21 +314,80 @@ def _above(first, second):
 
 
 @gluon.jit
+def _state_at(answers, sums, pair, R: gl.constexpr):
+    """Return where `answers` and `sums` lie in a state of the pairs that lie at `pair`."""
+    SHARES: gl.constexpr = len(answers)
+    WIDTH: gl.constexpr = R // SHARES
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, answers[0].type.layout))
+    answers_at = ()
+    for share in gl.static_range(SHARES):
+        answers_at += (pair[None, :] * R + share * WIDTH + column[:, None],)
+    TILES: gl.constexpr = sums.shape[0]
+    layout: gl.constexpr = sums.type.layout
+    tile = gl.arange(0, TILES, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    key = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    pair = gl.convert_layout(pair, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    PAIRS: gl.constexpr = sums.shape[2]
+    sums_at = (pair + PAIRS)[None, None, :] * R + tile[:, None, None] * 8 + key[None, :, None]
+    return answers_at, sums_at
+
+
+@gluon.jit
+def _store_state(answers, sums, peaks, partial_out_ptr, partial_lse_ptr, R: gl.constexpr):
+    """Store what a split has come to so far, for another program to go on with."""
+    pair_layout: gl.constexpr = gl.SliceLayout(0, answers[0].type.layout)
+    pair = state_pairs(gl.program_id(0), sums.shape[2], pair_layout)
+    answers_at, sums_at = _state_at(answers, sums, pair, R)
+    for share in gl.static_range(len(answers)):
+        gl.store(partial_out_ptr + answers_at[share], answers[share])
+    gl.store(partial_out_ptr + sums_at, sums)
+    gl.store(partial_lse_ptr + pair, peaks.load(pair_layout))
+
+
+@gluon.jit
+def _begin(
+    is_taken, peaks, shares_ptr, partial_out_ptr, partial_lse_ptr, R: gl.constexpr,
+    TILE_N: gl.constexpr, SHARES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    s_layout: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Return answers, [R / SHARES, pairs] each, and own sums of weights to add to."""
+    PAIRS: gl.constexpr = peaks.shape[0]
+    answers = ()
+    for _share in gl.static_range(SHARES):
+        answers += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
+    sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
+            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, PAIRS, pair_layout)
+            answers_at, sums_at = _state_at(answers, sums, pair, R)
+            taken = ()
+            for share in gl.static_range(SHARES):
+                taken += (gl.load(partial_out_ptr + answers_at[share]),)
+            answers = taken
+            sums = gl.load(partial_out_ptr + sums_at)
+            peaks.store(gl.load(partial_lse_ptr + pair))
+            thread_barrier()
+    return answers, sums
+
+
+@gluon.jit
 def _attend_tiles(
-    q_nope, q_pe, ckv, k_pe, key_scales, weights_smem, scales, peaks, exceeds, ready, empty,
-    tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
+    answers, sums, q_nope, q_pe, ckv, k_pe, key_scales, weights_smem, scales, peaks, exceeds, ready,
+    empty, tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
     token_starts_ptr, tree_words_ptr, num_heads, R: gl.constexpr, SCALES: gl.constexpr,
     MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, s_layout: gl.constexpr, layout: gl.constexpr,
+    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, s_layout: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
-    """Attend the staged queries to key tiles.
+    """Attend the staged queries to key tiles, and add to what ``_begin`` returned.
 
     Returns
     -------
-    answers : [R, pairs]
+    answers : [R / SHARES, pairs] each
         Sums of weighted values, columns as ``values_of`` has them.
-    total : [pairs]
-        The sum of weights, which are relative to `peaks`.
+    sums : [TILE_N / 16, 8, pairs]
+        Own sums of weights, which are relative to `peaks`.
     stage, phase : of the ring, past these tiles
     """
     SHARES: gl.constexpr = weights_smem.shape[0]
@@ -324,12 +398,9 @@ def _attend_tiles(
     key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     everywhere: gl.constexpr = gl.BlockedLayout([_WARPS], [32], [_WARPS], [0])
-    answers = ()
-    for _share in gl.static_range(SHARES):
-        answers += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
-    sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
     own_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout))
-    for tile in range(tile_begin, tile_end):
+    for visit in range(tile_begin, tile_end):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
         mbarrier.wait(ready.index(stage), phase)
         keys = ckv.index(stage)
         if BOX > 0 and tile * TILE_N + TILE_N > seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
@@ -338,15 +409,18 @@ def _attend_tiles(
             thread_barrier()
         # Seen to vary: else what products are told of the queries is kept, in scarce registers.
         zero = stage >> 8
+        first_scale = None
         if SHARES == 1:
             s = _scores(q_nope, q_pe, keys, k_pe.index(stage), zero, s_layout)
             if SCALES != "scalar":
-                s = s * key_scales.index(stage).load(key_layout)[:, None]
+                first_scale = key_scales.index(stage).load(key_layout)
+                s = s * first_scale[:, None]
         else:
             s = _scores_of_shares(
                 q_nope, q_pe, keys, k_pe.index(stage), key_scales, stage * SHARES, zero, SHARES,
                 s_layout,
             )  # fmt: skip
+            first_scale = key_scales.index(stage * SHARES).load(key_layout)
         words = _load_values(keys, 0, WORDS, KEYS)
         if tile >= tile_edge:
             key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
@@ -363,11 +437,11 @@ def _attend_tiles(
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
         power = s * scale[None, :] - peak[None, :]
         weights = gl.exp2(power)
-        _store_weights(weights, key_scales, stage, weights_smem, SCALES)
+        _store_weights(weights, first_scale, key_scales, stage, weights_smem, SCALES)
         if SCALES == "scalar":
             high = _by_warp((power > LAZY).to(gl.int32))
         else:
-            lift = _lift(key_scales, stage, SHARES, key_layout)
+            lift = _lift(first_scale, key_scales, stage, SHARES, key_layout)
             high = _by_warp((power > (LAZY - lift)[:, None]).to(gl.int32))
         exceeds.store(gl.max(high, 1))
         fence_async_shared()
@@ -381,7 +455,7 @@ def _attend_tiles(
             weights = gl.exp2(s * scale[None, :] - new_peak[None, :])
             keep = gl.exp2(peak - new_peak)
             sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
-            _store_weights(weights, key_scales, stage, weights_smem, SCALES)
+            _store_weights(weights, first_scale, key_scales, stage, weights_smem, SCALES)
             fence_async_shared()
             peaks.store(new_peak)
             keep = gl.convert_layout(keep, pair_layout)
@@ -411,9 +485,7 @@ def _attend_tiles(
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
-
-    total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
-    return _joined(answers, SHARES), total, stage, phase
+    return answers, sums, stage, phase
 
 
 @constexpr_function
@@ -475,14 +547,45 @@ def _store_partial(
 
 
 @gluon.jit
+def _store_answers(
+    answers, sums, peaks, cache_scale, buffer, is_whole, place, out_ptr, lse_ptr, partial_out_ptr,
+    partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row, tile_m, num_heads,
+    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+    FIXED_SPLITS: gl.constexpr,
+):  # fmt: skip
+    """Store the answers of a query tile, or keep them as the partial that `place` says.
+
+    They leave through `buffer`, that of the queries: no product reads those any more.
+    """
+    pair_layout: gl.constexpr = gl.SliceLayout(0, answers[0].type.layout)
+    total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
+    joined = _joined(answers, len(answers))
+    is_empty = total == 0.0
+    joined *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
+    lse = (peaks.load(pair_layout) + gl.log2(total)) * LN_2
+    lse = gl.where(is_empty, float("-inf"), lse)
+    if is_whole:
+        _store_whole(
+            joined, lse, buffer, out_ptr, lse_ptr, token_starts_ptr, row, tile_m, num_heads,
+            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+        )  # fmt: skip
+    else:
+        _store_partial(
+            joined, lse, buffer, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, place,
+            token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS,
+        )  # fmt: skip
+
+
+@gluon.jit
 def _attend(
     q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, scales,
     ckv, k_pe, key_scales, weights, peaks, exceeds, ready, empty, unit_starts_ptr, cut_ptr,
     shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, scales_ptr, stride_q_nope_token,
     stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R: gl.constexpr, P: gl.constexpr,
-    SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads,
+    R: gl.constexpr, P: gl.constexpr, SCALES: gl.constexpr, MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
+    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
     ALONG: gl.constexpr = min(_WARPS, TILE_N // 16)
@@ -491,16 +594,15 @@ def _attend(
         [3, 0], [ALONG, ACROSS], [16, TILE_M // ACROSS, 16]
     )
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, TILE_M, 16])
-    pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     is_first = True
     stage = 0
     phase = 0
     while unit < end:
         (
-            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge, _tile_stop,
+            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
+            tile_begin, tile_end, tile_edge,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, TILE_M, TILE_N, FIXED_SPLITS,
@@ -508,29 +610,36 @@ def _attend(
         _stage_queries(
             q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first,
             cache_scale * softmax_scale * LOG2_E, stride_q_nope_token, stride_q_nope_head,
-            stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m, num_heads, R, P,
+            stride_q_pe_token, stride_q_pe_head, positions_ptr, cos_ptr, sin_ptr, token_starts_ptr,
+            row, tile_m, num_heads, R, P, ROPE,
         )  # fmt: skip
         is_first = False
-        answers, total, stage, phase = _attend_tiles(
-            q_nope, q_pe, ckv, k_pe, key_scales, weights, scales, peaks, exceeds, ready, empty,
-            tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
-            token_starts_ptr, tree_words_ptr, num_heads, R, SCALES, MASK, TREE_WORDS, TILE_N, BOX,
-            STAGES, s_layout, layout,
+        answers, sums = _begin(
+            is_taken, peaks, shares_ptr, partial_out_ptr, partial_lse_ptr, R, TILE_N,
+            weights.shape[0], FIXED_SPLITS, s_layout, layout,
         )  # fmt: skip
-        is_empty = total == 0.0
-        answers *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
-        lse = (peaks.load(pair_layout) + gl.log2(total)) * LN_2
-        lse = gl.where(is_empty, float("-inf"), lse)
-        # No product reads the queries any more: answers leave through their buffer.
-        if is_whole:
-            _store_whole(
-                answers, lse, q_nope, out_ptr, lse_ptr, token_starts_ptr, row, tile_m,
-                num_heads, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
+        answers, sums, stage, phase = _attend_tiles(
+            answers, sums, q_nope, q_pe, ckv, k_pe, key_scales, weights, scales, peaks, exceeds,
+            ready, empty, tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len,
+            context_len, token_starts_ptr, tree_words_ptr, num_heads, R, SCALES, MASK, TREE_WORDS,
+            TILE_N, BOX, STAGES, FIXED_SPLITS, s_layout, layout,
+        )  # fmt: skip
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+            _store_answers(
+                answers, sums, peaks, cache_scale, q_nope, is_whole, place, out_ptr, lse_ptr,
+                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
+                tile_m, num_heads, stride_out_token, stride_out_head, stride_lse_token,
+                stride_lse_head, FIXED_SPLITS,
             )  # fmt: skip
+        elif is_left:
+            _store_state(answers, sums, peaks, partial_out_ptr, partial_lse_ptr, R)
+            state_stored(shares_ptr, 0, FIXED_SPLITS)
         else:
-            _store_partial(
-                answers, lse, q_nope, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                place, token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS,
+            _store_answers(
+                answers, sums, peaks, cache_scale, q_nope, is_whole, place, out_ptr, lse_ptr,
+                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
+                tile_m, num_heads, stride_out_token, stride_out_head, stride_lse_token,
+                stride_lse_head, FIXED_SPLITS,
             )  # fmt: skip
         unit = following
 
@@ -556,6 +665,9 @@ def decode_few_fp8_kernel(
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
+    positions_ptr,  # int64 [T]; with a rope alone, as the tables
+    cos_ptr,  # [max_model_len, P / 2]
+    sin_ptr,
     ckv_desc,  # int16 [cache rows, words of a row], boxes [BOX, R / 2]
     k_pe_desc,  # the same, boxes [BOX, words of k_pe]
     stride_q_nope_token,
@@ -585,6 +697,7 @@ def decode_few_fp8_kernel(
     BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
     FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     cache_ptr = cache_ptr.to(gl.pointer_type(gl.int16))
     wide: gl.constexpr = ckv_desc.layout
@@ -629,8 +742,9 @@ def decode_few_fp8_kernel(
                     empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     tree_words_ptr, scales_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-                    stride_lse_token, stride_lse_head, softmax_scale, num_heads, R, P, SCALES,
-                    MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES, FIXED_SPLITS,
+                    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr,
+                    softmax_scale, num_heads, R, P, SCALES, MASK, TREE_WORDS, TILE_M, TILE_N, BOX,
+                    STAGES, FIXED_SPLITS, ROPE,
                 ),
             ),
             (
@@ -640,7 +754,7 @@ def decode_few_fp8_kernel(
                     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
                     stride_table_row, stride_table_col, num_heads, block_size, block_rows,
                     stride_cache_row, R // 2, MASK, TILE_M, TILE_N, BOX, STAGES, scales_ptr,
-                    stride_scales_block, key_scales, SCALES, SHARES,
+                    stride_scales_block, key_scales, SCALES, SHARES, FIXED_SPLITS,
                 ),
             ),
         ],

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -35,14 +35,17 @@ from paged_mla_optimized.kernels.hopper.common import (
     copy_tile,
     find_segment,
     first_row,
-    keep_lse,
     kept_pairs,
     partial_pairs,
     query_pairs,
     raised,
     sees,
+    state_pairs,
+    state_stored,
     store_lse,
+    taken_pairs,
 )
+from paged_mla_optimized.kernels.hopper.rope import stage_q_pe
 
 # Offsets of the barriers in their array, three slots each but for the last.
 _FULL = gl.constexpr(0)
@@ -53,17 +56,32 @@ _SUMMED = gl.constexpr(12)
 
 
 @gluon.jit
-def _weigh_tiles(
-    q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end, tile_edge, slot,
-    phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr, scale, num_heads,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Store the weights of key tiles; return peak and total [64] of their scores."""
-    dtype: gl.constexpr = ckv.dtype
-    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+def _begin_weighing(
+    is_taken, shares_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr, pair_layout: gl.constexpr
+):
+    """Return peak and total [64] to begin with."""
     peak = gl.full([64], FLOOR, gl.float32, pair_layout)
     total = gl.zeros([64], gl.float32, pair_layout)
-    for tile in range(tile_begin, tile_end):
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            at = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
+            peak = gl.load(partial_lse_ptr + at)
+            total = gl.load(partial_lse_ptr + at + 64)
+    return peak, total
+
+
+@gluon.jit
+def _weigh_tiles(
+    peak, total, q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end,
+    tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr,
+    scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Store the weights of key tiles; return peak and total [64], theirs included."""
+    dtype: gl.constexpr = ckv.dtype
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    for visit in range(tile_begin, tile_end):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
         mbarrier.wait(bars.index(_FULL + slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
@@ -120,22 +138,22 @@ def _weigh(
     q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
     unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
-    stride_lse_head, softmax_scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr, BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     scale = softmax_scale * LOG2_E
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     slot = 0
     phase = 0
     mbarrier.arrive(bars.index(_GO))
     while unit < end:
         (
-            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge, _,
+            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
+            tile_begin, tile_end, tile_edge,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64, FIXED_SPLITS,
@@ -151,9 +169,9 @@ def _weigh(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
             num_heads, q_last, 64, 496, 16,
         )  # fmt: skip
-        copy_queries(
-            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, q_pe, 64, 0, 64,
+        stage_q_pe(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+            token_starts_ptr, row, tile_m, num_heads, q_pe, 64, 64, ROPE,
         )  # fmt: skip
         async_copy.commit_group()
         async_copy.wait_group(0)
@@ -169,42 +187,67 @@ def _weigh(
         phase = gl.where(slot == 3, phase ^ 1, phase)
         slot = gl.where(slot == 3, 0, slot)
 
+        peak, total = _begin_weighing(
+            is_taken, shares_ptr, partial_lse_ptr, FIXED_SPLITS, pair_layout
+        )
         peak, total, slot, phase = _weigh_tiles(
-            q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end,
-            tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
-            tree_words_ptr, scale, num_heads, MASK, TREE_WORDS, BOX, layout,
+            peak, total, q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin,
+            tile_end, tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
+            tree_words_ptr, scale, num_heads, MASK, TREE_WORDS, BOX, FIXED_SPLITS, layout,
         )  # fmt: skip
         mbarrier.arrive(bars.index(_GO + slot))
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
         lse = _hand_over(peak, total, sums, bars)
-        if is_whole:
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
             store_lse(
-                lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
-                stride_lse_head, pair_layout,
+                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
+                FIXED_SPLITS, pair_layout,
             )  # fmt: skip
+        elif is_left:
+            at = state_pairs(gl.program_id(0), 64, pair_layout)
+            gl.store(partial_lse_ptr + at, peak)
+            gl.store(partial_lse_ptr + at + 64, total)
+            state_stored(shares_ptr, 0, FIXED_SPLITS)
         else:
-            keep_lse(
-                lse, partial_lse_ptr, cut_ptr, shares_ptr, place, token_starts_ptr, row, tile_m,
-                num_heads, FIXED_SPLITS, pair_layout,
+            store_lse(
+                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
+                FIXED_SPLITS, pair_layout,
             )  # fmt: skip
         unit = following
 
 
 @gluon.jit
-def _sum_tiles(
-    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin, tile_end,
-    slot, phase, seq_len, stride_table_col, block_size, block_rows, stride_cache_row,
-    BOX: gl.constexpr, HALF: gl.constexpr, layout: gl.constexpr,
+def _begin_summing(
+    is_taken, shares_ptr, partial_out_ptr, column, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
-    """Return the weighted sums [64, 256] of key tiles, and keep the ring full."""
+    """Return the sums [64, 256] to begin with."""
+    acc = gl.zeros([64, 256], gl.float32, layout)
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            at = taken_pairs(shares_ptr, 1 + HALF, FIXED_SPLITS, 64, gl.SliceLayout(1, layout))
+            acc = gl.load(partial_out_ptr + at[:, None] * 512 + column[None, :])
+    return acc
+
+
+@gluon.jit
+def _sum_tiles(
+    acc, cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
+    tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows, stride_cache_row,
+    BOX: gl.constexpr, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """Add the weighted key tiles to the sums [64, 256], and keep the ring full."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
     loads: gl.constexpr = arrivals(BOX)  # of one half
     FIRST: gl.constexpr = 256 * HALF
-    acc = gl.zeros([64, 256], gl.float32, layout)
-    for tile in range(tile_begin, tile_end):
+    for visit in range(tile_begin, tile_end):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
+        ahead = visited_tile(visit + 3, tile_begin, tile_end, FIXED_SPLITS)
         at = first_row(
-            table_row_ptr, stride_table_col, tile + 3, seq_len, block_size, block_rows, 64, BOX
+            table_row_ptr, stride_table_col, ahead, seq_len, block_size, block_rows, 64, BOX
         )
         mbarrier.wait(bars.index(_WEIGHED + slot), phase)
         if gl.min(keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
@@ -225,14 +268,14 @@ def _sum_tiles(
             mbarrier.arrive(bars.index(_LEFT + slot))
         else:
             mbarrier.wait(bars.index(_LEFT + slot), phase)
-        if tile + 3 < tile_end:
+        if visit + 3 < tile_end:
             copy_tile(
                 cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot),
-                bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, tile + 3,
-                seq_len, block_size, block_rows, stride_cache_row, 512, 64, BOX, FIRST, 256,
+                bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, ahead, seq_len,
+                block_size, block_rows, stride_cache_row, 512, 64, BOX, FIRST, 256,
                 HALF == 1,
             )  # fmt: skip
-        if tile + 3 == tile_end:
+        if visit + 3 == tile_end:
             mbarrier.arrive(bars.index(_FULL + slot), count=loads)
         slot = next_slot
         phase = next_phase
@@ -240,15 +283,25 @@ def _sum_tiles(
 
 
 @gluon.jit
-def _store_whole(
-    acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads, stride_out_token,
-    stride_out_head, layout: gl.constexpr,
+def _store_answers(
+    acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
+    token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
+    FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Store some columns of the answers of a query tile."""
-    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
-    pairs = token * stride_out_token + head * stride_out_head
-    out_at = out_ptr + pairs[:, None] + column[None, :]
-    gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
+    """Store columns of the answers of a query tile, or keep them as the partial of `place`."""
+    acc = acc * sums.load(layout)[:, None]
+    if is_whole:
+        token, head, _index, live = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, 64, layout
+        )
+        pairs = token * stride_out_token + head * stride_out_head
+        out_at = out_ptr + pairs[:, None] + column[None, :]
+        gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
+    else:
+        at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
+        partial_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
+        kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, layout)
+        gl.store(partial_at, acc, mask=kept[:, None])
 
 
 @gluon.jit
@@ -264,14 +317,15 @@ def _answer(
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     loads: gl.constexpr = arrivals(BOX)  # of one half
     FIRST: gl.constexpr = 256 * HALF
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     slot = 0
     phase = 0
     odd = 0
     mbarrier.arrive(bars.index(_FULL), count=loads)
     while unit < end:
         (
-            following, place, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _, _,
+            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, _, tile_begin,
+            tile_end, _,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64, FIXED_SPLITS,
@@ -288,41 +342,47 @@ def _answer(
                 if HALF == 0:
                     mbarrier.arrive(bars.index(_LEFT + q_slot))
             if tile_begin + ahead < tile_end:
+                tile = visited_tile(tile_begin + ahead, tile_begin, tile_end, FIXED_SPLITS)
                 at = first_row(
-                    table_row_ptr, stride_table_col, tile_begin + ahead, seq_len, block_size,
-                    block_rows, 64, BOX,
-                )  # fmt: skip
+                    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, 64, BOX
+                )
                 copy_tile(
                     cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(FIRST, 256, dim=1),
                     k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr,
-                    stride_table_col, tile_begin + ahead, seq_len, block_size, block_rows,
-                    stride_cache_row, 512, 64, BOX, FIRST, 256, HALF == 1,
+                    stride_table_col, tile, seq_len, block_size, block_rows, stride_cache_row, 512,
+                    64, BOX, FIRST, 256, HALF == 1,
                 )  # fmt: skip
             if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
                 mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
             target = gl.where(target == 2, 0, target + 1)
 
+        column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+        acc = _begin_summing(
+            is_taken, shares_ptr, partial_out_ptr, column, HALF, FIXED_SPLITS, layout
+        )
         acc, slot, phase = _sum_tiles(
-            cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
+            acc, cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
             tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows,
-            stride_cache_row, BOX, HALF, layout,
+            stride_cache_row, BOX, HALF, FIXED_SPLITS, layout,
         )  # fmt: skip
         mbarrier.wait(bars.index(_SUMMED), odd)
         odd ^= 1
-        acc = acc * sums.load(pair_layout)[:, None]
-        column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-        if is_whole:
-            _store_whole(
-                acc, column, out_ptr, token_starts_ptr, row, tile_m, num_heads,
-                stride_out_token, stride_out_head, pair_layout,
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+            _store_answers(
+                acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
+                FIXED_SPLITS, pair_layout,
             )  # fmt: skip
+        elif is_left:
+            at = state_pairs(gl.program_id(0), 64, pair_layout)
+            gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
+            state_stored(shares_ptr, 1 + HALF, FIXED_SPLITS)
         else:
-            at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
-            out_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
-            kept = kept_pairs(
-                token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, pair_layout
-            )
-            gl.store(out_at, acc, mask=kept[:, None])
+            _store_answers(
+                acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
+                FIXED_SPLITS, pair_layout,
+            )  # fmt: skip
         unit = following
 
 
@@ -343,6 +403,9 @@ def decode_tile_kernel(
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, 64, 512]
     partial_lse_ptr,  # float32 [tiles, 64]
+    positions_ptr,  # int64 [T]; with a rope alone, as the tables
+    cos_ptr,  # [max_model_len, 32]
+    sin_ptr,
     ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
     k_pe_desc,  # the same, boxes [BOX, 64]
     stride_q_nope_token,
@@ -364,6 +427,7 @@ def decode_tile_kernel(
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
     FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
@@ -393,7 +457,8 @@ def decode_tile_kernel(
                     sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
                     row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
                     stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
-                    softmax_scale, num_heads, MASK, TREE_WORDS, BOX, FIXED_SPLITS,
+                    positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, MASK, TREE_WORDS,
+                    BOX, FIXED_SPLITS, ROPE,
                 ),
             ),
             (

@@ -34,7 +34,7 @@ from triton.language import PropagateNan
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.scales import load_scales
-from paged_mla_optimized.kernels.common.schedule import share_of_program
+from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
     LN_2,
@@ -45,11 +45,13 @@ from paged_mla_optimized.kernels.hopper.common import (
     copy_tile,
     find_segment,
     first_row,
-    keep_lse,
     partial_pairs,
     query_pairs,
     sees,
+    state_pairs,
+    state_stored,
     store_lse,
+    taken_pairs,
 )
 
 _SLOTS = gl.constexpr(5)
@@ -142,18 +144,41 @@ def _masked(
 
 
 @gluon.jit
-def _weigh_tiles(
-    q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end, tile_edge, slot,
-    phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr, scale, num_heads,
-    SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
-):  # fmt: skip
-    """Store the weights of key tiles; return peak and total [64] of their scores."""
+def _totals_at(total, pair):
+    """Return where own sums [64, 4] of weights lie in a state of the pairs that lie at `pair`."""
+    own = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))
+    pair = gl.convert_layout(pair, gl.SliceLayout(1, total.type.layout))
+    return (pair + 64)[:, None] * 512 + own[None, :]
+
+
+@gluon.jit
+def _begin_weighing(
+    is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr
+):
+    """Return peak [64] and own sums [64, 4] of weights to begin with."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
-    key_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
     peak = gl.full([64], FLOOR, gl.float32, pair_layout)
     total = _own_sum(gl.zeros([64, 64], gl.float32, _PRODUCT))
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
+            peak = gl.load(partial_lse_ptr + pair)
+            total = gl.load(partial_out_ptr + _totals_at(total, pair))
+    return peak, total
+
+
+@gluon.jit
+def _weigh_tiles(
+    peak, total, q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end,
+    tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr,
+    scale, num_heads, SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+):  # fmt: skip
+    """Store the weights of key tiles; return peak [64] and own sums [64, 4], theirs included."""
+    key_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
-    for tile in range(tile_begin, tile_end):
+    for visit in range(tile_begin, tile_end):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
         mbarrier.wait(bars.index(_FULL + slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
@@ -193,7 +218,7 @@ def _weigh_tiles(
         mbarrier.arrive(bars.index(_WEIGHED + slot))
         phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
         slot = gl.where(slot == _SLOTS - 1, 0, slot + 1)
-    return peak, gl.convert_layout(gl.sum(total, 1), pair_layout), slot, phase
+    return peak, total, slot, phase
 
 
 @gluon.jit
@@ -208,25 +233,25 @@ def _hand_over(peak, total, cache_scale, sums, bars, odd):
 
 @gluon.jit
 def _weigh(
-    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_words, q_pe_words,
-    key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
-    row_lens_ptr, tree_words_ptr, stride_lse_token, stride_lse_head, softmax_scale, num_heads,
-    SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
+    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv, k_pe, q_words,
+    q_pe_words, key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr,
+    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_lse_token, stride_lse_head,
+    softmax_scale, num_heads, SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
+    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
     q = q_words._reinterpret(_E4M3, [64, 512], _CKV)
     q_pe = q_pe_words._reinterpret(_E4M3, [64, 64], _K_PE)
     cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     slot = 0
     phase = 0
     odd = 0
     while unit < end:
         (
-            following, place, is_whole, row, tile_m, seq_len, context_len, tile_begin, tile_end,
-            tile_edge, _,
+            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
+            tile_begin, tile_end, tile_edge,
         ) = find_segment(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64, FIXED_SPLITS,
@@ -249,22 +274,33 @@ def _weigh(
         fence_async_shared()
         q_first = q.slice(0, 256, dim=1).load(_VALUES)  # the others would not fit
 
+        peak, total = _begin_weighing(
+            is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS
+        )
         peak, total, slot, phase = _weigh_tiles(
-            q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end, tile_edge,
-            slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr,
-            scale, num_heads, SCALES, MASK, TREE_WORDS, BOX,
+            peak, total, q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end,
+            tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
+            tree_words_ptr, scale, num_heads, SCALES, MASK, TREE_WORDS, BOX, FIXED_SPLITS,
         )  # fmt: skip
-        lse = _hand_over(peak, total, cache_scale, sums, bars, odd)
+        all_own = gl.convert_layout(gl.sum(total, 1), pair_layout)
+        lse = _hand_over(peak, all_own, cache_scale, sums, bars, odd)
         odd ^= 1
-        if is_whole:
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
             store_lse(
-                lse, lse_ptr, token_starts_ptr, row, tile_m, num_heads, stride_lse_token,
-                stride_lse_head, pair_layout,
+                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
+                FIXED_SPLITS, pair_layout,
             )  # fmt: skip
+        elif is_left:
+            at = state_pairs(gl.program_id(0), 64, pair_layout)
+            gl.store(partial_lse_ptr + at, peak)
+            gl.store(partial_out_ptr + _totals_at(total, at), total)
+            state_stored(shares_ptr, 0, FIXED_SPLITS)
         else:
-            keep_lse(
-                lse, partial_lse_ptr, cut_ptr, shares_ptr, place, token_starts_ptr, row, tile_m,
-                num_heads, FIXED_SPLITS, pair_layout,
+            store_lse(
+                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
+                FIXED_SPLITS, pair_layout,
             )  # fmt: skip
         unit = following
 
@@ -300,23 +336,23 @@ def _hand_scales(scale, key_scales, bars, slot, is_wanted):
 
 @gluon.jit
 def _sum_tiles(
-    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars, table_row_ptr,
-    tile_begin, tile_end, slot, phase, seq_len, stride_table_col, stride_scales_block, block_size,
-    block_rows, stride_cache_row, SCALES: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
+    even, odd, cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars,
+    table_row_ptr, tile_begin, tile_end, slot, phase, seq_len, stride_table_col,
+    stride_scales_block, block_size, block_rows, stride_cache_row, SCALES: gl.constexpr,
+    BOX: gl.constexpr, HALF: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """Return the weighted sums [128, 64] of even and of odd columns, and keep the ring full."""
+    """Add weighted key tiles to sums [128, 64] of even and odd columns, and keep the ring full."""
     pair_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
-    even = gl.zeros([128, 64], gl.float32, _PRODUCT)
-    odd = gl.zeros([128, 64], gl.float32, _PRODUCT)
-    for tile in range(tile_begin, tile_end):
+    for visit in range(tile_begin, tile_end):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
+        ahead = visited_tile(visit + _SLOTS, tile_begin, tile_end, FIXED_SPLITS)
         at = first_row(
-            table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size, block_rows, 64, BOX
+            table_row_ptr, stride_table_col, ahead, seq_len, block_size, block_rows, 64, BOX
         )
         if SCALES != "scalar" and HALF == 0:
-            blocks = _blocks_of_keys(
-                table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size
-            )
+            blocks = _blocks_of_keys(table_row_ptr, stride_table_col, ahead, seq_len, block_size)
         mbarrier.wait(bars.index(_FULL + slot), phase)
         values = ckv.index(slot).slice(128 * HALF, 128, dim=1)
         if BOX > 0 and tile * 64 + 64 > seq_len:
@@ -327,7 +363,7 @@ def _sum_tiles(
         mbarrier.wait(bars.index(_WEIGHED + slot), phase)
         if SCALES != "scalar" and HALF == 0:
             scale = _scales_of_keys(
-                scales_ptr, stride_scales_block, blocks, tile + _SLOTS, seq_len, block_size, SCALES
+                scales_ptr, stride_scales_block, blocks, ahead, seq_len, block_size, SCALES
             )
         keep_bits = keeps.index(slot).load(all_pairs).to(gl.int32, bitcast=True)
         if gl.min(keep_bits, 0) < 0x3F800000:  # 1.0: positive numbers compare as integers do
@@ -336,7 +372,7 @@ def _sum_tiles(
             odd = odd * keep[None, :]
         next_slot = gl.where(slot == _SLOTS - 1, 0, slot + 1)
         next_phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
-        mbarrier.wait(bars.index(_GO + next_slot), next_phase, pred=tile + 1 < tile_end)
+        mbarrier.wait(bars.index(_GO + next_slot), next_phase, pred=visit + 1 < tile_end)
         weights = k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE).permute((1, 0))
         even = warpgroup_mma(values_even, weights, even, is_async=True)
         odd = warpgroup_mma(values_odd, weights, odd, is_async=True)
@@ -345,11 +381,11 @@ def _sum_tiles(
             mbarrier.arrive(bars.index(_LEFT + slot))
         else:
             mbarrier.wait(bars.index(_LEFT + slot), phase)
-        if tile + _SLOTS < tile_end:
+        if visit + _SLOTS < tile_end:
             copy_tile(
                 cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot), bars.index(_FULL + slot),
-                at, table_row_ptr, stride_table_col, tile + _SLOTS, seq_len, block_size,
-                block_rows, stride_cache_row, 256, 64, BOX, 128 * HALF, 128, HALF == 1,
+                at, table_row_ptr, stride_table_col, ahead, seq_len, block_size, block_rows,
+                stride_cache_row, 256, 64, BOX, 128 * HALF, 128, HALF == 1,
             )  # fmt: skip
             if SCALES != "scalar" and HALF == 0:
                 _hand_scales(scale, key_scales, bars, slot, True)
@@ -362,11 +398,12 @@ def _sum_tiles(
 def _begin_scales(
     scales_ptr, key_scales, bars, table_row_ptr, tile_begin, tile_end, slot, seq_len,
     stride_table_col, stride_scales_block, block_size, SCALES: gl.constexpr,
+    FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Hand on the scales of a segment's first key tiles, all loaded before any is awaited."""
     scales = ()
     for ahead in gl.static_range(_SLOTS):
-        tile = tile_begin + ahead
+        tile = visited_tile(tile_begin + ahead, tile_begin, tile_end, FIXED_SPLITS)
         blocks = _blocks_of_keys(table_row_ptr, stride_table_col, tile, seq_len, block_size)
         scales += (
             _scales_of_keys(
@@ -388,14 +425,16 @@ def _begin_segment(
 ):  # fmt: skip
     """Find the segment that starts with `unit`, and ask for its first key tiles."""
     (
-        following, place, is_whole, row, tile_m, seq_len, _, tile_begin, tile_end, _, _,
+        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, _, tile_begin,
+        tile_end, _,
     ) = find_segment(
         unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row, MASK,
         64, 64, FIXED_SPLITS,
     )  # fmt: skip
     table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
     target = slot
-    for tile in range(tile_begin, gl.minimum(tile_begin + _SLOTS, tile_end)):
+    for visit in range(tile_begin, gl.minimum(tile_begin + _SLOTS, tile_end)):
+        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
         at = first_row(
             table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, 64, BOX
         )
@@ -409,18 +448,44 @@ def _begin_segment(
     if SCALES != "scalar" and HALF == 0:
         _begin_scales(
             scales_ptr, key_scales, bars, table_row_ptr, tile_begin, tile_end, slot, seq_len,
-            stride_table_col, stride_scales_block, block_size, SCALES,
+            stride_table_col, stride_scales_block, block_size, SCALES, FIXED_SPLITS,
         )  # fmt: skip
-    return following, place, is_whole, row, tile_m, seq_len, tile_begin, tile_end
+    return (
+        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, tile_begin, tile_end,
+    )  # fmt: skip
 
 
 @gluon.jit
-def _scaled(even, odd, sums, bars, parity):
-    """Return the answers [128, 64, 2] of a query tile, once it is known what scales the sums."""
+def _factor(sums, bars, parity):
+    """Return what scales the sums [128, 64] of a query tile, once it is known."""
     mbarrier.wait(bars.index(_SUMMED), parity)
     factor = sums.load(gl.SliceLayout(0, _PRODUCT))[None, :]
     mbarrier.arrive(bars.index(_READ))
-    return gl.join(even * factor, odd * factor)
+    return factor
+
+
+@gluon.jit
+def _state_at(pairs, HALF: gl.constexpr):
+    """Return where the even columns [128, 64] of one half lie in a state, of `pairs` [64]."""
+    couple = gl.arange(0, 128, layout=gl.SliceLayout(1, _PRODUCT))
+    return pairs[None, :] * 512 + 256 * HALF + couple[:, None] * 2
+
+
+@gluon.jit
+def _begin_summing(
+    is_taken, shares_ptr, partial_out_ptr, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr
+):
+    """Return the sums [128, 64] of even and of odd columns to begin with."""
+    even = gl.zeros([128, 64], gl.float32, _PRODUCT)
+    odd = gl.zeros([128, 64], gl.float32, _PRODUCT)
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            pair_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
+            pairs = taken_pairs(shares_ptr, 1 + HALF, FIXED_SPLITS, 64, pair_layout)
+            even_at = partial_out_ptr + _state_at(pairs, HALF)
+            even = gl.load(even_at)
+            odd = gl.load(even_at + 1)
+    return even, odd
 
 
 @gluon.jit
@@ -436,10 +501,14 @@ def _store_columns(answers, out_ptr, at, live, HALF: gl.constexpr):
 
 @gluon.jit
 def _store_answers(
-    answers, is_whole, partial, out_ptr, partial_out_ptr, token_starts_ptr, row, tile_m, num_heads,
-    stride_out_token, stride_out_head, HALF: gl.constexpr, layout: gl.constexpr,
+    even, odd, factor, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
+    token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
+    HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """Store answers [128, 64, 2] of a query tile, or keep them where `partial` says."""
+    """Store the answers of a query tile, or keep them as the partial that `place` says."""
+    answers = gl.join(even * factor, odd * factor)
+    layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, answers.type.layout))
+    partial = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
     token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
     if is_whole:
         at = token * stride_out_token + head * stride_out_head
@@ -457,13 +526,14 @@ def _answer(
     MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
 ):  # fmt: skip
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     slot = 0
     phase = 0
     parity = 0
     while unit < end:
         (
-            following, place, is_whole, row, tile_m, seq_len, tile_begin, tile_end,
+            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, tile_begin,
+            tile_end,
         ) = _begin_segment(
             cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, bars,
             block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, unit, end,
@@ -471,19 +541,33 @@ def _answer(
             block_size, block_rows, stride_cache_row, SCALES, MASK, BOX, HALF, FIXED_SPLITS,
         )  # fmt: skip
         table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+        even, odd = _begin_summing(is_taken, shares_ptr, partial_out_ptr, HALF, FIXED_SPLITS)
         even, odd, slot, phase = _sum_tiles(
-            cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars,
-            table_row_ptr, tile_begin, tile_end, slot, phase, seq_len, stride_table_col,
+            even, odd, cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps,
+            bars, table_row_ptr, tile_begin, tile_end, slot, phase, seq_len, stride_table_col,
             stride_scales_block, block_size, block_rows, stride_cache_row, SCALES, BOX, HALF,
+            FIXED_SPLITS,
         )  # fmt: skip
-        answers = _scaled(even, odd, sums, bars, parity)
+        factor = _factor(sums, bars, parity)
         parity ^= 1
-        pair_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, answers.type.layout))
-        partial = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, pair_layout)
-        _store_answers(
-            answers, is_whole, partial, out_ptr, partial_out_ptr, token_starts_ptr, row,
-            tile_m, num_heads, stride_out_token, stride_out_head, HALF, pair_layout,
-        )  # fmt: skip
+        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+            _store_answers(
+                even, odd, factor, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head, HALF,
+                FIXED_SPLITS,
+            )  # fmt: skip
+        elif is_left:
+            pairs = state_pairs(gl.program_id(0), 64, gl.SliceLayout(0, _PRODUCT))
+            even_at = partial_out_ptr + _state_at(pairs, HALF)
+            gl.store(even_at, even)
+            gl.store(even_at + 1, odd)
+            state_stored(shares_ptr, 1 + HALF, FIXED_SPLITS)
+        else:
+            _store_answers(
+                even, odd, factor, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
+                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head, HALF,
+                FIXED_SPLITS,
+            )  # fmt: skip
         unit = following
 
 
@@ -556,9 +640,9 @@ def decode_tile_fp8_kernel(
             (
                 _weigh,
                 (
-                    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q, q_pe,
-                    key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr,
-                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_lse_token,
+                    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv,
+                    k_pe, q, q_pe, key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr,
+                    shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_lse_token,
                     stride_lse_head, softmax_scale, num_heads, SCALES, MASK, TREE_WORDS, BOX,
                     FIXED_SPLITS,
                 ),

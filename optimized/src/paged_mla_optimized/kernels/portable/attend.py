@@ -3,7 +3,8 @@
 A program owns a range of units (see ``schedule.py``) and walks the groups it touches. The query
 tiles of a group are worked on by neighbouring programs, which read the same keys at the same time.
 A group wholly inside the range is finished here; one that the range cuts leaves a float32 partial,
-for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one.
+for ``combine.py``. With FIXED_SPLITS every split of a group that has several leaves one; a split is
+taken from its last key tile to its first, and one that the range cuts is handed on as it is.
 
 Where keys have scales, the weights of their values are those of the scores times the scale, and
 have a peak of their own: what is rounded to 16 bits is at most 1, whatever the scales.
@@ -12,9 +13,14 @@ have a peak of their own: what is rounded to 16 bits is at most 1, whatever the 
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.kernels.common.handover import (
+    await_state,
+    forget_state,
+    leave_state,
+    state_of_program,
+)
 from paged_mla_optimized.kernels.common.schedule import (
     fixed_partial,
-    fixed_split,
     group_of_unit,
     lanes_of_group,
     partial_of_program,
@@ -22,7 +28,9 @@ from paged_mla_optimized.kernels.common.schedule import (
     row_of_unit,
     seen_tiles,
     share_of_program,
+    split_of_unit,
     unit_after,
+    visited_tile,
 )
 from paged_mla_optimized.kernels.portable.keys import (
     has_key_scales,
@@ -59,6 +67,34 @@ def _visible(
             bit = (line[:, None] >> (node % 32)) & 1
             visible |= (node // 32 == word) & (bit != 0) & (key < seq_len)
     return visible
+
+
+@triton.jit
+def _store_state(
+    acc, peak, value_peak, total, partial_out_ptr, partial_lse_ptr, R: tl.constexpr,
+    SHARES: tl.constexpr, TILE_M: tl.constexpr,
+):  # fmt: skip
+    """Store what a split has come to so far, for another program to go on with."""
+    at = state_of_program(tl.program_id(0)).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+    every = tl.full([TILE_M], True, tl.int1)
+    store_shares(partial_out_ptr + at * R, acc, every, R, SHARES)
+    tl.store(partial_lse_ptr + at, peak)
+    tl.store(partial_lse_ptr + at + TILE_M, total)
+    tl.store(partial_out_ptr + (at + TILE_M) * R, value_peak)
+
+
+@triton.jit
+def _load_state(
+    source, partial_out_ptr, partial_lse_ptr, R: tl.constexpr, SHARES: tl.constexpr,
+    TILE_M: tl.constexpr,
+):  # fmt: skip
+    """Load what the program `source` stored."""
+    at = state_of_program(source).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+    every = tl.full([TILE_M], True, tl.int1)
+    acc = load_shares(partial_out_ptr + at * R, every, R, SHARES)
+    peak = tl.load(partial_lse_ptr + at)
+    total = tl.load(partial_lse_ptr + at + TILE_M)
+    return acc, peak, tl.load(partial_out_ptr + (at + TILE_M) * R), total
 
 
 # A debugger in Triton's interpreter stands in for these two (``inspect/taps.py``); nothing of them
@@ -124,29 +160,41 @@ def attend_kernel(
 ):
     lanes = lanes_of_group(cut_ptr)
     lane = tl.program_id(0) % lanes
-    unit, end, row = share_of_program(shares_ptr)
+    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
     scale_log2 = softmax_scale * LOG2_E
     if SCALES == "scalar":
         layer_scale = tl.load(scales_ptr)
         scale_log2 *= layer_scale
     while unit < end:
         row = row_of_unit(unit_starts_ptr, row, unit)
-        group, group_begin, group_end = group_of_unit(
-            unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
-        )
-        tile_m = group * lanes + lane
         if FIXED_SPLITS > 0:
-            splits, length = fixed_split(cut_ptr, row_lens_ptr, row, TILE_N)
-            stop = tl.minimum(unit + length, group_end)
-            split = ((unit - group_begin) // length).to(tl.int32)
-            partial = fixed_partial(row, tile_m, splits, split, FIXED_SPLITS)
+            group, splits, split, first_tile, _, split_begin, split_end, after = split_of_unit(
+                unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+            )
+            tile_m = group * lanes + lane
+            unit = tl.maximum(unit, split_begin)
+            stop = tl.minimum(end, split_end)
+            partial = fixed_partial(row, tile_m, splits, split, tl.num_programs(0), FIXED_SPLITS)
+            is_whole = splits == 1
+            is_left = unit > split_begin
+            is_taken = stop < split_end
+            first = first_tile - split_begin
+            following = tl.where(is_taken, stop, after)
         else:
+            group, group_begin, group_end = group_of_unit(
+                unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+            )
+            tile_m = group * lanes + lane
             stop = tl.minimum(end, group_end)
             partial = partial_of_program(cut_ptr, shares_ptr, unit == group_begin)
+            is_whole = (unit == group_begin) & (stop == group_end)
+            is_left = False
+            first = -group_begin
+            following = unit_after(cut_ptr, stop, group_end)
         token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
         seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
-            token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit - group_begin,
-            stop - group_begin, MASK, TILE_M, TILE_N,
+            token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit + first, stop + first,
+            MASK, TILE_M, TILE_N,
         )  # fmt: skip
         at = token * stride_q_nope_token + head * stride_q_nope_head
         q_nope = load_shares(q_nope_ptr + at, live, R, SHARES)
@@ -160,20 +208,31 @@ def attend_kernel(
         peak = tl.full([TILE_M], float("-inf"), tl.float32)
         value_peak = peak
         total = tl.zeros([TILE_M], tl.float32)
+        if FIXED_SPLITS > 0:
+            if is_taken:
+                source, word_ptr = await_state(shares_ptr, 0, FIXED_SPLITS)
+                tl.debug_barrier()
+                forget_state(word_ptr)
+                acc, peak, value_peak, total = _load_state(
+                    source, partial_out_ptr, partial_lse_ptr, R, SHARES, TILE_M
+                )
         table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
         block = load_blocks(
-            table_row_ptr, stride_table_col, tile_begin, seq_len, block_size,
-            TILE_N, TILE_IN_BLOCK,
+            table_row_ptr, stride_table_col,
+            visited_tile(tile_begin, tile_begin, tile_end, FIXED_SPLITS),
+            seq_len, block_size, TILE_N, TILE_IN_BLOCK,
         )  # fmt: skip
-        for tile in range(tile_begin, tile_end):
+        for visit in range(tile_begin, tile_end):
+            tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
             ckv, k_pe, scales = load_keys(
                 cache_ptr, scales_ptr, block, stride_cache_block, stride_cache_token,
                 stride_scales_block, tile, seq_len, block_size, R, P, q_pe.dtype, SCALES, SHARES,
                 NATIVE, TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
             block = load_blocks(
-                table_row_ptr, stride_table_col, tile + 1, seq_len, block_size,
-                TILE_N, TILE_IN_BLOCK,
+                table_row_ptr, stride_table_col,
+                visited_tile(visit + 1, tile_begin, tile_end, FIXED_SPLITS),
+                seq_len, block_size, TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
             scores = scores_of(q_nope, q_pe, ckv, k_pe, scales, scale_log2, SCALES, SHARES)
             if tile >= tile_edge:
@@ -214,16 +273,24 @@ def attend_kernel(
                 mean *= tl.exp2(value_peak - tl.where(is_empty, 0.0, peak))[:, None]
             out += (mean,)
         lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
-        tap_part(token, head, live, peak, total, lse, out)
-        if (unit == group_begin) & (stop == group_end):
-            at = token * stride_out_token + head * stride_out_head
-            store_shares(out_ptr + at, out, live, R, SHARES)
-            tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+        if is_left:
+            _store_state(
+                acc, peak, value_peak, total, partial_out_ptr, partial_lse_ptr, R, SHARES, TILE_M
+            )
+            tl.debug_barrier()
+            leave_state(shares_ptr, 0, FIXED_SPLITS)
         else:
-            at = partial * TILE_M + tl.arange(0, TILE_M)
-            kept = tl.full([TILE_M], True, tl.int1)
-            if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
-                kept = live
-            store_shares(partial_out_ptr + at * R, out, kept, R, SHARES)
-            tl.store(partial_lse_ptr + at, lse, mask=kept)
-        unit = unit_after(cut_ptr, stop, group_end)
+            tap_part(token, head, live, peak, total, lse, out)
+            if is_whole:
+                at = token * stride_out_token + head * stride_out_head
+                store_shares(out_ptr + at, out, live, R, SHARES)
+                lse_at = lse_ptr + token * stride_lse_token + head * stride_lse_head
+                tl.store(lse_at, lse, mask=live)
+            else:
+                at = partial * TILE_M + tl.arange(0, TILE_M)
+                kept = tl.full([TILE_M], True, tl.int1)
+                if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+                    kept = live
+                store_shares(partial_out_ptr + at * R, out, kept, R, SHARES)
+                tl.store(partial_lse_ptr + at, lse, mask=kept)
+        unit = following

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import decode, from_bfloat16_bits
+from paged_mla_optimized.kernels.common.handover import is_compiled
 from paged_mla_optimized.kernels.common.scales import load_row_scale, load_scales
 
 
@@ -18,12 +19,6 @@ from paged_mla_optimized.kernels.common.scales import load_row_scale, load_scale
 def has_key_scales(scales):
     """Return whether keys, or shares of them, have scales of their own."""
     return scales not in {"none", "scalar"}
-
-
-@triton.constexpr_function
-def is_compiled():
-    """Return whether this is no interpreter, which knows no assembly."""
-    return not triton.knobs.runtime.interpret
 
 
 @triton.constexpr_function

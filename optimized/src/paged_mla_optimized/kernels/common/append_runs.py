@@ -1,0 +1,117 @@
+"""Paged scatter as e4m3 into groups, at the slots of a plan (rules S-10 to S-12).
+
+Tokens of a row follow each other there, in the step and in slots: what a step brings to a group is
+a run of tokens. A program writes the runs that begin among its TOKENS, also where they end behind
+them, so every token is loaded once, and no program looks at what another writes.
+"""
+
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.append_fp8 import load_tokens, store_tokens
+from paged_mla_optimized.kernels.common.regroup import encode_again
+from paged_mla_optimized.kernels.common.scales import GROUPS, largest_magnitude, scale_of
+
+
+@triton.jit
+def _largest_of_run(
+    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, start, stop,
+    left_out, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Return the largest finite magnitude of tokens [start, stop), at most ROWS, but `left_out`.
+
+    The tokens are not returned: loaded again, from L1, they take fewer registers than kept.
+    """
+    token = start + tl.arange(0, ROWS)
+    live = (token < stop) & (token != left_out)
+    ckv, first, second = load_tokens(
+        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, live,
+        R, P, ROPE,
+    )  # fmt: skip
+    return largest_magnitude(ckv, first, second, live)
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens", "reserved_slot"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
+def append_runs_kernel(
+    ckv_ptr,  # [T, R]
+    k_pe_ptr,  # [T, P]
+    cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, R + P]
+    scales_ptr,  # float32 [num_blocks, 1, GROUPS]
+    slot_mapping_ptr,  # int64 [T] of a plan, negative: write nothing
+    positions_ptr,  # int64 [T]
+    cos_ptr,
+    sin_ptr,
+    stride_ckv,
+    stride_k_pe,
+    stride_slots,
+    stride_cache_block,
+    stride_cache_token,
+    stride_scales_block,
+    num_tokens,
+    reserved_slot,  # write nothing there either; -1 for none
+    R: tl.constexpr,
+    P: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,  # of a program
+    WINDOW: tl.constexpr,  # tokens whose slots it looks at: its own and a group
+    ROWS: tl.constexpr,  # that are encoded together
+    ALL_ROWS: tl.constexpr,  # of a group
+    NATIVE: tl.constexpr,
+):
+    SIZE: tl.constexpr = BLOCK_SIZE // GROUPS
+    begin = tl.program_id(0).to(tl.int64) * TOKENS
+    place_of = tl.arange(0, WINDOW)
+    token = begin + place_of
+    slot_ptr = slot_mapping_ptr + token * stride_slots
+    slot = tl.load(slot_ptr, mask=token < num_tokens, other=-1)
+    is_behind = (token > 0) & (token <= num_tokens)
+    slot_before = tl.load(slot_ptr - stride_slots, mask=is_behind, other=-1)
+    goes_on = (slot == slot_before + 1) & (slot % SIZE != 0)  # with the group of the token before
+    seams = tl.where(goes_on, WINDOW, place_of)
+    begins = tl.where((slot >= 0) & (place_of < TOKENS), seams, WINDOW)
+    begin_of_run = tl.min(begins, axis=0)
+    while begin_of_run < TOKENS:
+        end_of_run = tl.min(tl.where(seams > begin_of_run, seams, WINDOW), axis=0)
+        start, stop = begin + begin_of_run, begin + end_of_run
+        first_slot = tl.load(slot_mapping_ptr + start * stride_slots)
+        left_out = start + reserved_slot - first_slot  # if it is one of these tokens
+        if (stop - start > 1) | (start != left_out):
+            block, place = first_slot // BLOCK_SIZE, first_slot % BLOCK_SIZE
+            block_ptr = cache_ptr + block * stride_cache_block
+            scale_ptr = scales_ptr + block * stride_scales_block + place // SIZE
+            old = tl.load(scale_ptr)
+            if stop - start > ROWS:
+                amax = _largest_of_run(
+                    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
+                    start, stop, left_out, R, P, ROPE, ALL_ROWS,
+                )  # fmt: skip
+            else:
+                amax = _largest_of_run(
+                    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
+                    start, stop, left_out, R, P, ROPE, ROWS,
+                )  # fmt: skip
+            scale = scale_of(amax)
+            kept = place % SIZE + (start == left_out).to(tl.int64)
+            keeps = (kept > 0) & (old > 0) & (old < float("inf"))
+            scale = tl.where(keeps, tl.maximum(scale, old), scale)
+            for first_row in range(start, stop, ROWS):
+                row = first_row + tl.arange(0, ROWS)
+                live = (row < stop) & (row != left_out)
+                ckv, first, second = load_tokens(
+                    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
+                    row, live, R, P, ROPE,
+                )  # fmt: skip
+                row_ptr = block_ptr + (place + row - start) * stride_cache_token
+                store_tokens(row_ptr, ckv, first, second, scale, live, R, P, ROPE, NATIVE)
+            tl.debug_barrier()  # every thread has the old scale before one stores the new one
+            tl.store(scale_ptr, scale)
+            if keeps & (scale > old):
+                group_ptr = block_ptr + place // SIZE * SIZE * stride_cache_token
+                encode_again(
+                    group_ptr, stride_cache_token, kept, old, scale, R, P, SIZE, ROWS, NATIVE
+                )
+        begin_of_run = tl.min(tl.where(begins >= end_of_run, begins, WINDOW), axis=0)
