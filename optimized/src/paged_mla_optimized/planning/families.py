@@ -213,9 +213,9 @@ _FEW_16 = AttendVariant(
     overhead=2,
     slack=6,
     family=FEW,
-    split_tiles=16,
+    split_tiles=32,
 )
-_FEW = (_FEW_16, replace(_FEW_16, tile_m=32, split_tiles=32))
+_FEW = (_FEW_16, replace(_FEW_16, tile_m=32, split_tiles=64))
 _TILE = AttendVariant(
     tile_m=64,
     tile_n=64,
@@ -224,15 +224,21 @@ _TILE = AttendVariant(
     min_units=4,
     overhead=6,
     family=TILE,
-    split_tiles=64,
+    split_tiles=80,
 )
 
 
-_FEW_FP8 = tuple(  # the portable kernel has no room for two tiles of 128 keys
+_FEW_FP8 = tuple(
     replace(
-        _FEW_16, tile_m=pairs, tile_n=keys, num_stages=1, family=FEW_FP8, split_tiles=split_tiles
+        _FEW_16,
+        tile_m=pairs,
+        tile_n=keys,
+        num_stages=1,  # the portable kernel has no room for two tiles of 128 keys
+        overhead=overhead,
+        family=FEW_FP8,
+        split_tiles=split_tiles,
     )
-    for pairs, keys, split_tiles in ((16, 128, 16), (32, 128, 16), (64, 64, 64))
+    for pairs, keys, overhead, split_tiles in ((16, 128, 3, 16), (32, 128, 4, 16), (64, 64, 6, 64))
 )
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
 
@@ -294,6 +300,8 @@ def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
 
 
 def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
+    if height <= _TILE_FP8.tile_m:
+        return replace(_TILE_FP8, overhead=12)  # 64 heads beside each other: 80 us, with 6 85
     return _with_lanes(_TILE_FP8, height)
 
 
