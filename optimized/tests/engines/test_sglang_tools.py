@@ -35,7 +35,7 @@ class Engine:
     def __init__(self, clock=None, ms=2.0, apart=3):
         self.clock, self.ms, self.apart = clock, ms, apart
         self.asked = []
-        self.step, self.profiled = 0, None
+        self.step, self.profiled, self.running = 0, None, 0.0
 
     def start_profile(self, *, output_dir, num_steps, activities, with_stack, record_shapes):
         assert activities == ["GPU"]
@@ -57,6 +57,7 @@ class Engine:
         for step in range(1, most + self.apart * rows):
             self.clock[0] += self.ms / 1e3
             self.step = step
+            self.running = sum(0 < step - self.apart * row <= most for row in range(rows)) / rows
             if self.profiled and step > self.profiled[1]:
                 self.write_trace()
             for row in range(rows):
@@ -65,13 +66,13 @@ class Engine:
                     yield {"index": row, "meta_info": {"completion_tokens": tokens}}
 
     def write_trace(self):
-        """Write what a step does with a graph of two kernels, which has 0.5 ms of its `ms`."""
+        """Write what a step does with a graph of two kernels: 0.5 ms of its `ms` with all rows."""
         folder, self.profiled = self.profiled[0], None
         kernels = [
             {
                 "cat": "kernel",
                 "ts": 1e3 * self.ms * step + half,
-                "dur": 250,
+                "dur": 250 * self.running,
                 "args": {"correlation": step},
             }
             for step in range(5)
@@ -137,6 +138,18 @@ def test_the_gpu_is_busy_for_a_part_of_a_step(timer, tmp_path):
     made = timer(traces=tmp_path / "traces")
     for cell in (Cell(4, 64), Cell(1, 16)):
         assert made.busy_ms(cell) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("apart", [10, 30])
+def test_a_step_of_fewer_rows_is_not_taken_for_one_of_all(timer, tmp_path, apart):
+    made = timer(traces=tmp_path / "traces", apart=apart)
+    assert made.busy_ms(Cell(8, 64)) == pytest.approx(0.5)
+
+
+def test_rows_too_far_apart_are_not_profiled(timer, tmp_path):
+    made = timer(traces=tmp_path / "traces", apart=100)
+    with pytest.raises(RuntimeError, match="8x64: a row was done before steps of all"):
+        made.busy_ms(Cell(8, 64))
 
 
 def test_prompts_are_cached_once(timer):

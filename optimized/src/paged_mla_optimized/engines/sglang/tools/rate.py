@@ -115,14 +115,25 @@ class _Timer:
     def busy_ms(self, cell: Cell) -> float:
         """Return for how many milliseconds of a step the GPU is busy."""
         self._cache(cell)
-        way = _way(2 * PROFILED_STEPS + _LEADS[1]) | {"stream_interval": PROFILED_STEPS}
-        begun: set[int] = set()
+        for lead in _LEADS:
+            has_all = self._profile(cell, 3 * PROFILED_STEPS + lead)
+            events = take(self.traces)
+            if has_all:
+                return busy_ms_of_step(events)
+        raise RuntimeError(f"{cell}: a row was done before steps of all were profiled")
+
+    def _profile(self, cell: Cell, tokens: int) -> bool:
+        """Profile steps once all rows generate; return whether none was done before the end."""
+        told = [0] * cell.rows
+        last, has_all = -1, False
+        way = _way(tokens) | {"stream_interval": PROFILED_STEPS}
         for chunk in self.engine.generate(
             input_ids=prompts_of(cell), sampling_params=way, stream=True
         ):
-            begins = len(begun) < cell.rows
-            begun.add(chunk["index"])
-            if begins and len(begun) == cell.rows:
+            row = chunk["index"]
+            told[row] = chunk["meta_info"]["completion_tokens"]
+            if last < 0 and all(told):
+                last = row
                 self.engine.start_profile(
                     output_dir=str(self.traces),
                     num_steps=PROFILED_STEPS,  # then it ends by itself
@@ -130,7 +141,10 @@ class _Timer:
                     with_stack=False,
                     record_shapes=False,
                 )
-        return busy_ms_of_step(take(self.traces))
+            # It began some steps after the row did, and has ended as many later.
+            if row == last and told[row] == 1 + 2 * PROFILED_STEPS:
+                has_all = max(told) < tokens
+        return has_all
 
     def _prefill(self, cell: Cell) -> float:
         """Return the products of attention that the uncached rest of the prompts takes."""
