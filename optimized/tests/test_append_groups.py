@@ -170,8 +170,16 @@ def check_planned(*rows, **options):
 @pytest.mark.parametrize("of_program", [1, 5, 16])
 def test_planned_rows(of_program, monkeypatch):
     """S-10, S-11: groups that begin before a program's tokens, end behind them, or have one."""
-    monkeypatch.setattr(append, "_RUN_TOKENS", of_program)
+    monkeypatch.setattr(append, "RUN_TOKENS", (of_program,) * 3)
     check_planned(*ROWS)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "rows", "of_program"),
+    [(1024, 0, 0), (1024, 1024, 1), (1536, 512, 1), (2560, 513, 3), (8192, 4, 5)],
+)
+def test_programs_have_more_tokens_of_longer_rows(num_tokens, rows, of_program):
+    assert append.run_tokens_of(num_tokens, rows, few=False) == of_program
 
 
 @in_runs

@@ -140,7 +140,7 @@ class Core:
         """Check and write the latents of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
         cache = self._as_cache(cache)
-        planned = slot_mapping is None
+        planned_rows = plan.num_rows if slot_mapping is None else 0
         if slot_mapping is None:
             slot_mapping = plan.slots
         layout = (num_tokens, _layout(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
@@ -155,7 +155,7 @@ class Core:
                 k_pe,
                 cache,
                 slot_mapping=slot_mapping,
-                planned=planned,
+                planned_rows=planned_rows,
                 positions=plan.positions,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ _GROUP_TOKENS = 16  # where tokens share scales
 _GROUP_WARPS = 8
 _PLACES = 8
 _SLOTS = 1024
-_RUN_TOKENS = 5  # where besides they follow each other; odd, so that every SM gets runs to write
+RUN_TOKENS = (1, 3, 5)  # where besides they follow each other; odd: every SM gets runs to write
+_ROW_TOKENS = (4, 64)  # of a row, above which programs have more
 _RUN_WARPS = 4
 _ROWS = 4  # encoded together
 _LONGEST_RUN = 32  # tokens: longer groups do not fit into registers
@@ -53,16 +55,21 @@ class Append:
         self.tables = tables
         self._few_tokens = _FEW_INTERPRETED if arch == INTERPRETER else _FEW_TOKENS
         self._shares_scales = config.scales == "per_group"  # between tokens
-        choice = (False, True) if self._shares_scales else (False,)
+        choice = (
+            itertools.product((False, True), (0, *RUN_TOKENS))
+            if self._shares_scales
+            else [(False, 0)]
+        )
         self._kernels = {
-            (few, planned): self._kernel(arch, few=few, planned=planned)
-            for few in choice
-            for planned in choice
+            (few, run_tokens): self._kernel(arch, few=few, run_tokens=run_tokens)
+            for few, run_tokens in choice
         }
 
-    def _kernel(self, arch: str, *, few: bool, planned: bool) -> tuple[Launcher, int]:
+    def _kernel(self, arch: str, *, few: bool, run_tokens: int) -> tuple[Launcher, int]:
         """Return the kernel and the tokens of a program."""
-        kernel, constants, warps = append_kernel_of(self.config, arch, few=few, planned=planned)
+        kernel, constants, warps = append_kernel_of(
+            self.config, arch, few=few, run_tokens=run_tokens
+        )
         return Launcher(kernel, constants, num_warps=warps), constants["TOKENS"]
 
     def launch(
@@ -72,12 +79,13 @@ class Append:
         cache: LatentCache,
         *,
         slot_mapping: torch.Tensor,
-        planned: bool,
+        planned_rows: int,
         positions: torch.Tensor,
     ) -> None:
         """Write the rows of tokens whose slot is neither negative nor reserved (S-10); T > 0.
 
-        `planned`: the slots are a plan's, so that those of a row follow each other.
+        `planned_rows`: how many rows have the tokens, if the slots are a plan's, so that those of a
+        row follow each other; 0 for other slots.
         """
         config, latents = self.config, cache.latents
         scales: tuple[torch.Tensor, ...] = ()
@@ -89,8 +97,11 @@ class Append:
             of_scales = (stride,) if config.scales in ("per_token", "per_group") else ()
         num_tokens = ckv.shape[0]
         strides = ckv.stride(), k_pe.stride(), latents.stride(), slot_mapping.stride()
-        few = num_tokens <= self._few_tokens
-        kernel, tokens = self._kernels[self._shares_scales and few, self._shares_scales and planned]
+        few, run_tokens = False, 0
+        if self._shares_scales:
+            few = num_tokens <= self._few_tokens
+            run_tokens = run_tokens_of(num_tokens, planned_rows, few=few)
+        kernel, tokens = self._kernels[few, run_tokens]
         kernel(
             (triton.cdiv(num_tokens, tokens), 1, 1),
             (*strides, of_scales),
@@ -108,13 +119,22 @@ class Append:
         )
 
 
+def run_tokens_of(num_tokens: int, planned_rows: int, *, few: bool) -> int:
+    """Return the tokens of a program that writes runs; 0 where slots are not planned."""
+    if planned_rows == 0:
+        return 0
+    if few:
+        return 1
+    return RUN_TOKENS[sum(num_tokens > most * planned_rows for most in _ROW_TOKENS)]
+
+
 def append_kernel_of(
-    config: MlaConfig, arch: str, *, few: bool = False, planned: bool = False
+    config: MlaConfig, arch: str, *, few: bool = False, run_tokens: int = 0
 ) -> tuple[Any, dict[str, Any], int]:
     """Return the kernel that writes the config's format, what it is specialised for, and its warps.
 
-    Where tokens share scales, that depends on whether a step has few tokens, and on whether its
-    slots are planned.
+    Where tokens share scales, that depends on whether a step has few tokens, and on
+    ``run_tokens_of``.
     """
     constants: dict[str, Any] = {
         "R": config.kv_lora_rank,
@@ -126,16 +146,16 @@ def append_kernel_of(
     constants |= {"BLOCK_SIZE": config.block_size, "NATIVE": arch in WITH_E4M3}
     if config.scales == "per_group":
         size = config.block_size // GROUPS_PER_BLOCK
-        if planned and not few and size <= _LONGEST_RUN:
+        if run_tokens > 0 and size <= _LONGEST_RUN:
             of_runs = {
-                "TOKENS": _RUN_TOKENS,
-                "WINDOW": triton.next_power_of_2(_RUN_TOKENS + size),
+                "TOKENS": run_tokens,
+                "WINDOW": triton.next_power_of_2(run_tokens + size),
                 "ROWS": _ROWS,
                 "ALL_ROWS": triton.next_power_of_2(size),
             }
             return append_runs_kernel, constants | of_runs, _RUN_WARPS
         of_groups = {
-            "PLANNED": planned,
+            "PLANNED": run_tokens > 0,
             "TOKENS": 1 if few else _GROUP_TOKENS,
             "PLACES": _PLACES,
             "SLOTS": _SLOTS,

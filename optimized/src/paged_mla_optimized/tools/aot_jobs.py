@@ -32,7 +32,7 @@ from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
-from paged_mla_optimized.launchers.append import append_kernel_of
+from paged_mla_optimized.launchers.append import RUN_TOKENS, append_kernel_of
 from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
@@ -355,9 +355,9 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         combine_constants(config, variant),
         COMBINE_WARPS,
     )
-    for planned in (False, True) if config.scales == "per_group" else (False,):
-        append, constants, warps = append_kernel_of(config, arch, planned=planned)
-        name = f"append-{dims}-{types}-{rope}" + "-planned" * planned
+    for run_tokens in (0, *RUN_TOKENS) if config.scales == "per_group" else (0,):
+        append, constants, warps = append_kernel_of(config, arch, run_tokens=run_tokens)
+        name = f"append-{dims}-{types}-{rope}" + f"-runs{run_tokens}" * (run_tokens > 0)
         yield Job(name, append, dtype, _dense(append, constants), warps, types=cache)
     for name, kernel, constants in (
         (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),

@@ -33,7 +33,7 @@ def written(
         latents[:, R:],
         as_cache(config.cache_format, cache),
         slot_mapping=slots,
-        planned=True,
+        planned_rows=1,
         positions=torch.zeros_like(slots),
     )
     return cache
