@@ -12,6 +12,7 @@ from paged_mla_optimized.planning.families import (
     fixed_splits,
     row_share,
 )
+from paged_mla_optimized.planning.plan import most_joins
 
 TILES = AttendVariant(
     tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=7, min_units=1, split_tiles=2
@@ -106,21 +107,33 @@ def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles
     assert f"up to {splits} pieces" in str(mla.explain(step.cu_seqlens_q, step.seq_lens))
 
 
-def test_joins_of_splits_are_described():
-    """S-8: a record for each query tile of several splits, and none for the others."""
-    step = build((90, 5), (16, 1), (0, 2), (200, 1), num_heads=8, deterministic=True, max_rows=128)
+def test_all_programs_share_the_joins_of_splits():
+    """S-8: records are of the query tiles of several splits in turn, and of none of the others."""
+    step = build((90, 5), (16, 1), (0, 5), (200, 1), num_heads=8, deterministic=True, max_rows=128)
     mla = PagedMla(step.config, "cpu", variant=TILES)
     assert_close(step.attend(mla), dense(step))
     plan = mla._core.plan
     room = fixed_splits(TILES, max_rows=128, kv_lora_rank=32)
     first = 2 * TILES.programs_per_sm  # behind two partials of each program's state
-    assert plan.joins[4, 1].item() == 0
-    assert plan.joins[:4].tolist() == [
-        [first, 3, 0, 0, 16, 0, 1, 16],
-        [first + 3, 3, 0, 16, 16, 0, 1, 16],
-        [first + 6, 3, 0, 32, 8, 0, 1, 16],
-        [first + 3 * room, 13, 8, 0, 8, 0, 1, 16],
+    described = [
+        (first, 3, 0, 0, 16),
+        (first + 3, 3, 0, 16, 16),
+        (first + 6, 3, 0, 32, 8),
+        (first + 3 * room, 13, 11, 0, 8),
     ]
+    records = most_joins(step.config, TILES, 0, plan.num_rows, plan.num_tokens)
+    assert records % 4 != 0  # so that not all have as many shares
+    assert plan.joins[:records].tolist() == [
+        [*described[record % 4], record // 4, len(range(record % 4, records, 4)), 16]
+        for record in range(records)
+    ]
+
+
+def test_no_program_joins_rows_of_one_split():
+    step = build((16, 1), (0, 2), (9, 1), deterministic=True, max_rows=128)
+    mla = PagedMla(step.config, "cpu", variant=TILES)
+    assert_close(step.attend(mla), dense(step))
+    assert not mla._core.plan.joins[:, 1].any()
 
 
 @pytest.mark.parametrize("overhead", [0, 2, 5])

@@ -2,8 +2,8 @@
 
 Axis 0 of the grid numbers the joins that the plan describes, axis 1 shares each out. A group that
 parts of the grid cut is joined by all of them but its last: one cut into many parts is joined by
-many programs. With fixed splits every query tile that has several is one join. The last programs
-along axis 0 give padding ``(0, -inf)``.
+many programs. With fixed splits every query tile that has several is joined, by as many as the next
+one. The last programs along axis 0 give padding ``(0, -inf)``.
 
 The description leaves little to find out once the partials are there. Its words are: first part
 or split, and number of partials, or 0 of them; first token of the row; index of the group's first

@@ -327,19 +327,25 @@ def _describe_parts_of_splits(
 
 @triton.jit
 def _describe_splits(
-    join, programs, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows,
+    record, programs, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows,
     joins, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Find which query tiles have several splits."""
+    """Share out the query tiles that have several splits among all records of `joins_ptr`.
+
+    There may be far fewer of them than records, whose programs would then do nothing.
+    """
+    to_join = tl.load(join_starts_ptr + num_rows + 1)
+    divisor = tl.maximum(to_join, 1)
+    join = record % divisor
     row = count_at_most(join_starts_ptr + 1, num_rows, join, SEARCH_STEPS)
     tile_m = join - tl.load(join_starts_ptr + row)
     splits, _, _ = fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N)
-    exists = join < tl.load(join_starts_ptr + num_rows + 1)
+    shares = (joins - 1 - join) // divisor + 1
     first = fixed_partial(row, tile_m, splits, 0, programs, FIXED_SPLITS).to(tl.int32)
     _store_join(
-        joins_ptr, join, first, tl.where(exists, splits, 0), row, tile_m, TILE_M, 0, 1,
-        token_starts_ptr, num_heads, join < joins,
+        joins_ptr, record, first, tl.where(to_join > 0, splits, 0), row, tile_m, TILE_M,
+        record // divisor, shares, token_starts_ptr, num_heads, record < joins,
     )  # fmt: skip
 
 

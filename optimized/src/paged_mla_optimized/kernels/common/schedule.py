@@ -147,9 +147,13 @@ def seen_tiles(
 
 @triton.jit
 def visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS: tl.constexpr):
-    """Return the key tile of a segment that comes `visit` - `tile_begin` tiles after its first."""
+    """Return the key tile of a segment that comes `visit` - `tile_begin` tiles after its first.
+
+    Past the last visit it is some tile of the row. A maximum would do too, but takes what is found
+    from it out of uniform registers.
+    """
     if FIXED_SPLITS > 0:
-        visit = tl.maximum(tile_begin + tile_end - 1 - visit, 0)
+        visit = tl.where(visit < tile_end, tile_begin + tile_end - 1 - visit, 0)
     return visit
 
 

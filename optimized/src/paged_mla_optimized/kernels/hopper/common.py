@@ -84,7 +84,7 @@ def find_segment(
         is_left = unit > split_begin
         is_taken = stop < split_end
         origin = split_begin - first_tile  # unit of the group's first key tile, were it one split
-        following = gl.where(is_taken, stop, after)
+        following = after  # past `end` where this is taken
     else:
         group, origin, group_end = group_of_unit(
             unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N

@@ -192,7 +192,7 @@ def _attend(
         )  # fmt: skip
         stage_q_pe(
             q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, num_heads, q_pe, TILE_M, 64, ROPE,
+            token_starts_ptr, row, tile_m, context_len, num_heads, q_pe, TILE_M, 64, MASK, ROPE,
         )  # fmt: skip
         async_copy.commit_group()
         async_copy.wait_group(0)

@@ -45,7 +45,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
-from paged_mla_optimized.kernels.hopper.rope import load_rotated
+from paged_mla_optimized.kernels.hopper.rope import load_q_pe, rotated
 
 _WARPS = gl.constexpr(8)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
@@ -102,8 +102,8 @@ def _store_pieces(q, factor, buffer):
 def _stage_queries(
     q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first, scale,
     stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    positions_ptr, cos_ptr, sin_ptr, token_starts_ptr, row, tile_m, num_heads, R: gl.constexpr,
-    P: gl.constexpr, ROPE: gl.constexpr,
+    positions_ptr, cos_ptr, sin_ptr, token_starts_ptr, row, tile_m, context_len, num_heads,
+    R: gl.constexpr, P: gl.constexpr, MASK: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Stage a query tile, `scale` in `scales`, less each pair's factor, and the lowest `peaks`.
 
@@ -120,10 +120,11 @@ def _stage_queries(
             num_heads, PAIRS, P,
         )  # fmt: skip
     else:
-        pe = load_rotated(
+        loaded = load_q_pe(
             q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, num_heads, PAIRS, P, _WARPS, ROPE,
+            token_starts_ptr, row, tile_m, context_len, num_heads, PAIRS, P, _WARPS, MASK, ROPE,
         )  # fmt: skip
+        pe = rotated(loaded, ROPE)
     STAGES: gl.constexpr = empty.shape[0]
     for stage in gl.static_range(1, STAGES):
         mbarrier.arrive(empty.index(stage), pred=is_first)
@@ -611,7 +612,7 @@ def _attend(
             q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first,
             cache_scale * softmax_scale * LOG2_E, stride_q_nope_token, stride_q_nope_head,
             stride_q_pe_token, stride_q_pe_head, positions_ptr, cos_ptr, sin_ptr, token_starts_ptr,
-            row, tile_m, num_heads, R, P, ROPE,
+            row, tile_m, context_len, num_heads, R, P, MASK, ROPE,
         )  # fmt: skip
         is_first = False
         answers, sums = _begin(

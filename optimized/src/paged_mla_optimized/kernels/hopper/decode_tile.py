@@ -45,7 +45,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     store_lse,
     taken_pairs,
 )
-from paged_mla_optimized.kernels.hopper.rope import stage_q_pe
+from paged_mla_optimized.kernels.hopper.rope import load_q_pe, stage_loaded
 
 # Offsets of the barriers in their array, three slots each but for the last.
 _FULL = gl.constexpr(0)
@@ -158,6 +158,12 @@ def _weigh(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64, FIXED_SPLITS,
         )  # fmt: skip
+        loaded = ()
+        if ROPE != "none":
+            loaded = load_q_pe(  # these loads need not wait for the slot
+                q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+                token_starts_ptr, row, tile_m, context_len, num_heads, 64, 64, 4, MASK, ROPE,
+            )  # fmt: skip
         mbarrier.wait(bars.index(_FULL + slot), phase)
         staged = ckv.index(slot)
         for first in gl.static_range(0, 512, 256):
@@ -169,9 +175,9 @@ def _weigh(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
             num_heads, q_last, 64, 496, 16,
         )  # fmt: skip
-        stage_q_pe(
-            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, num_heads, q_pe, 64, 64, ROPE,
+        stage_loaded(
+            loaded, q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
+            num_heads, q_pe, 64, 64, ROPE,
         )  # fmt: skip
         async_copy.commit_group()
         async_copy.wait_group(0)

@@ -9,43 +9,61 @@ from paged_mla_optimized.kernels.hopper.common import copy_queries, query_pairs
 @gluon.jit
 def stage_q_pe(
     q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
-    tile_m, num_heads, buffer, TILE_M: gl.constexpr, P: gl.constexpr, ROPE: gl.constexpr,
+    tile_m, context_len, num_heads, buffer, TILE_M: gl.constexpr, P: gl.constexpr,
+    MASK: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
     """Store the rotated part [TILE_M, P] of a query tile, or begin to copy it as it is.
 
     Copies that were begun before go on while this waits for tables.
     """
+    loaded = ()
+    if ROPE != "none":
+        loaded = load_q_pe(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr,
+            row, tile_m, context_len, num_heads, TILE_M, P, 4, MASK, ROPE,
+        )  # fmt: skip
+    stage_loaded(
+        loaded, q_pe_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads,
+        buffer, TILE_M, P, ROPE,
+    )  # fmt: skip
+
+
+@gluon.jit
+def stage_loaded(
+    loaded, q_pe_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
+    TILE_M: gl.constexpr, P: gl.constexpr, ROPE: gl.constexpr,
+):  # fmt: skip
+    """Do what ``stage_q_pe`` does with what ``load_q_pe`` has loaded."""
     if ROPE == "none":
         copy_queries(
             q_pe_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
             TILE_M, 0, P,
         )  # fmt: skip
     else:
-        rotated = load_rotated(
-            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head,
-            token_starts_ptr, row, tile_m, num_heads, TILE_M, P, 4, ROPE,
-        )  # fmt: skip
-        buffer.store(rotated)
+        buffer.store(rotated(loaded, ROPE))
 
 
 @gluon.jit
-def load_rotated(
+def load_q_pe(
     q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
-    tile_m, num_heads, TILE_M: gl.constexpr, P: gl.constexpr, WARPS: gl.constexpr,
-    ROPE: gl.constexpr,
+    tile_m, context_len, num_heads, TILE_M: gl.constexpr, P: gl.constexpr, WARPS: gl.constexpr,
+    MASK: gl.constexpr, ROPE: gl.constexpr,
 ):  # fmt: skip
-    """Return the part [TILE_M, P] of a query tile that is rotated; dead pairs are zeros.
+    """Load what ``rotated`` turns: first and second elements of pairs, cosines and sines.
 
-    Pairs of elements are rotated in the type of the tables, and rounded to that of queries.
+    Dead pairs are zeros.
     """
     HALF: gl.constexpr = P // 2
     # Four pairs a thread, and 16 bytes of each table.
     OWN: gl.constexpr = 8 if ROPE == "interleaved" else 4
     layout: gl.constexpr = gl.BlockedLayout([1, OWN], [256 // P, P // 8], [WARPS, 1], [1, 0])
-    token, head, _, live = query_pairs(
+    token, head, index, live = query_pairs(
         token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
     )
-    position = gl.load(positions_ptr + token, mask=live, other=0)  # first: tables wait for it
+    if MASK == "causal" or MASK == "non_causal":
+        position = (context_len + index).to(gl.int64)
+    else:  # first: tables wait for it
+        position = gl.load(positions_ptr + token, mask=live, other=0)
     at = token * stride_token + head * stride_head
     if ROPE == "interleaved":
         column = gl.arange(0, P, layout=gl.SliceLayout(0, layout))
@@ -64,6 +82,18 @@ def load_rotated(
     angle = position[:, None] * HALF + pair[None, :]
     cos = gl.load(cos_ptr + angle, mask=live[:, None], other=0.0)
     sin = gl.load(sin_ptr + angle, mask=live[:, None], other=0.0)
+    return first, second, cos, sin
+
+
+@gluon.jit
+def rotated(loaded, ROPE: gl.constexpr):
+    """Return the rotated part of a query tile, [TILE_M, P].
+
+    Pairs of elements are rotated in the type of the tables, and rounded to that of queries.
+    """
+    first, second, cos, sin = loaded
+    TILE_M: gl.constexpr = first.shape[0]
+    P: gl.constexpr = 2 * first.shape[1]
     dtype: gl.constexpr = first.dtype
     first, second = first.to(cos.dtype), second.to(cos.dtype)
     turned = gl.join((first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype))
