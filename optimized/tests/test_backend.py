@@ -154,3 +154,14 @@ def test_reversed_and_unknown_arrays():
     assert to_torch("ckv", np.arange(3.0)[::-1], CPU).tolist() == [2, 1, 0]
     with pytest.raises(InvalidArgument, match="ckv"):
         to_torch("ckv", np.zeros(3, np.complex64), CPU)
+
+
+def test_memory_that_earlier_steps_left_is_given_back_before_it_is_counted(monkeypatch):
+    """Workers share a device."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("given back"))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda: calls.append("counted") or (5 << 30, 8 << 30)
+    )
+    assert backend.TritonBackend(mode="gpu", device="cuda").memory_bytes == 5 << 30
+    assert calls == ["given back", "counted"]

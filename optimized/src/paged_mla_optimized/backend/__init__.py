@@ -73,8 +73,12 @@ class TritonBackend:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes free for one cache."""
+        """Bytes free for one cache, once what earlier steps left is given back.
+
+        Workers share a device: what one of them kept would fail the others.
+        """
         if self.mode == "gpu":
+            torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info()[0])
         return 1 << 30  # the interpreter is no place for more
 
