@@ -65,8 +65,8 @@ class Plan:
     unit_starts : int64 [max_rows + 2]
         Prefix sums of the rows' work, see ``kernels/common/schedule.py``.
     cut : int64 [4], or [5 + max_rows + 1] with ``deterministic``
-        Units of one part of the grid, lanes, all units, and overhead, likewise; then the overhead
-        of a split, and the key tiles of each row's splits.
+        Units of one part of the grid, lanes, all units, and overhead, likewise; with splits the
+        padding of a group instead, then the overhead of a split, and the key tiles of each row's.
     shares : int64 [programs, 4], or [programs, 8] with ``deterministic``
         Of each program of the attend kernel: the unit of its first key tile, the first unit past
         its own, the row of the first, and its first partial query tile. With ``deterministic`` the

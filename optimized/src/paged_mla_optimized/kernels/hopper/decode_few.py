@@ -211,7 +211,7 @@ def _attend(
             live, tree_words_ptr, scale, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
             FIXED_SPLITS,
         )  # fmt: skip
-        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             _store_answers(
                 acc, peak, sums, column, is_whole, place, token, head, live, out_ptr, lse_ptr,
                 partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, stride_out_token,

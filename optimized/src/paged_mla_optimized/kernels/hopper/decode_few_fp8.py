@@ -625,7 +625,7 @@ def _attend(
             context_len, token_starts_ptr, tree_words_ptr, num_heads, R, SCALES, MASK, TREE_WORDS,
             TILE_N, BOX, STAGES, FIXED_SPLITS, s_layout, layout,
         )  # fmt: skip
-        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             _store_answers(
                 answers, sums, peaks, cache_scale, q_nope, is_whole, place, out_ptr, lse_ptr,
                 partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,

@@ -158,12 +158,10 @@ def _weigh(
             unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
             MASK, 64, 64, FIXED_SPLITS,
         )  # fmt: skip
-        loaded = ()
-        if ROPE != "none":
-            loaded = load_q_pe(  # these loads need not wait for the slot
-                q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-                token_starts_ptr, row, tile_m, context_len, num_heads, 64, 64, 4, MASK, ROPE,
-            )  # fmt: skip
+        loaded = load_q_pe(  # these loads need not wait for the slot
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
+            token_starts_ptr, row, tile_m, context_len, num_heads, 64, 64, 4, MASK, ROPE,
+        )  # fmt: skip
         mbarrier.wait(bars.index(_FULL + slot), phase)
         staged = ckv.index(slot)
         for first in gl.static_range(0, 512, 256):
@@ -204,7 +202,7 @@ def _weigh(
         mbarrier.arrive(bars.index(_GO + slot))
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
         lse = _hand_over(peak, total, sums, bars)
-        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
                 token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
@@ -373,7 +371,7 @@ def _answer(
         )  # fmt: skip
         mbarrier.wait(bars.index(_SUMMED), odd)
         odd ^= 1
-        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             _store_answers(
                 acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
                 token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,

@@ -285,7 +285,7 @@ def _weigh(
         all_own = gl.convert_layout(gl.sum(total, 1), pair_layout)
         lse = _hand_over(peak, all_own, cache_scale, sums, bars, odd)
         odd ^= 1
-        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
                 token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
@@ -550,7 +550,7 @@ def _answer(
         )  # fmt: skip
         factor = _factor(sums, bars, parity)
         parity ^= 1
-        if FIXED_SPLITS == 0:  # then nothing of states is compiled
+        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             _store_answers(
                 even, odd, factor, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
                 token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head, HALF,

@@ -16,12 +16,10 @@ def stage_q_pe(
 
     Copies that were begun before go on while this waits for tables.
     """
-    loaded = ()
-    if ROPE != "none":
-        loaded = load_q_pe(
-            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr,
-            row, tile_m, context_len, num_heads, TILE_M, P, 4, MASK, ROPE,
-        )  # fmt: skip
+    loaded = load_q_pe(
+        q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
+        tile_m, context_len, num_heads, TILE_M, P, 4, MASK, ROPE,
+    )  # fmt: skip
     stage_loaded(
         loaded, q_pe_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads,
         buffer, TILE_M, P, ROPE,
@@ -51,8 +49,23 @@ def load_q_pe(
 ):  # fmt: skip
     """Load what ``rotated`` turns: first and second elements of pairs, cosines and sines.
 
-    Dead pairs are zeros.
+    Nothing without a rope. Dead pairs are zeros.
     """
+    loaded = ()
+    if ROPE != "none":
+        loaded = _load_q_pe(
+            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr,
+            row, tile_m, context_len, num_heads, TILE_M, P, WARPS, MASK, ROPE,
+        )  # fmt: skip
+    return loaded
+
+
+@gluon.jit
+def _load_q_pe(
+    q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
+    tile_m, context_len, num_heads, TILE_M: gl.constexpr, P: gl.constexpr, WARPS: gl.constexpr,
+    MASK: gl.constexpr, ROPE: gl.constexpr,
+):  # fmt: skip
     HALF: gl.constexpr = P // 2
     # Four pairs a thread, and 16 bytes of each table.
     OWN: gl.constexpr = 8 if ROPE == "interleaved" else 4
