@@ -53,7 +53,9 @@ CALLERS = (
 CALLED = frozenset(
     {
         "_build_decode",
+        "_concat_k_nope_k_pe",
         "builder_cls",
+        "forward_mha",
         "forward_mqa",
         "get_kv_cache_stride_order",
         "get_supported_head_sizes",

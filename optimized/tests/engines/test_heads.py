@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from prefill_step import assert_close, build, prefix_sums
 
-from paged_mla_optimized.engines.heads import HeadsPrefill
+from paged_mla_optimized.engines.heads import HeadsPrefill, Keys
 
 
 def attend(heads, part, step):
@@ -37,3 +37,16 @@ def test_another_part_and_another_step_are_planned_anew():
         assert_close(attend(heads, part, step), step)
     heads.forget()
     assert_close(attend(heads, 0, second), second)
+
+
+def test_keys_apart_and_answers_where_they_are_wanted():
+    """As a projection leaves them, halves of its lines, and what depends on position once."""
+    step = build((7, 7), (33, 20))
+    projected = torch.cat([step.k_nope, step.v], dim=-1)
+    k_nope, v = projected.split([step.config.qk_nope_head_dim, step.config.v_head_dim], dim=-1)
+    sums = (prefix_sums([row[i] for row in step.lens]) for i in (1, 0))
+    q = torch.cat([step.q_nope, step.q_pe], dim=-1)
+    lse, out = torch.full(q.shape[:2], torch.nan), torch.full_like(v[: len(q)], torch.nan)
+    keys = Keys(k_nope, step.k_pe[:, None])
+    HeadsPrefill(step.config).attend(0, *sums, q=q, k=keys, v=v, lse=lse, out=out)
+    assert_close((out, lse), step)

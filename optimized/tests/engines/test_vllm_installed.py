@@ -39,6 +39,7 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm_step import builder_maker, common, engine_config, engine_layer
 
+    from paged_mla_optimized.engines.heads import Keys
     from paged_mla_optimized.engines.vllm.backend import PagedMlaBackend
     from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
     from paged_mla_optimized.engines.vllm.prefill import PagedMlaPrefillBackend
@@ -236,11 +237,9 @@ def test_a_layer_is_made_or_refused(monkeypatch):
             PagedMlaImpl(**(plain | change))
 
 
-def test_prefill_rows_go_through_its_calls():
-    """S-21: new tokens, and a chunk of context, in the words of the installed release."""
-    step = prefill_step.build((7, 7), (20, 20))
-    context = prefill_step.build((33, 7), (0, 20), causal=False)
-    backend = PagedMlaPrefillBackend(
+def prefill_backend(step):
+    """Return our prefill as a layer of vLLM has it."""
+    return PagedMlaPrefillBackend(
         num_heads=2,
         scale=step.config.softmax_scale,
         kv_lora_rank=R,
@@ -249,6 +248,13 @@ def test_prefill_rows_go_through_its_calls():
         v_head_dim=prefill_step.V,
         vllm_config=engine_config(build((1, 1))),
     ).clone()
+
+
+def test_prefill_rows_go_through_its_calls():
+    """S-21: new tokens, and a chunk of context, in the words of the installed release."""
+    step = prefill_step.build((7, 7), (20, 20))
+    context = prefill_step.build((33, 7), (0, 20), causal=False)
+    backend = prefill_backend(step)
     starts, keys = prefill_step.prefix_sums([7, 20]), prefill_step.prefix_sums([33, 0])
     chunk = SimpleNamespace(index=0, query_start_loc=starts, cu_seq_lens=keys)
     backend.prepare_metadata(
@@ -262,6 +268,59 @@ def test_prefill_rows_go_through_its_calls():
         out, lse = backend.run_prefill_context_chunk(**heads(context), **which)
         prefill_step.assert_close((out, lse.t()), context)
     assert backend.run_prefill_new_tokens(**heads(step), return_softmax_lse=False).shape[0] == 27
+
+
+class _Theirs:
+    """Another prefill backend, as far as vLLM calls it without contexts."""
+
+    def run_prefill_new_tokens(self, k, v, **_):
+        self.keys = k
+        return torch.zeros_like(v)
+
+
+def layer_of_prefill(step):
+    """Return an implementation whose projection gives the keys and values of a step."""
+    impl = object.__new__(PagedMlaImpl)  # the rest of a layer needs a model
+    projected = torch.cat([step.k_nope, step.v], dim=-1).flatten(start_dim=1)
+    sizes = {"num_heads": 2, "qk_nope_head_dim": prefill_step.NOPE, "v_head_dim": prefill_step.V}
+    left = {"dcp_world_size": 1, "_use_flashinfer_concat_mla_k": False}
+    vars(impl).update(sizes | left | {"kv_b_proj": lambda _: (projected, None)})
+    return impl
+
+
+def test_a_layer_hands_prefill_rows_on_without_copies():
+    """Ours reads positions once and writes into vLLM's output; others get what vLLM makes."""
+    step = prefill_step.build((7, 7), (20, 20))
+    starts = prefill_step.prefix_sums([7, 20])
+    q = torch.cat([step.q_nope, step.q_pe], dim=-1)
+    impl, ours, theirs = layer_of_prefill(step), prefill_backend(step), _Theirs()
+    output = torch.full((27, 2 * prefill_step.V), torch.nan)
+    for backend in (ours, theirs, ours):
+        prefill = SimpleNamespace(
+            query_start_loc=starts,
+            chunked_context=None,
+            prefill_backend=backend,
+            q_data_type=q.dtype,
+        )
+        ours.prepare_metadata(prefill)
+        given = (None, step.k_pe[:, None], None, SimpleNamespace(prefill=prefill), None)
+        impl.forward_mha(q, *given, output=output.fill_(torch.nan))
+    lse = ours.run_prefill_new_tokens(**heads(step), return_softmax_lse=True)[1]
+    prefill_step.assert_close((output.view(27, 2, -1), lse.t()), step)
+    assert torch.equal(theirs.keys, heads(step)["k"])
+
+
+def test_a_chunk_of_context_is_handed_on_without_copies():
+    """vLLM joins keys of new tokens and of contexts by one method."""
+    step = prefill_step.build((7, 7), (20, 20))
+    impl = layer_of_prefill(step)
+    k_pe = step.k_pe[:, None]
+    impl._keys_stay_apart = False
+    assert torch.equal(impl._concat_k_nope_k_pe(step.k_nope, k_pe), heads(step)["k"])
+    impl._keys_stay_apart = True
+    assert impl._concat_k_nope_k_pe(step.k_nope, k_pe) == Keys(step.k_nope, k_pe)
+    used = inspect.getsource(mla_attention)
+    assert used.count("self._concat_k_nope_k_pe(k_nope, k_pe)") == 3  # two kinds of context
 
 
 def heads(step):

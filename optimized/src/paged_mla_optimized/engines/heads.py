@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 
 from paged_mla_optimized.prefill import Prefill, PrefillConfig
+
+
+class Keys(NamedTuple):
+    """Keys of heads as a projection leaves them, and their part with position once for all.
+
+    Parameters
+    ----------
+    nope : dtype [K, H, N]
+    pe : dtype [K, 1, P]
+    """
+
+    nope: torch.Tensor
+    pe: torch.Tensor
 
 
 class HeadsPrefill:
@@ -36,9 +50,10 @@ class HeadsPrefill:
         cu_seqlens_k: torch.Tensor,
         *,
         q: torch.Tensor,
-        k: torch.Tensor,
+        k: torch.Tensor | Keys,
         v: torch.Tensor,
         lse: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend a part of a step.
 
@@ -48,11 +63,14 @@ class HeadsPrefill:
             Tells the parts of a step apart; not ``None``.
         cu_seqlens_q, cu_seqlens_k : int32 [B + 1]
         q : dtype [T, H, N + P]
-        k : dtype [K, H, N + P]
-            Engines copy what depends on position to every head; that of the first is read.
+        k : Keys, or dtype [K, H, N + P]
+            Where an engine has copied what depends on position to every head, that of the first is
+            read.
         v : dtype [K, H, V]
         lse : float32 [T, H]
             Where to write it: natural, ``-inf`` for rows without keys. Any strides.
+        out : dtype [T, H, V] or None
+            Where to write; ``None`` allocates.
 
         Returns
         -------
@@ -64,7 +82,8 @@ class HeadsPrefill:
             self._prefill.plan(cu_seqlens_q, cu_seqlens_k, num_tokens=len(q))
             self._planned = part
         nope = self.config.qk_nope_head_dim
+        keys = k if isinstance(k, Keys) else Keys(k[..., :nope], k[:, :1, nope:])
         out, _ = self._prefill.attend(
-            q[..., :nope], q[..., nope:], k[..., :nope], k[:, 0, nope:], v, lse=lse
+            q[..., :nope], q[..., nope:], keys.nope, keys.pe[:, 0], v, out=out, lse=lse
         )
         return out

@@ -1,4 +1,4 @@
-"""The implementation class: one layer's decode rows. Its prefill rows are vLLM's own."""
+"""The implementation class: one layer's decode rows, and what prefill rows are handed on as."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 
+from paged_mla_optimized.engines.heads import Keys
 from paged_mla_optimized.engines.vllm.builder import PagedMlaMetadata
 from paged_mla_optimized.engines.vllm.decode import Step
+from paged_mla_optimized.engines.vllm.prefill import PagedMlaPrefillBackend
 from paged_mla_shared.errors import Unsupported
 
 
 class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
-    """Attends to the cache as it lies; vLLM absorbs, writes the cache, and projects back."""
+    """Attends to the cache as it lies; vLLM absorbs, writes the cache, and projects back.
+
+    Prefill rows go vLLM's way, and without two of its copies where our prefill attends them: it
+    reads what depends on position once for all heads, and writes where vLLM wants the answers.
+    """
 
     can_return_lse_for_decode: bool = True
     lse_base_on_e: bool = True
@@ -67,3 +73,51 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
         """Attend the step's decode rows."""
         step: Step = attn_metadata.decode.step
         return step.attend(layer, q, kv_c_and_k_pe_cache, layer._k_scale)
+
+    def forward_mha(
+        self,
+        q: torch.Tensor,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_c_and_k_pe_cache: torch.Tensor,
+        attn_metadata: PagedMlaMetadata,
+        k_scale: torch.Tensor,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Attend the step's prefill rows, into `output` [T, H * V]."""
+        prefill = attn_metadata.prefill
+        attends = prefill.prefill_backend
+        self._keys_stay_apart = isinstance(attends, PagedMlaPrefillBackend)
+        if (
+            not self._keys_stay_apart
+            or prefill.chunked_context is not None
+            or output_scale is not None
+        ):
+            super().forward_mha(
+                q,
+                kv_c_normed,
+                k_pe,
+                kv_c_and_k_pe_cache,
+                attn_metadata,
+                k_scale,
+                output,
+                output_scale,
+            )
+            return
+        widths = [self.qk_nope_head_dim, self.v_head_dim]
+        projected = self.kv_b_proj(kv_c_normed)[0].view(-1, self.num_heads, sum(widths))
+        k_nope, v = projected.split(widths, dim=-1)
+        attends.run_prefill_new_tokens(
+            q,
+            self._concat_k_nope_k_pe(k_nope, k_pe),
+            v,
+            return_softmax_lse=False,
+            out=output.view(-1, self.num_heads, self.v_head_dim),
+        )
+
+    def _concat_k_nope_k_pe(self, k_nope: torch.Tensor, k_pe: torch.Tensor) -> torch.Tensor | Keys:
+        if self._keys_stay_apart:
+            return Keys(k_nope, k_pe)
+        joined: torch.Tensor = super()._concat_k_nope_k_pe(k_nope, k_pe)
+        return joined

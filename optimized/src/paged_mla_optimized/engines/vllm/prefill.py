@@ -9,7 +9,7 @@ import torch
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 
 from paged_mla_optimized.engines.fits import DTYPES
-from paged_mla_optimized.engines.heads import HeadsPrefill
+from paged_mla_optimized.engines.heads import HeadsPrefill, Keys
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.versions import context_chunk
 from paged_mla_optimized.prefill import PrefillConfig
@@ -21,7 +21,7 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
     """Prefill for vLLM; ``attention_config={"mla_prefill_backend": "CUSTOM"}`` chooses it.
 
     vLLM projects, gathers contexts in chunks and merges their answers. Any backend may attend the
-    decode rows beside it.
+    decode rows beside it; ours hands keys over as they are projected.
     """
 
     supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
@@ -56,25 +56,25 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
     def run_prefill_new_tokens(
         self,
         q: torch.Tensor,
-        k: torch.Tensor,
+        k: torch.Tensor | Keys,
         v: torch.Tensor,
         return_softmax_lse: bool,
         out: torch.Tensor | None = None,
         output_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attend rows to their new tokens."""
-        if out is not None or output_scale is not None:
+        """Attend rows to their new tokens. Our layers give `out`; vLLM does with a scale alone."""
+        if output_scale is not None:
             raise Unsupported("quantised answers of prefill: supports_quant_output is False")
         starts = self._prefill_metadata.query_start_loc
         lse = _lse_of(q)
-        answer = self._new.attend("new", starts, starts, q=q, k=k, v=v, lse=lse.t())
+        answer = self._new.attend("new", starts, starts, q=q, k=k, v=v, lse=lse.t(), out=out)
         return (answer, lse) if return_softmax_lse else answer
 
     def run_prefill_context_chunk(
         self,
         *,
         q: torch.Tensor,
-        k: torch.Tensor,
+        k: torch.Tensor | Keys,
         v: torch.Tensor,
         chunk_idx: int | None = None,
         chunk: Any = None,
