@@ -163,6 +163,13 @@ def test_prompts_are_cached_once(timer):
     assert longer[0][0] != longer[1][0]
 
 
+@pytest.mark.parametrize("backend", rate.COMMAND.peers)
+def test_prompts_of_others_are_the_default_ones(backend):
+    given = arguments(Path("model"), backend, "graphs", **rate.prompts_by_default(backend))
+    assert (given["attention_backend"], given["decode_attention_backend"]) == ("fa3", backend)
+    assert rate.prompts_by_default(rate.COMMAND.ours) == {}
+
+
 def test_a_cell_is_expected_to_take_what_its_prompts_take(timer):
     made = timer(contexts=[256])  # 1 ms
     cached = made.seconds(Cell(1, 256))

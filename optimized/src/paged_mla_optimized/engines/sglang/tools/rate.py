@@ -5,8 +5,9 @@
 
 The prompt of a row is cached once: those of shorter contexts begin it. Rows then generate, and tell
 of every so many tokens: between two such moments lies a window of whole engine steps, host work
-included. CUDA graphs, bf16, pages of 64. SGLang's own profiler comes when all is timed. Cells go to
-``FOLDER/HEADS-BACKEND.json`` as they are timed; ``--table`` prints all that lie there as Markdown.
+included. CUDA graphs, bf16, pages of 64; prompts of SGLang's backends are its default one's. Its
+own profiler comes when all is timed. Cells go to ``FOLDER/HEADS-BACKEND.json`` as they are timed;
+``--table`` prints all that lie there as Markdown.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def run(
         max_total_tokens=tokens // _PAGE * _PAGE,
         mem_fraction_static=0.8,
         custom_sigquit_handler=survive,  # other backends follow in this process
+        **prompts_by_default(backend),
     )
 
     traces = options.folder.absolute() / f"traces-{backend}"
@@ -163,6 +165,13 @@ class _Timer:
             if found := windows_ms(told, steps, count):
                 return found
         raise RuntimeError(f"{cell}: a row was done before another had taken its steps")
+
+
+def prompts_by_default(backend: str) -> dict[str, str]:
+    """Return what gives others' prompts to SGLang's default on Hopper: only steps are timed."""
+    if backend == NAME:
+        return {}
+    return {"attention_backend": "fa3", "decode_attention_backend": backend}
 
 
 def prompts_of(cell: Cell) -> list[list[int]]:
