@@ -261,7 +261,7 @@ def _sum_tiles(
         if BOX == 0:
             fence_async_shared()
         elif tile * 64 + 64 > seq_len:
-            clear_tail(values, seq_len - tile * 64, 64, 256, 4)
+            clear_tail(values, seq_len - tile * 64, 64, 256, 4, 32)
             fence_async_shared()
         next_slot = gl.where(slot == 2, 0, slot + 1)
         next_phase = gl.where(slot == 2, phase ^ 1, phase)
