@@ -111,6 +111,7 @@ def find_segment(
 def state_pairs(program, TILE_M: gl.constexpr, layout: gl.constexpr):
     """Return where the pairs of a program's state lie; the same again follows, for what is left."""
     pair = state_of_program(program) * TILE_M + gl.arange(0, TILE_M, layout=layout)
+    # Otherwise addresses of states would be found before all loops, and spilled.
     return opaque(pair).to(gl.int64)
 
 
@@ -227,9 +228,10 @@ def sees(
     else:
         node = key - context_len
         is_draft = (node >= 0) & (key < seq_len)
-        at = token * TREE_WORDS + node // 32
-        word = gl.load(tree_words_ptr + at, mask=is_draft & live, other=0)
-        visible = (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+        at = token * TREE_WORDS + (node >> 5)
+        context = gl.where(node < 0, -1, 0)  # every query sees it
+        word = gl.load(tree_words_ptr + at, mask=is_draft & live, other=context)
+        visible = ((word >> (node & 31)) & 1) != 0
     return visible
 
 
