@@ -89,7 +89,7 @@ def _attend_tiles(
             valid = seq_len - tile * TILE_N
             clear_tail(ckv.index(stage), valid, TILE_N, R, 4)
             fence_async_shared()
-        zero = stage >> 8  # of which the compiler thinks that it varies
+        zero = stage >> 8  # seems to vary, so that descriptors are found here and not hoisted
         queries = q_nope.index(zero).permute((1, 0))
         scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
         scores = warpgroup_mma(ckv.index(stage), queries, scores, use_acc=False, is_async=True)
