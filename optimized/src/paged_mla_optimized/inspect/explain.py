@@ -146,8 +146,7 @@ def explain(
 def _fixed_splits(config: MlaConfig, variant: AttendVariant, pairs: int, key_tiles: int) -> int:
     """Return the splits of each query tile of a row, see ``kernels/common/plan.py``."""
     query_tiles = max(-(-pairs // variant.tile_m), 1)
-    longest = variant.split_tiles // 2 if pairs * 2 <= variant.tile_m else variant.split_tiles
-    longest = max(variant.split_tiles * 2 if query_tiles >= 4 else longest, 1)
+    longest = variant.split_tiles * (2 if query_tiles >= 4 else 1)
     length = -(-key_tiles // max(row_share(config.max_rows) // query_tiles, 1))
     length = min(max(length, variant.min_units), longest)
     most = fixed_splits(variant, config.max_rows, config.kv_lora_rank) // query_tiles

@@ -71,9 +71,9 @@ class AttendVariant:
         Key of :data:`FAMILIES`. The portable kernel steps in, with the same tiles, for tensors
         that a Gluon kernel cannot address.
     split_tiles : int
-        Most key tiles of a split of fixed length, unless a row would have too many (S-20): half of
-        it for rows of half a query tile, twice it for rows of four. Fewer cost time to keep and
-        join partial answers; more leave programs with unequal work.
+        Most key tiles of a split of fixed length, unless a row would have too many (S-20), and
+        twice it for rows of four query tiles. Fewer cost time to keep and join partial answers;
+        more leave programs with unequal work.
     """
 
     tile_m: int

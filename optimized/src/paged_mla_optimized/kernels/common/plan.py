@@ -90,16 +90,14 @@ def _cut_rows(
 ):  # fmt: skip
     """Return how many splits each query tile of a row has, and the key tiles of each but the last.
 
-    A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles: half as
-    many where half of a query tile is empty, since its partials are small, and twice as many from
-    four query tiles on, whose lanes leave fewer parts. All its query tiles together have at most
-    FIXED_SPLITS of them, or one each.
+    A row is cut for ROW_SHARE programs, into splits of MIN_UNITS to SPLIT_TILES key tiles, twice as
+    many from four query tiles on, whose lanes leave fewer parts. All its query tiles together have
+    at most FIXED_SPLITS of them, or one each.
     """
     query_tiles = tl.cdiv(pairs, TILE_M)
     divisor = tl.maximum(query_tiles, 1)
     key_tiles = tl.maximum(key_tiles, 1)
-    longest = tl.where(pairs * 2 <= TILE_M, SPLIT_TILES // 2, SPLIT_TILES)
-    longest = tl.maximum(tl.where(query_tiles >= 4, SPLIT_TILES * 2, longest), 1)
+    longest = tl.where(query_tiles >= 4, SPLIT_TILES * 2, SPLIT_TILES)
     length = tl.cdiv(key_tiles, tl.maximum(ROW_SHARE // divisor, 1))
     length = tl.minimum(tl.maximum(length, MIN_UNITS), longest)
     most = tl.maximum(FIXED_SPLITS // divisor, 1)

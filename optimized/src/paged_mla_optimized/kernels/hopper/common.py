@@ -15,6 +15,7 @@ from paged_mla_optimized.kernels.common.handover import (
     leave_state,
     state_of_program,
 )
+from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.schedule import (
     fixed_partial,
     group_of_unit,
@@ -109,7 +110,9 @@ def find_segment(
 @gluon.jit
 def state_pairs(program, TILE_M: gl.constexpr, layout: gl.constexpr):
     """Return where the pairs of a program's state lie; the same again follows, for what is left."""
-    return state_of_program(program).to(gl.int64) * TILE_M + gl.arange(0, TILE_M, layout=layout)
+    pair = state_of_program(program) * TILE_M + gl.arange(0, TILE_M, layout=layout)
+    # Otherwise addresses of states would be found before all loops, and spilled.
+    return opaque(pair).to(gl.int64)
 
 
 @gluon.jit
@@ -192,9 +195,9 @@ def copy_queries(
 
 
 @constexpr_function
-def lines_layout(threads):
-    """Return how four warps share lines: `threads` on each, 16 bytes a thread."""
-    return gl.BlockedLayout([1, 8], [32 // threads, threads], [4, 1], [1, 0])
+def lines_layout(threads, warps=4):
+    """Return how warps share lines: `threads` on each, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [32 // threads, threads], [warps, 1], [1, 0])
 
 
 # Of keys: 128 bytes of four lines at a time, so that a thread keeps few addresses.
@@ -225,9 +228,10 @@ def sees(
     else:
         node = key - context_len
         is_draft = (node >= 0) & (key < seq_len)
-        at = token * TREE_WORDS + node // 32
-        word = gl.load(tree_words_ptr + at, mask=is_draft & live, other=0)
-        visible = (node < 0) | (is_draft & (((word >> (node % 32)) & 1) != 0))
+        at = token * TREE_WORDS + (node >> 5)
+        context = gl.where(node < 0, -1, 0)  # every query sees it
+        word = gl.load(tree_words_ptr + at, mask=is_draft & live, other=context)
+        visible = ((word >> (node & 31)) & 1) != 0
     return visible
 
 
@@ -242,12 +246,18 @@ def raised(peak, highest):
 
 
 @gluon.jit
-def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
-    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
+def clear_tail(
+    tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr,
+    COLUMNS: gl.constexpr = 64,
+):  # fmt: skip
+    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum.
+
+    COLUMNS at a time: fewer take fewer registers, and more barriers.
+    """
+    layout: gl.constexpr = lines_layout(COLUMNS // 8, WARPS)
     key = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))
-    for column in gl.static_range(0, WIDTH, 64):
-        part = tile.slice(column, 64, dim=1)
+    for column in gl.static_range(0, WIDTH, COLUMNS):
+        part = tile.slice(column, COLUMNS, dim=1)
         held = part.load(layout)
         part.store(gl.where((key < valid)[:, None], held, gl.zeros_like(held)))
 

@@ -89,11 +89,12 @@ def _attend_tiles(
             valid = seq_len - tile * TILE_N
             clear_tail(ckv.index(stage), valid, TILE_N, R, 4)
             fence_async_shared()
+        zero = stage >> 8  # seems to vary, so that descriptors are found here and not hoisted
+        queries = q_nope.index(zero).permute((1, 0))
         scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
-        scores = warpgroup_mma(
-            ckv.index(stage), q_nope.permute((1, 0)), scores, use_acc=False, is_async=True
-        )
-        scores = warpgroup_mma(k_pe.index(stage), q_pe.permute((1, 0)), scores, is_async=True)
+        scores = warpgroup_mma(ckv.index(stage), queries, scores, use_acc=False, is_async=True)
+        queries = q_pe.index(zero).permute((1, 0))
+        scores = warpgroup_mma(k_pe.index(stage), queries, scores, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         if tile >= tile_edge:
             key = tile * TILE_N + key_in_tile
@@ -104,7 +105,7 @@ def _attend_tiles(
             scores = gl.where(visible, scores, float("-inf"))
         new_peak = raised(peak, gl.max(scores, 0) * scale)
         weights = gl.exp2(scores * scale - new_peak[None, :])
-        weights_smem.store(weights.to(dtype))
+        weights_smem.index(0).store(weights.to(dtype))
         fence_async_shared()
         keep = gl.exp2(peak - new_peak)
         peak = new_peak
@@ -112,7 +113,8 @@ def _attend_tiles(
             acc = acc * keep[None, :]
             sums = sums * keep[None, :]
         sums += weights
-        acc = warpgroup_mma(ckv.index(stage).permute((1, 0)), weights_smem, acc, is_async=True)
+        values = ckv.index(stage).permute((1, 0))
+        acc = warpgroup_mma(values, weights_smem.index(zero), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(stage))
         stage += 1
@@ -188,11 +190,12 @@ def _attend(
         )  # fmt: skip
         copy_queries(
             q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-            num_heads, q_nope, TILE_M, 0, R,
+            num_heads, q_nope.index(0), TILE_M, 0, R,
         )  # fmt: skip
         stage_q_pe(
             q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, context_len, num_heads, q_pe, TILE_M, 64, MASK, ROPE,
+            token_starts_ptr, row, tile_m, context_len, num_heads, q_pe.index(0), TILE_M, 64, MASK,
+            ROPE,
         )  # fmt: skip
         async_copy.commit_group()
         async_copy.wait_group(0)
@@ -279,11 +282,11 @@ def decode_few_kernel(
     dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
     rows_layout: gl.constexpr = ckv_desc.layout
     narrow: gl.constexpr = gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
-    q_nope = gl.allocate_shared_memory(dtype, [TILE_M, R], rows_layout)
-    q_pe = gl.allocate_shared_memory(dtype, [TILE_M, 64], rows_layout)
+    q_nope = gl.allocate_shared_memory(dtype, [1, TILE_M, R], rows_layout)
+    q_pe = gl.allocate_shared_memory(dtype, [1, TILE_M, 64], rows_layout)
     ckv = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, R], rows_layout)
     k_pe = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 64], rows_layout)
-    weights = gl.allocate_shared_memory(dtype, [TILE_N, TILE_M], narrow)
+    weights = gl.allocate_shared_memory(dtype, [1, TILE_N, TILE_M], narrow)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):

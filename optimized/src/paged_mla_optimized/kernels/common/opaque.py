@@ -1,0 +1,16 @@
+"""A value of which the compiler knows nothing: what follows from it is found where it is used.
+
+What is the same in every pass of a loop is otherwise found once before all loops, and kept in
+registers that the inner loops need, or in local memory.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def opaque(value):
+    """Return an int32 `value`, or a tensor of them, as if it could be another each time."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [value], dtype=gl.int32, is_pure=False, pack=1
+    )
