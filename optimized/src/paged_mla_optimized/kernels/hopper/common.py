@@ -247,17 +247,13 @@ def raised(peak, highest):
 
 @gluon.jit
 def clear_tail(
-    tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr,
-    COLUMNS: gl.constexpr = 64,
+    tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr
 ):  # fmt: skip
-    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum.
-
-    COLUMNS at a time: fewer take fewer registers, and more barriers.
-    """
-    layout: gl.constexpr = lines_layout(COLUMNS // 8, WARPS)
+    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum."""
+    layout: gl.constexpr = lines_layout(8, WARPS)
     key = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))
-    for column in gl.static_range(0, WIDTH, COLUMNS):
-        part = tile.slice(column, COLUMNS, dim=1)
+    for column in gl.static_range(0, WIDTH, 64):
+        part = tile.slice(column, 64, dim=1)
         held = part.load(layout)
         part.store(gl.where((key < valid)[:, None], held, gl.zeros_like(held)))
 

@@ -24,7 +24,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
@@ -103,7 +102,7 @@ def _weigh_tiles(
         if tile >= tile_edge:
             key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
             token, _head, index, live = query_pairs(
-                token_starts_ptr, opaque(row), opaque(tile_m), num_heads, 64, pair_layout
+                token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
             )
             visible = sees(
                 key[None, :], seq_len, context_len, index[:, None], token[:, None],
@@ -206,7 +205,7 @@ def _weigh(
         if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, opaque(tile_m), num_heads, stride_lse_token, stride_lse_head,
+                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
                 FIXED_SPLITS, pair_layout,
             )  # fmt: skip
         elif is_left:
@@ -217,7 +216,7 @@ def _weigh(
         else:
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, opaque(tile_m), num_heads, stride_lse_token, stride_lse_head,
+                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
                 FIXED_SPLITS, pair_layout,
             )  # fmt: skip
         unit = following
@@ -262,7 +261,7 @@ def _sum_tiles(
         if BOX == 0:
             fence_async_shared()
         elif tile * 64 + 64 > seq_len:
-            clear_tail(values, seq_len - tile * 64, 64, 256, 4, 32)
+            clear_tail(values, seq_len - tile * 64, 64, 256, 4)
             fence_async_shared()
         next_slot = gl.where(slot == 2, 0, slot + 1)
         next_phase = gl.where(slot == 2, phase ^ 1, phase)
