@@ -110,7 +110,7 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
         k_nope, v = projected.split(widths, dim=-1)
         attends.run_prefill_new_tokens(
             q,
-            self._concat_k_nope_k_pe(k_nope, k_pe),
+            Keys(k_nope, k_pe),
             v,
             return_softmax_lse=False,
             out=output.view(-1, self.num_heads, self.v_head_dim),

@@ -246,9 +246,7 @@ def raised(peak, highest):
 
 
 @gluon.jit
-def clear_tail(
-    tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr
-):  # fmt: skip
+def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
     """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum."""
     layout: gl.constexpr = lines_layout(8, WARPS)
     key = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))

@@ -53,49 +53,37 @@ def load_q_pe(
     """
     loaded = ()
     if ROPE != "none":
-        loaded = _load_q_pe(
-            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr,
-            row, tile_m, context_len, num_heads, TILE_M, P, WARPS, MASK, ROPE,
-        )  # fmt: skip
+        HALF: gl.constexpr = P // 2
+        # Four pairs a thread, and 16 bytes of each table.
+        OWN: gl.constexpr = 8 if ROPE == "interleaved" else 4
+        layout: gl.constexpr = gl.BlockedLayout([1, OWN], [256 // P, P // 8], [WARPS, 1], [1, 0])
+        token, head, index, live = query_pairs(
+            token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
+        )
+        if MASK == "causal" or MASK == "non_causal":
+            position = (context_len + index).to(gl.int64)
+        else:  # first: tables wait for it
+            position = gl.load(positions_ptr + token, mask=live, other=0)
+        at = token * stride_token + head * stride_head
+        if ROPE == "interleaved":
+            column = gl.arange(0, P, layout=gl.SliceLayout(0, layout))
+            rows = gl.load(q_pe_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
+            first, second = rows.reshape([TILE_M, HALF, 2]).split()
+        else:
+            column = gl.arange(0, HALF, layout=gl.SliceLayout(0, layout))
+            half_ptr = q_pe_ptr + at[:, None] + column[None, :]
+            first = gl.load(half_ptr, mask=live[:, None], other=0.0)
+            second = gl.load(half_ptr + HALF, mask=live[:, None], other=0.0)
+
+        halves: gl.constexpr = first.type.layout
+        position = gl.convert_layout(position, gl.SliceLayout(1, halves), assert_trivial=True)
+        live = gl.convert_layout(live, gl.SliceLayout(1, halves), assert_trivial=True)
+        pair = gl.arange(0, HALF, layout=gl.SliceLayout(0, halves))
+        angle = position[:, None] * HALF + pair[None, :]
+        cos = gl.load(cos_ptr + angle, mask=live[:, None], other=0.0)
+        sin = gl.load(sin_ptr + angle, mask=live[:, None], other=0.0)
+        loaded = (first, second, cos, sin)
     return loaded
-
-
-@gluon.jit
-def _load_q_pe(
-    q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
-    tile_m, context_len, num_heads, TILE_M: gl.constexpr, P: gl.constexpr, WARPS: gl.constexpr,
-    MASK: gl.constexpr, ROPE: gl.constexpr,
-):  # fmt: skip
-    HALF: gl.constexpr = P // 2
-    # Four pairs a thread, and 16 bytes of each table.
-    OWN: gl.constexpr = 8 if ROPE == "interleaved" else 4
-    layout: gl.constexpr = gl.BlockedLayout([1, OWN], [256 // P, P // 8], [WARPS, 1], [1, 0])
-    token, head, index, live = query_pairs(
-        token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
-    )
-    if MASK == "causal" or MASK == "non_causal":
-        position = (context_len + index).to(gl.int64)
-    else:  # first: tables wait for it
-        position = gl.load(positions_ptr + token, mask=live, other=0)
-    at = token * stride_token + head * stride_head
-    if ROPE == "interleaved":
-        column = gl.arange(0, P, layout=gl.SliceLayout(0, layout))
-        rows = gl.load(q_pe_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
-        first, second = rows.reshape([TILE_M, HALF, 2]).split()
-    else:
-        column = gl.arange(0, HALF, layout=gl.SliceLayout(0, layout))
-        half_ptr = q_pe_ptr + at[:, None] + column[None, :]
-        first = gl.load(half_ptr, mask=live[:, None], other=0.0)
-        second = gl.load(half_ptr + HALF, mask=live[:, None], other=0.0)
-
-    halves: gl.constexpr = first.type.layout
-    position = gl.convert_layout(position, gl.SliceLayout(1, halves), assert_trivial=True)
-    live = gl.convert_layout(live, gl.SliceLayout(1, halves), assert_trivial=True)
-    pair = gl.arange(0, HALF, layout=gl.SliceLayout(0, halves))
-    angle = position[:, None] * HALF + pair[None, :]
-    cos = gl.load(cos_ptr + angle, mask=live[:, None], other=0.0)
-    sin = gl.load(sin_ptr + angle, mask=live[:, None], other=0.0)
-    return first, second, cos, sin
 
 
 @gluon.jit

@@ -13,15 +13,21 @@ T = TypeVar("T")
 
 LIKELIEST = 8
 MODES = ("eager", "graphs")
+
+
+def decode_rows_of(backend: str) -> dict[str, str]:
+    """Return what asks a backend for decode rows: SGLang's default on Hopper takes its prompts."""
+    return {"attention_backend": "fa3", "decode_attention_backend": backend}
+
+
 DECODE_ALONE: dict[str, dict[str, Any]] = {
     "flashmla": {
-        "attention_backend": "fa3",
-        "decode_attention_backend": "flashmla",
+        **decode_rows_of("flashmla"),
         "speculative_attention_mode": "decode",  # it verifies too
     }
 }
-"""Backends that are asked for decode rows: SGLang's default on Hopper takes their prompts, which
-they would hand to kernels of another package, compiled as they are first used."""
+"""Backends that are asked for decode rows alone: they would hand prompts to kernels of another
+package, compiled as they are first used."""
 
 
 def arguments(model: Path, backend: str, mode: str, **changes: Any) -> dict[str, Any]:

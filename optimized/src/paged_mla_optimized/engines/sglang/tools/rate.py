@@ -23,7 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from paged_mla_optimized.engines.sglang.registration import NAME
-from paged_mla_optimized.engines.sglang.tools.engine import arguments, run_engine, survive
+from paged_mla_optimized.engines.sglang.tools.engine import (
+    arguments,
+    decode_rows_of,
+    run_engine,
+    survive,
+)
 from paged_mla_optimized.engines.tools.cells import (
     ENOUGH_SECONDS,
     LEAST_STEPS,
@@ -169,9 +174,7 @@ class _Timer:
 
 def prompts_by_default(backend: str) -> dict[str, str]:
     """Return what gives others' prompts to SGLang's default on Hopper: only steps are timed."""
-    if backend == NAME:
-        return {}
-    return {"attention_backend": "fa3", "decode_attention_backend": backend}
+    return {} if backend == NAME else decode_rows_of(backend)
 
 
 def prompts_of(cell: Cell) -> list[list[int]]:
