@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+from triton.language import PropagateNan
 
 from paged_mla_optimized.kernels.common.handover import (
     await_state,
@@ -35,6 +36,8 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
 LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+
+_ALL_NAN = gl.constexpr(PropagateNan.ALL)
 
 # Waits for the threads of a role; Triton 3.6 has the other name.
 thread_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
@@ -236,6 +239,12 @@ def sees(
 
 
 @gluon.jit
+def higher(x, y):
+    """Return the higher of two numbers, or NaN."""
+    return gl.maximum(x, y, propagate_nan=_ALL_NAN)
+
+
+@gluon.jit
 def raised(peak, highest):
     """Return the peak that weights are relative to, once a tile's `highest` scores are known.
 
@@ -243,6 +252,34 @@ def raised(peak, highest):
     of two, which bfloat16 holds exactly, and most often one.
     """
     return gl.where(highest > peak + LAZY, gl.ceil(highest), peak)
+
+
+@gluon.jit
+def raised_in_twos(peak, highest, has_to):
+    """Return peaks [64]: both pairs of a thread rise if one of them has to, as in ``raised``.
+
+    So the weights of neither can be made before the highest scores of both are known: the compiler
+    would otherwise take one pair after the other where registers are few, and wait for shuffles
+    twice.
+    """
+    either = gl.max(has_to.to(gl.int32).reshape([4, 2, 8]), 1)
+    either = either[:, None, :].broadcast_to([4, 2, 8]).reshape([64])
+    either = gl.convert_layout(either, peak.type.layout)
+    return gl.where(either != 0, higher(peak, gl.ceil(highest)), peak)
+
+
+@gluon.jit
+def own_sums(weights):
+    """Return the sums [64, 4] of what each thread holds of weights [64, 64]: no thread waits."""
+    return gl.sum(gl.sum(weights.reshape([64, 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def own_sums_at(total, pair):
+    """Return where own sums [64, 4] lie in a state of the pairs that lie at `pair`."""
+    own = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))
+    pair = gl.convert_layout(pair, gl.SliceLayout(1, total.type.layout))
+    return (pair + 64)[:, None] * 512 + own[None, :]
 
 
 @gluon.jit

@@ -27,6 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
     FLOOR,
+    LAZY,
     LN_2,
     LOG2_E,
     arrivals,
@@ -36,9 +37,11 @@ from paged_mla_optimized.kernels.hopper.common import (
     find_segment,
     first_row,
     kept_pairs,
+    own_sums,
+    own_sums_at,
     partial_pairs,
     query_pairs,
-    raised,
+    raised_in_twos,
     sees,
     state_pairs,
     state_stored,
@@ -56,17 +59,28 @@ _SUMMED = gl.constexpr(12)
 
 
 @gluon.jit
+def _highest(s):
+    """Return the highest of each line of scores [64, 64]; in halves, which few have to wait for."""
+    highest = s
+    for width in gl.static_range(3):
+        highest = gl.max(highest.reshape([64, 2, 32 >> width]), 1)
+    return gl.convert_layout(gl.max(highest, 1), gl.SliceLayout(1, s.type.layout))
+
+
+@gluon.jit
 def _begin_weighing(
-    is_taken, shares_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr, pair_layout: gl.constexpr
-):
-    """Return peak and total [64] to begin with."""
+    is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Return peak [64] and own sums [64, 4] of weights to begin with."""
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     peak = gl.full([64], FLOOR, gl.float32, pair_layout)
-    total = gl.zeros([64], gl.float32, pair_layout)
+    total = own_sums(gl.zeros([64, 64], gl.float32, layout))
     if FIXED_SPLITS > 0:
         if is_taken:
-            at = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
-            peak = gl.load(partial_lse_ptr + at)
-            total = gl.load(partial_lse_ptr + at + 64)
+            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
+            peak = gl.load(partial_lse_ptr + pair)
+            total = gl.load(partial_out_ptr + own_sums_at(total, pair))
     return peak, total
 
 
@@ -77,9 +91,10 @@ def _weigh_tiles(
     scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
     FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Store the weights of key tiles; return peak and total [64], theirs included."""
+    """Store the weights of key tiles; return peak [64] and own sums [64, 4], theirs included."""
     dtype: gl.constexpr = ckv.dtype
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     for visit in range(tile_begin, tile_end):
         tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
         mbarrier.wait(bars.index(_FULL + slot), phase)
@@ -109,10 +124,11 @@ def _weigh_tiles(
                 live[:, None], tree_words_ptr, MASK, TREE_WORDS,
             )  # fmt: skip
             s = gl.where(visible, s, float("-inf"))
-        new_peak = raised(peak, gl.max(s, 1) * scale)
+        highest = _highest(s) * scale
+        new_peak = raised_in_twos(peak, highest, highest > peak + LAZY)
         keep = gl.exp2(peak - new_peak)
         weights = gl.exp2(s * scale - new_peak[:, None])
-        total = total * keep + gl.sum(weights, 1)
+        total = total * gl.convert_layout(keep, own_layout)[:, None] + own_sums(weights)
         peak = new_peak
         k_pe.index(slot).store(weights.to(dtype))
         keeps.index(slot).store(keep.to(gl.bfloat16))
@@ -135,11 +151,12 @@ def _hand_over(peak, total, sums, bars):
 
 @gluon.jit
 def _weigh(
-    q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps, sums, bars,
-    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
-    stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr, BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
+    q_nope_ptr, q_pe_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps,
+    sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
+    tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
+    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads,
+    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -192,7 +209,7 @@ def _weigh(
         slot = gl.where(slot == 3, 0, slot)
 
         peak, total = _begin_weighing(
-            is_taken, shares_ptr, partial_lse_ptr, FIXED_SPLITS, pair_layout
+            is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS, layout
         )
         peak, total, slot, phase = _weigh_tiles(
             peak, total, q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin,
@@ -201,7 +218,7 @@ def _weigh(
         )  # fmt: skip
         mbarrier.arrive(bars.index(_GO + slot))
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
-        lse = _hand_over(peak, total, sums, bars)
+        lse = _hand_over(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), sums, bars)
         if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
@@ -211,7 +228,7 @@ def _weigh(
         elif is_left:
             at = state_pairs(gl.program_id(0), 64, pair_layout)
             gl.store(partial_lse_ptr + at, peak)
-            gl.store(partial_lse_ptr + at + 64, total)
+            gl.store(partial_out_ptr + own_sums_at(total, at), total)
             state_stored(shares_ptr, 0, FIXED_SPLITS)
         else:
             store_lse(
@@ -457,12 +474,12 @@ def decode_tile_kernel(
             (
                 _weigh,
                 (
-                    q_nope_ptr, q_pe_ptr, lse_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps,
-                    sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
-                    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head,
-                    stride_q_pe_token, stride_q_pe_head, stride_lse_token, stride_lse_head,
-                    positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, MASK, TREE_WORDS,
-                    BOX, FIXED_SPLITS, ROPE,
+                    q_nope_ptr, q_pe_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv, k_pe,
+                    q_pe, q_last, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr,
+                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
+                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
+                    stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads,
+                    MASK, TREE_WORDS, BOX, FIXED_SPLITS, ROPE,
                 ),
             ),
             (

@@ -30,7 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language import PropagateNan
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.scales import load_scales
@@ -45,8 +44,12 @@ from paged_mla_optimized.kernels.hopper.common import (
     copy_tile,
     find_segment,
     first_row,
+    higher,
+    own_sums,
+    own_sums_at,
     partial_pairs,
     query_pairs,
+    raised_in_twos,
     sees,
     state_pairs,
     state_stored,
@@ -70,7 +73,6 @@ _LAZY = gl.constexpr(4.0)  # how much further later ones may rise
 
 _TINY = gl.constexpr(2.0**-126)  # keeps scales that vanish from making NaN of masked scores
 _LEAST = gl.constexpr(2.0**-90)  # a key's scale counts as this at least where its value is weighed
-_ALL_NAN = gl.constexpr(PropagateNan.ALL)
 _E4M3 = gl.constexpr(gl.float8e4nv)
 _CKV = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))  # the same bytes as 16-bit elements have
 _K_PE = gl.constexpr(gl.NVMMASharedLayout(64, 8, 2))
@@ -108,18 +110,6 @@ def _rounded(weights):
 
 
 @gluon.jit
-def _higher(x, y):
-    """Return the higher of two scores, or NaN: the rounding of weights would hide that."""
-    return gl.maximum(x, y, propagate_nan=_ALL_NAN)
-
-
-@gluon.jit
-def _own_sum(weights):
-    """Return the sums [64, 4] of what each thread holds of weights [64, 64]."""
-    return gl.sum(gl.sum(weights.reshape([64, 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
 def _masked(
     s, first, seq_len, context_len, row, tile_m, token_starts_ptr, tree_words_ptr, num_heads,
     MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
@@ -144,26 +134,18 @@ def _masked(
 
 
 @gluon.jit
-def _totals_at(total, pair):
-    """Return where own sums [64, 4] of weights lie in a state of the pairs that lie at `pair`."""
-    own = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))
-    pair = gl.convert_layout(pair, gl.SliceLayout(1, total.type.layout))
-    return (pair + 64)[:, None] * 512 + own[None, :]
-
-
-@gluon.jit
 def _begin_weighing(
     is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr
 ):
     """Return peak [64] and own sums [64, 4] of weights to begin with."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
     peak = gl.full([64], FLOOR, gl.float32, pair_layout)
-    total = _own_sum(gl.zeros([64, 64], gl.float32, _PRODUCT))
+    total = own_sums(gl.zeros([64, 64], gl.float32, _PRODUCT))
     if FIXED_SPLITS > 0:
         if is_taken:
             pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
             peak = gl.load(partial_lse_ptr + pair)
-            total = gl.load(partial_out_ptr + _totals_at(total, pair))
+            total = gl.load(partial_out_ptr + own_sums_at(total, pair))
     return peak, total
 
 
@@ -199,10 +181,10 @@ def _weigh_tiles(
                 s, tile * 64, seq_len, context_len, row, tile_m, token_starts_ptr, tree_words_ptr,
                 num_heads, MASK, TREE_WORDS,
             )  # fmt: skip
-        highest = gl.reduce(s, 1, _higher)
+        highest = gl.reduce(s, 1, higher)
         if SCALES == "scalar":
             highest *= scale
-        new_peak = gl.where(highest <= peak + _LAZY, peak, gl.ceil(highest))
+        new_peak = raised_in_twos(peak, highest, (highest <= peak + _LAZY) == 0)
         keep = gl.exp2(peak - new_peak)
         peak = new_peak
         power = s * scale[:, None] if SCALES == "scalar" else s
@@ -210,7 +192,7 @@ def _weigh_tiles(
         unscaled = weights
         if SCALES != "scalar":
             unscaled *= key_scales.index(3 * slot + 2).load(key_layout)[None, :]
-        total = total * gl.convert_layout(keep, own_layout)[:, None] + _own_sum(unscaled)
+        total = total * gl.convert_layout(keep, own_layout)[:, None] + own_sums(unscaled)
         stored = k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE)
         stored.store(_regroup(weights, 64).to(_E4M3))
         keeps.index(slot).store(keep)
@@ -294,7 +276,7 @@ def _weigh(
         elif is_left:
             at = state_pairs(gl.program_id(0), 64, pair_layout)
             gl.store(partial_lse_ptr + at, peak)
-            gl.store(partial_out_ptr + _totals_at(total, at), total)
+            gl.store(partial_out_ptr + own_sums_at(total, at), total)
             state_stored(shares_ptr, 0, FIXED_SPLITS)
         else:
             store_lse(
