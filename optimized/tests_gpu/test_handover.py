@@ -5,15 +5,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paged_mla_optimized import LatentCache, PagedMla
+from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.tools.bench.formatted import FP8_NAMES, written
 from paged_mla_optimized.tools.bench.instances import Problem, Step
 
 LENS = (2 ** (8 + 5 * torch.rand(40, generator=torch.Generator().manual_seed(1)))).int().tolist()
 ROWS = {"decode": tuple((n, 1) for n in LENS), "drafts": tuple((n, 3) for n in LENS)}
-CACHES = ("bf16", "exact", "fast", "portable")
+CACHES = {
+    "bf16": {},
+    "portable": {},
+    **{
+        f"{name}-{products}": {"cache_format": name, "products": products}
+        for name in FP8_NAMES
+        for products in ("exact", "fast")
+    },
+}
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -22,11 +31,10 @@ CACHES = ("bf16", "exact", "fast", "portable")
 def test_rows_have_the_bits_that_they_have_alone(kind, num_heads, rows):
     """S-20: cuts go through splits of a batch; each launch of many gives the same bits."""
     problem = Problem(Step(rows, num_heads, ROWS[rows]))
-    config, cache = replace(problem.config, deterministic=True), problem.cache
-    if kind in {"exact", "fast"}:
-        config = replace(config, cache_format="fp8_e4m3", products=kind)
-        codes = (cache.float() * 64).to(torch.float8_e4m3fn)
-        cache = LatentCache("fp8_e4m3", codes, torch.tensor(1 / 64, device="cuda"))
+    config, cache = replace(problem.config, deterministic=True, **CACHES[kind]), problem.cache
+    if config.cache_format in FP8_NAMES:
+        latents = cache.flatten(0, 1)
+        cache = written(config, latents, torch.arange(len(latents), device="cuda"), len(cache))
     demand = demand_of(config, device_facts(torch.device("cuda", 0)).arch)
     choose = portable_variant if kind == "portable" else serving_variant
     mla = PagedMla(config, variant=choose(demand, problem.longest))
