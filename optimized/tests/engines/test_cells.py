@@ -230,3 +230,65 @@ def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):
         assert attention.main() == 0
     found = json.loads((tmp_path / "16-attention.json").read_text())["cells"]
     assert found == {"8x64": {"ms": [0.512]}, "1x64": {"ms": [0.064]}}
+
+
+def test_engines_that_live_together_take_turns_in_each_cell(main, tmp_path):
+    alive, order = [], []
+
+    class Told(Timer):
+        def __init__(self, name):
+            self.name = name
+
+        def step_ms(self, cell, repeats):
+            assert alive == ["OURS", "A", "B"]
+            order.append((str(cell), self.name))
+            return super().step_ms(cell, repeats)
+
+        def busy_ms(self, cell):
+            order.append((f"{cell} busy", self.name))
+            return super().busy_ms(cell)
+
+    def run(_model, backend, options, use):
+        assert options.at_once == 3  # share the memory
+        alive.append(backend)
+        use(Told(backend))
+        alive.remove(backend)
+
+    assert main(run, "--together", "--rows", "1", "--repeats", "1") == 0
+    first, second = ["OURS", "A", "B"], ["A", "B", "OURS"]
+    assert order == [
+        *[(cell, name) for cell in ("1x64", "1x16") for name in first + second],
+        *[(f"{cell} busy", name) for name in first for cell in ("1x16", "1x64")],
+    ]
+    assert not alive
+    found = json.loads((tmp_path / "16-B.json").read_text())["cells"]
+    assert found["1x16"] == {"ms": [1.0, 1.0], "busy_ms": [0.5]}
+
+
+def test_of_engines_together_those_that_fail_leave_the_others(main, tmp_path, capsys):
+    class Dies(Timer):
+        def step_ms(self, cell, repeats):
+            if cell == Cell(1, 16):
+                raise RuntimeError("gone")
+            return super().step_ms(cell, repeats)
+
+    def run(_model, backend, _options, use):
+        if backend == "OURS":
+            raise ImportError("never made")
+        use(Dies() if backend == "A" else Timer())
+
+    main(run, "--together", "--rows", "1", "--repeats", "1")
+    said = capsys.readouterr().out
+    assert said.count("RuntimeError: gone") == 1
+    assert said.count("ImportError: never made") == 1
+    cells = {name: json.loads((tmp_path / f"16-{name}.json").read_text())["cells"] for name in "AB"}
+    assert cells["A"] == {"1x64": {"ms": [1.0, 1.0]}}
+    assert cells["B"]["1x16"] == {"ms": [1.0, 1.0], "busy_ms": [0.5]}
+
+
+def test_no_engine_together_is_no_error(main, tmp_path):
+    def run(*_):
+        raise ImportError("none")
+
+    assert main(run, "--together") == 0
+    assert not list(tmp_path.glob("*.json"))

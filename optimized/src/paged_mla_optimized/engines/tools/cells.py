@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from paged_mla_optimized.engines.tools.rates import table
+from paged_mla_optimized.engines.tools.together import Together, rotated, tell_error
 
 LEAST_STEPS, ENOUGH_SECONDS = 6, 0.4
 """Of a window that is timed: it ends when both are reached, or after a command's most steps."""
@@ -77,7 +77,8 @@ class Command:
         Of the cells that are timed unless others are asked.
     rounds, repeats : int
         Engines of a backend, and windows of a cell in each. A machine's host may be slower for
-        half a minute: rounds, in which backends take turns, tell that from a slower backend.
+        half a minute: rounds, in which backends take turns, tell that from a slower backend. With
+        ``--together`` one engine of each lives beside the others, and they take turns in each cell.
     switches : tuple of str
         Environment variables that change what is timed: they are told with the command.
     """
@@ -110,16 +111,26 @@ class Command:
         # Or a profiler that begins again beside CUDA graphs may crash. Engines inherit it.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         timed = {name: _Cells(name, options, facts) for name in options.backends}
+        end = time.monotonic() + options.seconds
+        if options.together:
+            for cells in timed.values():
+                cells.begin(end, 1, 1)
+            Together(
+                lambda backend, use: run(model, backend, options, use),
+                dict(timed),
+                cells_of(options),
+                options.rounds,
+            ).run()
+            return 0
         turns = [
             name for first in range(options.rounds) for name in rotated(options.backends, first)
         ]
-        end = time.monotonic() + options.seconds
         for number, backend in enumerate(turns):
             timed[backend].begin(end, len(turns) - number, len(options.backends))
             try:
                 run(model, backend, options, timed[backend].time)
             except Exception:  # the others are timed all the same
-                print(f"{backend}: {traceback.format_exc()[-900:]}", flush=True)
+                tell_error(backend)
         return 0
 
     def _options(self, doc: str | None) -> argparse.Namespace:
@@ -131,10 +142,12 @@ class Command:
         parser.add_argument("--contexts", type=int, nargs="+", default=self.contexts)
         parser.add_argument("--rounds", type=int, default=self.rounds)
         parser.add_argument("--repeats", type=int, default=self.repeats, choices=range(1, 5))
+        parser.add_argument("--together", action="store_true", help="all engines live at once")
         parser.add_argument("--seconds", type=float, default=240, help="shared by all engines")
         parser.add_argument("--folder", type=Path, default=Path(f"out/{self.engine}-{self.tool}"))
         parser.add_argument("--table", action="store_true", help="print what lies in the folder")
         options = parser.parse_args()
+        options.at_once = len(options.backends) if options.together else 1  # engines
         options.folder.mkdir(parents=True, exist_ok=True)
         return options
 
@@ -205,23 +218,36 @@ class _Cells:
     def begin(self, end: float, turns: int, backends: int) -> None:
         """Begin to make an engine: it shares the time until `end` with those that follow."""
         self.start, self.end, self.turns = time.monotonic(), end, turns
+        self.deadline = end
         self.is_last = turns <= backends  # no engine of this backend follows
 
     def time(self, timer: Timer) -> None:
         """Time every cell for which there is room and time, beside what earlier rounds found.
 
-        The last engine is then profiled, beginning with the cells that have least to compute: where
-        a host decides how long a step takes, the GPU alone says how fast a backend is.
+        The last engine is then profiled: where a host decides how long a step takes, the GPU alone
+        says how fast a backend is.
         """
         made = time.monotonic()
         self.deadline = made + (self.end - made) / self.turns
-        print(f"{self.name}: made in {made - self.start:.0f} s", flush=True)
-        cells = cells_of(self.options)
-        for cell in cells:
-            self._measure(timer, cell, "ms", lambda c: timer.step_ms(c, self.options.repeats))
+        self.say_made()
+        for cell in cells_of(self.options):
+            self.time_cell(timer, cell)
         if self.is_last:
-            for cell in reversed([cell for cell in cells if str(cell) in self.found["cells"]]):
-                self._measure(timer, cell, "busy_ms", lambda c: [timer.busy_ms(c)])
+            self.profile(timer)
+
+    def say_made(self) -> None:
+        """Say how long it took to make an engine, since it began."""
+        print(f"{self.name}: made in {time.monotonic() - self.start:.0f} s", flush=True)
+
+    def time_cell(self, timer: Timer, cell: Cell) -> None:
+        """Time one cell, if there is room and time."""
+        self._measure(timer, cell, "ms", lambda c: timer.step_ms(c, self.options.repeats))
+
+    def profile(self, timer: Timer) -> None:
+        """Profile what was timed, beginning with the cells that have least to compute."""
+        timed = [cell for cell in cells_of(self.options) if str(cell) in self.found["cells"]]
+        for cell in reversed(timed):
+            self._measure(timer, cell, "busy_ms", lambda c: [timer.busy_ms(c)])
 
     def _measure(
         self, timer: Timer, cell: Cell, what: str, measure: Callable[[Cell], list[float]]
@@ -240,12 +266,6 @@ class _Cells:
             f"{self.name} {cell} {what}: {told}, in {took:.1f} s, {expected:.1f} expected",
             flush=True,
         )
-
-
-def rotated(names: list[str], first: int) -> list[str]:
-    """Return the names from one of them on, round and round: a host grows faster or slower."""
-    first %= len(names)
-    return names[first:] + names[:first]
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:

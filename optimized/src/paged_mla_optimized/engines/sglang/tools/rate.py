@@ -1,6 +1,7 @@
 """Time decode steps of SGLang through this backend and through its own, alone on the machine.
 
     python -m paged_mla_optimized.engines.sglang.tools.rate --heads 128 --backends paged_mla fa3
+    python -m paged_mla_optimized.engines.sglang.tools.rate --together --rounds 3 --repeats 1
     python -m paged_mla_optimized.engines.sglang.tools.rate --table
 
 The prompt of a row is cached once: those of shorter contexts begin it. Rows then generate, and tell
@@ -66,7 +67,8 @@ def run(
     """Make an engine whose cache holds the largest cell, or takes most of the memory."""
     longest = max(options.contexts) + _ROOM
     tokens = min(
-        max(options.rows) * longest, int(0.6 * free_bytes()) // token_bytes(options.layers)
+        max(options.rows) * longest,
+        int(0.6 * free_bytes()) // options.at_once // token_bytes(options.layers),
     )
     given = arguments(
         model,

@@ -6,9 +6,9 @@
 A cache is filled with random numbers by vLLM's own ``DecodeBenchConnector``, so that long contexts
 need no prefill. A time is that of whole engine steps as they come out of the engine's core, which
 has a process of its own as by default, in a window of them: full CUDA graphs, bf16, blocks of 64.
-Each round makes an engine of every backend; the last ones are profiled by vLLM's own command when
-all is timed. Cells go to ``FOLDER/HEADS-BACKEND.json`` as they are timed; ``--table`` prints all
-that lie there as Markdown.
+Each round makes an engine of every backend, or with ``--together`` all live at once; the last ones
+are profiled by vLLM's own command when all is timed. Cells go to ``FOLDER/HEADS-BACKEND.json`` as
+they are timed; ``--table`` prints all that lie there as Markdown.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def run(
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     longest = max(options.contexts) + _ROOM
     each = token_bytes(options.layers)
-    cache_bytes = min(max(options.rows) * longest * each + (1 << 30), int(0.7 * free_bytes()))
+    most_bytes = int(0.7 * free_bytes()) // options.at_once
+    cache_bytes = min(max(options.rows) * longest * each + (1 << 30), most_bytes)
     traces = options.folder / f"traces-{backend}"
     given = arguments(
         model,
@@ -86,7 +87,7 @@ def run(
         enable_chunked_prefill=True,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=cache_bytes,
-        gpu_memory_utilization=0.9,
+        gpu_memory_utilization=0.9 / options.at_once,
         kv_transfer_config={
             "kv_connector": "DecodeBenchConnector",
             "kv_role": "kv_both",

@@ -1,0 +1,98 @@
+"""Engines that live side by side, and are timed in turns."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from paged_mla_optimized.engines.tools.cells import Cell, Timer
+
+
+class Cells(Protocol):
+    """What is timed of one backend."""
+
+    def say_made(self) -> None:
+        """Say how long it took to make an engine."""
+
+    def time_cell(self, timer: Timer, cell: Cell) -> None:
+        """Time one cell, if there is room and time."""
+
+    def profile(self, timer: Timer) -> None:
+        """Profile what was timed."""
+
+
+@dataclass
+class Together:
+    """Engines of several backends on one machine.
+
+    Parameters
+    ----------
+    make : callable
+        Makes an engine of a backend, gives it to a user, and ends it.
+    timed : dict of str to Cells
+        Of each backend.
+    cells : list of Cell
+    rounds : int
+        Turns of each backend in a cell.
+    """
+
+    make: Callable[[str, Callable[[Timer], None]], None]
+    timed: dict[str, Cells]
+    cells: list[Cell]
+    rounds: int
+    alive: dict[str, Timer] = field(default_factory=dict, init=False)
+
+    def run(self) -> None:
+        """Make an engine of each backend, time all cells, profile, and end them."""
+        self._open(list(self.timed))
+
+    def _open(self, left: list[str]) -> None:
+        """Make engines of the backends that are left, one inside the use of another."""
+        if not left:
+            self._time()
+            return
+        backend, *others = left
+
+        def use(timer: Timer) -> None:
+            self.alive[backend] = timer
+            self.timed[backend].say_made()
+            self._open(others)
+
+        try:
+            self.make(backend, use)
+        except Exception:  # the others are timed all the same
+            tell_error(backend)
+            if backend not in self.alive:
+                self._open(others)
+
+    def _time(self) -> None:
+        """Time each cell by all engines, round by round, so that a slow host is slow for all."""
+        for cell in self.cells:
+            for first in range(self.rounds):
+                for backend in rotated(list(self.alive), first):
+                    self._try(backend, partial(self.timed[backend].time_cell, cell=cell))
+        for backend in list(self.alive):
+            self._try(backend, self.timed[backend].profile)
+
+    def _try(self, backend: str, act: Callable[[Timer], None]) -> None:
+        """Do something with an engine, or be done with it."""
+        try:
+            act(self.alive[backend])
+        except Exception:
+            tell_error(backend)
+            del self.alive[backend]
+
+
+def rotated(names: list[str], first: int) -> list[str]:
+    """Return the names from one of them on, round and round: a host grows faster or slower."""
+    first %= max(len(names), 1)
+    return names[first:] + names[:first]
+
+
+def tell_error(backend: str) -> None:
+    """Print the end of what was raised."""
+    print(f"{backend}: {traceback.format_exc()[-900:]}", flush=True)
