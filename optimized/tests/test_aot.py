@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -51,6 +52,64 @@ def test_compiles_without_a_gpu(prefix):
     usage = json.loads(done.stdout)
     assert usage["error"] is None
     assert 0 < usage["registers"] <= 255
+
+
+DISASSEMBLE_ONE = """
+import pathlib, subprocess, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
+job = next(job for job in jobs_of_arch("sm90") if job.name == "{name}")
+target = GPUTarget("cuda", 90, 32)
+binary = triton.compile(job.source, target=target, options=job.options).asm["cubin"]
+pathlib.Path("{path}").write_bytes(binary)
+path = triton.knobs.nvidia.nvdisasm.path
+print(subprocess.check_output([path, "-c", "{path}"], text=True))
+"""
+
+
+def inner_loops(sass):
+    """Return the instructions of every loop that holds no other."""
+    code, labels, loops = [], {}, []
+    for line in sass.splitlines():
+        if label := re.match(r"(\.L_\w+):", line):
+            labels[label[1]] = len(code)
+        elif found := re.match(r"\s+/\*[0-9a-f]+\*/\s+(.*?);", line):
+            code.append(found[1])
+    for end, instruction in enumerate(code):
+        target = re.search(r"BRA.*`\((\.L_\w+)\)", instruction)
+        if target and labels[target[1]] <= end:
+            loops.append((labels[target[1]], end))
+    return [
+        code[a : b + 1]
+        for a, b in loops
+        if not any((c, d) != (a, b) and a <= c and d <= b for c, d in loops)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hopper-tile-m64-r512-bf16-causal-box64-parts",
+        "hopper-tile-m64-r512-bf16-causal-box64-fixed",
+        "hopper-tile-m64-r512-bf16-causal-box64-parts-neox",
+        "hopper-tile-m64-r512-bf16-non_causal-box64-parts",
+        "hopper-tile_fp8-m64-r512-bf16-fp8_e4m3-causal-box64-fixed",
+    ],
+)
+def test_pairs_of_a_thread_are_weighed_side_by_side(name, tmp_path):
+    """One after the other they take 5 % of a step: a warp waits for shuffles twice."""
+    done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
+    assert done.returncode == 0, done.stderr
+    weighing = [
+        loop for loop in inner_loops(done.stdout) if sum("MUFU.EX2" in i for i in loop) >= 32
+    ]
+    assert len(weighing) == 1
+    [loop] = weighing
+    first = next(at for at, instruction in enumerate(loop) if "MUFU.EX2" in instruction)
+    shuffles = [at for at, instruction in enumerate(loop) if "SHFL.BFLY" in instruction]
+    assert len(shuffles) == 4  # two for each pair's highest score
+    assert shuffles[-1] < first
 
 
 def test_too_much_shared_memory_is_an_error():
