@@ -270,8 +270,8 @@ def raised_in_twos(peak, highest, has_to):
 
 @gluon.jit
 def own_sums(weights):
-    """Return the sums [64, 4] of what each thread holds of weights [64, 64]: no thread waits."""
-    return gl.sum(gl.sum(weights.reshape([64, 8, 4, 2]), 3), 1)
+    """Return the sums [64, 4] of what each thread holds of weights [64, N]: no shuffles."""
+    return gl.sum(gl.sum(weights.reshape([64, weights.shape[1] // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit

@@ -40,6 +40,7 @@ from paged_mla_optimized.kernels.hopper.common import (
     LAZY,
     LN_2,
     clear_tail,
+    own_sums,
     thread_barrier,
 )
 
@@ -72,12 +73,6 @@ def _blocks_of(count, key_len, context, CAUSAL: gl.constexpr):
     if CAUSAL:
         seen = gl.minimum(context + count, key_len)
     return gl.maximum((seen + 127) // 128, 1)
-
-
-@gluon.jit
-def _part_sums(x):
-    """Sum each row's columns that one thread holds: no shuffles."""
-    return gl.sum(gl.sum(gl.reshape(x, [64, x.shape[1] // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
@@ -331,10 +326,10 @@ def _step(
     shift = gl.convert_layout(new_peak, gl.SliceLayout(1, s_layout), assert_trivial=True)
     p = gl.exp2(s * scale - shift[:, None])
     if FIRST:
-        total = gl.convert_layout(_part_sums(p), total.type.layout, assert_trivial=True)
+        total = gl.convert_layout(own_sums(p), total.type.layout, assert_trivial=True)
     else:
         kept = gl.convert_layout(keep, gl.SliceLayout(1, total.type.layout))
-        total = total * kept[:, None] + _part_sums(p)
+        total = total * kept[:, None] + own_sums(p)
     if KEYS == 128:
         pairs = _pack(p, v.dtype)
     else:
@@ -418,7 +413,7 @@ def _compute(
     item = 0
     acc = gl.zeros([64, 128], gl.float32, layout)
     peak = gl.full([64], FLOOR, gl.float32, lines)
-    total = _part_sums(acc)
+    total = own_sums(acc)
     pairs = _pack(acc, v.dtype)
     count = _next_count(items, named, item)
     mbarrier.wait(k_full.index(0), 0, pred=count > 0)
