@@ -266,6 +266,8 @@ def test_engines_that_live_together_take_turns_in_each_cell(main, tmp_path):
 
 
 def test_of_engines_together_those_that_fail_leave_the_others(main, tmp_path, capsys):
+    made = []
+
     class Dies(Timer):
         def step_ms(self, cell, repeats):
             if cell == Cell(1, 16):
@@ -273,11 +275,15 @@ def test_of_engines_together_those_that_fail_leave_the_others(main, tmp_path, ca
             return super().step_ms(cell, repeats)
 
     def run(_model, backend, _options, use):
+        made.append(backend)
         if backend == "OURS":
             raise ImportError("never made")
         use(Dies() if backend == "A" else Timer())
+        if backend == "A":
+            raise RuntimeError("ended badly")
 
     main(run, "--together", "--rows", "1", "--repeats", "1")
+    assert made == ["OURS", "A", "B"]  # once each
     said = capsys.readouterr().out
     assert said.count("RuntimeError: gone") == 1
     assert said.count("ImportError: never made") == 1

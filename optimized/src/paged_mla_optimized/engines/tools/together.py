@@ -56,8 +56,11 @@ class Together:
             self._time()
             return
         backend, *others = left
+        is_made = False
 
         def use(timer: Timer) -> None:
+            nonlocal is_made
+            is_made = True
             self.alive[backend] = timer
             self.timed[backend].say_made()
             self._open(others)
@@ -66,8 +69,8 @@ class Together:
             self.make(backend, use)
         except Exception:  # the others are timed all the same
             tell_error(backend)
-            if backend not in self.alive:
-                self._open(others)
+        if not is_made:
+            self._open(others)
 
     def _time(self) -> None:
         """Time each cell by all engines, round by round, so that a slow host is slow for all."""

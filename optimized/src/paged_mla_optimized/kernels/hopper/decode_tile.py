@@ -60,10 +60,10 @@ _SUMMED = gl.constexpr(12)
 
 @gluon.jit
 def _highest(s):
-    """Return the highest of each line of scores [64, 64]; in halves, which few have to wait for."""
+    """Return the highest of each line of scores [64, 64]: by halving, so that few wait in turn."""
     highest = s
-    for width in gl.static_range(3):
-        highest = gl.max(highest.reshape([64, 2, 32 >> width]), 1)
+    for halving in gl.static_range(3):
+        highest = gl.max(highest.reshape([64, 2, 32 >> halving]), 1)
     return gl.convert_layout(gl.max(highest, 1), gl.SliceLayout(1, s.type.layout))
 
 
