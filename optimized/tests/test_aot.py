@@ -55,16 +55,13 @@ def test_compiles_without_a_gpu(prefix):
 
 
 DISASSEMBLE_ONE = """
-import pathlib, subprocess, sys
-import triton
-from triton.backends.compiler import GPUTarget
+import pathlib, subprocess, triton
+from paged_mla_optimized.tools.aot import compiled_kernel
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
 job = next(job for job in jobs_of_arch("sm90") if job.name == "{name}")
-target = GPUTarget("cuda", 90, 32)
-binary = triton.compile(job.source, target=target, options=job.options).asm["cubin"]
-pathlib.Path("{path}").write_bytes(binary)
-path = triton.knobs.nvidia.nvdisasm.path
-print(subprocess.check_output([path, "-c", "{path}"], text=True))
+pathlib.Path("{path}").write_bytes(compiled_kernel(job, "sm90").asm["cubin"])
+command = [triton.knobs.nvidia.nvdisasm.path, "-c", "{path}"]
+print(subprocess.check_output(command, text=True))
 """
 
 

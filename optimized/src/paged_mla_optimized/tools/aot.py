@@ -51,9 +51,8 @@ class Usage:
 
 def compile_job(job: Job, arch: str) -> Usage:
     """Compile one kernel variant for `arch`, a key of ``SHARED_MEMORY``."""
-    target = GPUTarget("cuda", int(arch.removeprefix("sm")), 32)
     try:
-        compiled = triton.compile(job.source, target=target, options=job.options)
+        compiled = compiled_kernel(job, arch)
     except (triton.TritonError, RuntimeError) as error:
         return Usage(job.name, error=str(error).strip())
     registers, stack_bytes = _resources(compiled.asm["cubin"])
@@ -61,6 +60,12 @@ def compile_job(job: Job, arch: str) -> Usage:
     limit = SHARED_MEMORY[arch]
     excess = f"more than {limit} bytes of shared memory" if shared_bytes > limit else None
     return Usage(job.name, registers, stack_bytes, shared_bytes, excess)
+
+
+def compiled_kernel(job: Job, arch: str) -> Any:
+    """Return Triton's kernel, whose ``asm["cubin"]`` is the binary."""
+    target = GPUTarget("cuda", int(arch.removeprefix("sm")), 32)
+    return triton.compile(job.source, target=target, options=job.options)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

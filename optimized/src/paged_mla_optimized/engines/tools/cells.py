@@ -113,14 +113,12 @@ class Command:
         timed = {name: _Cells(name, options, facts) for name in options.backends}
         end = time.monotonic() + options.seconds
         if options.together:
-            for cells in timed.values():
-                cells.begin(end, 1, 1)
-            Together(
-                lambda backend, use: run(model, backend, options, use),
-                dict(timed),
-                cells_of(options),
-                options.rounds,
-            ).run()
+
+            def make(backend: str, use: Callable[[Timer], None]) -> None:
+                timed[backend].begin(end, 1, 1)
+                run(model, backend, options, use)
+
+            Together(make, dict(timed), cells_of(options), options.rounds).run()
             return 0
         turns = [
             name for first in range(options.rounds) for name in rotated(options.backends, first)

@@ -67,7 +67,7 @@ class Together:
 
         try:
             self.make(backend, use)
-        except Exception:  # the others are timed all the same
+        except Exception:  # engines raise what they like, and the others are timed all the same
             tell_error(backend)
         if not is_made:
             self._open(others)
@@ -85,7 +85,7 @@ class Together:
         """Do something with an engine, or be done with it."""
         try:
             act(self.alive[backend])
-        except Exception:
+        except Exception:  # an engine may fail in any way, and the others are timed all the same
             tell_error(backend)
             del self.alive[backend]
 

@@ -275,11 +275,40 @@ def own_sums(weights):
 
 
 @gluon.jit
-def own_sums_at(total, pair):
+def _own_sums_at(total, pair):
     """Return where own sums [64, 4] lie in a state of the pairs that lie at `pair`."""
     own = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))
     pair = gl.convert_layout(pair, gl.SliceLayout(1, total.type.layout))
     return (pair + 64)[:, None] * 512 + own[None, :]
+
+
+@gluon.jit
+def begin_weighing(
+    is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Return peak [64] and own sums [64, 4] of weights, [64, 64] in `layout`, to begin with."""
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    peak = gl.full([64], FLOOR, gl.float32, pair_layout)
+    total = own_sums(gl.zeros([64, 64], gl.float32, layout))
+    if FIXED_SPLITS > 0:
+        if is_taken:
+            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
+            peak = gl.load(partial_lse_ptr + pair)
+            total = gl.load(partial_out_ptr + _own_sums_at(total, pair))
+    return peak, total
+
+
+@gluon.jit
+def leave_weighing(
+    peak, total, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr
+):
+    """Leave what ``begin_weighing`` takes."""
+    pair_layout: gl.constexpr = peak.type.layout
+    pair = state_pairs(gl.program_id(0), 64, pair_layout)
+    gl.store(partial_lse_ptr + pair, peak)
+    gl.store(partial_out_ptr + _own_sums_at(total, pair), total)
+    state_stored(shares_ptr, 0, FIXED_SPLITS)
 
 
 @gluon.jit

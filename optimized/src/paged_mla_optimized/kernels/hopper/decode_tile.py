@@ -26,19 +26,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
 from paged_mla_optimized.kernels.hopper.common import (
-    FLOOR,
     LAZY,
     LN_2,
     LOG2_E,
     arrivals,
+    begin_weighing,
     clear_tail,
     copy_queries,
     copy_tile,
     find_segment,
     first_row,
     kept_pairs,
+    leave_weighing,
     own_sums,
-    own_sums_at,
     partial_pairs,
     query_pairs,
     raised_in_twos,
@@ -65,23 +65,6 @@ def _highest(s):
     for halving in gl.static_range(3):
         highest = gl.max(highest.reshape([64, 2, 32 >> halving]), 1)
     return gl.convert_layout(gl.max(highest, 1), gl.SliceLayout(1, s.type.layout))
-
-
-@gluon.jit
-def _begin_weighing(
-    is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Return peak [64] and own sums [64, 4] of weights to begin with."""
-    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    peak = gl.full([64], FLOOR, gl.float32, pair_layout)
-    total = own_sums(gl.zeros([64, 64], gl.float32, layout))
-    if FIXED_SPLITS > 0:
-        if is_taken:
-            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
-            peak = gl.load(partial_lse_ptr + pair)
-            total = gl.load(partial_out_ptr + own_sums_at(total, pair))
-    return peak, total
 
 
 @gluon.jit
@@ -208,7 +191,7 @@ def _weigh(
         phase = gl.where(slot == 3, phase ^ 1, phase)
         slot = gl.where(slot == 3, 0, slot)
 
-        peak, total = _begin_weighing(
+        peak, total = begin_weighing(
             is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS, layout
         )
         peak, total, slot, phase = _weigh_tiles(
@@ -226,10 +209,7 @@ def _weigh(
                 FIXED_SPLITS, pair_layout,
             )  # fmt: skip
         elif is_left:
-            at = state_pairs(gl.program_id(0), 64, pair_layout)
-            gl.store(partial_lse_ptr + at, peak)
-            gl.store(partial_out_ptr + own_sums_at(total, at), total)
-            state_stored(shares_ptr, 0, FIXED_SPLITS)
+            leave_weighing(peak, total, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS)
         else:
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,

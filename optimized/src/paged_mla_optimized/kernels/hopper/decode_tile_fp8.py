@@ -39,14 +39,15 @@ from paged_mla_optimized.kernels.hopper.common import (
     LN_2,
     LOG2_E,
     arrivals,
+    begin_weighing,
     clear_tail,
     copy_queries,
     copy_tile,
     find_segment,
     first_row,
     higher,
+    leave_weighing,
     own_sums,
-    own_sums_at,
     partial_pairs,
     query_pairs,
     raised_in_twos,
@@ -131,22 +132,6 @@ def _masked(
         token[:, None, None], live[:, None, None], tree_words_ptr, MASK, TREE_WORDS,
     )  # fmt: skip
     return gl.convert_layout(gl.where(visible, eights, float("-inf")).reshape([64, 64]), _PRODUCT)
-
-
-@gluon.jit
-def _begin_weighing(
-    is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS: gl.constexpr
-):
-    """Return peak [64] and own sums [64, 4] of weights to begin with."""
-    pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
-    peak = gl.full([64], FLOOR, gl.float32, pair_layout)
-    total = own_sums(gl.zeros([64, 64], gl.float32, _PRODUCT))
-    if FIXED_SPLITS > 0:
-        if is_taken:
-            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, 64, pair_layout)
-            peak = gl.load(partial_lse_ptr + pair)
-            total = gl.load(partial_out_ptr + own_sums_at(total, pair))
-    return peak, total
 
 
 @gluon.jit
@@ -256,8 +241,8 @@ def _weigh(
         fence_async_shared()
         q_first = q.slice(0, 256, dim=1).load(_VALUES)  # the others would not fit
 
-        peak, total = _begin_weighing(
-            is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS
+        peak, total = begin_weighing(
+            is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS, _PRODUCT
         )
         peak, total, slot, phase = _weigh_tiles(
             peak, total, q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end,
@@ -274,10 +259,7 @@ def _weigh(
                 FIXED_SPLITS, pair_layout,
             )  # fmt: skip
         elif is_left:
-            at = state_pairs(gl.program_id(0), 64, pair_layout)
-            gl.store(partial_lse_ptr + at, peak)
-            gl.store(partial_out_ptr + own_sums_at(total, at), total)
-            state_stored(shares_ptr, 0, FIXED_SPLITS)
+            leave_weighing(peak, total, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS)
         else:
             store_lse(
                 lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
