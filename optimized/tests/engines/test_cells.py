@@ -11,6 +11,7 @@ import pytest
 
 from paged_mla_optimized.engines.tools import attention, cells
 from paged_mla_optimized.engines.tools.cells import Cell, Command
+from paged_mla_optimized.engines.tools.rates import interval_of_median
 
 COMMAND = Command(
     engine="vllm",
@@ -207,14 +208,45 @@ def test_a_table_has_ratios_and_the_part_of_attention(main, tmp_path, capsys):
     assert "| OURS | A | B | best other / OURS: medians | best other / OURS: leasts |" in said
     assert (
         "| 1x1024 | 2.000 (1.000 to 4.000), busy 0.500 | 3.000 (3.000 to 3.000), busy 0.600 "
-        "| 9.000 (9.000 to 9.000), busy 0.400 | 1.500 | 3.000 | 0.800 | 25% |" in said
+        "| 9.000 (9.000 to 9.000), busy 0.400 | 1.500 | 3.000 | 0.800 |  | 25% |" in said
     )
     assert "| 4.000 (4.000 to 4.000), busy 2.000 | 5.000 (5.000 to 5.000) |  | 1.250 |" in said
-    assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |  |  |" in said
+    assert "| 1x16 | 1.000 (1.000 to 1.000) |  |  |  |  |  |  |  |" in said
     assert "ms per step, median" in said
     assert "Ratios, of medians: geometric mean 1.369, least 1.250 of 2." in said
     assert "Ratios, of busy: geometric mean 0.800, least 0.800 of 1." in said
     assert "over half of the step, of leasts: geometric mean 1.250, least 1.250 of 1." in said
+
+
+@pytest.mark.parametrize(
+    ("count", "ends"),
+    [(5, None), (6, (0, 5)), (8, (0, 7)), (9, (1, 7)), (12, (2, 9)), (20, (5, 14))],
+)
+def test_an_interval_holds_the_median_19_times_in_20(count, ends):
+    """Ends by rank, as tables of the sign test have them."""
+    assert interval_of_median([float(n) for n in reversed(range(count))]) == ends
+
+
+def test_engines_together_are_compared_turn_by_turn(main, tmp_path, capsys):
+    """A host that is slow in one turn is so for all; of others the fastest counts."""
+    ours = [1.0, 4.0, 2.0, 1.0, 1.0, 2.0]
+    for name, factor, together in (
+        ("OURS", 1.0, True),
+        ("A", 1.5, True),
+        ("B", 1.2, True),
+        ("C", 0.5, False),
+    ):
+        facts = FACTS | {"engine": "vllm 0", "layers": 8, "command": name, "together": together}
+        times = [factor * ms for ms in ours]
+        times[0] *= 1.0 if name == "OURS" else 2.0
+        cells_of_it = {"1x16": {"ms": times}, "8x16": {"ms": times[:5]}}
+        path = tmp_path / f"16-{name}.json"
+        path.write_text(json.dumps({"facts": facts, "cells": cells_of_it}))
+    assert main(None, "--table") == 0
+    said = capsys.readouterr().out
+    assert "| best other / OURS: turns | attention's part |" in said
+    assert "| 1.200 (1.200 to 2.400) |  |" in said
+    assert "geometric mean 1.200, least 1.200, least upper end 2.400 of 1." in said
 
 
 def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):

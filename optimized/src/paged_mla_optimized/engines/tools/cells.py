@@ -106,6 +106,7 @@ class Command:
             "engine": f"{self.engine} {version(self.engine)}",
             "heads": options.heads,
             "layers": options.layers,
+            "together": options.together,
             "command": self._command(),
         }
         # Or a profiler that begins again beside CUDA graphs may crash. Engines inherit it.
