@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import pickle
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,7 @@ class Engine:
                     "output_top_logprobs": [[(-0.1, 7, None), (-2.5, 8, None)]]
                     * how["max_new_tokens"],
                     "cached_tokens": len(prompt) - 1,
+                    "num_retractions": len(prompt) // 3,
                 }
             }
             for prompt, how in zip(input_ids, sampling_params, strict=True)
@@ -102,6 +104,24 @@ def test_answers_and_hits():
     answers, cached = ask(Engine(), [[1, 2, 3], [4]], [2, 1])
     assert answers == [[(7, {7: -0.1, 8: -2.5})] * 2, [(7, {7: -0.1, 8: -2.5})]]
     assert cached == 2
+
+
+def test_rows_that_were_taken_back_are_counted():
+    counts = Counter()
+    for asked, tokens in (([[1, 2, 3], [4]], [2, 1]), ([[1] * 6], [1])):
+        ask(Engine(), asked, tokens, counts)
+    assert counts == {"retractions": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "retractions", "said"),
+    [("retraction", 0, "no row was taken back"), ("retraction", 2, ""), ("graphs", 0, "")],
+)
+def test_where_rows_are_to_be_taken_back_some_are(name, retractions, said):
+    ours = {"cached_tokens": [0, 9], "retractions": retractions}
+    assert check.problem_of(SCENES[name], ours) == said
+    assert bool(SCENES[name].environment) == (name == "retraction")
+    assert not SCENES[name].plain.environment
 
 
 @pytest.fixture

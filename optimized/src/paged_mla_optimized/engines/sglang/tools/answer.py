@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pickle
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,13 +45,16 @@ def main() -> None:
     scene, folder, start = SCENES[options.scene], options.folder, time.monotonic()
 
     def use(engine: Any) -> tuple[float, dict[str, Any], Any]:
-        made, asked = time.monotonic() - start, partial(ask, engine)
+        made, counts = time.monotonic() - start, Counter[str]()
+        asked = partial(ask, engine, counts=counts)
         if options.backend:
-            return made, *passes(asked, wait_for(options.history)[0], 2)
+            numbers, logprobs = passes(asked, wait_for(options.history)[0], 2)
+            return made, numbers | counts, logprobs
         history, (numbers, logprobs) = begin(asked, prompts(), options.tokens)
         return made, numbers, (history, logprobs)
 
     set_up = scene if options.backend else scene.plain
+    os.environ.update(set_up.environment)
     made, numbers, told = run_engine(given(set_up, options.backend or YARDSTICK, folder), use)
     give(folder / f"{options.name}.pickle", pickle.dumps(told))
     run = {

@@ -133,8 +133,10 @@ def _pickle(folder: Path, stem: str) -> Path:
     return folder / f"{stem}.pickle"
 
 
-def problem_of(_scene: Scene, ours: Run) -> str:
+def problem_of(scene: Scene, ours: Run) -> str:
     """Return what is wrong with our run of a scene, or nothing."""
+    if scene.retracts and ours["retractions"] == 0:
+        return "no row was taken back"
     return "no prefix was hit" if ours["cached_tokens"][1] == 0 else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,9 +76,15 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
 
 
 def ask(
-    engine: Any, prompts: list[list[int]], tokens: list[int]
+    engine: Any,
+    prompts: list[list[int]],
+    tokens: list[int],
+    counts: Counter[str] | None = None,
 ) -> tuple[list[list[tuple[int, Logprobs]]], int]:
-    """Generate greedily; return tokens with logprobs, and prompt tokens that were cached."""
+    """Generate greedily; return tokens with logprobs, and prompt tokens that were cached.
+
+    How often a row was taken back is added to `counts`, as ``retractions``.
+    """
     outputs = engine.generate(
         input_ids=prompts,
         sampling_params=[
@@ -96,4 +103,6 @@ def ask(
         ]
         for one in told
     ]
+    if counts is not None:
+        counts["retractions"] += sum(one["num_retractions"] for one in told)
     return answers, sum(one["cached_tokens"] for one in told)

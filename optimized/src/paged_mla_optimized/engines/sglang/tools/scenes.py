@@ -27,6 +27,8 @@ class Scene:
         one model and type of cache: few of each are enough.
     page_size, heads : int
     kv_cache_dtype : str
+    retracts : bool
+        A row is taken back every few steps and prefilled again, as when the pool is full.
     arguments : dict
         Arguments of ``sglang.Engine`` beside every backend.
     """
@@ -36,12 +38,18 @@ class Scene:
     page_size: int = 64
     heads: int = 16
     kv_cache_dtype: str = "auto"
+    retracts: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def has_draft_model(self) -> bool:
         """Whether a model drafts: it is the model itself, whose drafts are nearly all right."""
         return self.arguments.get("speculative_algorithm") == "STANDALONE"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What SGLang is told beside its arguments: how it tests itself."""
+        return _RETRACTING if self.retracts else {}
 
     @property
     def plain(self) -> Scene:
@@ -54,6 +62,7 @@ class Scene:
         return f"history-h{self.heads}-{self.kv_cache_dtype}"
 
 
+_RETRACTING = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "16"}
 _NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
 _CHAIN = _NGRAM | {"speculative_ngram_max_bfs_breadth": 1}
 _DRAFT_MODEL = {
@@ -74,6 +83,7 @@ SCENES = {
     "heads-128": Scene(heads=128, peers=(_DEFAULT, YARDSTICK)),
     "page-16": Scene(page_size=16),
     "fp8": Scene(kv_cache_dtype="fp8_e4m3", peers=(_DEFAULT, YARDSTICK)),
+    "retraction": Scene(retracts=True),
     "mixed": Scene(arguments={"enable_mixed_chunk": True}),
     "chain": Scene(arguments=_CHAIN),
     "draft-model": Scene(arguments=_DRAFT_MODEL),

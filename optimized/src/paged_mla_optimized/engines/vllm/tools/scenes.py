@@ -88,6 +88,10 @@ SCENES = {
     "block-16": Scene(mode="full", block_size=16, peers=_OF_16),
     "fp8": Scene(mode="full", kv_cache_dtype="fp8", peers=_OF_FP8),
     "fp8-block-16": Scene(mode="eager", kv_cache_dtype="fp8", block_size=16, peers=(YARDSTICK,)),
+    "fp8-piecewise": Scene(mode="piecewise", kv_cache_dtype="fp8", peers=("FLASHMLA",)),
+    "fp8-preemption": Scene(
+        mode="full", kv_cache_dtype="fp8", arguments=_FEW_BLOCKS, preempts=True, peers=("FLASHMLA",)
+    ),
     "preemption": Scene(mode="full", arguments=_FEW_BLOCKS, preempts=True),
     "ngram": Scene(mode="full", drafts=3, speculation=_NGRAM, peers=_OF_DRAFTS),
     "ngram-eager": Scene(mode="eager", drafts=3, speculation=_NGRAM),
