@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from paged_mla_optimized.engines.tools.history import History, pairs
 from paged_mla_optimized.engines.tools.report import judge, page
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools import check, prefill, rate
+from paged_mla_optimized.engines.vllm.tools.engine import give_cores_processes
 from paged_mla_optimized.engines.vllm.tools.scenes import (
     LONGEST,
     MAX_MODEL_LEN,
@@ -258,3 +260,12 @@ def test_prompts_begin_together_and_are_timed_to_the_last(core):
     assert timer.step_ms(Cell(4, 16), 2) == pytest.approx([2.0] * 2)
     assert timer.busy_ms(Cell(4, 16)) == pytest.approx(1.0)
     assert timer.seconds(Cell(64, 4096)) == math.inf
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_process_with_an_engine_is_not_forked_for_the_next(monkeypatch, at_once):
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROCESSING_METHOD"):
+        monkeypatch.setenv(name, "")  # what is set below is taken back
+    give_cores_processes(at_once)
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert (os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] == "spawn") == (at_once > 1)

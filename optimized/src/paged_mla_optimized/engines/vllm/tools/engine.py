@@ -87,6 +87,17 @@ def prepare() -> None:
     os.environ.setdefault("VLLM_PORT", str(10_000 + 20 * (os.getpid() % 1000)))
 
 
+def give_cores_processes(at_once: int) -> None:
+    """Have cores of engines in processes of their own, as by default.
+
+    Where several engines live `at_once`, this process has threads of the first when the next is
+    made: it is not forked then.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    if at_once > 1:
+        os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+
+
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
     """Make an engine, use it, and give back all that it held."""
     prepare()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import random
 import sys
 import time
@@ -27,6 +26,7 @@ from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (
     BATCH_INVARIANT,
     arguments,
+    give_cores_processes,
     hold,
     profiler,
     release,
@@ -56,7 +56,7 @@ _CELL_SECONDS = 4.0  # few loads take longer
 
 def run(model: Path, way: str, options: argparse.Namespace, use: Callable[[Timer], None]) -> None:
     """Make an engine whose cache holds every load."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    give_cores_processes(options.at_once)
     traces = options.folder / f"traces-{way}"
     given = arguments(
         model,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.tools.engine import (
     BATCH_INVARIANT,
     arguments,
+    give_cores_processes,
     hold,
     profiler,
     release,
@@ -69,7 +69,7 @@ def run(
     model: Path, backend: str, options: argparse.Namespace, use: Callable[[Timer], None]
 ) -> None:
     """Make an engine whose cache holds the largest cell, or takes most of the memory."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    give_cores_processes(options.at_once)
     longest = max(options.contexts) + _ROOM
     each = token_bytes(options.layers)
     most_bytes = int(0.7 * free_bytes()) // options.at_once
