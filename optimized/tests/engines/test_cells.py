@@ -249,6 +249,16 @@ def test_engines_together_are_compared_turn_by_turn(main, tmp_path, capsys):
     assert "geometric mean 1.200, least 1.200, least upper end 2.400 of 1." in said
 
 
+def test_windows_of_one_turn_are_no_turns_of_their_own(main, tmp_path, capsys):
+    """Six turns of two windows: the interval is that of six."""
+    facts = FACTS | {"engine": "vllm 0", "layers": 8, "together": True, "repeats": 2}
+    for name, factors in (("OURS", [1.0] * 12), ("A", [3.0, 1.0, *[1.25] * 8, 0.5, 1.5])):
+        found = {"facts": facts | {"command": name}, "cells": {"1x16": {"ms": factors}}}
+        (tmp_path / f"16-{name}.json").write_text(json.dumps(found))
+    assert main(None, "--table") == 0
+    assert "| 1.250 (1.000 to 2.000) |" in capsys.readouterr().out
+
+
 def test_attention_is_timed_at_what_an_engine_timed(monkeypatch, tmp_path):
     monkeypatch.setattr(attention, "device_record", dict)
     monkeypatch.setattr(attention, "_milliseconds", lambda heads, rows, _: heads * rows / 1e3)

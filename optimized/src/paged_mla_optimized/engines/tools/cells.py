@@ -107,6 +107,7 @@ class Command:
             "heads": options.heads,
             "layers": options.layers,
             "together": options.together,
+            "repeats": options.repeats,
             "command": self._command(),
         }
         # Or a profiler that begins again beside CUDA graphs may crash. Engines inherit it.

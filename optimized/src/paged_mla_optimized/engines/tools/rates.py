@@ -102,7 +102,7 @@ def _of_turns(timed: dict[str, Any], cell: str, ours: str) -> tuple[float, float
     Nothing where engines did not live together, or the turns are too few for an interval.
     """
     together = {
-        name: one["cells"][cell]["ms"]
+        name: _turns(one["cells"][cell]["ms"], one["facts"].get("repeats", 1))
         for name, one in timed.items()
         if one["facts"].get("together") and cell in one["cells"]
     }
@@ -110,10 +110,16 @@ def _of_turns(timed: dict[str, Any], cell: str, ours: str) -> tuple[float, float
     found = [
         (median(ratios), *interval)
         for times in together.values()
+        # Who failed, or had no time left, has none of the turns that followed.
         if (ratios := [his / own for his, own in zip(times, mine, strict=False)])
         and (interval := interval_of_median(ratios))
     ]
     return min(found, default=None)
+
+
+def _turns(ms: list[float], repeats: int) -> list[float]:
+    """Return one time of each turn: its windows follow each other, and would count as one."""
+    return [median(ms[first : first + repeats]) for first in range(0, len(ms), repeats)]
 
 
 def interval_of_median(values: list[float]) -> tuple[float, float] | None:
