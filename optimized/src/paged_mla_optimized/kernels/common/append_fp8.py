@@ -1,5 +1,7 @@
 """Paged scatter of this step's latents and keys as e4m3 (rules S-10 to S-12)."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -13,6 +15,18 @@ from paged_mla_optimized.kernels.common.scales import (
 )
 
 
+class Source(NamedTuple):
+    """What a step brings: latents, and keys with what rotates them."""
+
+    ckv_ptr: tl.tensor  # [T, R]
+    k_pe_ptr: tl.tensor  # [T, P]
+    positions_ptr: tl.tensor  # int64 [T]
+    cos_ptr: tl.tensor  # [max_model_len, P / 2]; with a rope alone
+    sin_ptr: tl.tensor
+    stride_ckv: tl.tensor
+    stride_k_pe: tl.tensor
+
+
 @triton.jit
 def load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot):
     """Load the slots of int64 tokens; -1 where nothing is written."""
@@ -21,16 +35,13 @@ def load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot):
 
 
 @triton.jit
-def load_tokens(
-    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, wanted,
-    R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr,
-):  # fmt: skip
+def load_tokens(source, token, wanted, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr):
     """Load latents and halves of rotated keys; of tokens that are not wanted, anything for keys."""
-    source = ckv_ptr + token[:, None] * stride_ckv + tl.arange(0, R)[None, :]
-    ckv = tl.load(source, mask=wanted[:, None], other=0.0)
-    position = tl.load(positions_ptr + token, mask=wanted, other=0)
-    source = k_pe_ptr + token * stride_k_pe
-    first, second = load_halves(source, position, wanted, cos_ptr, sin_ptr, P, ROPE)
+    ckv_at = source.ckv_ptr + token[:, None] * source.stride_ckv + tl.arange(0, R)[None, :]
+    ckv = tl.load(ckv_at, mask=wanted[:, None], other=0.0)
+    position = tl.load(source.positions_ptr + token, mask=wanted, other=0)
+    k_pe_at = source.k_pe_ptr + token * source.stride_k_pe
+    first, second = load_halves(k_pe_at, position, wanted, source.cos_ptr, source.sin_ptr, P, ROPE)
     return ckv, first, second
 
 
@@ -79,10 +90,9 @@ def append_fp8_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
     slot = load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot)
-    ckv, first, second = load_tokens(  # without waiting for the slots
-        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
-        is_token, R, P, ROPE,
-    )  # fmt: skip
+    source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
+    # Without waiting for the slots.
+    ckv, first, second = load_tokens(source, token, is_token, R, P, ROPE)
     live = slot >= 0
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     row = cache_ptr + block * stride_cache_block + place * stride_cache_token

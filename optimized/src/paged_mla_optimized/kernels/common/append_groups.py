@@ -10,7 +10,12 @@ it and of what the step brings is the same number.
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.append_fp8 import load_slots, load_tokens, store_tokens
+from paged_mla_optimized.kernels.common.append_fp8 import (
+    Source,
+    load_slots,
+    load_tokens,
+    store_tokens,
+)
 from paged_mla_optimized.kernels.common.regroup import encode_again
 from paged_mla_optimized.kernels.common.scales import GROUPS, largest_of, magnitude_of, scale_of
 
@@ -35,17 +40,13 @@ def _join(slot, largest, lowest, other_slot, ckv, first, second, SIZE: tl.conste
 
 @triton.jit
 def _join_if_mates(
-    slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
-    stride_k_pe, other, other_slot, SIZE: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
-    ROPE: tl.constexpr,
+    slot, largest, lowest, source, other, other_slot, SIZE: tl.constexpr, R: tl.constexpr,
+    P: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
     """Return what :func:`_join` does; tokens `other` [N] are loaded if they are mates."""
     wanted = tl.max(_mates(slot, other_slot, SIZE).to(tl.int32), axis=0)
     if tl.max(wanted, axis=0) > 0:
-        ckv, first, second = load_tokens(
-            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, other,
-            wanted > 0, R, P, ROPE,
-        )  # fmt: skip
+        ckv, first, second = load_tokens(source, other, wanted > 0, R, P, ROPE)
         largest, lowest = _join(slot, largest, lowest, other_slot, ckv, first, second, SIZE)
     return largest, lowest
 
@@ -86,10 +87,9 @@ def append_groups_kernel(
     index = tl.arange(0, TOKENS)
     token = begin + index
     slot = load_slots(slot_mapping_ptr, stride_slots, token, token < num_tokens, reserved_slot)
-    ckv, first, second = load_tokens(  # without waiting for the slots
-        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
-        token < num_tokens, R, P, ROPE,
-    )  # fmt: skip
+    source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
+    # Without waiting for the slots.
+    ckv, first, second = load_tokens(source, token, token < num_tokens, R, P, ROPE)
     live = slot >= 0
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     row = cache_ptr + block * stride_cache_block + place * stride_cache_token
@@ -106,13 +106,11 @@ def append_groups_kernel(
             slot_mapping_ptr, stride_slots, after, after < num_tokens, reserved_slot
         )
         largest, lowest = _join_if_mates(
-            slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
-            stride_k_pe, before, slot_before, SIZE, R, P, ROPE,
-        )  # fmt: skip
+            slot, largest, lowest, source, before, slot_before, SIZE, R, P, ROPE
+        )
         largest, lowest = _join_if_mates(
-            slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv,
-            stride_k_pe, after, slot_after, SIZE, R, P, ROPE,
-        )  # fmt: skip
+            slot, largest, lowest, source, after, slot_after, SIZE, R, P, ROPE
+        )
     if not PLANNED:
         top = tl.max(tl.where(live, slot // SIZE, -1), axis=0)
         bottom = tl.min(tl.where(live, slot // SIZE, top), axis=0)
@@ -134,9 +132,8 @@ def append_groups_kernel(
                         slot_mapping_ptr, stride_slots, others, others < num_tokens, reserved_slot
                     )
                     largest, lowest = _join_if_mates(
-                        slot, largest, lowest, ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr,
-                        stride_ckv, stride_k_pe, others, slot_of, SIZE, R, P, ROPE,
-                    )  # fmt: skip
+                        slot, largest, lowest, source, others, slot_of, SIZE, R, P, ROPE
+                    )
                     mates = mates & (all_others >= one + PLACES)
                     one = tl.min(tl.where(mates, all_others, num_tokens), axis=0)
 

@@ -8,15 +8,15 @@ them, so every token is loaded once, and no program looks at what another writes
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.append_fp8 import load_tokens, store_tokens
+from paged_mla_optimized.kernels.common.append_fp8 import Source, load_tokens, store_tokens
 from paged_mla_optimized.kernels.common.regroup import encode_again
 from paged_mla_optimized.kernels.common.scales import GROUPS, largest_magnitude, scale_of
 
 
 @triton.jit
 def _largest_of_run(
-    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, start, stop,
-    left_out, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr,
+    source, start, stop, left_out, R: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Return the largest finite magnitude of tokens [start, stop), at most ROWS, but `left_out`.
 
@@ -24,10 +24,7 @@ def _largest_of_run(
     """
     token = start + tl.arange(0, ROWS)
     live = (token < stop) & (token != left_out)
-    ckv, first, second = load_tokens(
-        ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token, live,
-        R, P, ROPE,
-    )  # fmt: skip
+    ckv, first, second = load_tokens(source, token, live, R, P, ROPE)
     return largest_magnitude(ckv, first, second, live)
 
 
@@ -63,6 +60,7 @@ def append_runs_kernel(
     NATIVE: tl.constexpr,
 ):
     SIZE: tl.constexpr = BLOCK_SIZE // GROUPS
+    source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
     begin = tl.program_id(0).to(tl.int64) * TOKENS
     place_of = tl.arange(0, WINDOW)
     token = begin + place_of
@@ -85,15 +83,9 @@ def append_runs_kernel(
             scale_ptr = scales_ptr + block * stride_scales_block + place // SIZE
             old = tl.load(scale_ptr)
             if stop - start > ROWS:
-                amax = _largest_of_run(
-                    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
-                    start, stop, left_out, R, P, ROPE, ALL_ROWS,
-                )  # fmt: skip
+                amax = _largest_of_run(source, start, stop, left_out, R, P, ROPE, ALL_ROWS)
             else:
-                amax = _largest_of_run(
-                    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
-                    start, stop, left_out, R, P, ROPE, ROWS,
-                )  # fmt: skip
+                amax = _largest_of_run(source, start, stop, left_out, R, P, ROPE, ROWS)
             scale = scale_of(amax)
             kept = place % SIZE + (start == left_out).to(tl.int64)
             keeps = (kept > 0) & (old > 0) & (old < float("inf"))
@@ -101,10 +93,7 @@ def append_runs_kernel(
             for first_row in range(start, stop, ROWS):
                 row = first_row + tl.arange(0, ROWS)
                 live = (row < stop) & (row != left_out)
-                ckv, first, second = load_tokens(
-                    ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe,
-                    row, live, R, P, ROPE,
-                )  # fmt: skip
+                ckv, first, second = load_tokens(source, row, live, R, P, ROPE)
                 row_ptr = block_ptr + (place + row - start) * stride_cache_token
                 store_tokens(row_ptr, ckv, first, second, scale, live, R, P, ROPE, NATIVE)
             tl.debug_barrier()  # every thread has the old scale before one stores the new one

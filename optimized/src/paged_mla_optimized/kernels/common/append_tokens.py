@@ -3,7 +3,12 @@
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.append_fp8 import load_slots, load_tokens, store_tokens
+from paged_mla_optimized.kernels.common.append_fp8 import (
+    Source,
+    load_slots,
+    load_tokens,
+    store_tokens,
+)
 from paged_mla_optimized.kernels.common.scales import largest_magnitude, scale_of
 
 
@@ -35,6 +40,7 @@ def append_tokens_kernel(
     TOKENS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
+    source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
     # One by one, so that scales are scalars, which have no layout to be moved to; but all are
     # loaded before the first is stored.
     begin = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, 1)
@@ -43,10 +49,7 @@ def append_tokens_kernel(
         token = begin + index
         is_token = token < num_tokens
         slot = load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot)
-        ckv, first, second = load_tokens(
-            ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe, token,
-            is_token, R, P, ROPE,
-        )  # fmt: skip
+        ckv, first, second = load_tokens(source, token, is_token, R, P, ROPE)
         loaded += ((slot, ckv, first, second),)
     for index in tl.static_range(TOKENS):
         slot, ckv, first, second = loaded[index]

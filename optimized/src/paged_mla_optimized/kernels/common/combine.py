@@ -5,52 +5,64 @@ parts of the grid cut is joined by all of them but its last: one cut into many p
 many programs. With fixed splits every query tile that has several is joined, by as many as the next
 one. The last programs along axis 0 give padding ``(0, -inf)``.
 
-The description leaves little to find out once the partials are there. Its words are: first part
-or split, and number of partials, or 0 of them; first token of the row; index of the group's first
-pair in the row, and how many of its pairs exist; which share of the group it is, and how many
-there are; pairs that a group has room for.
+The description leaves little to find out once the partials are there: its words are the fields of
+``_Group``, its shares those of all programs along axis 1.
 
 How the partials of a pair are added depends on their number alone (S-17, S-20).
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+
+
+class _Group(NamedTuple):
+    """A group that is joined, and which share of it is this program's."""
+
+    first: tl.tensor  # part or split that left a partial
+    count: tl.tensor  # partials; 0: there is no group
+    start: tl.tensor  # first token of the row
+    first_pair: tl.tensor  # of the row's pairs
+    alive: tl.tensor  # pairs that exist
+    share: tl.tensor
+    shares: tl.tensor
+    room: tl.tensor  # pairs that it has room for
+
 
 @triton.jit
-def _blank(
-    token, slot_mapping_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, num_tokens, num_heads, R: tl.constexpr,
-):  # fmt: skip
+def _blank(token, slot_mapping_ptr, answers, num_tokens, num_heads, R: tl.constexpr):
     """Write (0, -inf) for a token that has no slot, since it is padding."""
     slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=0)
     line = token.to(tl.int64)
     if slot < 0:
-        zeros = tl.zeros([R], out_ptr.dtype.element_ty)
+        zeros = tl.zeros([R], answers.out.ptr.dtype.element_ty)
         for head in range(num_heads):
-            at = line * stride_out_token + head * stride_out_head
-            tl.store(out_ptr + at + tl.arange(0, R), zeros)
-            at = line * stride_lse_token + head * stride_lse_head
-            tl.store(lse_ptr + at, float("-inf"))
+            at = line_at(answers.out, line, head)
+            tl.store(answers.out.ptr + at + tl.arange(0, R), zeros)
+            at = line_at(answers.lse, line, head)
+            tl.store(answers.lse.ptr + at, float("-inf"))
 
 
 @triton.jit
 def _join(
-    partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, live, column, R: tl.constexpr,
-    PLACES: tl.constexpr, PAIRS: tl.constexpr, SOURCES: tl.constexpr, COLUMNS: tl.constexpr,
+    group, answers, pair, live, column, R: tl.constexpr, PLACES: tl.constexpr,
+    PAIRS: tl.constexpr, SOURCES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Return out [PAIRS, COLUMNS] and lse [PAIRS], from SOURCES partials at a time."""
     acc = tl.zeros([PAIRS, COLUMNS], tl.float32)
     peak = tl.full([PAIRS], float("-inf"), tl.float32)
     total = tl.zeros([PAIRS], tl.float32)
-    for begin in range(0, count, SOURCES):
+    for begin in range(0, group.count, SOURCES):
         source = begin + tl.arange(0, SOURCES)
         # The first of a part's places holds what it goes on with, see ``partial_of_program``.
-        slot = (first + source) * PLACES + tl.where(source == 0, PLACES - 1, 0)
-        at = (slot.to(tl.int64) * group_m)[None, :] + pair[:, None]  # [PAIRS, SOURCES]
-        inside = (source < count)[None, :] & live[:, None]
-        lse = tl.load(partial_lse_ptr + at, mask=inside, other=float("-inf"))
-        out_at = partial_out_ptr + at[:, :, None] * R + column[None, None, :]
+        slot = (group.first + source) * PLACES + tl.where(source == 0, PLACES - 1, 0)
+        at = (slot.to(tl.int64) * group.room)[None, :] + pair[:, None]  # [PAIRS, SOURCES]
+        inside = (source < group.count)[None, :] & live[:, None]
+        lse = tl.load(answers.partial_lse_ptr + at, mask=inside, other=float("-inf"))
+        out_at = answers.partial_out_ptr + at[:, :, None] * R + column[None, None, :]
         out = tl.load(out_at, mask=inside[:, :, None], other=0.0)
         out = tl.where((lse == float("-inf"))[:, :, None], 0.0, out)  # it may hold anything
         new_peak = tl.maximum(peak, tl.max(lse, axis=1))
@@ -67,46 +79,33 @@ def _join(
 
 @triton.jit
 def _join_share(
-    partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
-    num_heads, group_m, R: tl.constexpr, PLACES: tl.constexpr, SOURCES: tl.constexpr,
-):  # fmt: skip
+    group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr, SOURCES: tl.constexpr
+):
     """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
     # As many loads with any SOURCES and R, of pairs of one query tile.
     PAIRS: tl.constexpr = min(max(2048 // (SOURCES * R), 1), 16)
     COLUMNS: tl.constexpr = min(2048 // (PAIRS * SOURCES), R)
     pieces = R // COLUMNS
-    for piece in range(share, tl.cdiv(alive, PAIRS) * pieces, shares):
+    for piece in range(group.share, tl.cdiv(group.alive, PAIRS) * pieces, group.shares):
         pair = piece // pieces * PAIRS + tl.arange(0, PAIRS)
         column = piece % pieces * COLUMNS + tl.arange(0, COLUMNS)
-        live = pair < alive
-        out, lse = _join(
-            partial_out_ptr, partial_lse_ptr, first, count, group_m, pair, live, column,
-            R, PLACES, PAIRS, SOURCES, COLUMNS,
-        )  # fmt: skip
-        token = (start + (first_pair + pair) // num_heads).to(tl.int64)
-        head = ((first_pair + pair) % num_heads).to(tl.int64)
-        at = token * stride_out_token + head * stride_out_head
-        out = out.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + at[:, None] + column[None, :], out, mask=live[:, None])
+        live = pair < group.alive
+        out, lse = _join(group, answers, pair, live, column, R, PLACES, PAIRS, SOURCES, COLUMNS)
+        token = (group.start + (group.first_pair + pair) // num_heads).to(tl.int64)
+        head = ((group.first_pair + pair) % num_heads).to(tl.int64)
+        at = line_at(answers.out, token, head)
+        out = out.to(answers.out.ptr.dtype.element_ty)
+        tl.store(answers.out.ptr + at[:, None] + column[None, :], out, mask=live[:, None])
         if piece % pieces == 0:
-            tl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+            tl.store(line_ptr(answers.lse, token, head), lse, mask=live)
 
 
 @triton.jit
-def _join_group(
-    partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share, shares,
-    num_heads, group_m, R: tl.constexpr, PLACES: tl.constexpr,
-):  # fmt: skip
+def _join_group(group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr):
     """Join a share of a group, with as many partials at a time as it has, up to 128."""
     for step in tl.static_range(7):
-        if (count > 1 << step) & ((count <= 2 << step) | (step == 6)):
-            _join_share(
-                partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token,
-                stride_out_head, stride_lse_token, stride_lse_head, start, first_pair, alive,
-                first, count, share, shares, num_heads, group_m, R, PLACES, 2 << step,
-            )  # fmt: skip
+        if (group.count > 1 << step) & ((group.count <= 2 << step) | (step == 6)):
+            _join_share(group, answers, num_heads, R, PLACES, 2 << step)
 
 
 @triton.jit(do_not_specialize=["joins", "num_tokens", "stride_lse_token",
@@ -129,6 +128,10 @@ def combine_kernel(
     PLACES: tl.constexpr,  # partials that a part may leave; 1: fixed splits, numbered one by one
     OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
 ):
+    answers = Answers(
+        Lines(out_ptr, stride_out_token, stride_out_head),
+        Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
+    )  # fmt: skip
     program = tl.program_id(0)
     worker = tl.program_id(1)
     workers = tl.num_programs(1)
@@ -136,30 +139,27 @@ def combine_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     if program >= joins:
         _blank(
-            (program - joins) * workers + worker, slot_mapping_ptr, out_ptr, lse_ptr,
-            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head, num_tokens,
-            num_heads, R,
+            (program - joins) * workers + worker, slot_mapping_ptr, answers, num_tokens, num_heads,
+            R,
         )  # fmt: skip
         return
 
     join_ptr = joins_ptr + program * 8
-    first = tl.load(join_ptr)
-    count = tl.load(join_ptr + 1)
-    start = tl.load(join_ptr + 2)
-    first_pair = tl.load(join_ptr + 3)
-    alive = tl.load(join_ptr + 4)
-    share = tl.load(join_ptr + 5) * workers + worker
-    shares = tl.load(join_ptr + 6) * workers
-    group_m = tl.load(join_ptr + 7)
+    group = _Group(
+        tl.load(join_ptr),
+        tl.load(join_ptr + 1),
+        tl.load(join_ptr + 2),
+        tl.load(join_ptr + 3),
+        tl.load(join_ptr + 4),
+        tl.load(join_ptr + 5) * workers + worker,
+        tl.load(join_ptr + 6) * workers,
+        tl.load(join_ptr + 7),
+    )
     if OVERLAP:
         # For the partials. One program waits in any case, so that this kernel, and what waits for
         # it, ends after the attend kernel.
         is_first = program + worker == 0
-        if (count > 0) | is_first:
+        if (group.count > 0) | is_first:
             tl.extra.cuda.gdc_wait()
-    if count > 0:
-        _join_group(
-            partial_out_ptr, partial_lse_ptr, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-            stride_lse_token, stride_lse_head, start, first_pair, alive, first, count, share,
-            shares, num_heads, group_m, R, PLACES,
-        )  # fmt: skip
+    if group.count > 0:
+        _join_group(group, answers, num_heads, R, PLACES)

@@ -30,9 +30,9 @@ def state_of_program(program):
 
 
 @triton.jit
-def leave_state(shares_ptr, role, FIXED_SPLITS: tl.constexpr):
+def leave_state(work, role, FIXED_SPLITS: tl.constexpr):
     """Say that a role of this program has stored its state; all threads of it have."""
-    word_ptr = record_of_program(shares_ptr, tl.program_id(0), FIXED_SPLITS) + _WORDS + role
+    word_ptr = record_of_program(work, tl.program_id(0), FIXED_SPLITS) + _WORDS + role
     if is_compiled():
         word_ptr = tl.inline_asm_elementwise(
             "fence.acq_rel.gpu; mov.b64 $0, $1;", "=l,l", [word_ptr.to(tl.int64)], dtype=tl.int64,
@@ -42,14 +42,14 @@ def leave_state(shares_ptr, role, FIXED_SPLITS: tl.constexpr):
 
 
 @triton.jit
-def await_state(shares_ptr, role, FIXED_SPLITS: tl.constexpr):
+def await_state(work, role, FIXED_SPLITS: tl.constexpr):
     """Wait for the state that a role goes on with; return the program that left it.
 
     Programs that leave states begin with that, and come earlier in the grid: they never wait.
     """
-    share_ptr = record_of_program(shares_ptr, tl.program_id(0), FIXED_SPLITS)
+    share_ptr = record_of_program(work, tl.program_id(0), FIXED_SPLITS)
     source = tl.load(share_ptr + 3).to(tl.int32)
-    word_ptr = record_of_program(shares_ptr, source, FIXED_SPLITS) + _WORDS + role
+    word_ptr = record_of_program(work, source, FIXED_SPLITS) + _WORDS + role
     if is_compiled():
         # One branch of a whole warp: after one that threads could take apart, the compiler would
         # keep nothing in uniform registers, such as what describes operands of products.

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import (
+    Work,
     count_at_most,
     fixed_partial,
     fixed_splits,
@@ -234,23 +235,22 @@ def _tree_bits(
 
 @triton.jit
 def _describe_parts(
-    part, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, shares_ptr, joins_ptr,
-    num_rows, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
+    part, programs, work, joins_ptr, num_rows, num_heads, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Find where parts begin, which programs work on them, and what their beginnings cut."""
-    length = tl.load(cut_ptr)
-    total = tl.load(cut_ptr + 2)
+    length = tl.load(work.cut_ptr)
+    total = tl.load(work.cut_ptr + 2)
     unit = part * length
-    row = count_at_most(unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
-    group, begin, end = group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N)
+    row = count_at_most(work.unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
+    group, begin, end = group_of_unit(work, row, unit, TILE_N)
     exists = unit < total
-    lanes = lanes_of_group(cut_ptr)
+    lanes = lanes_of_group(work)
     used = tl.cdiv(total, length).to(tl.int32)
     place = place_of_part(part, programs // lanes, used)
     for lane in tl.static_range(1 << LANE_STEPS):
         program = place * lanes + lane
-        share_ptr = shares_ptr + program * 4
+        share_ptr = work.shares_ptr + program * 4
         inside = (lane < lanes) & (program < programs)
         tl.store(share_ptr, tl.where(exists, tl.maximum(unit, begin), total), mask=inside)
         tl.store(share_ptr + 1, tl.minimum(unit + length, total), mask=inside)
@@ -261,24 +261,19 @@ def _describe_parts(
     group_m = lanes * TILE_M
     _store_join(
         joins_ptr, part - 1, first.to(tl.int32), count, row, group, group_m, part - 1 - first,
-        count - 1, token_starts_ptr, num_heads, (part > 0) & (part <= programs),
+        count - 1, work, num_heads, (part > 0) & (part <= programs),
     )  # fmt: skip
 
 
 @triton.jit
-def _split_at(
-    unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N: tl.constexpr,
-    SEARCH_STEPS: tl.constexpr,
-):  # fmt: skip
+def _split_at(unit, work, num_rows, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr):
     """Return where a part ends that is cut at `unit`, where the next begins, and in which row.
 
     Those differ where the cut falls on what counts beside key tiles.
     """
-    total = tl.load(cut_ptr + 2)
-    row = count_at_most(unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
-    _, _, _, _, before, begin, end, after = split_of_unit(
-        unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
-    )
+    total = tl.load(work.cut_ptr + 2)
+    row = count_at_most(work.unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
+    _, _, _, _, before, begin, end, after = split_of_unit(work, row, unit, TILE_N)
     stop = tl.where(unit <= begin, before, tl.minimum(unit, end))
     first = tl.where(unit < end, tl.maximum(unit, begin), after)
     exists = unit < total
@@ -287,25 +282,20 @@ def _split_at(
 
 @triton.jit
 def _describe_parts_of_splits(
-    part, programs, unit_starts_ptr, cut_ptr, row_lens_ptr, shares_ptr, num_rows,
-    TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr,
+    part, programs, work, num_rows, TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr, FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Find where parts begin and end, which programs work on them, and who begins their last split.
 
     Parts lie in the grid in reverse: a program waits for the one that begins its last split, and
     programs that come earlier are the first to be started.
     """
-    length = tl.load(cut_ptr)
-    total = tl.load(cut_ptr + 2)
+    length = tl.load(work.cut_ptr)
+    total = tl.load(work.cut_ptr + 2)
     unit = part * length
-    _, begin, row = _split_at(
-        unit, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
-    )
-    end, _, _ = _split_at(
-        unit + length, unit_starts_ptr, cut_ptr, row_lens_ptr, num_rows, TILE_N, SEARCH_STEPS
-    )
-    lanes = lanes_of_group(cut_ptr)
+    _, begin, row = _split_at(unit, work, num_rows, TILE_N, SEARCH_STEPS)
+    end, _, _ = _split_at(unit + length, work, num_rows, TILE_N, SEARCH_STEPS)
+    lanes = lanes_of_group(work)
     parts = programs // lanes
     used = tl.cdiv(total, length).to(tl.int32)
     place = parts - 1 - place_of_part(part, parts, used)
@@ -313,7 +303,7 @@ def _describe_parts_of_splits(
     source = parts - 1 - place_of_part(part + 1, parts, used)
     for lane in tl.static_range(1 << LANE_STEPS):
         program = place * lanes + lane
-        share_ptr = record_of_program(shares_ptr, program, FIXED_SPLITS)
+        share_ptr = record_of_program(work, program, FIXED_SPLITS)
         inside = (lane < lanes) & (program < programs)
         tl.store(share_ptr, begin, mask=inside)
         tl.store(share_ptr + 1, end, mask=inside)
@@ -325,8 +315,8 @@ def _describe_parts_of_splits(
 
 @triton.jit
 def _describe_splits(
-    record, programs, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr, num_rows,
-    joins, num_heads, TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
+    record, programs, work, join_starts_ptr, joins_ptr, num_rows, joins, num_heads,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, SEARCH_STEPS: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Share out the query tiles that have several splits among all records of `joins_ptr`.
@@ -338,23 +328,22 @@ def _describe_splits(
     join = record % divisor
     row = count_at_most(join_starts_ptr + 1, num_rows, join, SEARCH_STEPS)
     tile_m = join - tl.load(join_starts_ptr + row)
-    splits, _, _ = fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N)
+    splits, _, _ = fixed_splits(work, row, TILE_N)
     shares = (joins - 1 - join) // divisor + 1
     first = fixed_partial(row, tile_m, splits, 0, programs, FIXED_SPLITS).to(tl.int32)
     _store_join(
         joins_ptr, record, first, tl.where(to_join > 0, splits, 0), row, tile_m, TILE_M,
-        record // divisor, shares, token_starts_ptr, num_heads, record < joins,
+        record // divisor, shares, work, num_heads, record < joins,
     )  # fmt: skip
 
 
 @triton.jit
 def _store_join(
-    joins_ptr, join, first, count, row, group, group_m, share, shares, token_starts_ptr, num_heads,
-    inside,
-):  # fmt: skip
+    joins_ptr, join, first, count, row, group, group_m, share, shares, work, num_heads, inside
+):
     """Store what ``combine.py`` reads of a join."""
-    start = tl.load(token_starts_ptr + row)
-    pairs = (tl.load(token_starts_ptr + row + 1) - start) * num_heads
+    start = tl.load(work.token_starts_ptr + row)
+    pairs = (tl.load(work.token_starts_ptr + row + 1) - start) * num_heads
     join_ptr = joins_ptr + join * 8
     tl.store(join_ptr, first, mask=inside)
     tl.store(join_ptr + 1, count, mask=inside)
@@ -402,23 +391,22 @@ def token_kernel(
     FIXED_SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
+    work = Work(unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     if tl.program_id(0) * TOKENS <= programs:
         if FIXED_SPLITS > 0:
             _describe_parts_of_splits(
-                token, programs, unit_starts_ptr, cut_ptr, row_lens_ptr, shares_ptr, num_rows,
-                TILE_N, LANE_STEPS, SEARCH_STEPS, FIXED_SPLITS,
-            )  # fmt: skip
+                token, programs, work, num_rows, TILE_N, LANE_STEPS, SEARCH_STEPS, FIXED_SPLITS
+            )
         else:
             _describe_parts(
-                token, programs, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr,
-                shares_ptr, joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS,
+                token, programs, work, joins_ptr, num_rows, num_heads, TILE_M, TILE_N, LANE_STEPS,
                 SEARCH_STEPS,
             )  # fmt: skip
     if (FIXED_SPLITS > 0) & (tl.program_id(0) * TOKENS < joins):
         _describe_splits(
-            token, programs, cut_ptr, join_starts_ptr, token_starts_ptr, row_lens_ptr, joins_ptr,
-            num_rows, joins, num_heads, TILE_M, TILE_N, SEARCH_STEPS, FIXED_SPLITS,
+            token, programs, work, join_starts_ptr, joins_ptr, num_rows, joins, num_heads, TILE_M,
+            TILE_N, SEARCH_STEPS, FIXED_SPLITS,
         )  # fmt: skip
     row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
     start = tl.load(token_starts_ptr + row)

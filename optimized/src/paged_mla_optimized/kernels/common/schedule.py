@@ -23,8 +23,20 @@ as the last of what it does. No part is shorter than a split, so that a state is
 needed if all begin together, and each split is cut once at most.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+
+
+class Work(NamedTuple):
+    """What the plan of a step leaves for its kernels."""
+
+    unit_starts_ptr: tl.tensor  # int64 [B + 2]: of rows
+    cut_ptr: tl.tensor  # int64
+    shares_ptr: tl.tensor  # int64 [programs, 4], with FIXED_SPLITS [programs, 8]
+    token_starts_ptr: tl.tensor  # int32 [B + 2]: of rows
+    row_lens_ptr: tl.tensor  # int32 [B + 1]
 
 
 @triton.jit
@@ -57,49 +69,49 @@ def place_of_part(part, parts, used):
 
 
 @triton.jit
-def share_of_program(shares_ptr, FIXED_SPLITS: tl.constexpr):
+def share_of_program(work, FIXED_SPLITS: tl.constexpr):
     """Return the units ``[unit, end)`` of this program, and the row of the first."""
-    share_ptr = record_of_program(shares_ptr, tl.program_id(0), FIXED_SPLITS)
+    share_ptr = record_of_program(work, tl.program_id(0), FIXED_SPLITS)
     return tl.load(share_ptr), tl.load(share_ptr + 1), tl.load(share_ptr + 2).to(tl.int32)
 
 
 @triton.jit
-def record_of_program(shares_ptr, program, FIXED_SPLITS: tl.constexpr):
+def record_of_program(work, program, FIXED_SPLITS: tl.constexpr):
     """Return where the words of a program's share lie: four, with FIXED_SPLITS eight."""
-    return shares_ptr + program * (8 if FIXED_SPLITS > 0 else 4)
+    return work.shares_ptr + program * (8 if FIXED_SPLITS > 0 else 4)
 
 
 @triton.jit
-def partial_of_program(cut_ptr, shares_ptr, is_head):
+def partial_of_program(work, is_head):
     """Return which partial query tile this program writes.
 
     Each program may leave two: of the group that its part begins (`is_head`) and does not end, and
     of one that began in an earlier part.
     """
-    tile = tl.load(shares_ptr + tl.program_id(0) * 4 + 3)
-    return tile + tl.where(is_head, lanes_of_group(cut_ptr), 0)
+    tile = tl.load(work.shares_ptr + tl.program_id(0) * 4 + 3)
+    return tile + tl.where(is_head, lanes_of_group(work), 0)
 
 
 @triton.jit
-def lanes_of_group(cut_ptr):
+def lanes_of_group(work):
     """Return how many query tiles a group has."""
-    return tl.load(cut_ptr + 1).to(tl.int32)
+    return tl.load(work.cut_ptr + 1).to(tl.int32)
 
 
 @triton.jit
-def row_of_unit(unit_starts_ptr, row, unit):
+def row_of_unit(work, row, unit):
     """Return the row that owns `unit`, which is `row` or one after it."""
-    while tl.load(unit_starts_ptr + row + 1) <= unit:
+    while tl.load(work.unit_starts_ptr + row + 1) <= unit:
         row += 1
     return row
 
 
 @triton.jit
-def group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N: tl.constexpr):
+def group_of_unit(work, row, unit, TILE_N: tl.constexpr):
     """Return which group of `row` owns `unit`, and the units ``[begin, end)`` of its tiles."""
-    row_begin = tl.load(unit_starts_ptr + row)
-    key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
-    overhead = tl.load(cut_ptr + 3).to(tl.int32)
+    row_begin = tl.load(work.unit_starts_ptr + row)
+    key_tiles = tl.maximum(tl.cdiv(tl.load(work.row_lens_ptr + row), TILE_N), 1)
+    overhead = tl.load(work.cut_ptr + 3).to(tl.int32)
     units = key_tiles + overhead
     group = ((unit - row_begin) // units).to(tl.int32)
     begin = row_begin + group.to(tl.int64) * units + overhead
@@ -107,15 +119,15 @@ def group_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N: tl.
 
 
 @triton.jit
-def unit_after(cut_ptr, stop, group_end):
+def unit_after(work, stop, group_end):
     """Return the unit of the next tile after `stop`, past what beginning a group costs."""
-    return stop + tl.where(stop == group_end, tl.load(cut_ptr + 3), 0)
+    return stop + tl.where(stop == group_end, tl.load(work.cut_ptr + 3), 0)
 
 
 @triton.jit
 def seen_tiles(
-    token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, begin, end,
-    MASK: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
+    work, row, tile_m, num_heads, begin, end, MASK: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
 ):  # fmt: skip
     """Return what a query tile sees of a row's key tiles ``[begin, end)`` (S-4).
 
@@ -125,8 +137,8 @@ def seen_tiles(
     tile_begin, tile_end : the tiles that some query sees
     tile_edge : first tile that some query does not see in full
     """
-    seq_len = tl.load(row_lens_ptr + row)
-    query_len = tl.load(token_starts_ptr + row + 1) - tl.load(token_starts_ptr + row)
+    seq_len = tl.load(work.row_lens_ptr + row)
+    query_len = tl.load(work.token_starts_ptr + row + 1) - tl.load(work.token_starts_ptr + row)
     context_len = tl.maximum(seq_len - query_len, 0)
     first = tile_m * TILE_M // num_heads
     last = tl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
@@ -158,15 +170,15 @@ def visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS: tl.constexpr):
 
 
 @triton.jit
-def fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N: tl.constexpr):
+def fixed_splits(work, row, TILE_N: tl.constexpr):
     """Return splits of each query tile of a row, key tiles of each but the last, and of all."""
-    length = tl.load(cut_ptr + 5 + row).to(tl.int32)
-    key_tiles = tl.maximum(tl.cdiv(tl.load(row_lens_ptr + row), TILE_N), 1)
+    length = tl.load(work.cut_ptr + 5 + row).to(tl.int32)
+    key_tiles = tl.maximum(tl.cdiv(tl.load(work.row_lens_ptr + row), TILE_N), 1)
     return tl.cdiv(key_tiles, length), length, key_tiles
 
 
 @triton.jit
-def split_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N: tl.constexpr):
+def split_of_unit(work, row, unit, TILE_N: tl.constexpr):
     """Return which split of `row` owns `unit`, what counts beside its key tiles included.
 
     Returns
@@ -175,11 +187,11 @@ def split_of_unit(unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N: tl.
     first_tile : its first key tile
     before, begin, end, after : units [begin, end) are its key tiles, [before, after) are its own
     """
-    splits, length, key_tiles = fixed_splits(cut_ptr, row_lens_ptr, row, TILE_N)
-    padding = tl.load(cut_ptr + 3).to(tl.int32)
-    overhead = tl.load(cut_ptr + 4).to(tl.int32)
+    splits, length, key_tiles = fixed_splits(work, row, TILE_N)
+    padding = tl.load(work.cut_ptr + 3).to(tl.int32)
+    overhead = tl.load(work.cut_ptr + 4).to(tl.int32)
     units = splits * overhead + key_tiles + padding
-    row_begin = tl.load(unit_starts_ptr + row)
+    row_begin = tl.load(work.unit_starts_ptr + row)
     group = ((unit - row_begin) // units).to(tl.int32)
     group_begin = row_begin + group.to(tl.int64) * units
     inside = (unit - group_begin).to(tl.int32)
@@ -202,13 +214,13 @@ def fixed_partial(row, tile_m, splits, split, programs, FIXED_SPLITS: tl.constex
 
 
 @triton.jit
-def query_rows(token_starts_ptr, row, tile, num_heads, TILE_M: tl.constexpr):
+def query_rows(work, row, tile, num_heads, TILE_M: tl.constexpr):
     """Unfold one query tile of a row into (token, head) pairs.
 
     Returns token and head int64, index within the row, and which pairs exist; all [TILE_M].
     """
-    start = tl.load(token_starts_ptr + row)
-    query_len = tl.load(token_starts_ptr + row + 1) - start
+    start = tl.load(work.token_starts_ptr + row)
+    query_len = tl.load(work.token_starts_ptr + row + 1) - start
     pair = tile * TILE_M + tl.arange(0, TILE_M)
     index = pair // num_heads
     return (start + index).to(tl.int64), (pair % num_heads).to(tl.int64), index, index < query_len

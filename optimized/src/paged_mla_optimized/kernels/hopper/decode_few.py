@@ -5,6 +5,8 @@ Scores and answers are computed transposed, ``S^T = K Q^T`` and ``O^T = V^T P^T`
 copies key tiles into a ring of shared memory; four others compute. Bound by memory bandwidth.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -16,96 +18,124 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
-from paged_mla_optimized.kernels.hopper.common import (
-    FLOOR,
-    LN_2,
-    LOG2_E,
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.hopper.keys import (
+    Keys,
+    Ring,
+    Scales,
     arrivals,
     clear_tail,
-    copy_queries,
     copy_tiles,
+)
+from paged_mla_optimized.kernels.hopper.lines import copy_queries
+from paged_mla_optimized.kernels.hopper.rope import Rope, stage_q_pe
+from paged_mla_optimized.kernels.hopper.segments import (
+    Step,
     find_segment,
+    own_share,
     partial_pairs,
     query_pairs,
-    raised,
     sees,
     state_pairs,
     state_stored,
     taken_pairs,
+    tile_of_visit,
 )
-from paged_mla_optimized.kernels.hopper.rope import stage_q_pe
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LN_2, LOG2_E, raised
+
+
+class _Staged(NamedTuple):
+    """Queries and weights in shared memory."""
+
+    q_nope: gl.shared_memory_descriptor  # [1, TILE_M, R]
+    q_pe: gl.shared_memory_descriptor  # [1, TILE_M, 64]
+    weights: gl.shared_memory_descriptor  # [1, TILE_N, TILE_M]
+
+
+class _Lines(NamedTuple):
+    """What the lines of scores and of answers stand for."""
+
+    key: gl.tensor  # [TILE_N], from the first of a tile
+    column: gl.tensor  # [R]
 
 
 @gluon.jit
-def _store_state(
-    acc, peak, sums, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R: gl.constexpr
-):
+def _store_partial(out, lse, lines, at, answers):
+    """Store the partial answers [R, TILE_M] of a query tile `at` their places."""
+    R: gl.constexpr = out.shape[0]
+    gl.store(answers.partial_out_ptr + at[None, :] * R + lines.column[:, None], out)
+    gl.store(answers.partial_lse_ptr + at, lse)
+
+
+@gluon.jit
+def _store_state(acc, peak, sums, lines, answers):
     """Store what a split has come to so far, for another program to go on with."""
+    R: gl.constexpr = acc.shape[0]
     TILE_M: gl.constexpr = peak.shape[0]
     pair_layout: gl.constexpr = peak.type.layout
     pair = state_pairs(gl.program_id(0), TILE_M, pair_layout)
-    _store_partial(acc, peak, column, pair, partial_out_ptr, partial_lse_ptr, R)
-    sums_at = (pair + TILE_M)[None, :] * R + key_in_tile[:, None]
-    gl.store(partial_out_ptr + sums_at, sums)
+    _store_partial(acc, peak, lines, pair, answers)
+    sums_at = (pair + TILE_M)[None, :] * R + lines.key[:, None]
+    gl.store(answers.partial_out_ptr + sums_at, sums)
 
 
 @gluon.jit
-def _begin(
-    is_taken, shares_ptr, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R: gl.constexpr,
-    TILE_M: gl.constexpr, TILE_N: gl.constexpr, FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
+def _begin(step, segment, lines, answers, layout: gl.constexpr):
     """Return answers [R, TILE_M], peak [TILE_M] and sums [TILE_N, TILE_M] to add to."""
+    R: gl.constexpr = lines.column.shape[0]
+    TILE_M: gl.constexpr = step.TILE_M
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     acc = gl.zeros([R, TILE_M], gl.float32, layout)
     peak = gl.full([TILE_M], FLOOR, gl.float32, pair_layout)
-    sums = gl.zeros([TILE_N, TILE_M], gl.float32, layout)
-    if FIXED_SPLITS > 0:
-        if is_taken:
-            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, TILE_M, pair_layout)
-            acc = gl.load(partial_out_ptr + pair[None, :] * R + column[:, None])
-            peak = gl.load(partial_lse_ptr + pair)
-            sums_at = (pair + TILE_M)[None, :] * R + key_in_tile[:, None]
-            sums = gl.load(partial_out_ptr + sums_at)
+    sums = gl.zeros([step.TILE_N, TILE_M], gl.float32, layout)
+    if step.FIXED_SPLITS > 0:
+        if segment.is_taken:
+            pair = taken_pairs(step, 0, pair_layout)
+            acc = gl.load(answers.partial_out_ptr + pair[None, :] * R + lines.column[:, None])
+            peak = gl.load(answers.partial_lse_ptr + pair)
+            sums_at = (pair + TILE_M)[None, :] * R + lines.key[:, None]
+            sums = gl.load(answers.partial_out_ptr + sums_at)
     return acc, peak, sums
 
 
 @gluon.jit
 def _attend_tiles(
-    acc, peak, sums, q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin, tile_end,
-    tile_edge, stage, phase, seq_len, context_len, key_in_tile, index, token, live, tree_words_ptr,
-    scale, R: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    step, segment, pairs, lines, acc, peak, sums, staged, ring, stage, phase, scale,
+    BOX: gl.constexpr,
 ):  # fmt: skip
     """Attend the staged queries to key tiles, and add to what ``_begin`` returned."""
-    dtype: gl.constexpr = q_nope.dtype
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
-    for visit in range(tile_begin, tile_end):
-        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
-        mbarrier.wait(ready.index(stage), phase)
+    TILE_M: gl.constexpr = step.TILE_M
+    TILE_N: gl.constexpr = step.TILE_N
+    STAGES: gl.constexpr = ring.ready.shape[0]
+    dtype: gl.constexpr = staged.weights.dtype
+    s_layout: gl.constexpr = acc.type.layout
+    for visit in range(segment.tile_begin, segment.tile_end):
+        tile = tile_of_visit(step, segment, visit)
+        mbarrier.wait(ring.ready.index(stage), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
-        elif tile * TILE_N + TILE_N > seq_len:
-            valid = seq_len - tile * TILE_N
-            clear_tail(ckv.index(stage), valid, TILE_N, R, 4)
+        elif tile * TILE_N + TILE_N > segment.seq_len:
+            valid = segment.seq_len - tile * TILE_N
+            clear_tail(ring.ckv.index(stage), valid, TILE_N, acc.shape[0], 4)
             fence_async_shared()
         zero = stage >> 8  # seems to vary, so that descriptors are found here and not hoisted
-        queries = q_nope.index(zero).permute((1, 0))
+        queries = staged.q_nope.index(zero).permute((1, 0))
         scores = gl.zeros([TILE_N, TILE_M], gl.float32, s_layout)
-        scores = warpgroup_mma(ckv.index(stage), queries, scores, use_acc=False, is_async=True)
-        queries = q_pe.index(zero).permute((1, 0))
-        scores = warpgroup_mma(k_pe.index(stage), queries, scores, is_async=True)
+        keys = ring.ckv.index(stage)
+        scores = warpgroup_mma(keys, queries, scores, use_acc=False, is_async=True)
+        queries = staged.q_pe.index(zero).permute((1, 0))
+        scores = warpgroup_mma(ring.k_pe.index(stage), queries, scores, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
-        if tile >= tile_edge:
-            key = tile * TILE_N + key_in_tile
+        if tile >= segment.tile_edge:
+            key = tile * TILE_N + lines.key
             visible = sees(
-                key[:, None], seq_len, context_len, index[None, :], token[None, :],
-                live[None, :], tree_words_ptr, MASK, TREE_WORDS,
+                step, key[:, None], segment.seq_len, segment.context_len, pairs.index[None, :],
+                pairs.token[None, :], pairs.live[None, :],
             )  # fmt: skip
             scores = gl.where(visible, scores, float("-inf"))
         new_peak = raised(peak, gl.max(scores, 0) * scale)
         weights = gl.exp2(scores * scale - new_peak[None, :])
-        weights_smem.index(0).store(weights.to(dtype))
+        staged.weights.index(0).store(weights.to(dtype))
         fence_async_shared()
         keep = gl.exp2(peak - new_peak)
         peak = new_peak
@@ -113,10 +143,10 @@ def _attend_tiles(
             acc = acc * keep[None, :]
             sums = sums * keep[None, :]
         sums += weights
-        values = ckv.index(stage).permute((1, 0))
-        acc = warpgroup_mma(values, weights_smem.index(zero), acc, is_async=True)
+        values = ring.ckv.index(stage).permute((1, 0))
+        acc = warpgroup_mma(values, staged.weights.index(zero), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(stage))
+        mbarrier.arrive(ring.empty.index(stage))
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
@@ -124,112 +154,94 @@ def _attend_tiles(
 
 
 @gluon.jit
-def _answers(acc, peak, sums):
-    """Return the answers [R, TILE_M] and their lse."""
+def _store_answers(step, segment, pairs, lines, acc, peak, sums, answers):
+    """Store the answers of a query tile, or keep them as its partial."""
+    pair_layout: gl.constexpr = peak.type.layout
     total = gl.sum(sums, 0)
     is_empty = total == 0.0
     out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
     lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
-    return out, lse
-
-
-@gluon.jit
-def _store_answers(
-    acc, peak, sums, column, is_whole, place, token, head, live, out_ptr, lse_ptr, partial_out_ptr,
-    partial_lse_ptr, cut_ptr, shares_ptr, stride_out_token, stride_out_head, stride_lse_token,
-    stride_lse_head, R: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
-    """Store the answers of a query tile, or keep them as the partial that `place` says."""
-    TILE_M: gl.constexpr = peak.shape[0]
-    pair_layout: gl.constexpr = peak.type.layout
-    out, lse = _answers(acc, peak, sums)
-    if is_whole:
-        pairs = token * stride_out_token + head * stride_out_head
-        out_at = out_ptr + pairs[None, :] + column[:, None]
-        gl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=live[None, :])
-        gl.store(lse_ptr + token * stride_lse_token + head * stride_lse_head, lse, mask=live)
+    if segment.is_whole:
+        line = line_at(answers.out, pairs.token, pairs.head)
+        out_at = answers.out.ptr + line[None, :] + lines.column[:, None]
+        gl.store(out_at, out.to(answers.out.ptr.dtype.element_ty), mask=pairs.live[None, :])
+        gl.store(line_ptr(answers.lse, pairs.token, pairs.head), lse, mask=pairs.live)
     else:
-        at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, TILE_M, pair_layout)
-        _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R)
+        _store_partial(out, lse, lines, partial_pairs(step, segment, pair_layout), answers)
 
 
 @gluon.jit
-def _store_partial(out, lse, column, at, partial_out_ptr, partial_lse_ptr, R: gl.constexpr):
-    """Store the partial answers [R, TILE_M] of a query tile `at` their places."""
-    gl.store(partial_out_ptr + at[None, :] * R + column[:, None], out)
-    gl.store(partial_lse_ptr + at, lse)
-
-
-@gluon.jit
-def _attend(
-    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, ckv,
-    k_pe, weights_smem, ready, empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
-    row_lens_ptr, tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token,
-    stride_q_pe_head, stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-    positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads, R: gl.constexpr, MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
-):  # fmt: skip
+def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX: gl.constexpr):
     """Attend the queries of every segment of this part to the tiles in the ring."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE_M, 16])
-    pair_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    key_in_tile = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, s_layout))
-    column = gl.arange(0, R, layout=gl.SliceLayout(1, s_layout))
+    R: gl.constexpr = staged.q_nope.shape[2]
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step.TILE_M, 16])
+    lines = _Lines(
+        gl.arange(0, step.TILE_N, layout=gl.SliceLayout(1, s_layout)),
+        gl.arange(0, R, layout=gl.SliceLayout(1, s_layout)),
+    )
     scale = softmax_scale * LOG2_E
-
-    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
+    unit, end, row = own_share(step)
     stage = 0
     phase = 0
     while unit < end:
-        (
-            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
-            tile_begin, tile_end, tile_edge,
-        ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N, FIXED_SPLITS,
-        )  # fmt: skip
-        copy_queries(
-            q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-            num_heads, q_nope.index(0), TILE_M, 0, R,
-        )  # fmt: skip
-        stage_q_pe(
-            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, context_len, num_heads, q_pe.index(0), TILE_M, 64, MASK,
-            ROPE,
-        )  # fmt: skip
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        copy_queries(step, segment, q_nope, staged.q_nope.index(0), 0, R)
+        stage_q_pe(step, segment, q_pe, rope, staged.q_pe.index(0))
         async_copy.commit_group()
         async_copy.wait_group(0)
         fence_async_shared()
-        token, head, index, live = query_pairs(
-            token_starts_ptr, row, tile_m, num_heads, TILE_M, pair_layout
-        )
-
-        acc, peak, sums = _begin(
-            is_taken, shares_ptr, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R, TILE_M,
-            TILE_N, FIXED_SPLITS, s_layout,
-        )  # fmt: skip
+        pairs = query_pairs(step, segment, gl.SliceLayout(0, s_layout))
+        acc, peak, sums = _begin(step, segment, lines, answers, s_layout)
         acc, peak, sums, stage, phase = _attend_tiles(
-            acc, peak, sums, q_nope, q_pe, ckv, k_pe, weights_smem, ready, empty, tile_begin,
-            tile_end, tile_edge, stage, phase, seq_len, context_len, key_in_tile, index, token,
-            live, tree_words_ptr, scale, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX, STAGES,
-            FIXED_SPLITS,
-        )  # fmt: skip
-        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(
-                acc, peak, sums, column, is_whole, place, token, head, live, out_ptr, lse_ptr,
-                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, stride_out_token,
-                stride_out_head, stride_lse_token, stride_lse_head, R, FIXED_SPLITS,
-            )  # fmt: skip
-        elif is_left:
-            _store_state(acc, peak, sums, column, key_in_tile, partial_out_ptr, partial_lse_ptr, R)
-            state_stored(shares_ptr, 0, FIXED_SPLITS)
+            step, segment, pairs, lines, acc, peak, sums, staged, ring, stage, phase, scale, BOX
+        )
+        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
+            _store_answers(step, segment, pairs, lines, acc, peak, sums, answers)
+        elif segment.is_left:
+            _store_state(acc, peak, sums, lines, answers)
+            state_stored(step, 0)
         else:
-            _store_answers(
-                acc, peak, sums, column, is_whole, place, token, head, live, out_ptr, lse_ptr,
-                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, stride_out_token,
-                stride_out_head, stride_lse_token, stride_lse_head, R, FIXED_SPLITS,
-            )  # fmt: skip
-        unit = following
+            _store_answers(step, segment, pairs, lines, acc, peak, sums, answers)
+        unit = segment.following
+
+
+@gluon.jit
+def _decode(
+    step, keys, q_nope, q_pe, rope, answers, softmax_scale, R: gl.constexpr, STAGES: gl.constexpr
+):
+    """Set up shared memory, and start the roles."""
+    TILE_M: gl.constexpr = step.TILE_M
+    TILE_N: gl.constexpr = step.TILE_N
+    dtype: gl.constexpr = q_nope.ptr.dtype.element_ty
+    rows_layout: gl.constexpr = keys.ckv_desc.layout
+    narrow: gl.constexpr = gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
+    staged_nope = gl.allocate_shared_memory(dtype, [1, TILE_M, R], rows_layout)
+    staged_pe = gl.allocate_shared_memory(dtype, [1, TILE_M, 64], rows_layout)
+    ckv = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, R], rows_layout)
+    k_pe = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 64], rows_layout)
+    weights = gl.allocate_shared_memory(dtype, [1, TILE_N, TILE_M], narrow)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    staged = _Staged(staged_nope, staged_pe, weights)
+    ring = Ring(ckv, k_pe, None, ready, empty)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=arrivals(keys.BOX))
+        mbarrier.init(empty.index(stage), count=1)
+    fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, keys.BOX),
+            ),
+            (copy_tiles, (step, keys, Scales(None, None, "none", 0), ring, R)),
+        ],
+        [4 if keys.BOX == 0 else 1],
+        [56],
+    )  # fmt: skip
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
@@ -279,47 +291,21 @@ def decode_few_kernel(
     FIXED_SPLITS: gl.constexpr,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
-    dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
-    rows_layout: gl.constexpr = ckv_desc.layout
-    narrow: gl.constexpr = gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
-    q_nope = gl.allocate_shared_memory(dtype, [1, TILE_M, R], rows_layout)
-    q_pe = gl.allocate_shared_memory(dtype, [1, TILE_M, 64], rows_layout)
-    ckv = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, R], rows_layout)
-    k_pe = gl.allocate_shared_memory(dtype, [STAGES, TILE_N, 64], rows_layout)
-    weights = gl.allocate_shared_memory(dtype, [1, TILE_N, TILE_M], narrow)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=arrivals(BOX))
-        mbarrier.init(empty.index(stage), count=1)
-    fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
-    gdc_launch_dependents()
-    gl.warp_specialize(
-        [
-            (
-                _attend,
-                (
-                    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-                    q_nope, q_pe, ckv, k_pe, weights, ready, empty, unit_starts_ptr, cut_ptr,
-                    shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
-                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token,
-                    stride_out_head, stride_lse_token, stride_lse_head, positions_ptr, cos_ptr,
-                    sin_ptr, softmax_scale, num_heads, R, MASK, TREE_WORDS, TILE_M, TILE_N, BOX,
-                    STAGES, FIXED_SPLITS, ROPE,
-                ),
-            ),
-            (
-                copy_tiles,
-                (
-                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
-                    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-                    stride_table_row, stride_table_col, num_heads, block_size, block_rows,
-                    stride_cache_row, R, MASK, TILE_M, TILE_N, BOX, STAGES, None, None, None,
-                    "none", 0, FIXED_SPLITS,
-                ),
-            ),
-        ],
-        [4 if BOX == 0 else 1],
-        [56],
+    _decode(
+        Step(
+            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+            num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS,
+        ),
+        Keys(
+            cache_ptr, ckv_desc, k_pe_desc, block_table_ptr, stride_table_row, stride_table_col,
+            block_size, block_rows, stride_cache_row, BOX,
+        ),
+        Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
+        Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
+        Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),
+        Answers(
+            Lines(out_ptr, stride_out_token, stride_out_head),
+            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
+        ),
+        softmax_scale, R, STAGES,
     )  # fmt: skip

@@ -13,6 +13,8 @@ bits than float16 but a wider range. What is at least 2 ** -32 of a pair's large
 no bit, and what is below 2 ** -39 is lost.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
@@ -24,48 +26,58 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
-from paged_mla_optimized.kernels.hopper.common import (
-    FLOOR,
-    LAZY,
-    LN_2,
-    LOG2_E,
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
+from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
+from paged_mla_optimized.kernels.hopper.keys import (
+    Keys,
+    Ring,
+    Scales,
     clear_tail,
     copy_tiles,
+    tile_arrivals,
+)
+from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, rotated
+from paged_mla_optimized.kernels.hopper.segments import (
+    Step,
     find_segment,
     kept_pairs,
+    own_share,
     partial_pairs,
     query_pairs,
-    raised,
     sees,
     state_pairs,
     state_stored,
     taken_pairs,
-    thread_barrier,
-    tile_arrivals,
+    tile_of_visit,
 )
-from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
-from paged_mla_optimized.kernels.hopper.rope import load_q_pe, rotated
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, LN_2, LOG2_E, raised
 
 _WARPS = gl.constexpr(8)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
 _SMALLEST = gl.constexpr(2.0**-126)  # scores of a scale of zero are zero, and hidden ones -inf
 
 
+class _Staged(NamedTuple):
+    """Queries and weights in shared memory."""
+
+    q_nope: gl.shared_memory_descriptor  # float16 [2, TILE_M, R / 2]; then the answers
+    q_pe: gl.shared_memory_descriptor  # two halves as well, or bfloat16 [pieces, TILE_M, P]
+    scales: gl.shared_memory_descriptor  # float32 [TILE_M]: of scores
+    peaks: gl.shared_memory_descriptor  # float32 [TILE_M]
+    weights: gl.shared_memory_descriptor  # float16 [SHARES, TILE_N, TILE_M]
+    exceeds: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak has to rise
+
+
 @gluon.jit
-def _load_queries(
-    q_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads,
-    PAIRS: gl.constexpr, WIDTH: gl.constexpr,
-):  # fmt: skip
+def _load_queries(step, segment, q, WIDTH: gl.constexpr):
     """Load columns of a query tile; dead pairs are zeros."""
     ALONG: gl.constexpr = min(WIDTH // 8, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ALONG, ALONG], [_WARPS, 1], [1, 0])
-    token, head, _, live = query_pairs(
-        token_starts_ptr, row, tile_m, num_heads, PAIRS, gl.SliceLayout(1, layout)
-    )
+    pairs = query_pairs(step, segment, gl.SliceLayout(1, layout))
     column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    at = token * stride_token + head * stride_head
-    return gl.load(q_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
+    ptrs = q.ptr + line_at(q, pairs.token, pairs.head)[:, None] + column[None, :]
+    return gl.load(ptrs, mask=pairs.live[:, None], other=0.0)
 
 
 @gluon.jit
@@ -100,31 +112,18 @@ def _store_pieces(q, factor, buffer):
 
 @gluon.jit
 def _stage_queries(
-    q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first, scale,
-    stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    positions_ptr, cos_ptr, sin_ptr, token_starts_ptr, row, tile_m, context_len, num_heads,
-    R: gl.constexpr, P: gl.constexpr, MASK: gl.constexpr, ROPE: gl.constexpr,
+    step, segment, q_nope, q_pe, rope, staged, empty, is_first, scale, R: gl.constexpr,
+    P: gl.constexpr,
 ):  # fmt: skip
-    """Stage a query tile, `scale` in `scales`, less each pair's factor, and the lowest `peaks`.
+    """Stage a query tile, `scale` less each pair's factor, and the lowest peaks.
 
     Give back the rest of the ring once the program's first queries are asked for.
     """
-    PAIRS: gl.constexpr = scales.shape[0]
-    nope = _load_queries(
-        q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-        num_heads, PAIRS, R,
-    )  # fmt: skip
-    if ROPE == "none":
-        pe = _load_queries(
-            q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, PAIRS, P,
-        )  # fmt: skip
+    nope = _load_queries(step, segment, q_nope, R)
+    if rope.ROPE == "none":
+        pe = _load_queries(step, segment, q_pe, P)
     else:
-        loaded = load_q_pe(
-            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, context_len, num_heads, PAIRS, P, _WARPS, MASK, ROPE,
-        )  # fmt: skip
-        pe = rotated(loaded, ROPE)
+        pe = rotated(load_q_pe(step, segment, q_pe, rope, P, _WARPS), rope)
     STAGES: gl.constexpr = empty.shape[0]
     for stage in gl.static_range(1, STAGES):
         mbarrier.arrive(empty.index(stage), pred=is_first)
@@ -133,14 +132,14 @@ def _stage_queries(
     # The largest component goes to [2 ** 14, 2 ** 15), by at most 2 ** 64.
     power = gl.minimum(127 + 14 + 127 - (top.to(gl.int32, bitcast=True) >> 23), 127 + 64)
     factor = (power << 23).to(gl.float32, bitcast=True)
-    _store_queries(nope, factor, q_nope)
-    if q_pe.dtype == gl.float16:
-        _store_queries(pe, factor, q_pe)
+    _store_queries(nope, factor, staged.q_nope)
+    if staged.q_pe.dtype == gl.float16:
+        _store_queries(pe, factor, staged.q_pe)
     else:
-        _store_pieces(pe, factor, q_pe)
+        _store_pieces(pe, factor, staged.q_pe)
     lowered = ((254 - power) << 23).to(gl.float32, bitcast=True) * scale
-    scales.store(gl.maximum(lowered, _SMALLEST))
-    peaks.store(gl.full_like(lowered, FLOOR))
+    staged.scales.store(gl.maximum(lowered, _SMALLEST))
+    staged.peaks.store(gl.full_like(lowered, FLOOR))
     fence_async_shared()
     thread_barrier()
 
@@ -165,8 +164,10 @@ def _by_warp(scores):
 
 
 @gluon.jit
-def _scores(q_nope, q_pe, keys, k_pe, zero, s_layout: gl.constexpr):
+def _scores(staged, keys, k_pe, zero, s_layout: gl.constexpr):
     """Return the scores [keys, pairs] of a tile of codes, but for scales."""
+    q_nope = staged.q_nope
+    q_pe = staged.q_pe
     TILE_N: gl.constexpr = keys.shape[0]
     WIDTH: gl.constexpr = keys.shape[1]
     PAIRS: gl.constexpr = q_nope.shape[1]
@@ -198,11 +199,11 @@ def _scores(q_nope, q_pe, keys, k_pe, zero, s_layout: gl.constexpr):
 
 
 @gluon.jit
-def _scores_of_shares(
-    q_nope, q_pe, keys, k_pe, key_scales, first_scales, zero, SHARES: gl.constexpr,
-    s_layout: gl.constexpr,
-):  # fmt: skip
+def _scores_of_shares(staged, keys, k_pe, key_scales, first_scales, zero, s_layout: gl.constexpr):
     """Return the scores [keys, pairs] of a tile whose rows hold a scale of each share."""
+    q_nope = staged.q_nope
+    q_pe = staged.q_pe
+    SHARES: gl.constexpr = staged.weights.shape[0]
     TILE_N: gl.constexpr = keys.shape[0]
     WIDTH: gl.constexpr = keys.shape[1]
     PAIRS: gl.constexpr = q_nope.shape[1]
@@ -282,27 +283,27 @@ def _lift(first_scale, key_scales, stage, SHARES: gl.constexpr, key_layout: gl.c
 
 
 @gluon.jit
-def _waited(answers, last, SHARES: gl.constexpr):
+def _waited(parts, last, SHARES: gl.constexpr):
     """Return the sums of shares once no product is under way, of which `last` is an operand."""
     if SHARES == 1:
-        only, last = warpgroup_mma_wait(0, deps=[answers[0], last])
-        answers = (only,)
+        only, last = warpgroup_mma_wait(0, deps=[parts[0], last])
+        parts = (only,)
     else:
         gl.static_assert(SHARES == 4)
         first, second, third, fourth, last = warpgroup_mma_wait(
-            0, deps=[answers[0], answers[1], answers[2], answers[3], last]
+            0, deps=[parts[0], parts[1], parts[2], parts[3], last]
         )
-        answers = (first, second, third, fourth)
-    return answers
+        parts = (first, second, third, fourth)
+    return parts
 
 
 @gluon.jit
-def _joined(answers, SHARES: gl.constexpr):
+def _joined(parts, SHARES: gl.constexpr):
     """Return the answers of all shares as one [R, pairs]."""
-    joined = answers[0]
+    joined = parts[0]
     if SHARES == 4:
-        joined = _above(_above(answers[0], answers[1]), _above(answers[2], answers[3]))
-        joined = gl.convert_layout(joined, answers[0].type.layout, assert_trivial=True)
+        joined = _above(_above(parts[0], parts[1]), _above(parts[2], parts[3]))
+        joined = gl.convert_layout(joined, parts[0].type.layout, assert_trivial=True)
     return joined
 
 
@@ -315,14 +316,14 @@ def _above(first, second):
 
 
 @gluon.jit
-def _state_at(answers, sums, pair, R: gl.constexpr):
-    """Return where `answers` and `sums` lie in a state of the pairs that lie at `pair`."""
-    SHARES: gl.constexpr = len(answers)
+def _state_at(parts, sums, pair, R: gl.constexpr):
+    """Return where `parts` and `sums` lie in a state of the pairs that lie at `pair`."""
+    SHARES: gl.constexpr = len(parts)
     WIDTH: gl.constexpr = R // SHARES
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, answers[0].type.layout))
-    answers_at = ()
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, parts[0].type.layout))
+    parts_at = ()
     for share in gl.static_range(SHARES):
-        answers_at += (pair[None, :] * R + share * WIDTH + column[:, None],)
+        parts_at += (pair[None, :] * R + share * WIDTH + column[:, None],)
     TILES: gl.constexpr = sums.shape[0]
     layout: gl.constexpr = sums.type.layout
     tile = gl.arange(0, TILES, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
@@ -330,69 +331,65 @@ def _state_at(answers, sums, pair, R: gl.constexpr):
     pair = gl.convert_layout(pair, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
     PAIRS: gl.constexpr = sums.shape[2]
     sums_at = (pair + PAIRS)[None, None, :] * R + tile[:, None, None] * 8 + key[None, :, None]
-    return answers_at, sums_at
+    return parts_at, sums_at
 
 
 @gluon.jit
-def _store_state(answers, sums, peaks, partial_out_ptr, partial_lse_ptr, R: gl.constexpr):
+def _store_state(parts, sums, peaks, answers, R: gl.constexpr):
     """Store what a split has come to so far, for another program to go on with."""
-    pair_layout: gl.constexpr = gl.SliceLayout(0, answers[0].type.layout)
+    pair_layout: gl.constexpr = gl.SliceLayout(0, parts[0].type.layout)
     pair = state_pairs(gl.program_id(0), sums.shape[2], pair_layout)
-    answers_at, sums_at = _state_at(answers, sums, pair, R)
-    for share in gl.static_range(len(answers)):
-        gl.store(partial_out_ptr + answers_at[share], answers[share])
-    gl.store(partial_out_ptr + sums_at, sums)
-    gl.store(partial_lse_ptr + pair, peaks.load(pair_layout))
+    parts_at, sums_at = _state_at(parts, sums, pair, R)
+    for share in gl.static_range(len(parts)):
+        gl.store(answers.partial_out_ptr + parts_at[share], parts[share])
+    gl.store(answers.partial_out_ptr + sums_at, sums)
+    gl.store(answers.partial_lse_ptr + pair, peaks.load(pair_layout))
 
 
 @gluon.jit
 def _begin(
-    is_taken, peaks, shares_ptr, partial_out_ptr, partial_lse_ptr, R: gl.constexpr,
-    TILE_N: gl.constexpr, SHARES: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-    s_layout: gl.constexpr, layout: gl.constexpr,
+    step, segment, answers, peaks, R: gl.constexpr, SHARES: gl.constexpr, s_layout: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
-    """Return answers, [R / SHARES, pairs] each, and own sums of weights to add to."""
-    PAIRS: gl.constexpr = peaks.shape[0]
-    answers = ()
+    """Return parts of answers, [R / SHARES, pairs] each, and own sums of weights to add to."""
+    PAIRS: gl.constexpr = step.TILE_M
+    parts = ()
     for _share in gl.static_range(SHARES):
-        answers += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
-    sums = _own_sum(gl.zeros([TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
-    if FIXED_SPLITS > 0:
-        if is_taken:
-            pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
-            pair = taken_pairs(shares_ptr, 0, FIXED_SPLITS, PAIRS, pair_layout)
-            answers_at, sums_at = _state_at(answers, sums, pair, R)
+        parts += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
+    sums = _own_sum(gl.zeros([step.TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
+    if step.FIXED_SPLITS > 0:
+        if segment.is_taken:
+            pair = taken_pairs(step, 0, gl.SliceLayout(0, layout))
+            parts_at, sums_at = _state_at(parts, sums, pair, R)
             taken = ()
             for share in gl.static_range(SHARES):
-                taken += (gl.load(partial_out_ptr + answers_at[share]),)
-            answers = taken
-            sums = gl.load(partial_out_ptr + sums_at)
-            peaks.store(gl.load(partial_lse_ptr + pair))
+                taken += (gl.load(answers.partial_out_ptr + parts_at[share]),)
+            parts = taken
+            sums = gl.load(answers.partial_out_ptr + sums_at)
+            peaks.store(gl.load(answers.partial_lse_ptr + pair))
             thread_barrier()
-    return answers, sums
+    return parts, sums
 
 
 @gluon.jit
 def _attend_tiles(
-    answers, sums, q_nope, q_pe, ckv, k_pe, key_scales, weights_smem, scales, peaks, exceeds, ready,
-    empty, tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len, context_len,
-    token_starts_ptr, tree_words_ptr, num_heads, R: gl.constexpr, SCALES: gl.constexpr,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, s_layout: gl.constexpr,
-    layout: gl.constexpr,
+    step, segment, parts, sums, staged, ring, stage, phase, R: gl.constexpr, SCALES: gl.constexpr,
+    BOX: gl.constexpr, s_layout: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Attend the staged queries to key tiles, and add to what ``_begin`` returned.
 
     Returns
     -------
-    answers : [R / SHARES, pairs] each
+    parts : [R / SHARES, pairs] each
         Sums of weighted values, columns as ``values_of`` has them.
     sums : [TILE_N / 16, 8, pairs]
-        Own sums of weights, which are relative to `peaks`.
+        Own sums of weights, which are relative to the peaks.
     stage, phase : of the ring, past these tiles
     """
-    SHARES: gl.constexpr = weights_smem.shape[0]
-    PAIRS: gl.constexpr = weights_smem.shape[2]
+    TILE_N: gl.constexpr = step.TILE_N
+    STAGES: gl.constexpr = ring.ready.shape[0]
+    SHARES: gl.constexpr = staged.weights.shape[0]
+    PAIRS: gl.constexpr = step.TILE_M
     KEYS: gl.constexpr = min(TILE_N, SHARES * (32 if PAIRS < 64 else 16))  # of a product at a time
     WORDS: gl.constexpr = R // 2 // SHARES
     s_pair: gl.constexpr = gl.SliceLayout(0, s_layout)
@@ -400,10 +397,13 @@ def _attend_tiles(
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     everywhere: gl.constexpr = gl.BlockedLayout([_WARPS], [32], [_WARPS], [0])
     own_layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, sums.type.layout))
-    for visit in range(tile_begin, tile_end):
-        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
-        mbarrier.wait(ready.index(stage), phase)
-        keys = ckv.index(stage)
+    seq_len = segment.seq_len
+    key_scales = ring.key_scales
+    peaks = staged.peaks
+    for visit in range(segment.tile_begin, segment.tile_end):
+        tile = tile_of_visit(step, segment, visit)
+        mbarrier.wait(ring.ready.index(stage), phase)
+        keys = ring.ckv.index(stage)
         if BOX > 0 and tile * TILE_N + TILE_N > seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
             clear_tail(keys, seq_len - tile * TILE_N, TILE_N, R // 2, _WARPS)
             fence_async_shared()
@@ -412,42 +412,39 @@ def _attend_tiles(
         zero = stage >> 8
         first_scale = None
         if SHARES == 1:
-            s = _scores(q_nope, q_pe, keys, k_pe.index(stage), zero, s_layout)
+            s = _scores(staged, keys, ring.k_pe.index(stage), zero, s_layout)
             if SCALES != "scalar":
                 first_scale = key_scales.index(stage).load(key_layout)
                 s = s * first_scale[:, None]
         else:
             s = _scores_of_shares(
-                q_nope, q_pe, keys, k_pe.index(stage), key_scales, stage * SHARES, zero, SHARES,
-                s_layout,
-            )  # fmt: skip
+                staged, keys, ring.k_pe.index(stage), key_scales, stage * SHARES, zero, s_layout
+            )
             first_scale = key_scales.index(stage * SHARES).load(key_layout)
         words = _load_values(keys, 0, WORDS, KEYS)
-        if tile >= tile_edge:
+        if tile >= segment.tile_edge:
             key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
-            token, _, index, live = query_pairs(
-                token_starts_ptr, row, tile_m, num_heads, PAIRS, s_pair
-            )
+            pairs = query_pairs(step, segment, s_pair)
             visible = sees(
-                key[:, None], seq_len, context_len, index[None, :], token[None, :],
-                live[None, :], tree_words_ptr, MASK, TREE_WORDS,
+                step, key[:, None], seq_len, segment.context_len, pairs.index[None, :],
+                pairs.token[None, :], pairs.live[None, :],
             )  # fmt: skip
             s = gl.where(visible, s, float("-inf"))
-        scale = scales.load(s_pair)
+        scale = staged.scales.load(s_pair)
         peak = peaks.load(s_pair)
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
         power = s * scale[None, :] - peak[None, :]
         weights = gl.exp2(power)
-        _store_weights(weights, first_scale, key_scales, stage, weights_smem, SCALES)
+        _store_weights(weights, first_scale, key_scales, stage, staged.weights, SCALES)
         if SCALES == "scalar":
             high = _by_warp((power > LAZY).to(gl.int32))
         else:
             lift = _lift(first_scale, key_scales, stage, SHARES, key_layout)
             high = _by_warp((power > (LAZY - lift)[:, None]).to(gl.int32))
-        exceeds.store(gl.max(high, 1))
+        staged.exceeds.store(gl.max(high, 1))
         fence_async_shared()
         thread_barrier()
-        if gl.max(exceeds.load(everywhere), 0) > 0:
+        if gl.max(staged.exceeds.load(everywhere), 0) > 0:
             if SCALES == "scalar":
                 highest = gl.max(s, 0) * scale
             else:
@@ -456,37 +453,37 @@ def _attend_tiles(
             weights = gl.exp2(s * scale[None, :] - new_peak[None, :])
             keep = gl.exp2(peak - new_peak)
             sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
-            _store_weights(weights, first_scale, key_scales, stage, weights_smem, SCALES)
+            _store_weights(weights, first_scale, key_scales, stage, staged.weights, SCALES)
             fence_async_shared()
             peaks.store(new_peak)
             keep = gl.convert_layout(keep, pair_layout)
             kept = ()
             for share in gl.static_range(SHARES):
-                kept += (answers[share] * keep[None, :],)
-            answers = kept
+                kept += (parts[share] * keep[None, :],)
+            parts = kept
             thread_barrier()
         sums += _own_sum(weights)
         summed = ()
         for share in gl.static_range(SHARES):
-            part = answers[share]
+            part = parts[share]
             for first in gl.static_range(0, TILE_N, KEYS):
                 values = values_of(words, layout)
                 if share * TILE_N + first + KEYS < SHARES * TILE_N:
                     words = _load_values(keys, share * TILE_N + first + KEYS, WORDS, KEYS)
                 part = warpgroup_mma(
-                    values, weights_smem.index(share).slice(first, KEYS), part, is_async=True
+                    values, staged.weights.index(share).slice(first, KEYS), part, is_async=True
                 )
                 if share + first == 0:
                     last = values
                 last = warpgroup_mma_wait(1, deps=[last])
                 last = values
             summed += (part,)
-        answers = _waited(summed, last, SHARES)
-        mbarrier.arrive(empty.index(stage))
+        parts = _waited(summed, last, SHARES)
+        mbarrier.arrive(ring.empty.index(stage))
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
-    return answers, sums, stage, phase
+    return parts, sums, stage, phase
 
 
 @constexpr_function
@@ -496,153 +493,166 @@ def _lines(dtype):
 
 
 @gluon.jit
-def _store_columns(answers, buffer, base_ptr, at, live, FIRST: gl.constexpr):
+def _store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
     """Store answers from column FIRST on, those of pair i at ``base_ptr + at[i]``.
 
     Through `buffer`: products leave 16 columns of a pair to eight threads, less than a line.
     """
     dtype: gl.constexpr = base_ptr.dtype.element_ty
     layout: gl.constexpr = _lines(dtype)
-    WIDTH: gl.constexpr = answers.shape[0]
-    PAIRS: gl.constexpr = answers.shape[1]
+    WIDTH: gl.constexpr = out.shape[0]
+    PAIRS: gl.constexpr = out.shape[1]
     # Eight threads' columns, of every second pair, in banks of their own.
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(16, 2, 4, [1, 0])
     lines = buffer._reinterpret(dtype, [PAIRS, WIDTH], swizzled)
-    lines.store(in_order(answers.to(dtype)))
+    lines.store(in_order(out.to(dtype)))
     column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     gl.store(base_ptr + at[:, None] + column[None, :], lines.load(layout), mask=live[:, None])
 
 
 @gluon.jit
-def _store_whole(
-    answers, lse, buffer, out_ptr, lse_ptr, token_starts_ptr, row, tile_m, num_heads,
-    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-):  # fmt: skip
+def _store_whole(step, segment, out, lse, buffer, answers):
     """Store the answers of a query tile."""
-    layout: gl.constexpr = gl.SliceLayout(1, _lines(out_ptr.dtype.element_ty))
-    token, head, _, live = query_pairs(
-        token_starts_ptr, row, tile_m, num_heads, lse.shape[0], layout
-    )
-    at = token * stride_out_token + head * stride_out_head
-    _store_columns(answers, buffer, out_ptr, at, live, 0)
-    lse_at = lse_ptr + token * stride_lse_token + head * stride_lse_head
-    gl.store(lse_at, gl.convert_layout(lse, layout), mask=live)
+    layout: gl.constexpr = gl.SliceLayout(1, _lines(answers.out.ptr.dtype.element_ty))
+    pairs = query_pairs(step, segment, layout)
+    at = line_at(answers.out, pairs.token, pairs.head)
+    _store_columns(out, buffer, answers.out.ptr, at, pairs.live, 0)
+    lse_at = line_ptr(answers.lse, pairs.token, pairs.head)
+    gl.store(lse_at, gl.convert_layout(lse, layout), mask=pairs.live)
 
 
 @gluon.jit
-def _store_partial(
-    answers, lse, buffer, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, place,
-    token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
+def _store_partial(step, segment, out, lse, buffer, answers):
     """Store the partial answers of a query tile, of which `buffer` holds half."""
     layout: gl.constexpr = gl.SliceLayout(1, _lines(gl.float32))
-    R: gl.constexpr = answers.shape[0]
-    PAIRS: gl.constexpr = answers.shape[1]
-    pair = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, PAIRS, layout)
+    R: gl.constexpr = out.shape[0]
+    PAIRS: gl.constexpr = out.shape[1]
+    pair = partial_pairs(step, segment, layout)
     at = pair * R
-    kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, PAIRS, layout)
-    low, high = answers.reshape([2, R // 2, PAIRS]).permute((1, 2, 0)).split()
-    _store_columns(low, buffer, partial_out_ptr, at, kept, 0)
-    _store_columns(high, buffer, partial_out_ptr, at, kept, R // 2)
-    gl.store(partial_lse_ptr + pair, gl.convert_layout(lse, layout), mask=kept)
+    kept = kept_pairs(step, segment, layout)
+    low, high = out.reshape([2, R // 2, PAIRS]).permute((1, 2, 0)).split()
+    _store_columns(low, buffer, answers.partial_out_ptr, at, kept, 0)
+    _store_columns(high, buffer, answers.partial_out_ptr, at, kept, R // 2)
+    gl.store(answers.partial_lse_ptr + pair, gl.convert_layout(lse, layout), mask=kept)
 
 
 @gluon.jit
-def _store_answers(
-    answers, sums, peaks, cache_scale, buffer, is_whole, place, out_ptr, lse_ptr, partial_out_ptr,
-    partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row, tile_m, num_heads,
-    stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-    FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
-    """Store the answers of a query tile, or keep them as the partial that `place` says.
+def _store_answers(step, segment, parts, sums, cache_scale, staged, answers):
+    """Store the answers of a query tile, or keep them as its partial.
 
-    They leave through `buffer`, that of the queries: no product reads those any more.
+    They leave through the buffer of the queries: no product reads those any more.
     """
-    pair_layout: gl.constexpr = gl.SliceLayout(0, answers[0].type.layout)
+    pair_layout: gl.constexpr = gl.SliceLayout(0, parts[0].type.layout)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
-    joined = _joined(answers, len(answers))
+    out = _joined(parts, len(parts))
     is_empty = total == 0.0
-    joined *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
-    lse = (peaks.load(pair_layout) + gl.log2(total)) * LN_2
+    out *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
+    lse = (staged.peaks.load(pair_layout) + gl.log2(total)) * LN_2
     lse = gl.where(is_empty, float("-inf"), lse)
-    if is_whole:
-        _store_whole(
-            joined, lse, buffer, out_ptr, lse_ptr, token_starts_ptr, row, tile_m, num_heads,
-            stride_out_token, stride_out_head, stride_lse_token, stride_lse_head,
-        )  # fmt: skip
+    if segment.is_whole:
+        _store_whole(step, segment, out, lse, staged.q_nope, answers)
     else:
-        _store_partial(
-            joined, lse, buffer, partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, place,
-            token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS,
-        )  # fmt: skip
+        _store_partial(step, segment, out, lse, staged.q_nope, answers)
 
 
 @gluon.jit
 def _attend(
-    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, q_nope, q_pe, scales,
-    ckv, k_pe, key_scales, weights, peaks, exceeds, ready, empty, unit_starts_ptr, cut_ptr,
-    shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, scales_ptr, stride_q_nope_token,
-    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads,
-    R: gl.constexpr, P: gl.constexpr, SCALES: gl.constexpr, MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr, TILE_M: gl.constexpr, TILE_N: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, FIXED_SPLITS: gl.constexpr, ROPE: gl.constexpr,
+    step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale, R: gl.constexpr,
+    P: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
     """Attend the queries of every segment of this part to the tiles in the ring."""
-    ALONG: gl.constexpr = min(_WARPS, TILE_N // 16)
+    ALONG: gl.constexpr = min(_WARPS, step.TILE_N // 16)
     ACROSS: gl.constexpr = _WARPS // ALONG
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [ALONG, ACROSS], [16, TILE_M // ACROSS, 16]
+        [3, 0], [ALONG, ACROSS], [16, step.TILE_M // ACROSS, 16]
     )
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, TILE_M, 16])
-    cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
-    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, step.TILE_M, 16])
+    cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
+    unit, end, row = own_share(step)
     is_first = True
     stage = 0
     phase = 0
     while unit < end:
-        (
-            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
-            tile_begin, tile_end, tile_edge,
-        ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, TILE_M, TILE_N, FIXED_SPLITS,
-        )  # fmt: skip
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
         _stage_queries(
-            q_nope_ptr, q_pe_ptr, q_nope, q_pe, scales, peaks, empty, is_first,
-            cache_scale * softmax_scale * LOG2_E, stride_q_nope_token, stride_q_nope_head,
-            stride_q_pe_token, stride_q_pe_head, positions_ptr, cos_ptr, sin_ptr, token_starts_ptr,
-            row, tile_m, context_len, num_heads, R, P, MASK, ROPE,
+            step, segment, q_nope, q_pe, rope, staged, ring.empty, is_first,
+            cache_scale * softmax_scale * LOG2_E, R, P,
         )  # fmt: skip
         is_first = False
-        answers, sums = _begin(
-            is_taken, peaks, shares_ptr, partial_out_ptr, partial_lse_ptr, R, TILE_N,
-            weights.shape[0], FIXED_SPLITS, s_layout, layout,
+        parts, sums = _begin(
+            step, segment, answers, staged.peaks, R, staged.weights.shape[0], s_layout, layout
+        )
+        parts, sums, stage, phase = _attend_tiles(
+            step, segment, parts, sums, staged, ring, stage, phase, R, scales.SCALES, BOX,
+            s_layout, layout,
         )  # fmt: skip
-        answers, sums, stage, phase = _attend_tiles(
-            answers, sums, q_nope, q_pe, ckv, k_pe, key_scales, weights, scales, peaks, exceeds,
-            ready, empty, tile_begin, tile_end, tile_edge, stage, phase, tile_m, row, seq_len,
-            context_len, token_starts_ptr, tree_words_ptr, num_heads, R, SCALES, MASK, TREE_WORDS,
-            TILE_N, BOX, STAGES, FIXED_SPLITS, s_layout, layout,
-        )  # fmt: skip
-        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(
-                answers, sums, peaks, cache_scale, q_nope, is_whole, place, out_ptr, lse_ptr,
-                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
-                tile_m, num_heads, stride_out_token, stride_out_head, stride_lse_token,
-                stride_lse_head, FIXED_SPLITS,
-            )  # fmt: skip
-        elif is_left:
-            _store_state(answers, sums, peaks, partial_out_ptr, partial_lse_ptr, R)
-            state_stored(shares_ptr, 0, FIXED_SPLITS)
+        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
+            _store_answers(step, segment, parts, sums, cache_scale, staged, answers)
+        elif segment.is_left:
+            _store_state(parts, sums, staged.peaks, answers, R)
+            state_stored(step, 0)
         else:
-            _store_answers(
-                answers, sums, peaks, cache_scale, q_nope, is_whole, place, out_ptr, lse_ptr,
-                partial_out_ptr, partial_lse_ptr, cut_ptr, shares_ptr, token_starts_ptr, row,
-                tile_m, num_heads, stride_out_token, stride_out_head, stride_lse_token,
-                stride_lse_head, FIXED_SPLITS,
-            )  # fmt: skip
-        unit = following
+            _store_answers(step, segment, parts, sums, cache_scale, staged, answers)
+        unit = segment.following
+
+
+@gluon.jit
+def _decode(
+    step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale, R: gl.constexpr,
+    P: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Set up shared memory, and start the roles."""
+    TILE_M: gl.constexpr = step.TILE_M
+    TILE_N: gl.constexpr = step.TILE_N
+    wide: gl.constexpr = keys.ckv_desc.layout
+    slim: gl.constexpr = keys.k_pe_desc.layout
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ckv = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, R // 2], wide)
+    staged_nope = gl.allocate_shared_memory(gl.float16, [2, TILE_M, R // 2], wide)
+    if scales.SCALES == "inline":
+        PIECES: gl.constexpr = 1 if q_pe.ptr.dtype.element_ty == gl.bfloat16 else 2
+        k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P], slim)
+        staged_pe = gl.allocate_shared_memory(gl.bfloat16, [PIECES, TILE_M, P], slim)
+    else:
+        k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P // 2], slim)
+        staged_pe = gl.allocate_shared_memory(gl.float16, [2, TILE_M, P // 2], slim)
+    if scales.SCALES == "scalar":
+        key_scales: gl.constexpr = None
+    else:
+        key_scales = gl.allocate_shared_memory(gl.float32, [STAGES * scales.SHARES, TILE_N], flat)
+    weights = gl.allocate_shared_memory(
+        gl.float16, [scales.SHARES, TILE_N, TILE_M], gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
+    )
+    q_scales = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
+    peaks = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
+    exceeds = gl.allocate_shared_memory(gl.int32, [_WARPS], flat)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    staged = _Staged(staged_nope, staged_pe, q_scales, peaks, weights, exceeds)
+    ring = Ring(ckv, k_pe, key_scales, ready, empty)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(ready.index(stage), count=tile_arrivals(keys.BOX, scales.SCALES))
+        mbarrier.init(empty.index(stage), count=1)
+    for stage in gl.static_range(1, STAGES):  # or the ring would be filled before queries come
+        mbarrier.arrive(empty.index(stage))
+    fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _attend,
+                (
+                    step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale,
+                    R, P, keys.BOX,
+                ),
+            ),
+            (copy_tiles, (step, keys, scales, ring, R // 2)),
+        ],
+        [4 if keys.BOX == 0 else 1],
+        [40 if keys.BOX == 0 else 24],
+    )  # fmt: skip
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
@@ -700,65 +710,23 @@ def decode_few_fp8_kernel(
     FIXED_SPLITS: gl.constexpr,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
-    cache_ptr = cache_ptr.to(gl.pointer_type(gl.int16))
-    wide: gl.constexpr = ckv_desc.layout
-    slim: gl.constexpr = k_pe_desc.layout
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ckv = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, R // 2], wide)
-    q_nope = gl.allocate_shared_memory(gl.float16, [2, TILE_M, R // 2], wide)
-    if SCALES == "inline":
-        PIECES: gl.constexpr = 1 if q_pe_ptr.dtype.element_ty == gl.bfloat16 else 2
-        k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P], slim)
-        q_pe = gl.allocate_shared_memory(gl.bfloat16, [PIECES, TILE_M, P], slim)
-    else:
-        k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P // 2], slim)
-        q_pe = gl.allocate_shared_memory(gl.float16, [2, TILE_M, P // 2], slim)
-    if SCALES == "scalar":
-        key_scales: gl.constexpr = None
-    else:
-        key_scales = gl.allocate_shared_memory(gl.float32, [STAGES * SHARES, TILE_N], flat)
-    weights = gl.allocate_shared_memory(
-        gl.float16, [SHARES, TILE_N, TILE_M], gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
-    )
-    scales = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
-    peaks = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
-    exceeds = gl.allocate_shared_memory(gl.int32, [_WARPS], flat)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=tile_arrivals(BOX, SCALES))
-        mbarrier.init(empty.index(stage), count=1)
-    for stage in gl.static_range(1, STAGES):  # or the ring would be filled before queries come
-        mbarrier.arrive(empty.index(stage))
-    fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
-    gdc_launch_dependents()
-    gl.warp_specialize(
-        [
-            (
-                _attend,
-                (
-                    q_nope_ptr, q_pe_ptr, out_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr,
-                    q_nope, q_pe, scales, ckv, k_pe, key_scales, weights, peaks, exceeds, ready,
-                    empty, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-                    tree_words_ptr, scales_ptr, stride_q_nope_token, stride_q_nope_head,
-                    stride_q_pe_token, stride_q_pe_head, stride_out_token, stride_out_head,
-                    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr,
-                    softmax_scale, num_heads, R, P, SCALES, MASK, TREE_WORDS, TILE_M, TILE_N, BOX,
-                    STAGES, FIXED_SPLITS, ROPE,
-                ),
-            ),
-            (
-                copy_tiles,
-                (
-                    cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, ready, empty, block_table_ptr,
-                    unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-                    stride_table_row, stride_table_col, num_heads, block_size, block_rows,
-                    stride_cache_row, R // 2, MASK, TILE_M, TILE_N, BOX, STAGES, scales_ptr,
-                    stride_scales_block, key_scales, SCALES, SHARES, FIXED_SPLITS,
-                ),
-            ),
-        ],
-        [4 if BOX == 0 else 1],
-        [40 if BOX == 0 else 24],
+    words: gl.constexpr = gl.pointer_type(gl.int16)
+    _decode(
+        Step(
+            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+            num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS,
+        ),
+        Keys(
+            cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
+            stride_table_col, block_size, block_rows, stride_cache_row, BOX,
+        ),
+        Scales(scales_ptr, stride_scales_block, SCALES, SHARES),
+        Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
+        Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
+        Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),
+        Answers(
+            Lines(out_ptr, stride_out_token, stride_out_head),
+            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
+        ),
+        softmax_scale, R, P, STAGES,
     )  # fmt: skip

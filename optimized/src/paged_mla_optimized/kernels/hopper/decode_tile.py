@@ -13,6 +13,8 @@ completes once for every item, so that one phase bit serves them all:
 ``left``     the left half has read the weights
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,31 +26,40 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
-from paged_mla_optimized.kernels.hopper.common import (
-    LAZY,
-    LN_2,
-    LOG2_E,
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
+from paged_mla_optimized.kernels.hopper.keys import (
+    Keys,
     arrivals,
-    begin_weighing,
     clear_tail,
-    copy_queries,
     copy_tile,
-    find_segment,
     first_row,
+    table_of_row,
+)
+from paged_mla_optimized.kernels.hopper.lines import copy_queries
+from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, stage_loaded
+from paged_mla_optimized.kernels.hopper.segments import (
+    Step,
+    find_segment,
     kept_pairs,
-    leave_weighing,
-    own_sums,
+    own_share,
     partial_pairs,
     query_pairs,
-    raised_in_twos,
     sees,
     state_pairs,
     state_stored,
-    store_lse,
     taken_pairs,
+    tile_of_visit,
 )
-from paged_mla_optimized.kernels.hopper.rope import load_q_pe, stage_loaded
+from paged_mla_optimized.kernels.hopper.softmax import (
+    LAZY,
+    LN_2,
+    LOG2_E,
+    begin_weighing,
+    leave_weighing,
+    own_sums,
+    raised_in_twos,
+    store_lse,
+)
 
 # Offsets of the barriers in their array, three slots each but for the last.
 _FULL = gl.constexpr(0)
@@ -56,6 +67,28 @@ _WEIGHED = gl.constexpr(3)
 _GO = gl.constexpr(6)
 _LEFT = gl.constexpr(9)
 _SUMMED = gl.constexpr(12)
+
+
+class _Staged(NamedTuple):
+    """What the roles share in shared memory."""
+
+    ckv: gl.shared_memory_descriptor  # [3, 64, 512]
+    k_pe: gl.shared_memory_descriptor  # [3, 64, 64]; then the weights
+    keeps: gl.shared_memory_descriptor  # bfloat16 [3, 64]: what is kept of the sums so far
+    sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
+    q_pe: gl.shared_memory_descriptor  # [64, 64]
+    q_last: gl.shared_memory_descriptor  # [64, 16]
+    bars: gl.shared_memory_descriptor
+
+
+class _Queries(NamedTuple):
+    """Columns of a query tile that are operands in registers; the others would not fit."""
+
+    q0: gl.tensor  # [64, 256]
+    q1: gl.tensor  # [64, 128]
+    q2: gl.tensor  # [64, 64]
+    q3: gl.tensor  # [64, 32]
+    q4: gl.tensor  # [64, 16]
 
 
 @gluon.jit
@@ -69,42 +102,41 @@ def _highest(s):
 
 @gluon.jit
 def _weigh_tiles(
-    peak, total, q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin, tile_end,
-    tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr,
-    scale, num_heads, MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
+    step, segment, peak, total, q, staged, slot, phase, scale, BOX: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
     """Store the weights of key tiles; return peak [64] and own sums [64, 4], theirs included."""
-    dtype: gl.constexpr = ckv.dtype
+    bars = staged.bars
+    dtype: gl.constexpr = staged.ckv.dtype
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
-    for visit in range(tile_begin, tile_end):
-        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
+    for visit in range(segment.tile_begin, segment.tile_end):
+        tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(bars.index(_FULL + slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
-        keys = ckv.index(slot)
+        keys = staged.ckv.index(slot)
         s = gl.zeros([64, 64], gl.float32, layout)
         s = warpgroup_mma(
-            q0, keys.slice(0, 256, dim=1).permute((1, 0)), s, use_acc=False, is_async=True
+            q.q0, keys.slice(0, 256, dim=1).permute((1, 0)), s, use_acc=False, is_async=True
         )
-        s = warpgroup_mma(q1, keys.slice(256, 128, dim=1).permute((1, 0)), s, is_async=True)
-        s = warpgroup_mma(q2, keys.slice(384, 64, dim=1).permute((1, 0)), s, is_async=True)
-        s = warpgroup_mma(q3, keys.slice(448, 32, dim=1).permute((1, 0)), s, is_async=True)
-        s = warpgroup_mma(q4, keys.slice(480, 16, dim=1).permute((1, 0)), s, is_async=True)
-        s = warpgroup_mma(q_last, keys.slice(496, 16, dim=1).permute((1, 0)), s, is_async=True)
-        s = warpgroup_mma(q_pe, k_pe.index(slot).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q.q1, keys.slice(256, 128, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q.q2, keys.slice(384, 64, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q.q3, keys.slice(448, 32, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q.q4, keys.slice(480, 16, dim=1).permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(
+            staged.q_last, keys.slice(496, 16, dim=1).permute((1, 0)), s, is_async=True
+        )
+        s = warpgroup_mma(staged.q_pe, staged.k_pe.index(slot).permute((1, 0)), s, is_async=True)
         peak = warpgroup_mma_wait(6, deps=[peak])  # returns once the last product is queued
         mbarrier.arrive(bars.index(_GO + slot))
         s = warpgroup_mma_wait(0, deps=[s])
-        if tile >= tile_edge:
+        if tile >= segment.tile_edge:
             key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
-            token, _head, index, live = query_pairs(
-                token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
-            )
+            pairs = query_pairs(step, segment, pair_layout)
             visible = sees(
-                key[None, :], seq_len, context_len, index[:, None], token[:, None],
-                live[:, None], tree_words_ptr, MASK, TREE_WORDS,
+                step, key[None, :], segment.seq_len, segment.context_len, pairs.index[:, None],
+                pairs.token[:, None], pairs.live[:, None],
             )  # fmt: skip
             s = gl.where(visible, s, float("-inf"))
         highest = _highest(s) * scale
@@ -113,8 +145,8 @@ def _weigh_tiles(
         weights = gl.exp2(s * scale - new_peak[:, None])
         total = total * gl.convert_layout(keep, own_layout)[:, None] + own_sums(weights)
         peak = new_peak
-        k_pe.index(slot).store(weights.to(dtype))
-        keeps.index(slot).store(keep.to(gl.bfloat16))
+        staged.k_pe.index(slot).store(weights.to(dtype))
+        staged.keeps.index(slot).store(keep.to(gl.bfloat16))
         fence_async_shared()
         mbarrier.arrive(bars.index(_WEIGHED + slot))
         slot += 1
@@ -124,138 +156,111 @@ def _weigh_tiles(
 
 
 @gluon.jit
-def _hand_over(peak, total, sums, bars):
+def _hand_over(peak, total, staged):
     """Hand the sums of weights [64] to both halves; return the lse."""
     is_empty = total == 0.0
-    sums.store(gl.where(is_empty, 0.0, 1.0 / total))
-    mbarrier.arrive(bars.index(_SUMMED))
+    staged.sums.store(gl.where(is_empty, 0.0, 1.0 / total))
+    mbarrier.arrive(staged.bars.index(_SUMMED))
     return gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
 
 
 @gluon.jit
-def _weigh(
-    q_nope_ptr, q_pe_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv, k_pe, q_pe, q_last, keeps,
-    sums, bars, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-    tree_words_ptr, stride_q_nope_token, stride_q_nope_head, stride_q_pe_token, stride_q_pe_head,
-    stride_lse_token, stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr, BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-    ROPE: gl.constexpr,
-):  # fmt: skip
+def _weigh(step, q_nope, q_pe, rope, answers, staged, softmax_scale, BOX: gl.constexpr):
     """Compute the weights of every tile of every segment, and the lse."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    bars = staged.bars
     scale = softmax_scale * LOG2_E
-    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
+    unit, end, row = own_share(step)
     slot = 0
     phase = 0
     mbarrier.arrive(bars.index(_GO))
     while unit < end:
-        (
-            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
-            tile_begin, tile_end, tile_edge,
-        ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, 64, 64, FIXED_SPLITS,
-        )  # fmt: skip
-        loaded = load_q_pe(  # these loads need not wait for the slot
-            q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_q_pe_token, stride_q_pe_head,
-            token_starts_ptr, row, tile_m, context_len, num_heads, 64, 64, 4, MASK, ROPE,
-        )  # fmt: skip
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        loaded = load_q_pe(step, segment, q_pe, rope, 64, 4)  # these need not wait for the slot
         mbarrier.wait(bars.index(_FULL + slot), phase)
-        staged = ckv.index(slot)
+        lines = staged.ckv.index(slot)
         for first in gl.static_range(0, 512, 256):
-            copy_queries(
-                q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-                num_heads, staged.slice(first, 256, dim=1), 64, first, 256,
-            )  # fmt: skip
-        copy_queries(
-            q_nope_ptr, stride_q_nope_token, stride_q_nope_head, token_starts_ptr, row, tile_m,
-            num_heads, q_last, 64, 496, 16,
-        )  # fmt: skip
-        stage_loaded(
-            loaded, q_pe_ptr, stride_q_pe_token, stride_q_pe_head, token_starts_ptr, row, tile_m,
-            num_heads, q_pe, 64, 64, ROPE,
-        )  # fmt: skip
+            copy_queries(step, segment, q_nope, lines.slice(first, 256, dim=1), first, 256)
+        copy_queries(step, segment, q_nope, staged.q_last, 496, 16)
+        stage_loaded(step, segment, loaded, q_pe, rope, staged.q_pe)
         async_copy.commit_group()
         async_copy.wait_group(0)
         # 124 registers a thread; with the other 20 the compiler would serialise the products.
-        q0 = staged.slice(0, 256, dim=1).load(operand)
-        q1 = staged.slice(256, 128, dim=1).load(operand)
-        q2 = staged.slice(384, 64, dim=1).load(operand)
-        q3 = staged.slice(448, 32, dim=1).load(operand)
-        q4 = staged.slice(480, 16, dim=1).load(operand)
+        q = _Queries(
+            lines.slice(0, 256, dim=1).load(operand),
+            lines.slice(256, 128, dim=1).load(operand),
+            lines.slice(384, 64, dim=1).load(operand),
+            lines.slice(448, 32, dim=1).load(operand),
+            lines.slice(480, 16, dim=1).load(operand),
+        )
         fence_async_shared()
         mbarrier.arrive(bars.index(_WEIGHED + slot))
         slot += 1
         phase = gl.where(slot == 3, phase ^ 1, phase)
         slot = gl.where(slot == 3, 0, slot)
 
-        peak, total = begin_weighing(
-            is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS, layout
-        )
+        peak, total = begin_weighing(step, segment, answers, layout)
         peak, total, slot, phase = _weigh_tiles(
-            peak, total, q0, q1, q2, q3, q4, q_last, q_pe, ckv, k_pe, keeps, bars, tile_begin,
-            tile_end, tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
-            tree_words_ptr, scale, num_heads, MASK, TREE_WORDS, BOX, FIXED_SPLITS, layout,
-        )  # fmt: skip
+            step, segment, peak, total, q, staged, slot, phase, scale, BOX, layout
+        )
         mbarrier.arrive(bars.index(_GO + slot))
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
-        lse = _hand_over(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), sums, bars)
-        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            store_lse(
-                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
-                FIXED_SPLITS, pair_layout,
-            )  # fmt: skip
-        elif is_left:
-            leave_weighing(peak, total, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS)
+        lse = _hand_over(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), staged)
+        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
+            store_lse(step, segment, lse, answers, pair_layout)
+        elif segment.is_left:
+            leave_weighing(step, peak, total, answers)
         else:
-            store_lse(
-                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
-                FIXED_SPLITS, pair_layout,
-            )  # fmt: skip
-        unit = following
+            store_lse(step, segment, lse, answers, pair_layout)
+        unit = segment.following
 
 
 @gluon.jit
-def _begin_summing(
-    is_taken, shares_ptr, partial_out_ptr, column, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
+def _begin_summing(step, segment, answers, column, HALF: gl.constexpr, layout: gl.constexpr):
     """Return the sums [64, 256] to begin with."""
     acc = gl.zeros([64, 256], gl.float32, layout)
-    if FIXED_SPLITS > 0:
-        if is_taken:
-            at = taken_pairs(shares_ptr, 1 + HALF, FIXED_SPLITS, 64, gl.SliceLayout(1, layout))
-            acc = gl.load(partial_out_ptr + at[:, None] * 512 + column[None, :])
+    if step.FIXED_SPLITS > 0:
+        if segment.is_taken:
+            at = taken_pairs(step, 1 + HALF, gl.SliceLayout(1, layout))
+            acc = gl.load(answers.partial_out_ptr + at[:, None] * 512 + column[None, :])
     return acc
 
 
 @gluon.jit
+def _ask_for(keys, staged, slot, at, table_row_ptr, tile, seq_len, HALF: gl.constexpr):
+    """Ask for one half of a key tile; the right one brings its k_pe."""
+    FIRST: gl.constexpr = 256 * HALF
+    copy_tile(
+        keys, staged.ckv.index(slot).slice(FIRST, 256, dim=1), staged.k_pe.index(slot),
+        staged.bars.index(_FULL + slot), at, table_row_ptr, tile, seq_len, 512, FIRST, 256,
+        HALF == 1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _sum_tiles(
-    acc, cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
-    tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows, stride_cache_row,
-    BOX: gl.constexpr, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
+    step, segment, acc, keys, staged, table_row_ptr, slot, phase, HALF: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
     """Add the weighted key tiles to the sums [64, 256], and keep the ring full."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
-    loads: gl.constexpr = arrivals(BOX)  # of one half
-    FIRST: gl.constexpr = 256 * HALF
-    for visit in range(tile_begin, tile_end):
-        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
-        ahead = visited_tile(visit + 3, tile_begin, tile_end, FIXED_SPLITS)
-        at = first_row(
-            table_row_ptr, stride_table_col, ahead, seq_len, block_size, block_rows, 64, BOX
-        )
+    loads: gl.constexpr = arrivals(keys.BOX)  # of one half
+    bars = staged.bars
+    seq_len = segment.seq_len
+    for visit in range(segment.tile_begin, segment.tile_end):
+        tile = tile_of_visit(step, segment, visit)
+        ahead = tile_of_visit(step, segment, visit + 3)
+        at = first_row(keys, table_row_ptr, ahead, seq_len, 64)
         mbarrier.wait(bars.index(_WEIGHED + slot), phase)
-        if gl.min(keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
-            keep = keeps.index(slot).load(pair_layout).to(gl.float32)
+        if gl.min(staged.keeps.index(slot).load(all_pairs).to(gl.float32), 0) < 1.0:
+            keep = staged.keeps.index(slot).load(pair_layout).to(gl.float32)
             acc = acc * keep[:, None]
-        values = ckv.index(slot).slice(FIRST, 256, dim=1)
-        if BOX == 0:
+        values = staged.ckv.index(slot).slice(256 * HALF, 256, dim=1)
+        if keys.BOX == 0:
             fence_async_shared()
         elif tile * 64 + 64 > seq_len:
             clear_tail(values, seq_len - tile * 64, 64, 256, 4)
@@ -263,20 +268,15 @@ def _sum_tiles(
         next_slot = gl.where(slot == 2, 0, slot + 1)
         next_phase = gl.where(slot == 2, phase ^ 1, phase)
         mbarrier.wait(bars.index(_GO + next_slot), next_phase)
-        acc = warpgroup_mma(k_pe.index(slot), values, acc, is_async=True)
+        acc = warpgroup_mma(staged.k_pe.index(slot), values, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         if HALF == 0:
             mbarrier.arrive(bars.index(_LEFT + slot))
         else:
             mbarrier.wait(bars.index(_LEFT + slot), phase)
-        if visit + 3 < tile_end:
-            copy_tile(
-                cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot),
-                bars.index(_FULL + slot), at, table_row_ptr, stride_table_col, ahead, seq_len,
-                block_size, block_rows, stride_cache_row, 512, 64, BOX, FIRST, 256,
-                HALF == 1,
-            )  # fmt: skip
-        if visit + 3 == tile_end:
+        if visit + 3 < segment.tile_end:
+            _ask_for(keys, staged, slot, at, table_row_ptr, ahead, seq_len, HALF)
+        if visit + 3 == segment.tile_end:
             mbarrier.arrive(bars.index(_FULL + slot), count=loads)
         slot = next_slot
         phase = next_phase
@@ -284,54 +284,39 @@ def _sum_tiles(
 
 
 @gluon.jit
-def _store_answers(
-    acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
-    token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
-    FIXED_SPLITS: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Store columns of the answers of a query tile, or keep them as the partial of `place`."""
+def _store_answers(step, segment, acc, sums, column, answers, layout: gl.constexpr):
+    """Store columns of the answers of a query tile, or keep them as those of its partial."""
     acc = acc * sums.load(layout)[:, None]
-    if is_whole:
-        token, head, _index, live = query_pairs(
-            token_starts_ptr, row, tile_m, num_heads, 64, layout
-        )
-        pairs = token * stride_out_token + head * stride_out_head
-        out_at = out_ptr + pairs[:, None] + column[None, :]
-        gl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None])
+    if segment.is_whole:
+        pairs = query_pairs(step, segment, layout)
+        line = line_at(answers.out, pairs.token, pairs.head)
+        out_at = answers.out.ptr + line[:, None] + column[None, :]
+        gl.store(out_at, acc.to(answers.out.ptr.dtype.element_ty), mask=pairs.live[:, None])
     else:
-        at = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
-        partial_at = partial_out_ptr + at[:, None] * 512 + column[None, :]
-        kept = kept_pairs(token_starts_ptr, row, tile_m, num_heads, FIXED_SPLITS, 64, layout)
+        at = partial_pairs(step, segment, layout)
+        partial_at = answers.partial_out_ptr + at[:, None] * 512 + column[None, :]
+        kept = kept_pairs(step, segment, layout)
         gl.store(partial_at, acc, mask=kept[:, None])
 
 
 @gluon.jit
-def _answer(
-    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps, sums, bars,
-    block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-    stride_table_row, stride_table_col, stride_out_token, stride_out_head, num_heads, block_size,
-    block_rows, stride_cache_row, MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
+def _answer(step, keys, answers, staged, HALF: gl.constexpr):
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    loads: gl.constexpr = arrivals(BOX)  # of one half
-    FIRST: gl.constexpr = 256 * HALF
-    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
+    loads: gl.constexpr = arrivals(keys.BOX)  # of one half
+    bars = staged.bars
+    unit, end, row = own_share(step)
     slot = 0
     phase = 0
     odd = 0
     mbarrier.arrive(bars.index(_FULL), count=loads)
     while unit < end:
-        (
-            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, _, tile_begin,
-            tile_end, _,
-        ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, 64, 64, FIXED_SPLITS,
-        )  # fmt: skip
-        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        tile_begin = segment.tile_begin
+        tile_end = segment.tile_end
+        table_row_ptr = table_of_row(keys, row)
         q_slot = slot
         q_phase = phase
         slot = gl.where(q_slot == 2, 0, q_slot + 1)
@@ -343,48 +328,66 @@ def _answer(
                 if HALF == 0:
                     mbarrier.arrive(bars.index(_LEFT + q_slot))
             if tile_begin + ahead < tile_end:
-                tile = visited_tile(tile_begin + ahead, tile_begin, tile_end, FIXED_SPLITS)
-                at = first_row(
-                    table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, 64, BOX
-                )
-                copy_tile(
-                    cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(FIRST, 256, dim=1),
-                    k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr,
-                    stride_table_col, tile, seq_len, block_size, block_rows, stride_cache_row, 512,
-                    64, BOX, FIRST, 256, HALF == 1,
-                )  # fmt: skip
+                tile = tile_of_visit(step, segment, tile_begin + ahead)
+                at = first_row(keys, table_row_ptr, tile, segment.seq_len, 64)
+                _ask_for(keys, staged, target, at, table_row_ptr, tile, segment.seq_len, HALF)
             if tile_begin + ahead == gl.maximum(tile_end, tile_begin):
                 mbarrier.arrive(bars.index(_FULL + target), count=loads)  # for the next queries
             target = gl.where(target == 2, 0, target + 1)
 
-        column = FIRST + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
-        acc = _begin_summing(
-            is_taken, shares_ptr, partial_out_ptr, column, HALF, FIXED_SPLITS, layout
-        )
+        column = 256 * HALF + gl.arange(0, 256, layout=gl.SliceLayout(0, layout))
+        acc = _begin_summing(step, segment, answers, column, HALF, layout)
         acc, slot, phase = _sum_tiles(
-            acc, cache_ptr, ckv_desc, k_pe_desc, ckv, k_pe, keeps, bars, table_row_ptr, tile_begin,
-            tile_end, slot, phase, seq_len, stride_table_col, block_size, block_rows,
-            stride_cache_row, BOX, HALF, FIXED_SPLITS, layout,
-        )  # fmt: skip
+            step, segment, acc, keys, staged, table_row_ptr, slot, phase, HALF, layout
+        )
         mbarrier.wait(bars.index(_SUMMED), odd)
         odd ^= 1
-        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(
-                acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
-                FIXED_SPLITS, pair_layout,
-            )  # fmt: skip
-        elif is_left:
+        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
+            _store_answers(step, segment, acc, staged.sums, column, answers, pair_layout)
+        elif segment.is_left:
             at = state_pairs(gl.program_id(0), 64, pair_layout)
-            gl.store(partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
-            state_stored(shares_ptr, 1 + HALF, FIXED_SPLITS)
+            gl.store(answers.partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
+            state_stored(step, 1 + HALF)
         else:
-            _store_answers(
-                acc, sums, column, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
-                FIXED_SPLITS, pair_layout,
-            )  # fmt: skip
-        unit = following
+            _store_answers(step, segment, acc, staged.sums, column, answers, pair_layout)
+        unit = segment.following
+
+
+@gluon.jit
+def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
+    """Set up shared memory, and start the roles."""
+    dtype: gl.constexpr = q_nope.ptr.dtype.element_ty
+    rows_layout: gl.constexpr = keys.ckv_desc.layout
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ckv = gl.allocate_shared_memory(dtype, [3, 64, 512], rows_layout)
+    k_pe = gl.allocate_shared_memory(dtype, [3, 64, 64], rows_layout)
+    keeps = gl.allocate_shared_memory(gl.bfloat16, [3, 64], flat)
+    sums = gl.allocate_shared_memory(gl.float32, [64], flat)
+    staged_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
+    staged_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
+    bars = gl.allocate_shared_memory(gl.int64, [13, 1], mbarrier.MBarrierLayout())
+    staged = _Staged(ckv, k_pe, keeps, sums, staged_pe, staged_last, bars)
+    loads: gl.constexpr = arrivals(keys.BOX)
+    for bar in gl.static_range(13):
+        if bar < _WEIGHED:
+            mbarrier.init(bars.index(bar), count=2 * loads)
+        else:
+            mbarrier.init(bars.index(bar), count=1)
+    fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _weigh,
+                (step, q_nope, q_pe, rope, answers, staged, softmax_scale, keys.BOX),
+            ),
+            (_answer, (step, keys, answers, staged, 0)),
+            (_answer, (step, keys, answers, staged, 1)),
+        ],
+        [4, 4],
+        [160, 160],
+    )  # fmt: skip
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
@@ -430,59 +433,21 @@ def decode_tile_kernel(
     FIXED_SPLITS: gl.constexpr,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
-    dtype: gl.constexpr = q_nope_ptr.dtype.element_ty
-    rows_layout: gl.constexpr = ckv_desc.layout
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ckv = gl.allocate_shared_memory(dtype, [3, 64, 512], rows_layout)
-    k_pe = gl.allocate_shared_memory(dtype, [3, 64, 64], rows_layout)
-    keeps = gl.allocate_shared_memory(gl.bfloat16, [3, 64], flat)
-    sums = gl.allocate_shared_memory(gl.float32, [64], flat)
-    q_pe = gl.allocate_shared_memory(dtype, [64, 64], rows_layout)
-    q_last = gl.allocate_shared_memory(dtype, [64, 16], gl.NVMMASharedLayout(32, 16, 2))
-    bars = gl.allocate_shared_memory(gl.int64, [13, 1], mbarrier.MBarrierLayout())
-    loads: gl.constexpr = arrivals(BOX)
-    for bar in gl.static_range(13):
-        if bar < _WEIGHED:
-            mbarrier.init(bars.index(bar), count=2 * loads)
-        else:
-            mbarrier.init(bars.index(bar), count=1)
-    fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
-    gdc_launch_dependents()
-    gl.warp_specialize(
-        [
-            (
-                _weigh,
-                (
-                    q_nope_ptr, q_pe_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv, k_pe,
-                    q_pe, q_last, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr,
-                    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_q_nope_token,
-                    stride_q_nope_head, stride_q_pe_token, stride_q_pe_head, stride_lse_token,
-                    stride_lse_head, positions_ptr, cos_ptr, sin_ptr, softmax_scale, num_heads,
-                    MASK, TREE_WORDS, BOX, FIXED_SPLITS, ROPE,
-                ),
-            ),
-            (
-                _answer,
-                (
-                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
-                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
-                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 0, FIXED_SPLITS,
-                ),
-            ),
-            (
-                _answer,
-                (
-                    cache_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, keeps,
-                    sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr,
-                    token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_out_token, stride_out_head, num_heads, block_size, block_rows,
-                    stride_cache_row, MASK, BOX, 1, FIXED_SPLITS,
-                ),
-            ),
-        ],
-        [4, 4],
-        [160, 160],
+    _decode(
+        Step(
+            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+            num_heads, MASK, TREE_WORDS, 64, 64, FIXED_SPLITS,
+        ),
+        Keys(
+            cache_ptr, ckv_desc, k_pe_desc, block_table_ptr, stride_table_row, stride_table_col,
+            block_size, block_rows, stride_cache_row, BOX,
+        ),
+        Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
+        Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
+        Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),
+        Answers(
+            Lines(out_ptr, stride_out_token, stride_out_head),
+            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
+        ),
+        softmax_scale,
     )  # fmt: skip

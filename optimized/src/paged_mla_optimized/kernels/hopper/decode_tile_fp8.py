@@ -21,6 +21,8 @@ Every barrier of a slot completes once for every key tile, so that one phase bit
 Weights are rounded to e4m3 before they are summed too: where one key dominates, its error cancels.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -32,30 +34,41 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
 from paged_mla_optimized.kernels.common.scales import load_scales
-from paged_mla_optimized.kernels.common.schedule import share_of_program, visited_tile
-from paged_mla_optimized.kernels.hopper.common import (
-    FLOOR,
-    LN_2,
-    LOG2_E,
+from paged_mla_optimized.kernels.hopper.keys import (
+    Keys,
+    Scales,
     arrivals,
-    begin_weighing,
+    block_of_key,
     clear_tail,
-    copy_queries,
     copy_tile,
-    find_segment,
     first_row,
-    higher,
-    leave_weighing,
-    own_sums,
+    table_of_row,
+)
+from paged_mla_optimized.kernels.hopper.lines import copy_queries
+from paged_mla_optimized.kernels.hopper.segments import (
+    Step,
+    find_segment,
+    own_share,
     partial_pairs,
     query_pairs,
-    raised_in_twos,
     sees,
     state_pairs,
     state_stored,
-    store_lse,
     taken_pairs,
+    tile_of_visit,
+)
+from paged_mla_optimized.kernels.hopper.softmax import (
+    FLOOR,
+    LN_2,
+    LOG2_E,
+    begin_weighing,
+    higher,
+    leave_weighing,
+    own_sums,
+    raised_in_twos,
+    store_lse,
 )
 
 _SLOTS = gl.constexpr(5)
@@ -85,6 +98,27 @@ _VALUE_WORDS = gl.constexpr(
 )
 
 
+class _Staged(NamedTuple):
+    """What the roles share in shared memory."""
+
+    ckv: gl.shared_memory_descriptor  # int16 [_SLOTS, 64, 256]
+    k_pe: gl.shared_memory_descriptor  # int16 [_SLOTS, 64, 32]; then the weights
+    key_scales: gl.shared_memory_descriptor  # float32 [3 * _SLOTS, 64], see ``_hand_scales``
+    keeps: gl.shared_memory_descriptor  # float32 [_SLOTS, 64]: what is kept of the sums so far
+    sums: gl.shared_memory_descriptor  # float32 [64]: what scales the answers
+    q: gl.shared_memory_descriptor  # int16 [64, 256]
+    q_pe: gl.shared_memory_descriptor  # int16 [64, 32]
+    bars: gl.shared_memory_descriptor
+
+
+class _Queries(NamedTuple):
+    """A query tile as operands."""
+
+    first: gl.tensor  # [64, 256], in registers: the others would not fit
+    all: gl.shared_memory_descriptor  # [64, 512]
+    pe: gl.shared_memory_descriptor  # [64, 64]
+
+
 @gluon.jit
 def _regroup(x, ROWS: gl.constexpr):
     """Reorder the keys of each 16: those a thread holds of 16-bit elements become neighbours."""
@@ -111,10 +145,7 @@ def _rounded(weights):
 
 
 @gluon.jit
-def _masked(
-    s, first, seq_len, context_len, row, tile_m, token_starts_ptr, tree_words_ptr, num_heads,
-    MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-):  # fmt: skip
+def _masked(step, segment, s, first):
     """Return the scores of keys from `first` on, those of keys that a query does not see -inf.
 
     Keys are counted from where a thread's own begin, so that they are constants, not registers.
@@ -123,49 +154,46 @@ def _masked(
     layout: gl.constexpr = eights.type.layout
     own = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
     key = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))) * 8
-    token, _head, index, live = query_pairs(
-        token_starts_ptr, row, tile_m, num_heads, 64, gl.SliceLayout(1, gl.SliceLayout(2, layout))
-    )
+    pairs = query_pairs(step, segment, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
     begin = first + own[None, None, :]
     visible = sees(
-        key[None, :, None], seq_len - begin, context_len - begin, index[:, None, None],
-        token[:, None, None], live[:, None, None], tree_words_ptr, MASK, TREE_WORDS,
+        step, key[None, :, None], segment.seq_len - begin, segment.context_len - begin,
+        pairs.index[:, None, None], pairs.token[:, None, None], pairs.live[:, None, None],
     )  # fmt: skip
     return gl.convert_layout(gl.where(visible, eights, float("-inf")).reshape([64, 64]), _PRODUCT)
 
 
 @gluon.jit
 def _weigh_tiles(
-    peak, total, q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end,
-    tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr, tree_words_ptr,
-    scale, num_heads, SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
+    step, segment, peak, total, q, staged, slot, phase, scale, SCALES: gl.constexpr,
+    BOX: gl.constexpr,
 ):  # fmt: skip
     """Store the weights of key tiles; return peak [64] and own sums [64, 4], theirs included."""
+    bars = staged.bars
+    key_scales = staged.key_scales
     key_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
-    for visit in range(tile_begin, tile_end):
-        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
+    for visit in range(segment.tile_begin, segment.tile_end):
+        tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(bars.index(_FULL + slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
-        keys = ckv.index(slot)._reinterpret(_E4M3, [64, 512], _CKV).permute((1, 0))
-        key_pes = k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE).permute((1, 0))
+        keys = staged.ckv.index(slot)._reinterpret(_E4M3, [64, 512], _CKV).permute((1, 0))
+        k_pe = staged.k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE)
         s = gl.zeros([64, 64], gl.float32, _PRODUCT)
-        s = warpgroup_mma(q_first, keys.slice(0, 256, dim=0), s, use_acc=False, is_async=True)
-        s = warpgroup_mma(q.slice(256, 256, dim=1), keys.slice(256, 256, dim=0), s, is_async=True)
-        s = warpgroup_mma(q_pe, key_pes, s, is_async=True)
+        s = warpgroup_mma(q.first, keys.slice(0, 256, dim=0), s, use_acc=False, is_async=True)
+        s = warpgroup_mma(
+            q.all.slice(256, 256, dim=1), keys.slice(256, 256, dim=0), s, is_async=True
+        )
+        s = warpgroup_mma(q.pe, k_pe.permute((1, 0)), s, is_async=True)
         peak = warpgroup_mma_wait(3, deps=[peak])  # returns once the last product is queued
         mbarrier.arrive(bars.index(_GO + slot))
         s = warpgroup_mma_wait(0, deps=[s])
         if SCALES != "scalar":  # powers of the weights of values, which hold their scales
             s = s * key_scales.index(3 * slot).load(key_layout)[None, :] * scale[:, None]
             s += key_scales.index(3 * slot + 1).load(key_layout)[None, :]
-        if tile >= tile_edge:
-            s = _masked(
-                s, tile * 64, seq_len, context_len, row, tile_m, token_starts_ptr, tree_words_ptr,
-                num_heads, MASK, TREE_WORDS,
-            )  # fmt: skip
+        if tile >= segment.tile_edge:
+            s = _masked(step, segment, s, tile * 64)
         highest = gl.reduce(s, 1, higher)
         if SCALES == "scalar":
             highest *= scale
@@ -178,9 +206,8 @@ def _weigh_tiles(
         if SCALES != "scalar":
             unscaled *= key_scales.index(3 * slot + 2).load(key_layout)[None, :]
         total = total * gl.convert_layout(keep, own_layout)[:, None] + own_sums(unscaled)
-        stored = k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE)
-        stored.store(_regroup(weights, 64).to(_E4M3))
-        keeps.index(slot).store(keep)
+        k_pe.store(_regroup(weights, 64).to(_E4M3))
+        staged.keeps.index(slot).store(keep)
         fence_async_shared()
         mbarrier.arrive(bars.index(_WEIGHED + slot))
         phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
@@ -189,155 +216,128 @@ def _weigh_tiles(
 
 
 @gluon.jit
-def _hand_over(peak, total, cache_scale, sums, bars, odd):
+def _hand_over(peak, total, cache_scale, staged, odd):
     """Hand what scales their sums [64] to both halves; return the lse."""
     is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
-    mbarrier.wait(bars.index(_READ), odd ^ 1)  # those before these
-    sums.store(gl.where(is_empty, 0.0, cache_scale / total))
-    mbarrier.arrive(bars.index(_SUMMED))
+    mbarrier.wait(staged.bars.index(_READ), odd ^ 1)  # those before these
+    staged.sums.store(gl.where(is_empty, 0.0, cache_scale / total))
+    mbarrier.arrive(staged.bars.index(_SUMMED))
     return gl.where(is_empty, float("-inf"), (peak - _LIFT + gl.log2(total)) * LN_2)
 
 
 @gluon.jit
-def _weigh(
-    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv, k_pe, q_words,
-    q_pe_words, key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr, shares_ptr,
-    token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_lse_token, stride_lse_head,
-    softmax_scale, num_heads, SCALES: gl.constexpr, MASK: gl.constexpr, TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
+def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX: gl.constexpr):
     """Compute the weights of every tile of every segment, and the lse."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
-    q = q_words._reinterpret(_E4M3, [64, 512], _CKV)
-    q_pe = q_pe_words._reinterpret(_E4M3, [64, 64], _K_PE)
-    cache_scale = gl.load(scales_ptr) if SCALES == "scalar" else 1.0
-    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
+    q = staged.q._reinterpret(_E4M3, [64, 512], _CKV)
+    q_pe = staged.q_pe._reinterpret(_E4M3, [64, 64], _K_PE)
+    cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
+    unit, end, row = own_share(step)
     slot = 0
     phase = 0
     odd = 0
     while unit < end:
-        (
-            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
-            tile_begin, tile_end, tile_edge,
-        ) = find_segment(
-            unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row,
-            MASK, 64, 64, FIXED_SPLITS,
-        )  # fmt: skip
-        copy_queries(
-            q_ptr, num_heads * 288, 288, token_starts_ptr, row, tile_m, num_heads, q_words, 64, 0,
-            256,
-        )  # fmt: skip
-        copy_queries(
-            q_ptr, num_heads * 288, 288, token_starts_ptr, row, tile_m, num_heads, q_pe_words, 64,
-            256, 32,
-        )  # fmt: skip
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        copy_queries(step, segment, lines, staged.q, 0, 256)
+        copy_queries(step, segment, lines, staged.q_pe, 256, 32)
         async_copy.commit_group()
-        token, head, _index, live = query_pairs(
-            token_starts_ptr, row, tile_m, num_heads, 64, pair_layout
-        )
-        q_scale = gl.load(q_scale_ptr + token * num_heads + head, mask=live, other=1.0)
+        pairs = query_pairs(step, segment, pair_layout)
+        at = pairs.token * step.num_heads + pairs.head
+        q_scale = gl.load(q_scale_ptr + at, mask=pairs.live, other=1.0)
         scale = q_scale * (cache_scale * softmax_scale * LOG2_E) + _TINY
         async_copy.wait_group(0)
         fence_async_shared()
-        q_first = q.slice(0, 256, dim=1).load(_VALUES)  # the others would not fit
+        operands = _Queries(q.slice(0, 256, dim=1).load(_VALUES), q, q_pe)
 
-        peak, total = begin_weighing(
-            is_taken, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS, _PRODUCT
-        )
+        peak, total = begin_weighing(step, segment, answers, _PRODUCT)
         peak, total, slot, phase = _weigh_tiles(
-            peak, total, q_first, q, q_pe, ckv, k_pe, key_scales, keeps, bars, tile_begin, tile_end,
-            tile_edge, slot, phase, row, tile_m, seq_len, context_len, token_starts_ptr,
-            tree_words_ptr, scale, num_heads, SCALES, MASK, TREE_WORDS, BOX, FIXED_SPLITS,
-        )  # fmt: skip
+            step, segment, peak, total, operands, staged, slot, phase, scale, scales.SCALES, BOX
+        )
         all_own = gl.convert_layout(gl.sum(total, 1), pair_layout)
-        lse = _hand_over(peak, all_own, cache_scale, sums, bars, odd)
+        lse = _hand_over(peak, all_own, cache_scale, staged, odd)
         odd ^= 1
-        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            store_lse(
-                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
-                FIXED_SPLITS, pair_layout,
-            )  # fmt: skip
-        elif is_left:
-            leave_weighing(peak, total, shares_ptr, partial_out_ptr, partial_lse_ptr, FIXED_SPLITS)
+        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
+            store_lse(step, segment, lse, answers, pair_layout)
+        elif segment.is_left:
+            leave_weighing(step, peak, total, answers)
         else:
-            store_lse(
-                lse, is_whole, place, lse_ptr, partial_lse_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_lse_token, stride_lse_head,
-                FIXED_SPLITS, pair_layout,
-            )  # fmt: skip
-        unit = following
+            store_lse(step, segment, lse, answers, pair_layout)
+        unit = segment.following
 
 
 @gluon.jit
-def _blocks_of_keys(table_row_ptr, stride_table_col, tile, seq_len, block_size):
+def _blocks_of_keys(keys, table_row_ptr, tile, seq_len):
     """Load the block id of each key [64] of a tile."""
     key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
-    entry = (key // block_size).to(gl.int64) * stride_table_col
-    return gl.load(table_row_ptr + entry, mask=key < seq_len, other=0).to(gl.int64)
+    return block_of_key(keys, table_row_ptr, key, seq_len).to(gl.int64)
 
 
 @gluon.jit
-def _scales_of_keys(
-    scales_ptr, stride_scales_block, blocks, tile, seq_len, block_size, SCALES: gl.constexpr
-):
+def _scales_of_keys(keys, scales, blocks, tile, seq_len):
     """Load the scale of each key [64] of a tile; 1 past the row."""
     key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
     return load_scales(
-        scales_ptr, blocks, key % block_size, stride_scales_block, block_size, key < seq_len, SCALES
-    )
+        scales.ptr, blocks, key % keys.block_size, scales.stride_block, keys.block_size,
+        key < seq_len, scales.SCALES,
+    )  # fmt: skip
 
 
 @gluon.jit
-def _hand_scales(scale, key_scales, bars, slot, is_wanted):
+def _hand_scales(scale, staged, slot, is_wanted):
     """Hand on a tile's scales, logarithms of what counts as them, and reciprocals of that."""
     counted = gl.where(gl.abs(scale) < _LEAST, _LEAST, scale)  # below 0 there is no logarithm
-    key_scales.index(3 * slot).store(scale)
-    key_scales.index(3 * slot + 1).store(gl.log2(counted))
-    key_scales.index(3 * slot + 2).store(1.0 / counted)
-    mbarrier.arrive(bars.index(_FULL + slot), pred=is_wanted)
+    staged.key_scales.index(3 * slot).store(scale)
+    staged.key_scales.index(3 * slot + 1).store(gl.log2(counted))
+    staged.key_scales.index(3 * slot + 2).store(1.0 / counted)
+    mbarrier.arrive(staged.bars.index(_FULL + slot), pred=is_wanted)
+
+
+@gluon.jit
+def _ask_for(keys, staged, slot, at, table_row_ptr, tile, seq_len, HALF: gl.constexpr):
+    """Ask for one half of a key tile; the right one brings its k_pe."""
+    copy_tile(
+        keys, staged.ckv.index(slot).slice(128 * HALF, 128, dim=1), staged.k_pe.index(slot),
+        staged.bars.index(_FULL + slot), at, table_row_ptr, tile, seq_len, 256, 128 * HALF, 128,
+        HALF == 1,
+    )  # fmt: skip
 
 
 @gluon.jit
 def _sum_tiles(
-    even, odd, cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps, bars,
-    table_row_ptr, tile_begin, tile_end, slot, phase, seq_len, stride_table_col,
-    stride_scales_block, block_size, block_rows, stride_cache_row, SCALES: gl.constexpr,
-    BOX: gl.constexpr, HALF: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
+    step, segment, even, odd, keys, scales, staged, table_row_ptr, slot, phase, HALF: gl.constexpr
+):
     """Add weighted key tiles to sums [128, 64] of even and odd columns, and keep the ring full."""
     pair_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
     all_pairs: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])  # in every warp
-    for visit in range(tile_begin, tile_end):
-        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
-        ahead = visited_tile(visit + _SLOTS, tile_begin, tile_end, FIXED_SPLITS)
-        at = first_row(
-            table_row_ptr, stride_table_col, ahead, seq_len, block_size, block_rows, 64, BOX
-        )
-        if SCALES != "scalar" and HALF == 0:
-            blocks = _blocks_of_keys(table_row_ptr, stride_table_col, ahead, seq_len, block_size)
+    hands_scales: gl.constexpr = scales.SCALES != "scalar" and HALF == 0
+    bars = staged.bars
+    seq_len = segment.seq_len
+    for visit in range(segment.tile_begin, segment.tile_end):
+        tile = tile_of_visit(step, segment, visit)
+        ahead = tile_of_visit(step, segment, visit + _SLOTS)
+        at = first_row(keys, table_row_ptr, ahead, seq_len, 64)
+        if hands_scales:
+            blocks = _blocks_of_keys(keys, table_row_ptr, ahead, seq_len)
         mbarrier.wait(bars.index(_FULL + slot), phase)
-        values = ckv.index(slot).slice(128 * HALF, 128, dim=1)
-        if BOX > 0 and tile * 64 + 64 > seq_len:
+        values = staged.ckv.index(slot).slice(128 * HALF, 128, dim=1)
+        if keys.BOX > 0 and tile * 64 + 64 > seq_len:
             clear_tail(values, seq_len - tile * 64, 64, 128, 4)
             fence_async_shared()
         words = _regroup(values.permute((1, 0)).load(_VALUE_WORDS), 128)
         values_even, values_odd = _columns(gl.convert_layout(words, _VALUES, assert_trivial=True))
         mbarrier.wait(bars.index(_WEIGHED + slot), phase)
-        if SCALES != "scalar" and HALF == 0:
-            scale = _scales_of_keys(
-                scales_ptr, stride_scales_block, blocks, ahead, seq_len, block_size, SCALES
-            )
-        keep_bits = keeps.index(slot).load(all_pairs).to(gl.int32, bitcast=True)
+        if hands_scales:
+            scale = _scales_of_keys(keys, scales, blocks, ahead, seq_len)
+        keep_bits = staged.keeps.index(slot).load(all_pairs).to(gl.int32, bitcast=True)
         if gl.min(keep_bits, 0) < 0x3F800000:  # 1.0: positive numbers compare as integers do
-            keep = keeps.index(slot).load(pair_layout)
+            keep = staged.keeps.index(slot).load(pair_layout)
             even = even * keep[None, :]
             odd = odd * keep[None, :]
         next_slot = gl.where(slot == _SLOTS - 1, 0, slot + 1)
         next_phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
-        mbarrier.wait(bars.index(_GO + next_slot), next_phase, pred=visit + 1 < tile_end)
-        weights = k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE).permute((1, 0))
+        mbarrier.wait(bars.index(_GO + next_slot), next_phase, pred=visit + 1 < segment.tile_end)
+        weights = staged.k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE).permute((1, 0))
         even = warpgroup_mma(values_even, weights, even, is_async=True)
         odd = warpgroup_mma(values_odd, weights, odd, is_async=True)
         even, odd = warpgroup_mma_wait(0, deps=[even, odd])
@@ -345,86 +345,49 @@ def _sum_tiles(
             mbarrier.arrive(bars.index(_LEFT + slot))
         else:
             mbarrier.wait(bars.index(_LEFT + slot), phase)
-        if visit + _SLOTS < tile_end:
-            copy_tile(
-                cache_ptr, ckv_desc, k_pe_desc, values, k_pe.index(slot), bars.index(_FULL + slot),
-                at, table_row_ptr, stride_table_col, ahead, seq_len, block_size, block_rows,
-                stride_cache_row, 256, 64, BOX, 128 * HALF, 128, HALF == 1,
-            )  # fmt: skip
-            if SCALES != "scalar" and HALF == 0:
-                _hand_scales(scale, key_scales, bars, slot, True)
+        if visit + _SLOTS < segment.tile_end:
+            _ask_for(keys, staged, slot, at, table_row_ptr, ahead, seq_len, HALF)
+            if hands_scales:
+                _hand_scales(scale, staged, slot, True)
         slot = next_slot
         phase = next_phase
     return even, odd, slot, phase
 
 
 @gluon.jit
-def _begin_scales(
-    scales_ptr, key_scales, bars, table_row_ptr, tile_begin, tile_end, slot, seq_len,
-    stride_table_col, stride_scales_block, block_size, SCALES: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
+def _begin_scales(step, segment, keys, scales, staged, table_row_ptr, slot):
     """Hand on the scales of a segment's first key tiles, all loaded before any is awaited."""
-    scales = ()
+    loaded = ()
     for ahead in gl.static_range(_SLOTS):
-        tile = visited_tile(tile_begin + ahead, tile_begin, tile_end, FIXED_SPLITS)
-        blocks = _blocks_of_keys(table_row_ptr, stride_table_col, tile, seq_len, block_size)
-        scales += (
-            _scales_of_keys(
-                scales_ptr, stride_scales_block, blocks, tile, seq_len, block_size, SCALES
-            ),
-        )
+        tile = tile_of_visit(step, segment, segment.tile_begin + ahead)
+        blocks = _blocks_of_keys(keys, table_row_ptr, tile, segment.seq_len)
+        loaded += (_scales_of_keys(keys, scales, blocks, tile, segment.seq_len),)
     for ahead in gl.static_range(_SLOTS):
         target = gl.where(slot + ahead >= _SLOTS, slot + ahead - _SLOTS, slot + ahead)
-        _hand_scales(scales[ahead], key_scales, bars, target, tile_begin + ahead < tile_end)
+        is_wanted = segment.tile_begin + ahead < segment.tile_end
+        _hand_scales(loaded[ahead], staged, target, is_wanted)
 
 
 @gluon.jit
-def _begin_segment(
-    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, bars, block_table_ptr,
-    unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, unit, end, row, slot,
-    stride_table_row, stride_table_col, stride_scales_block, num_heads, block_size, block_rows,
-    stride_cache_row, SCALES: gl.constexpr, MASK: gl.constexpr, BOX: gl.constexpr,
-    HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
-    """Find the segment that starts with `unit`, and ask for its first key tiles."""
-    (
-        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, _, tile_begin,
-        tile_end, _,
-    ) = find_segment(
-        unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, num_heads, unit, end, row, MASK,
-        64, 64, FIXED_SPLITS,
-    )  # fmt: skip
-    table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
+def _begin_tiles(step, segment, keys, scales, staged, table_row_ptr, slot, HALF: gl.constexpr):
+    """Ask for the first key tiles of a segment."""
+    tile_begin = segment.tile_begin
     target = slot
-    for visit in range(tile_begin, gl.minimum(tile_begin + _SLOTS, tile_end)):
-        tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
-        at = first_row(
-            table_row_ptr, stride_table_col, tile, seq_len, block_size, block_rows, 64, BOX
-        )
-        copy_tile(
-            cache_ptr, ckv_desc, k_pe_desc, ckv.index(target).slice(128 * HALF, 128, dim=1),
-            k_pe.index(target), bars.index(_FULL + target), at, table_row_ptr, stride_table_col,
-            tile, seq_len, block_size, block_rows, stride_cache_row, 256, 64, BOX, 128 * HALF, 128,
-            HALF == 1,
-        )  # fmt: skip
+    for visit in range(tile_begin, gl.minimum(tile_begin + _SLOTS, segment.tile_end)):
+        tile = tile_of_visit(step, segment, visit)
+        at = first_row(keys, table_row_ptr, tile, segment.seq_len, 64)
+        _ask_for(keys, staged, target, at, table_row_ptr, tile, segment.seq_len, HALF)
         target = gl.where(target == _SLOTS - 1, 0, target + 1)
-    if SCALES != "scalar" and HALF == 0:
-        _begin_scales(
-            scales_ptr, key_scales, bars, table_row_ptr, tile_begin, tile_end, slot, seq_len,
-            stride_table_col, stride_scales_block, block_size, SCALES, FIXED_SPLITS,
-        )  # fmt: skip
-    return (
-        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, tile_begin, tile_end,
-    )  # fmt: skip
+    if scales.SCALES != "scalar" and HALF == 0:
+        _begin_scales(step, segment, keys, scales, staged, table_row_ptr, slot)
 
 
 @gluon.jit
-def _factor(sums, bars, parity):
+def _factor(staged, parity):
     """Return what scales the sums [128, 64] of a query tile, once it is known."""
-    mbarrier.wait(bars.index(_SUMMED), parity)
-    factor = sums.load(gl.SliceLayout(0, _PRODUCT))[None, :]
-    mbarrier.arrive(bars.index(_READ))
+    mbarrier.wait(staged.bars.index(_SUMMED), parity)
+    factor = staged.sums.load(gl.SliceLayout(0, _PRODUCT))[None, :]
+    mbarrier.arrive(staged.bars.index(_READ))
     return factor
 
 
@@ -436,103 +399,112 @@ def _state_at(pairs, HALF: gl.constexpr):
 
 
 @gluon.jit
-def _begin_summing(
-    is_taken, shares_ptr, partial_out_ptr, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr
-):
+def _begin_summing(step, segment, answers, HALF: gl.constexpr):
     """Return the sums [128, 64] of even and of odd columns to begin with."""
     even = gl.zeros([128, 64], gl.float32, _PRODUCT)
     odd = gl.zeros([128, 64], gl.float32, _PRODUCT)
-    if FIXED_SPLITS > 0:
-        if is_taken:
-            pair_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
-            pairs = taken_pairs(shares_ptr, 1 + HALF, FIXED_SPLITS, 64, pair_layout)
-            even_at = partial_out_ptr + _state_at(pairs, HALF)
+    if step.FIXED_SPLITS > 0:
+        if segment.is_taken:
+            pairs = taken_pairs(step, 1 + HALF, gl.SliceLayout(0, _PRODUCT))
+            even_at = answers.partial_out_ptr + _state_at(pairs, HALF)
             even = gl.load(even_at)
             odd = gl.load(even_at + 1)
     return even, odd
 
 
 @gluon.jit
-def _store_columns(answers, out_ptr, at, live, HALF: gl.constexpr):
-    """Store answers [128, 64, 2], those of a pair from `at` on."""
-    columns_layout: gl.constexpr = gl.SliceLayout(1, answers.type.layout)
+def _store_columns(columns, base_ptr, at, live, HALF: gl.constexpr):
+    """Store columns [128, 64, 2] of answers, those of a pair from `at` on."""
+    columns_layout: gl.constexpr = gl.SliceLayout(1, columns.type.layout)
     couple = gl.arange(0, 128, layout=gl.SliceLayout(1, columns_layout))
     parity = gl.arange(0, 2, layout=gl.SliceLayout(0, columns_layout))
     column = 256 * HALF + couple[:, None] * 2 + parity[None, :]
-    out_at = out_ptr + at[None, :, None] + column.expand_dims(1)
-    gl.store(out_at, answers.to(out_ptr.dtype.element_ty), mask=live[None, :, None])
+    ptrs = base_ptr + at[None, :, None] + column.expand_dims(1)
+    gl.store(ptrs, columns.to(base_ptr.dtype.element_ty), mask=live[None, :, None])
 
 
 @gluon.jit
-def _store_answers(
-    even, odd, factor, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
-    token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head,
-    HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
-    """Store the answers of a query tile, or keep them as the partial that `place` says."""
-    answers = gl.join(even * factor, odd * factor)
-    layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, answers.type.layout))
-    partial = partial_pairs(cut_ptr, shares_ptr, place, FIXED_SPLITS, 64, layout)
-    token, head, _index, live = query_pairs(token_starts_ptr, row, tile_m, num_heads, 64, layout)
-    if is_whole:
-        at = token * stride_out_token + head * stride_out_head
-        _store_columns(answers, out_ptr, at, live, HALF)
+def _store_answers(step, segment, even, odd, factor, answers, HALF: gl.constexpr):
+    """Store the answers of a query tile, or keep them as its partial."""
+    columns = gl.join(even * factor, odd * factor)
+    layout: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, columns.type.layout))
+    partial = partial_pairs(step, segment, layout)
+    pairs = query_pairs(step, segment, layout)
+    if segment.is_whole:
+        at = line_at(answers.out, pairs.token, pairs.head)
+        _store_columns(columns, answers.out.ptr, at, pairs.live, HALF)
     else:
-        _store_columns(answers, partial_out_ptr, partial * 512, live, HALF)
+        _store_columns(columns, answers.partial_out_ptr, partial * 512, pairs.live, HALF)
 
 
 @gluon.jit
-def _answer(
-    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe, key_scales,
-    keeps, sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr,
-    row_lens_ptr, stride_table_row, stride_table_col, stride_scales_block, stride_out_token,
-    stride_out_head, num_heads, block_size, block_rows, stride_cache_row, SCALES: gl.constexpr,
-    MASK: gl.constexpr, BOX: gl.constexpr, HALF: gl.constexpr, FIXED_SPLITS: gl.constexpr,
-):  # fmt: skip
+def _answer(step, keys, scales, answers, staged, HALF: gl.constexpr):
     """Sum one half of the latent columns of every segment, and keep its half of the ring full."""
-    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
+    unit, end, row = own_share(step)
     slot = 0
     phase = 0
     parity = 0
     while unit < end:
-        (
-            following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, tile_begin,
-            tile_end,
-        ) = _begin_segment(
-            cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, bars,
-            block_table_ptr, unit_starts_ptr, cut_ptr, token_starts_ptr, row_lens_ptr, unit, end,
-            row, slot, stride_table_row, stride_table_col, stride_scales_block, num_heads,
-            block_size, block_rows, stride_cache_row, SCALES, MASK, BOX, HALF, FIXED_SPLITS,
-        )  # fmt: skip
-        table_row_ptr = block_table_ptr + row.to(gl.int64) * stride_table_row
-        even, odd = _begin_summing(is_taken, shares_ptr, partial_out_ptr, HALF, FIXED_SPLITS)
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        table_row_ptr = table_of_row(keys, row)
+        _begin_tiles(step, segment, keys, scales, staged, table_row_ptr, slot, HALF)
+        even, odd = _begin_summing(step, segment, answers, HALF)
         even, odd, slot, phase = _sum_tiles(
-            even, odd, cache_ptr, scales_ptr, ckv_desc, k_pe_desc, ckv, k_pe, key_scales, keeps,
-            bars, table_row_ptr, tile_begin, tile_end, slot, phase, seq_len, stride_table_col,
-            stride_scales_block, block_size, block_rows, stride_cache_row, SCALES, BOX, HALF,
-            FIXED_SPLITS,
-        )  # fmt: skip
-        factor = _factor(sums, bars, parity)
+            step, segment, even, odd, keys, scales, staged, table_row_ptr, slot, phase, HALF
+        )
+        factor = _factor(staged, parity)
         parity ^= 1
-        if FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(
-                even, odd, factor, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head, HALF,
-                FIXED_SPLITS,
-            )  # fmt: skip
-        elif is_left:
+        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
+            _store_answers(step, segment, even, odd, factor, answers, HALF)
+        elif segment.is_left:
             pairs = state_pairs(gl.program_id(0), 64, gl.SliceLayout(0, _PRODUCT))
-            even_at = partial_out_ptr + _state_at(pairs, HALF)
+            even_at = answers.partial_out_ptr + _state_at(pairs, HALF)
             gl.store(even_at, even)
             gl.store(even_at + 1, odd)
-            state_stored(shares_ptr, 1 + HALF, FIXED_SPLITS)
+            state_stored(step, 1 + HALF)
         else:
-            _store_answers(
-                even, odd, factor, is_whole, place, out_ptr, partial_out_ptr, cut_ptr, shares_ptr,
-                token_starts_ptr, row, tile_m, num_heads, stride_out_token, stride_out_head, HALF,
-                FIXED_SPLITS,
-            )  # fmt: skip
-        unit = following
+            _store_answers(step, segment, even, odd, factor, answers, HALF)
+        unit = segment.following
+
+
+@gluon.jit
+def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
+    """Set up shared memory, and start the roles."""
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ckv = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 256], keys.ckv_desc.layout)
+    k_pe = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 32], keys.k_pe_desc.layout)
+    q = gl.allocate_shared_memory(gl.int16, [64, 256], keys.ckv_desc.layout)
+    q_pe = gl.allocate_shared_memory(gl.int16, [64, 32], keys.k_pe_desc.layout)
+    if scales.SCALES == "scalar":
+        key_scales: gl.constexpr = None
+    else:
+        key_scales = gl.allocate_shared_memory(gl.float32, [_SLOTS * 3, 64], flat)
+    keeps = gl.allocate_shared_memory(gl.float32, [_SLOTS, 64], flat)
+    sums = gl.allocate_shared_memory(gl.float32, [64], flat)
+    bars = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
+    staged = _Staged(ckv, k_pe, key_scales, keeps, sums, q, q_pe, bars)
+    loads: gl.constexpr = 2 * arrivals(keys.BOX) + (scales.SCALES != "scalar")
+    for bar in gl.static_range(_BARS):
+        if bar < _WEIGHED:
+            mbarrier.init(bars.index(bar), count=loads)
+        else:
+            mbarrier.init(bars.index(bar), count=2 if bar == _READ else 1)
+    fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _weigh,
+                (step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, keys.BOX),
+            ),
+            (_answer, (step, keys, scales, answers, staged, 0)),
+            (_answer, (step, keys, scales, answers, staged, 1)),
+        ],
+        [4, 4],
+        [192, 192],
+    )  # fmt: skip
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
@@ -576,62 +548,22 @@ def decode_tile_fp8_kernel(
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
     FIXED_SPLITS: gl.constexpr,
 ):
-    q_ptr = q_ptr.to(gl.pointer_type(gl.int16))
-    cache_ptr = cache_ptr.to(gl.pointer_type(gl.int16))
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ckv = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 256], ckv_desc.layout)
-    k_pe = gl.allocate_shared_memory(gl.int16, [_SLOTS, 64, 32], k_pe_desc.layout)
-    q = gl.allocate_shared_memory(gl.int16, [64, 256], ckv_desc.layout)
-    q_pe = gl.allocate_shared_memory(gl.int16, [64, 32], k_pe_desc.layout)
-    if SCALES == "scalar":
-        key_scales: gl.constexpr = None
-    else:
-        key_scales = gl.allocate_shared_memory(gl.float32, [_SLOTS * 3, 64], flat)
-    keeps = gl.allocate_shared_memory(gl.float32, [_SLOTS, 64], flat)
-    sums = gl.allocate_shared_memory(gl.float32, [64], flat)
-    bars = gl.allocate_shared_memory(gl.int64, [_BARS, 1], mbarrier.MBarrierLayout())
-    loads: gl.constexpr = 2 * arrivals(BOX) + (SCALES != "scalar")
-    for bar in gl.static_range(_BARS):
-        if bar < _WEIGHED:
-            mbarrier.init(bars.index(bar), count=loads)
-        else:
-            mbarrier.init(bars.index(bar), count=2 if bar == _READ else 1)
-    fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
-    gdc_launch_dependents()
-    gl.warp_specialize(
-        [
-            (
-                _weigh,
-                (
-                    q_ptr, q_scale_ptr, scales_ptr, lse_ptr, partial_out_ptr, partial_lse_ptr, ckv,
-                    k_pe, q, q_pe, key_scales, keeps, sums, bars, unit_starts_ptr, cut_ptr,
-                    shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr, stride_lse_token,
-                    stride_lse_head, softmax_scale, num_heads, SCALES, MASK, TREE_WORDS, BOX,
-                    FIXED_SPLITS,
-                ),
-            ),
-            (
-                _answer,
-                (
-                    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe,
-                    key_scales, keeps, sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr,
-                    shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_scales_block, stride_out_token, stride_out_head, num_heads, block_size,
-                    block_rows, stride_cache_row, SCALES, MASK, BOX, 0, FIXED_SPLITS,
-                ),
-            ),
-            (
-                _answer,
-                (
-                    cache_ptr, scales_ptr, ckv_desc, k_pe_desc, out_ptr, partial_out_ptr, ckv, k_pe,
-                    key_scales, keeps, sums, bars, block_table_ptr, unit_starts_ptr, cut_ptr,
-                    shares_ptr, token_starts_ptr, row_lens_ptr, stride_table_row, stride_table_col,
-                    stride_scales_block, stride_out_token, stride_out_head, num_heads, block_size,
-                    block_rows, stride_cache_row, SCALES, MASK, BOX, 1, FIXED_SPLITS,
-                ),
-            ),
-        ],
-        [4, 4],
-        [192, 192],
+    words: gl.constexpr = gl.pointer_type(gl.int16)
+    _decode(
+        Step(
+            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+            num_heads, MASK, TREE_WORDS, 64, 64, FIXED_SPLITS,
+        ),
+        Keys(
+            cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
+            stride_table_col, block_size, block_rows, stride_cache_row, BOX,
+        ),
+        Lines(q_ptr.to(words), num_heads * 288, 288),
+        q_scale_ptr,
+        Scales(scales_ptr, stride_scales_block, SCALES, 1),
+        Answers(
+            Lines(out_ptr, stride_out_token, stride_out_head),
+            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
+        ),
+        softmax_scale,
     )  # fmt: skip

@@ -23,6 +23,8 @@ end of one: whoever is free first takes the longest item left.
 Apart, since one array of barriers would cost two more barriers of warps a step.
 """
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -34,15 +36,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
-from paged_mla_optimized.kernels.hopper.common import (
-    FLOOR,
-    LAZY,
-    LN_2,
-    clear_tail,
-    own_sums,
-    thread_barrier,
-)
+from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
+from paged_mla_optimized.kernels.hopper.keys import clear_tail
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, LN_2, own_sums
 
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
@@ -64,6 +62,55 @@ _WIDE = gl.constexpr(
         shape=[64, 128],
     )
 )
+
+
+class _Source(NamedTuple):
+    """Where queries, keys and values come from; strides of heads are in columns."""
+
+    q_nope_desc: gl.tensor
+    q_pe_desc: gl.tensor
+    k_nope_desc: gl.tensor
+    k_pe_desc: gl.tensor
+    v_desc: gl.tensor
+    stride_q_nope_head: gl.tensor
+    stride_q_pe_head: gl.tensor
+    stride_k_nope_head: gl.tensor
+    stride_v_head: gl.tensor
+
+
+class _Queries(NamedTuple):
+    """The queries of both warpgroups in shared memory."""
+
+    nope: gl.shared_memory_descriptor  # [2, 64, 128]
+    pe: gl.shared_memory_descriptor  # [2, 64, 64]
+    full: gl.shared_memory_descriptor
+
+
+class _Ring(NamedTuple):
+    """Two blocks of keys and two of values in shared memory."""
+
+    k_nope: gl.shared_memory_descriptor  # [2, 128, 128]
+    k_pe: gl.shared_memory_descriptor  # [2, 128, 64]
+    v: gl.shared_memory_descriptor  # [2, 128, 128]
+    k_full: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    k_read0: gl.shared_memory_descriptor
+    k_read1: gl.shared_memory_descriptor
+    v_read: gl.shared_memory_descriptor
+
+
+class _Items(NamedTuple):
+    """What this program works on."""
+
+    fields: gl.shared_memory_descriptor  # int32 [8 * _ITEMS, 1]
+    named: gl.shared_memory_descriptor
+
+
+class _Turns(NamedTuple):
+    """What a warpgroup and the other one tell each other."""
+
+    mine: gl.shared_memory_descriptor
+    theirs: gl.shared_memory_descriptor
 
 
 @gluon.jit
@@ -154,18 +201,18 @@ def _rescaled(acc, keep):
 @gluon.jit
 def _put(items, item, FIELD: gl.constexpr, value):
     """Keep one field of the `item`-th item of this program."""
-    place = items.index((item & (_ITEMS - 1)) * 8 + FIELD)
+    place = items.fields.index((item & (_ITEMS - 1)) * 8 + FIELD)
     place.store(gl.full([1], value, gl.int32, _ONE))
 
 
 @gluon.jit
 def _get(items, item, FIELD: gl.constexpr):
     """Return one field of the `item`-th item of this program."""
-    return gl.max(items.index((item & (_ITEMS - 1)) * 8 + FIELD).load(_ONE), 0)
+    return gl.max(items.fields.index((item & (_ITEMS - 1)) * 8 + FIELD).load(_ONE), 0)
 
 
 @gluon.jit
-def _name_item(num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, named, item):
+def _name_item(num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, item):
     """Tell all roles what the `item`-th item of this program is: the `claimed`-th of all."""
     tile, head = find_item(num_tiles, group_heads, claimed, num_heads)
     token, count, key_start, key_len, context = load_tile(tiles_ptr, tile)
@@ -175,58 +222,55 @@ def _name_item(num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, nam
     _put(items, item, _KEY_START, key_start)
     _put(items, item, _KEY_LEN, key_len)
     _put(items, item, _CONTEXT, context)
-    mbarrier.arrive(named.index(item & (_ITEMS - 1)))
+    mbarrier.arrive(items.named.index(item & (_ITEMS - 1)))
 
 
 @gluon.jit
-def _next_count(items, named, item):
+def _next_count(items, item):
     """Wait for the `item`-th item of this program; return its tokens, 0 if there are no more."""
-    mbarrier.wait(named.index(item & (_ITEMS - 1)), (item // _ITEMS) & 1)
+    mbarrier.wait(items.named.index(item & (_ITEMS - 1)), (item // _ITEMS) & 1)
     return _get(items, item, _COUNT)
 
 
 @gluon.jit
-def _copy_queries(
-    q_nope_desc, q_pe_desc, q_nope, q_pe, q_full, token, nope_column, pe_column, HALF: gl.constexpr
-):
+def _copy_queries(source, q, token, nope_column, pe_column, HALF: gl.constexpr):
     """Ask for one warpgroup's queries."""
-    ready = q_full.index(HALF)
+    ready = q.full.index(HALF)
     line = token + 64 * HALF
     mbarrier.expect(ready, 64 * 384)
-    tma.async_copy_global_to_shared(q_nope_desc, [line, nope_column], ready, q_nope.index(HALF))
-    tma.async_copy_global_to_shared(q_pe_desc, [line, pe_column], ready, q_pe.index(HALF))
+    tma.async_copy_global_to_shared(
+        source.q_nope_desc, [line, nope_column], ready, q.nope.index(HALF)
+    )
+    tma.async_copy_global_to_shared(source.q_pe_desc, [line, pe_column], ready, q.pe.index(HALF))
 
 
 @gluon.jit
-def _copy_keys(k_nope_desc, k_pe_desc, k_nope, k_pe, k_full, k_read0, k_read1, g, at, column):
+def _copy_keys(source, ring, g, at, column):
     """Ask for keys of block `g`, once both warpgroups are through with those before."""
     slot = g & 1
     phase = ((g >> 1) & 1) ^ 1
-    mbarrier.wait(k_read0.index(slot), phase)
-    mbarrier.wait(k_read1.index(slot), phase)
-    ready = k_full.index(slot)
+    mbarrier.wait(ring.k_read0.index(slot), phase)
+    mbarrier.wait(ring.k_read1.index(slot), phase)
+    ready = ring.k_full.index(slot)
     mbarrier.expect(ready, 128 * 384)
-    tma.async_copy_global_to_shared(k_nope_desc, [at, column], ready, k_nope.index(slot))
-    tma.async_copy_global_to_shared(k_pe_desc, [at, 0], ready, k_pe.index(slot))
+    tma.async_copy_global_to_shared(
+        source.k_nope_desc, [at, column], ready, ring.k_nope.index(slot)
+    )
+    tma.async_copy_global_to_shared(source.k_pe_desc, [at, 0], ready, ring.k_pe.index(slot))
 
 
 @gluon.jit
-def _copy_values(v_desc, v, v_full, v_read, g, at, column):
+def _copy_values(source, ring, g, at, column):
     """Ask for values of block `g`, likewise."""
     slot = g & 1
-    ready = v_full.index(slot)
-    mbarrier.wait(v_read.index(slot), ((g >> 1) & 1) ^ 1)
+    ready = ring.v_full.index(slot)
+    mbarrier.wait(ring.v_read.index(slot), ((g >> 1) & 1) ^ 1)
     mbarrier.expect(ready, 128 * 256)
-    tma.async_copy_global_to_shared(v_desc, [at, column], ready, v.index(slot))
+    tma.async_copy_global_to_shared(source.v_desc, [at, column], ready, ring.v.index(slot))
 
 
 @gluon.jit
-def _copy(
-    q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, q_nope, q_pe, k_nope, k_pe, v, items,
-    k_full, v_full, k_read0, k_read1, v_read, q_full, named, tiles_ptr, work_ptr,
-    stride_q_nope_head, stride_q_pe_head, stride_k_nope_head, stride_v_head, num_heads,
-    CAUSAL: gl.constexpr,
-):  # fmt: skip
+def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, CAUSAL: gl.constexpr):
     """Claim items, and copy their queries, keys and values."""
     programs = gl.num_programs(0)
     num_tiles, group_heads = load_work(work_ptr)
@@ -235,8 +279,8 @@ def _copy(
     v_at = 0
     v_column = 0
     first = gl.program_id(0)
-    _name_item(num_tiles, group_heads, num_heads, first, tiles_ptr, items, named, item)
-    count = _next_count(items, named, item)
+    _name_item(num_tiles, group_heads, num_heads, first, tiles_ptr, items, item)
+    count = _next_count(items, item)
     while count > 0:
         head = _get(items, item, _HEAD)
         token = _get(items, item, _TOKEN)
@@ -246,43 +290,34 @@ def _copy(
         blocks = _blocks_of(count, key_len, context, CAUSAL)
         for block in range(blocks):
             at = key_start + (blocks - 1 - block) * 128
-            _copy_keys(
-                k_nope_desc, k_pe_desc, k_nope, k_pe, k_full, k_read0, k_read1, g, at,
-                head * stride_k_nope_head,
-            )  # fmt: skip
+            _copy_keys(source, ring, g, at, head * source.stride_k_nope_head)
             if g > 0:  # after the keys of `g`: their slot is free half a step before
-                _copy_values(v_desc, v, v_full, v_read, g - 1, v_at, v_column)
+                _copy_values(source, ring, g - 1, v_at, v_column)
             if block == 0:  # once each warpgroup is through with QK of the tile before
                 before = (g - 1) & 1
                 phase = ((g - 1) >> 1) & 1
-                nope_column = head * stride_q_nope_head
-                pe_column = head * stride_q_pe_head
-                mbarrier.wait(k_read0.index(before), phase, pred=g > 0)
-                _copy_queries(
-                    q_nope_desc, q_pe_desc, q_nope, q_pe, q_full, token, nope_column, pe_column, 0
-                )
-                mbarrier.wait(k_read1.index(before), phase, pred=g > 0)
-                _copy_queries(
-                    q_nope_desc, q_pe_desc, q_nope, q_pe, q_full, token, nope_column, pe_column, 1
-                )
+                nope_column = head * source.stride_q_nope_head
+                pe_column = head * source.stride_q_pe_head
+                mbarrier.wait(ring.k_read0.index(before), phase, pred=g > 0)
+                _copy_queries(source, q, token, nope_column, pe_column, 0)
+                mbarrier.wait(ring.k_read1.index(before), phase, pred=g > 0)
+                _copy_queries(source, q, token, nope_column, pe_column, 1)
             # Any earlier, and all programs would have claimed their second items before it shows
             # whose first ones are short; any later, and the copies would wait for the answer.
             if block == gl.maximum(blocks - 2, 0):
                 claimed = gl.atomic_add(work_ptr + 2, 1) + programs
-                _name_item(
-                    num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, named, item + 1
-                )
+                _name_item(num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, item + 1)
             v_at = at
-            v_column = head * stride_v_head
+            v_column = head * source.stride_v_head
             g += 1
         item += 1
-        count = _next_count(items, named, item)
+        count = _next_count(items, item)
     if g > 0:
-        _copy_values(v_desc, v, v_full, v_read, g - 1, v_at, v_column)
+        _copy_values(source, ring, g - 1, v_at, v_column)
         slot = g & 1
-        mbarrier.wait(k_read0.index(slot), ((g >> 1) & 1) ^ 1)
-        mbarrier.wait(k_read1.index(slot), ((g >> 1) & 1) ^ 1)
-        mbarrier.arrive(k_full.index(slot))  # they wait for one block more
+        mbarrier.wait(ring.k_read0.index(slot), ((g >> 1) & 1) ^ 1)
+        mbarrier.wait(ring.k_read1.index(slot), ((g >> 1) & 1) ^ 1)
+        mbarrier.arrive(ring.k_full.index(slot))  # they wait for one block more
     # The last program to stop leaves the counts as the next launch wants them.
     if gl.atomic_add(work_ptr + 3, 1) == programs - 1:
         gl.store(work_ptr + 2, 0)
@@ -290,10 +325,16 @@ def _copy(
 
 
 @gluon.jit
+def _k_read(ring, HALF: gl.constexpr):
+    """Return what a warpgroup tells that it is through with keys."""
+    return ring.k_read0 if HALF == 0 else ring.k_read1
+
+
+@gluon.jit
 def _step(
-    acc, peak, total, pairs, g, key, limit, q_nope, q_pe, k_nope, k_pe, v, k_full, v_full, k_read,
-    v_read, my_turn, their_turn, scale: gl.constexpr, HALF: gl.constexpr, MASK: gl.constexpr,
-    FIRST: gl.constexpr, KEYS: gl.constexpr, layout: gl.constexpr,
+    acc, peak, total, pairs, g, key, limit, q, ring, turns, scale: gl.constexpr,
+    HALF: gl.constexpr, MASK: gl.constexpr, FIRST: gl.constexpr, KEYS: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
     """Do `QK` of block `g` beside `PV` of block `g - 1`, whose weights are `pairs`.
 
@@ -301,21 +342,21 @@ def _step(
     """
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     lines: gl.constexpr = gl.SliceLayout(1, layout)
-    weights = _unpack(pairs, v.dtype, gl.DotOperandLayout(0, layout, 2))
+    weights = _unpack(pairs, ring.v.dtype, gl.DotOperandLayout(0, layout, 2))
     slot = g & 1
     before = slot ^ 1
-    mbarrier.wait(my_turn, (g & 1) ^ (1 if HALF == 0 else 0))
+    mbarrier.wait(turns.mine, (g & 1) ^ (1 if HALF == 0 else 0))
     s = gl.zeros([64, KEYS], gl.float32, s_layout)
-    keys = k_nope.index(slot).slice(0, KEYS, dim=0)
-    s = warpgroup_mma(q_nope, keys.permute((1, 0)), s, use_acc=False, is_async=True)
-    keys = k_pe.index(slot).slice(0, KEYS, dim=0)
-    s = warpgroup_mma(q_pe, keys.permute((1, 0)), s, is_async=True)
-    mbarrier.wait(v_full.index(before), ((g - 1) >> 1) & 1, pred=g > 0)
-    acc = warpgroup_mma(weights, v.index(before), acc, is_async=True)
+    keys = ring.k_nope.index(slot).slice(0, KEYS, dim=0)
+    s = warpgroup_mma(q.nope.index(HALF), keys.permute((1, 0)), s, use_acc=False, is_async=True)
+    keys = ring.k_pe.index(slot).slice(0, KEYS, dim=0)
+    s = warpgroup_mma(q.pe.index(HALF), keys.permute((1, 0)), s, is_async=True)
+    mbarrier.wait(ring.v_full.index(before), ((g - 1) >> 1) & 1, pred=g > 0)
+    acc = warpgroup_mma(weights, ring.v.index(before), acc, is_async=True)
     peak = warpgroup_mma_wait(3, deps=[peak])
-    mbarrier.arrive(their_turn)
+    mbarrier.arrive(turns.theirs)
     s = warpgroup_mma_wait(1, deps=[s])
-    mbarrier.arrive(k_read.index(slot))
+    mbarrier.arrive(_k_read(ring, HALF).index(slot))
     if FIRST:
         peak = gl.full([64], FLOOR, gl.float32, lines)
     if MASK:
@@ -331,15 +372,15 @@ def _step(
         kept = gl.convert_layout(keep, gl.SliceLayout(1, total.type.layout))
         total = total * kept[:, None] + own_sums(p)
     if KEYS == 128:
-        pairs = _pack(p, v.dtype)
+        pairs = _pack(p, ring.v.dtype)
     else:
         of_pairs: gl.constexpr = pairs.type.layout
-        pairs = _with_zeros(_pack(p, v.dtype), of_pairs)
+        pairs = _with_zeros(_pack(p, ring.v.dtype), of_pairs)
     # The wait for the next keys stands here for its branch: ptxas moves the wait for PV up to the
     # last one, ahead of the exponentials.
-    mbarrier.wait(k_full.index(before), ((g + 1) >> 1) & 1)
+    mbarrier.wait(ring.k_full.index(before), ((g + 1) >> 1) & 1)
     acc, weights, pairs = warpgroup_mma_wait(0, deps=[acc, weights, pairs])
-    mbarrier.arrive(v_read.index(before), pred=g > 0)
+    mbarrier.arrive(ring.v_read.index(before), pred=g > 0)
     if not FIRST:
         kept, _ = gl.broadcast(keep[:, None], acc)
         acc = _rescaled(acc, kept)
@@ -347,38 +388,33 @@ def _step(
 
 
 @gluon.jit
-def _pass_blocks(
-    begin, end, k_full, v_full, k_read, v_read, my_turn, their_turn, HALF: gl.constexpr
-):
+def _pass_blocks(begin, end, ring, turns, HALF: gl.constexpr):
     """Take part in steps [begin, end) as a warpgroup that has no queries."""
     for t in range(begin, end):
         before = (t & 1) ^ 1
-        mbarrier.wait(my_turn, (t & 1) ^ (1 if HALF == 0 else 0))
-        mbarrier.arrive(their_turn)
-        mbarrier.arrive(k_read.index(t & 1))
-        mbarrier.wait(v_full.index(before), ((t - 1) >> 1) & 1)
-        mbarrier.arrive(v_read.index(before))
-        mbarrier.wait(k_full.index(before), ((t + 1) >> 1) & 1)
+        mbarrier.wait(turns.mine, (t & 1) ^ (1 if HALF == 0 else 0))
+        mbarrier.arrive(turns.theirs)
+        mbarrier.arrive(_k_read(ring, HALF).index(t & 1))
+        mbarrier.wait(ring.v_full.index(before), ((t - 1) >> 1) & 1)
+        mbarrier.arrive(ring.v_read.index(before))
+        mbarrier.wait(ring.k_full.index(before), ((t + 1) >> 1) & 1)
 
 
 @gluon.jit
-def _clear_values(v, v_full, g, valid):
+def _clear_values(ring, g, valid):
     """Zero values of block `g` past its row's end, before this warpgroup's product with them.
 
     Both warpgroups write the same zeros, each for itself: neither waits for the other.
     """
     slot = g & 1
-    mbarrier.wait(v_full.index(slot), (g >> 1) & 1)
-    clear_tail(v.index(slot), valid, 128, 128, 4)
+    mbarrier.wait(ring.v_full.index(slot), (g >> 1) & 1)
+    clear_tail(ring.v.index(slot), valid, 128, 128, 4)
     fence_async_shared()
     thread_barrier()
 
 
 @gluon.jit
-def _finish(
-    acc, peak, total, out_ptr, lse_ptr, items, item, stride_out_token, stride_out_head,
-    stride_lse_token, stride_lse_head, HALF: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
+def _finish(acc, peak, total, answers, items, item, HALF: gl.constexpr, layout: gl.constexpr):
     """Store the answer of the `item`-th item of this program."""
     lines: gl.constexpr = gl.SliceLayout(1, layout)
     first = _get(items, item, _TOKEN)
@@ -389,23 +425,22 @@ def _finish(
     lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
     index = HALF * 64 + gl.arange(0, 64, layout=lines)
     token = (first + index).to(gl.int64)
-    at = lse_ptr + token * stride_lse_token + head * stride_lse_head
+    at = line_ptr(answers.lse, token, head)
     gl.store(at, lse, mask=index < count)
     share = gl.where(is_empty, 0.0, 1.0 / total)
-    answer = gl.convert_layout((acc * share[:, None]).to(out_ptr.dtype.element_ty), _WIDE)
+    out = answers.out
+    answer = gl.convert_layout((acc * share[:, None]).to(out.ptr.dtype.element_ty), _WIDE)
     index = HALF * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, _WIDE))
     token = (first + index).to(gl.int64)
     column = gl.arange(0, 128, layout=gl.SliceLayout(0, _WIDE))
-    line = token * stride_out_token + head * stride_out_head
-    gl.store(out_ptr + line[:, None] + column[None, :], answer, mask=(index < count)[:, None])
+    line = line_at(out, token, head)
+    gl.store(out.ptr + line[:, None] + column[None, :], answer, mask=(index < count)[:, None])
 
 
 @gluon.jit
 def _compute(
-    q_nope, q_pe, k_nope, k_pe, v, items, k_full, v_full, k_read, v_read, q_full, named, my_turn,
-    their_turn, out_ptr, lse_ptr, stride_out_token, stride_out_head, stride_lse_token,
-    stride_lse_head, scale: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr,
-):  # fmt: skip
+    q, ring, items, turns, answers, scale: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr
+):
     """Attend half of each tile's queries."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
     lines: gl.constexpr = gl.SliceLayout(1, layout)
@@ -414,9 +449,9 @@ def _compute(
     acc = gl.zeros([64, 128], gl.float32, layout)
     peak = gl.full([64], FLOOR, gl.float32, lines)
     total = own_sums(acc)
-    pairs = _pack(acc, v.dtype)
-    count = _next_count(items, named, item)
-    mbarrier.wait(k_full.index(0), 0, pred=count > 0)
+    pairs = _pack(acc, ring.v.dtype)
+    count = _next_count(items, item)
+    mbarrier.wait(ring.k_full.index(0), 0, pred=count > 0)
     while count > 0:
         key_len = _get(items, item, _KEY_LEN)
         context = _get(items, item, _CONTEXT)
@@ -437,54 +472,45 @@ def _compute(
         end = gl.where(works, g + blocks, g + 1)
         last = g + blocks - 1
         last_key = (blocks - 1) * 128
-        mbarrier.wait(q_full.index(HALF), item & 1)
+        mbarrier.wait(q.full.index(HALF), item & 1)
         done_peak = peak
         done_total = total
-        q0 = q_nope.index(HALF)
-        q1 = q_pe.index(HALF)
         if seen_by_any <= last_key + 64:  # as half of the warpgroups do where rows are long
             acc, peak, total, pairs = _step(
-                acc, peak, total, pairs, g, last_key, limit, q0, q1, k_nope, k_pe, v, k_full,
-                v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, True, 64, layout,
+                acc, peak, total, pairs, g, last_key, limit, q, ring, turns, scale, HALF, True,
+                True, 64, layout,
             )  # fmt: skip
         else:
             acc, peak, total, pairs = _step(
-                acc, peak, total, pairs, g, last_key, limit, q0, q1, k_nope, k_pe, v, k_full,
-                v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, True, 128, layout,
+                acc, peak, total, pairs, g, last_key, limit, q, ring, turns, scale, HALF, True,
+                True, 128, layout,
             )  # fmt: skip
         if item > 0:
-            _finish(
-                acc, done_peak, done_total, out_ptr, lse_ptr, items, item - 1, stride_out_token,
-                stride_out_head, stride_lse_token, stride_lse_head, HALF, layout,
-            )  # fmt: skip
+            _finish(acc, done_peak, done_total, answers, items, item - 1, HALF, layout)
         acc = gl.zeros([64, 128], gl.float32, layout)
         if key_len < last_key + 128:
-            _clear_values(v, v_full, g, key_len - last_key)
+            _clear_values(ring, g, key_len - last_key)
         for t in range(g + 1, end - whole):
             acc, peak, total, pairs = _step(
-                acc, peak, total, pairs, t, (last - t) * 128, limit, q0, q1, k_nope, k_pe, v,
-                k_full, v_full, k_read, v_read, my_turn, their_turn, scale, HALF, True, False, 128,
-                layout,
+                acc, peak, total, pairs, t, (last - t) * 128, limit, q, ring, turns, scale, HALF,
+                True, False, 128, layout,
             )  # fmt: skip
         for t in range(end - whole, end):
             acc, peak, total, pairs = _step(
-                acc, peak, total, pairs, t, 0, limit, q0, q1, k_nope, k_pe, v, k_full, v_full,
-                k_read, v_read, my_turn, their_turn, scale, HALF, False, False, 128, layout,
+                acc, peak, total, pairs, t, 0, limit, q, ring, turns, scale, HALF, False, False,
+                128, layout,
             )  # fmt: skip
-        _pass_blocks(end, g + blocks, k_full, v_full, k_read, v_read, my_turn, their_turn, HALF)
+        _pass_blocks(end, g + blocks, ring, turns, HALF)
         g += blocks
         item += 1
-        count = _next_count(items, named, item)
+        count = _next_count(items, item)
     if item > 0:
-        weights = _unpack(pairs, v.dtype, gl.DotOperandLayout(0, layout, 2))
+        weights = _unpack(pairs, ring.v.dtype, gl.DotOperandLayout(0, layout, 2))
         slot = (g - 1) & 1
-        mbarrier.wait(v_full.index(slot), ((g - 1) >> 1) & 1)
-        acc = warpgroup_mma(weights, v.index(slot), acc, is_async=True)
+        mbarrier.wait(ring.v_full.index(slot), ((g - 1) >> 1) & 1)
+        acc = warpgroup_mma(weights, ring.v.index(slot), acc, is_async=True)
         acc, weights = warpgroup_mma_wait(0, deps=[acc, weights])
-        _finish(
-            acc, peak, total, out_ptr, lse_ptr, items, item - 1, stride_out_token, stride_out_head,
-            stride_lse_token, stride_lse_head, HALF, layout,
-        )  # fmt: skip
+        _finish(acc, peak, total, answers, items, item - 1, HALF, layout)
 
 
 @gluon.jit(do_not_specialize=["stride_lse_token", "stride_lse_head"])
@@ -518,7 +544,7 @@ def hopper_prefill_kernel(
     k_pe = gl.allocate_shared_memory(dtype, [2, 128, 64], layout)
     v = gl.allocate_shared_memory(dtype, [2, 128, 128], layout)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    items = gl.allocate_shared_memory(gl.int32, [_ITEMS * 8, 1], flat)
+    fields = gl.allocate_shared_memory(gl.int32, [_ITEMS * 8, 1], flat)
     k_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_read0 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -528,6 +554,17 @@ def hopper_prefill_kernel(
     named = gl.allocate_shared_memory(gl.int64, [_ITEMS, 1], mbarrier.MBarrierLayout())
     turn0 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     turn1 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    source = _Source(
+        q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, stride_q_nope_head,
+        stride_q_pe_head, stride_k_nope_head, stride_v_head,
+    )  # fmt: skip
+    q = _Queries(q_nope, q_pe, q_full)
+    ring = _Ring(k_nope, k_pe, v, k_full, v_full, k_read0, k_read1, v_read)
+    items = _Items(fields, named)
+    answers = Answers(
+        Lines(out_ptr, stride_out_token, stride_out_head),
+        Lines(lse_ptr, stride_lse_token, stride_lse_head), None, None,
+    )  # fmt: skip
     for slot in gl.static_range(2):
         mbarrier.init(k_full.index(slot), count=1)
         mbarrier.init(v_full.index(slot), count=1)
@@ -546,31 +583,9 @@ def hopper_prefill_kernel(
     gdc_wait()
     gl.warp_specialize(
         [
-            (
-                _copy,
-                (
-                    q_nope_desc, q_pe_desc, k_nope_desc, k_pe_desc, v_desc, q_nope, q_pe, k_nope,
-                    k_pe, v, items, k_full, v_full, k_read0, k_read1, v_read, q_full, named,
-                    tiles_ptr, work_ptr, stride_q_nope_head, stride_q_pe_head, stride_k_nope_head,
-                    stride_v_head, num_heads, CAUSAL,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    q_nope, q_pe, k_nope, k_pe, v, items, k_full, v_full, k_read0, v_read, q_full,
-                    named, turn0, turn1, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-                    stride_lse_token, stride_lse_head, scale, CAUSAL, 0,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    q_nope, q_pe, k_nope, k_pe, v, items, k_full, v_full, k_read1, v_read, q_full,
-                    named, turn1, turn0, out_ptr, lse_ptr, stride_out_token, stride_out_head,
-                    stride_lse_token, stride_lse_head, scale, CAUSAL, 1,
-                ),
-            ),
+            (_copy, (source, q, ring, items, tiles_ptr, work_ptr, num_heads, CAUSAL)),
+            (_compute, (q, ring, items, _Turns(turn0, turn1), answers, scale, CAUSAL, 0)),
+            (_compute, (q, ring, items, _Turns(turn1, turn0), answers, scale, CAUSAL, 1)),
         ],
         [4, 4],
         [240, 240],

@@ -1,77 +1,69 @@
 """Queries rotated on their way to shared memory (rule S-12), as ``kernels/common/rope.py`` does."""
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from paged_mla_optimized.kernels.hopper.common import copy_queries, query_pairs
+from paged_mla_optimized.kernels.common.lines import line_at
+from paged_mla_optimized.kernels.hopper.lines import copy_queries
+from paged_mla_optimized.kernels.hopper.segments import query_pairs
+
+
+class Rope(NamedTuple):
+    """How queries are rotated, and by what tables."""
+
+    positions_ptr: gl.tensor  # int64 [T]; with a rope alone, as the tables
+    cos_ptr: gl.tensor  # [max_model_len, P / 2]
+    sin_ptr: gl.tensor
+    ROPE: gl.constexpr  # "none", "interleaved" or "neox"
 
 
 @gluon.jit
-def stage_q_pe(
-    q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
-    tile_m, context_len, num_heads, buffer, TILE_M: gl.constexpr, P: gl.constexpr,
-    MASK: gl.constexpr, ROPE: gl.constexpr,
-):  # fmt: skip
+def stage_q_pe(step, segment, q_pe, rope, buffer):
     """Store the rotated part [TILE_M, P] of a query tile, or begin to copy it as it is.
 
     Copies that were begun before go on while this waits for tables.
     """
-    loaded = load_q_pe(
-        q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
-        tile_m, context_len, num_heads, TILE_M, P, 4, MASK, ROPE,
-    )  # fmt: skip
-    stage_loaded(
-        loaded, q_pe_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads,
-        buffer, TILE_M, P, ROPE,
-    )  # fmt: skip
+    loaded = load_q_pe(step, segment, q_pe, rope, buffer.shape[1], 4)
+    stage_loaded(step, segment, loaded, q_pe, rope, buffer)
 
 
 @gluon.jit
-def stage_loaded(
-    loaded, q_pe_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
-    TILE_M: gl.constexpr, P: gl.constexpr, ROPE: gl.constexpr,
-):  # fmt: skip
+def stage_loaded(step, segment, loaded, q_pe, rope, buffer):
     """Do what ``stage_q_pe`` does with what ``load_q_pe`` has loaded."""
-    if ROPE == "none":
-        copy_queries(
-            q_pe_ptr, stride_token, stride_head, token_starts_ptr, row, tile_m, num_heads, buffer,
-            TILE_M, 0, P,
-        )  # fmt: skip
+    if rope.ROPE == "none":
+        copy_queries(step, segment, q_pe, buffer, 0, buffer.shape[1])
     else:
-        buffer.store(rotated(loaded, ROPE))
+        buffer.store(rotated(loaded, rope))
 
 
 @gluon.jit
-def load_q_pe(
-    q_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_token, stride_head, token_starts_ptr, row,
-    tile_m, context_len, num_heads, TILE_M: gl.constexpr, P: gl.constexpr, WARPS: gl.constexpr,
-    MASK: gl.constexpr, ROPE: gl.constexpr,
-):  # fmt: skip
+def load_q_pe(step, segment, q_pe, rope, P: gl.constexpr, WARPS: gl.constexpr):
     """Load what ``rotated`` turns: first and second elements of pairs, cosines and sines.
 
     Nothing without a rope. Dead pairs are zeros.
     """
     loaded = ()
-    if ROPE != "none":
+    if rope.ROPE != "none":
         HALF: gl.constexpr = P // 2
         # Four pairs a thread, and 16 bytes of each table.
-        OWN: gl.constexpr = 8 if ROPE == "interleaved" else 4
+        OWN: gl.constexpr = 8 if rope.ROPE == "interleaved" else 4
         layout: gl.constexpr = gl.BlockedLayout([1, OWN], [256 // P, P // 8], [WARPS, 1], [1, 0])
-        token, head, index, live = query_pairs(
-            token_starts_ptr, row, tile_m, num_heads, TILE_M, gl.SliceLayout(1, layout)
-        )
-        if MASK == "causal" or MASK == "non_causal":
-            position = (context_len + index).to(gl.int64)
+        pairs = query_pairs(step, segment, gl.SliceLayout(1, layout))
+        live = pairs.live
+        if step.MASK == "causal" or step.MASK == "non_causal":
+            position = (segment.context_len + pairs.index).to(gl.int64)
         else:  # first: tables wait for it
-            position = gl.load(positions_ptr + token, mask=live, other=0)
-        at = token * stride_token + head * stride_head
-        if ROPE == "interleaved":
+            position = gl.load(rope.positions_ptr + pairs.token, mask=live, other=0)
+        at = line_at(q_pe, pairs.token, pairs.head)
+        if rope.ROPE == "interleaved":
             column = gl.arange(0, P, layout=gl.SliceLayout(0, layout))
-            rows = gl.load(q_pe_ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
-            first, second = rows.reshape([TILE_M, HALF, 2]).split()
+            rows = gl.load(q_pe.ptr + at[:, None] + column[None, :], mask=live[:, None], other=0.0)
+            first, second = rows.reshape([step.TILE_M, HALF, 2]).split()
         else:
             column = gl.arange(0, HALF, layout=gl.SliceLayout(0, layout))
-            half_ptr = q_pe_ptr + at[:, None] + column[None, :]
+            half_ptr = q_pe.ptr + at[:, None] + column[None, :]
             first = gl.load(half_ptr, mask=live[:, None], other=0.0)
             second = gl.load(half_ptr + HALF, mask=live[:, None], other=0.0)
 
@@ -80,14 +72,14 @@ def load_q_pe(
         live = gl.convert_layout(live, gl.SliceLayout(1, halves), assert_trivial=True)
         pair = gl.arange(0, HALF, layout=gl.SliceLayout(0, halves))
         angle = position[:, None] * HALF + pair[None, :]
-        cos = gl.load(cos_ptr + angle, mask=live[:, None], other=0.0)
-        sin = gl.load(sin_ptr + angle, mask=live[:, None], other=0.0)
+        cos = gl.load(rope.cos_ptr + angle, mask=live[:, None], other=0.0)
+        sin = gl.load(rope.sin_ptr + angle, mask=live[:, None], other=0.0)
         loaded = (first, second, cos, sin)
     return loaded
 
 
 @gluon.jit
-def rotated(loaded, ROPE: gl.constexpr):
+def rotated(loaded, rope):
     """Return the rotated part of a query tile, [TILE_M, P].
 
     Pairs of elements are rotated in the type of the tables, and rounded to that of queries.
@@ -98,6 +90,6 @@ def rotated(loaded, ROPE: gl.constexpr):
     dtype: gl.constexpr = first.dtype
     first, second = first.to(cos.dtype), second.to(cos.dtype)
     turned = gl.join((first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype))
-    if ROPE == "neox":
+    if rope.ROPE == "neox":
         turned = turned.permute((0, 2, 1))
     return turned.reshape([TILE_M, P])

@@ -20,6 +20,7 @@ from paged_mla_optimized.kernels.common.handover import (
     state_of_program,
 )
 from paged_mla_optimized.kernels.common.schedule import (
+    Work,
     fixed_partial,
     group_of_unit,
     lanes_of_group,
@@ -158,18 +159,19 @@ def attend_kernel(
     TILE_N: tl.constexpr,
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
 ):
-    lanes = lanes_of_group(cut_ptr)
+    work = Work(unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr)
+    lanes = lanes_of_group(work)
     lane = tl.program_id(0) % lanes
-    unit, end, row = share_of_program(shares_ptr, FIXED_SPLITS)
+    unit, end, row = share_of_program(work, FIXED_SPLITS)
     scale_log2 = softmax_scale * LOG2_E
     if SCALES == "scalar":
         layer_scale = tl.load(scales_ptr)
         scale_log2 *= layer_scale
     while unit < end:
-        row = row_of_unit(unit_starts_ptr, row, unit)
+        row = row_of_unit(work, row, unit)
         if FIXED_SPLITS > 0:
             group, splits, split, first_tile, _, split_begin, split_end, after = split_of_unit(
-                unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
+                work, row, unit, TILE_N
             )
             tile_m = group * lanes + lane
             unit = tl.maximum(unit, split_begin)
@@ -181,21 +183,18 @@ def attend_kernel(
             first = first_tile - split_begin
             following = tl.where(is_taken, stop, after)
         else:
-            group, group_begin, group_end = group_of_unit(
-                unit_starts_ptr, cut_ptr, row_lens_ptr, row, unit, TILE_N
-            )
+            group, group_begin, group_end = group_of_unit(work, row, unit, TILE_N)
             tile_m = group * lanes + lane
             stop = tl.minimum(end, group_end)
-            partial = partial_of_program(cut_ptr, shares_ptr, unit == group_begin)
+            partial = partial_of_program(work, unit == group_begin)
             is_whole = (unit == group_begin) & (stop == group_end)
             is_left = False
             first = -group_begin
-            following = unit_after(cut_ptr, stop, group_end)
-        token, head, index, live = query_rows(token_starts_ptr, row, tile_m, num_heads, TILE_M)
+            following = unit_after(work, stop, group_end)
+        token, head, index, live = query_rows(work, row, tile_m, num_heads, TILE_M)
         seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
-            token_starts_ptr, row_lens_ptr, row, tile_m, num_heads, unit + first, stop + first,
-            MASK, TILE_M, TILE_N,
-        )  # fmt: skip
+            work, row, tile_m, num_heads, unit + first, stop + first, MASK, TILE_M, TILE_N
+        )
         at = token * stride_q_nope_token + head * stride_q_nope_head
         q_nope = load_shares(q_nope_ptr + at, live, R, SHARES)
         q_pe_at = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
@@ -210,7 +209,7 @@ def attend_kernel(
         total = tl.zeros([TILE_M], tl.float32)
         if FIXED_SPLITS > 0:
             if is_taken:
-                source, word_ptr = await_state(shares_ptr, 0, FIXED_SPLITS)
+                source, word_ptr = await_state(work, 0, FIXED_SPLITS)
                 tl.debug_barrier()
                 forget_state(word_ptr)
                 acc, peak, value_peak, total = _load_state(
@@ -278,7 +277,7 @@ def attend_kernel(
                 acc, peak, value_peak, total, partial_out_ptr, partial_lse_ptr, R, SHARES, TILE_M
             )
             tl.debug_barrier()
-            leave_state(shares_ptr, 0, FIXED_SPLITS)
+            leave_state(work, 0, FIXED_SPLITS)
         else:
             tap_part(token, head, live, peak, total, lse, out)
             if is_whole:

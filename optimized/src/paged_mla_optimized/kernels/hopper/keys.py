@@ -1,0 +1,219 @@
+"""Key tiles of a paged cache on their way to shared memory."""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+
+from paged_mla_optimized.kernels.hopper.lines import copy_lines, lines_layout
+from paged_mla_optimized.kernels.hopper.segments import find_segment, own_share, tile_of_visit
+from paged_mla_shared import formats
+
+GROUPS_PER_BLOCK = gl.constexpr(formats.GROUPS_PER_BLOCK)
+
+# Of keys: 128 bytes of four lines at a time, so that a thread keeps few addresses.
+_KEY_LINES = gl.constexpr(lines_layout(8))
+
+
+class Keys(NamedTuple):
+    """A paged cache, as rows of words of 16 bits."""
+
+    cache_ptr: gl.tensor  # read where no box fits
+    ckv_desc: gl.tensor  # [cache rows, words of a row], boxes of latent columns
+    k_pe_desc: gl.tensor  # the same, boxes of rotated ones
+    block_table_ptr: gl.tensor  # int32 [B, M]
+    stride_table_row: gl.tensor
+    stride_table_col: gl.tensor
+    block_size: gl.constexpr
+    block_rows: gl.constexpr  # rows of the cache from one block to the next
+    stride_cache_row: gl.constexpr
+    BOX: gl.constexpr  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
+
+
+class Scales(NamedTuple):
+    """Scales of the keys of a cache."""
+
+    ptr: gl.tensor  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
+    stride_block: gl.constexpr
+    SCALES: gl.constexpr  # where they lie, as MlaConfig.scales says
+    SHARES: gl.constexpr  # scales of a key
+
+
+class Ring(NamedTuple):
+    """Key tiles in shared memory, filled by one role and read by the others."""
+
+    ckv: gl.shared_memory_descriptor  # [STAGES, TILE_N, words]
+    k_pe: gl.shared_memory_descriptor
+    key_scales: gl.shared_memory_descriptor  # float32 [STAGES * SHARES, TILE_N], or None
+    ready: gl.shared_memory_descriptor  # a stage is filled
+    empty: gl.shared_memory_descriptor  # it has been read
+
+
+@gluon.jit
+def table_of_row(keys, row):
+    """Return where a row's line of the block table begins."""
+    return keys.block_table_ptr + row.to(gl.int64) * keys.stride_table_row
+
+
+@gluon.jit
+def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl.constexpr):
+    """Zero keys [valid, TILE_N) of a tile in shared memory: 0 * NaN must not reach a sum."""
+    layout: gl.constexpr = lines_layout(8, WARPS)
+    key = gl.arange(0, TILE_N, layout=gl.SliceLayout(1, layout))
+    for column in gl.static_range(0, WIDTH, 64):
+        part = tile.slice(column, 64, dim=1)
+        held = part.load(layout)
+        part.store(gl.where((key < valid)[:, None], held, gl.zeros_like(held)))
+
+
+@gluon.jit
+def block_of_key(keys, table_row_ptr, key, seq_len):
+    """Return the block that holds `key`; 0 past `seq_len`, where the table is not read."""
+    entry = (key // keys.block_size).to(gl.int64) * keys.stride_table_col
+    return gl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+
+
+@gluon.jit
+def _cache_row(keys, table_row_ptr, key, seq_len):
+    """Return which row of the cache holds `key`; past `seq_len` one before the cache begins.
+
+    What lies outside the cache is filled with zeros, and not read.
+    """
+    block = block_of_key(keys, table_row_ptr, key, seq_len)
+    return gl.where(key < seq_len, block * keys.block_rows + key % keys.block_size, -64)
+
+
+@gluon.jit
+def first_row(keys, table_row_ptr, tile, seq_len, TILE_N: gl.constexpr):
+    """Return the row of the cache that holds a tile's first key, or without boxes all its rows."""
+    key = tile * TILE_N
+    if keys.BOX == 0:
+        key += gl.arange(0, TILE_N, layout=gl.SliceLayout(1, _KEY_LINES))
+    return _cache_row(keys, table_row_ptr, key, seq_len)
+
+
+@gluon.jit
+def _copy_keys(keys, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
+    """Begin to copy columns [FIRST, FIRST + WIDTH) of the rows `at` of the cache, one by one.
+
+    For blocks that no box of the copy engine fits. Rows before the cache are zeros.
+    """
+    line = at.to(gl.int64) * keys.stride_cache_row
+    copy_lines(keys.cache_ptr, line, at >= 0, buffer, FIRST, WIDTH, _KEY_LINES)
+
+
+@constexpr_function
+def arrivals(box):
+    """Return how often one ``copy_tile`` arrives: each thread of four warps, or the engine."""
+    return 128 if box == 0 else 1
+
+
+@gluon.jit
+def copy_tile(
+    keys, ckv, k_pe, ready, at, table_row_ptr, tile, seq_len, R: gl.constexpr,
+    FIRST: gl.constexpr, WIDTH: gl.constexpr, WITH_K_PE: gl.constexpr,
+):  # fmt: skip
+    """Ask for latent columns [FIRST, FIRST + WIDTH) of a key tile, and for its k_pe, from R on.
+
+    `at` is its ``first_row``. Without boxes four warps copy; `ready` counts ``arrivals``.
+    """
+    TILE_N: gl.constexpr = ckv.shape[0]
+    P: gl.constexpr = k_pe.shape[1]
+    if keys.BOX == 0:
+        _copy_keys(keys, at, ckv, FIRST, WIDTH)
+        if WITH_K_PE:
+            _copy_keys(keys, at, k_pe, R, P)
+        async_copy.mbarrier_arrive(ready, increment_count=False)
+    else:
+        mbarrier.expect(ready, TILE_N * (WIDTH + P * WITH_K_PE) * 2)
+        for key in gl.static_range(0, TILE_N, keys.BOX):
+            if key > 0:
+                at = _cache_row(keys, table_row_ptr, tile * TILE_N + key, seq_len)
+            box = ckv.slice(key, keys.BOX)
+            tma.async_copy_global_to_shared(keys.ckv_desc, [at, FIRST], ready, box)
+            if WITH_K_PE:
+                box = k_pe.slice(key, keys.BOX)
+                tma.async_copy_global_to_shared(keys.k_pe_desc, [at, R], ready, box)
+
+
+@constexpr_function
+def has_key_scales(scales):
+    """Return whether keys, or shares of them, have scales of their own."""
+    return scales not in {"none", "scalar"}
+
+
+@constexpr_function
+def tile_arrivals(box, scales):
+    """Return how often ``copy_tiles`` arrives for a tile: a warp's threads ask for its scales."""
+    return arrivals(box) + (32 if box > 0 and has_key_scales(scales) else 0)
+
+
+@gluon.jit
+def _first_scales(
+    keys, scales, table_row_ptr, tile, seq_len, R: gl.constexpr, TILE_N: gl.constexpr
+):
+    """Return where the first scale of each key of a tile lies, and which keys exist."""
+    WARPS: gl.constexpr = 4 if keys.BOX == 0 else 1
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    key = tile * TILE_N + gl.arange(0, TILE_N, layout=layout)
+    exists = key < seq_len
+    block = block_of_key(keys, table_row_ptr, key, seq_len).to(gl.int64)
+    place = key % keys.block_size
+    if scales.SCALES == "inline":
+        at = ((block * keys.block_rows + place) * keys.stride_cache_row + R) // 2
+    elif scales.SCALES == "per_group":
+        at = block * scales.stride_block + place * GROUPS_PER_BLOCK // keys.block_size
+    else:
+        at = block * scales.stride_block + place
+    return at, exists
+
+
+@gluon.jit
+def _copy_scales(scales, at, exists, buffer, stage):
+    """Begin to copy the scales of a tile's keys; those of keys past the row are zero."""
+    scales_ptr = scales.ptr.to(gl.pointer_type(gl.float32))
+    for share in gl.static_range(scales.SHARES):
+        async_copy.async_copy_global_to_shared(
+            buffer.index(stage * scales.SHARES + share), scales_ptr + at + share, mask=exists
+        )
+
+
+@gluon.jit
+def copy_tiles(step, keys, scales, ring, R: gl.constexpr):
+    """Fill the ring with the key tiles of every segment of this part, and scales of the keys.
+
+    A tile has R words of latent columns.
+    """
+    SCALES: gl.constexpr = scales.SCALES
+    STAGES: gl.constexpr = ring.ready.shape[0]
+    K_PE_AT: gl.constexpr = R + (2 * scales.SHARES if SCALES == "inline" else 0)
+    unit, end, row = own_share(step)
+    stage = 0
+    phase = 0
+    while unit < end:
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        seq_len = segment.seq_len
+        table_row_ptr = table_of_row(keys, row)
+        for visit in range(segment.tile_begin, segment.tile_end):
+            tile = tile_of_visit(step, segment, visit)
+            at = first_row(keys, table_row_ptr, tile, seq_len, step.TILE_N)
+            if has_key_scales(SCALES):
+                scale_at, exists = _first_scales(
+                    keys, scales, table_row_ptr, tile, seq_len, R, step.TILE_N
+                )
+            mbarrier.wait(ring.empty.index(stage), phase ^ 1)
+            if has_key_scales(SCALES):
+                _copy_scales(scales, scale_at, exists, ring.key_scales, stage)
+                if keys.BOX > 0:
+                    async_copy.mbarrier_arrive(ring.ready.index(stage), increment_count=False)
+            copy_tile(
+                keys, ring.ckv.index(stage), ring.k_pe.index(stage), ring.ready.index(stage), at,
+                table_row_ptr, tile, seq_len, K_PE_AT, 0, R, True,
+            )  # fmt: skip
+            stage += 1
+            phase = gl.where(stage == STAGES, phase ^ 1, phase)
+            stage = gl.where(stage == STAGES, 0, stage)
+        unit = segment.following

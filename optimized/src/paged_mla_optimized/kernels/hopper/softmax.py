@@ -1,0 +1,102 @@
+"""Peaks and sums of weights, which Hopper kernels keep while they walk key tiles, and the lse."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language import PropagateNan
+
+from paged_mla_optimized.kernels.common.lines import line_ptr
+from paged_mla_optimized.kernels.hopper.segments import (
+    kept_pairs,
+    partial_pairs,
+    query_pairs,
+    state_pairs,
+    state_stored,
+    taken_pairs,
+)
+
+LOG2_E = gl.constexpr(1.4426950408889634)
+LN_2 = gl.constexpr(0.6931471805599453)
+FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
+LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
+
+_ALL_NAN = gl.constexpr(PropagateNan.ALL)
+
+
+@gluon.jit
+def higher(x, y):
+    """Return the higher of two numbers, or NaN."""
+    return gl.maximum(x, y, propagate_nan=_ALL_NAN)
+
+
+@gluon.jit
+def raised(peak, highest):
+    """Return the peak that weights are relative to, once a tile's `highest` scores are known.
+
+    It rises only where it must, and to an integer: what is kept of the sums so far is then a power
+    of two, which bfloat16 holds exactly, and most often one.
+    """
+    return gl.where(highest > peak + LAZY, gl.ceil(highest), peak)
+
+
+@gluon.jit
+def raised_in_twos(peak, highest, has_to):
+    """Return peaks [64]: both pairs of a thread rise if one of them has to, as in ``raised``.
+
+    So the weights of neither can be made before the highest scores of both are known: the compiler
+    would otherwise take one pair after the other where registers are few, and wait for shuffles
+    twice.
+    """
+    either = gl.max(has_to.to(gl.int32).reshape([4, 2, 8]), 1)
+    either = either[:, None, :].broadcast_to([4, 2, 8]).reshape([64])
+    either = gl.convert_layout(either, peak.type.layout)
+    return gl.where(either != 0, higher(peak, gl.ceil(highest)), peak)
+
+
+@gluon.jit
+def own_sums(weights):
+    """Return the sums [64, 4] of what each thread holds of weights [64, N]: no shuffles."""
+    return gl.sum(gl.sum(weights.reshape([64, weights.shape[1] // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def _own_sums_at(total, pair):
+    """Return where own sums [64, 4] lie in a state of the pairs that lie at `pair`."""
+    own = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))
+    pair = gl.convert_layout(pair, gl.SliceLayout(1, total.type.layout))
+    return (pair + 64)[:, None] * 512 + own[None, :]
+
+
+@gluon.jit
+def begin_weighing(step, segment, answers, layout: gl.constexpr):
+    """Return peak [64] and own sums [64, 4] of weights, [64, 64] in `layout`, to begin with."""
+    pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    peak = gl.full([64], FLOOR, gl.float32, pair_layout)
+    total = own_sums(gl.zeros([64, 64], gl.float32, layout))
+    if step.FIXED_SPLITS > 0:
+        if segment.is_taken:
+            pair = taken_pairs(step, 0, pair_layout)
+            peak = gl.load(answers.partial_lse_ptr + pair)
+            total = gl.load(answers.partial_out_ptr + _own_sums_at(total, pair))
+    return peak, total
+
+
+@gluon.jit
+def leave_weighing(step, peak, total, answers):
+    """Leave what ``begin_weighing`` takes."""
+    pair_layout: gl.constexpr = peak.type.layout
+    pair = state_pairs(gl.program_id(0), 64, pair_layout)
+    gl.store(answers.partial_lse_ptr + pair, peak)
+    gl.store(answers.partial_out_ptr + _own_sums_at(total, pair), total)
+    state_stored(step, 0)
+
+
+@gluon.jit
+def store_lse(step, segment, lse, answers, layout: gl.constexpr):
+    """Store the lse of a query tile, or keep it as that of its partial."""
+    if segment.is_whole:
+        pairs = query_pairs(step, segment, layout)
+        gl.store(line_ptr(answers.lse, pairs.token, pairs.head), lse, mask=pairs.live)
+    else:
+        at = partial_pairs(step, segment, layout)
+        kept = kept_pairs(step, segment, layout)
+        gl.store(answers.partial_lse_ptr + at, lse, mask=kept)
