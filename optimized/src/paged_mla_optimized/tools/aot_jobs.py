@@ -276,6 +276,18 @@ def _configs() -> Iterator[MlaConfig]:
         yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16, cache_format=name)
 
 
+def _over_flat_codes(config: MlaConfig) -> Iterator[MlaConfig]:
+    """Yield a config of the flat FP8 format, and it with what takes another variant."""
+    yield config
+    yield replace(config, dtype=torch.float16)
+    yield replace(config, block_size=1)
+    yield replace(config, block_size=16)
+    yield replace(config, mask="non_causal")
+    yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
+    yield replace(config, deterministic=True)
+    yield replace(config, deterministic=True, block_size=1)
+
+
 def _fast_configs() -> Iterator[MlaConfig]:
     """Yield configs that a kernel of FP8 products may serve."""
     config = MlaConfig(
@@ -288,14 +300,7 @@ def _fast_configs() -> Iterator[MlaConfig]:
         cache_format="fp8_e4m3",
         products="fast",
     )
-    yield config
-    yield replace(config, dtype=torch.float16)
-    yield replace(config, block_size=1)
-    yield replace(config, block_size=16)
-    yield replace(config, mask="non_causal")
-    yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
-    yield replace(config, deterministic=True)
-    yield replace(config, deterministic=True, block_size=1)
+    yield from _over_flat_codes(config)
     for name in ("fp8_block_token", "fp8_block_group"):
         scaled = replace(config, cache_format=name)
         yield scaled
@@ -316,14 +321,7 @@ def _fp8_configs() -> Iterator[MlaConfig]:
             max_model_len=1,
             cache_format="fp8_e4m3",
         )
-        yield config
-        yield replace(config, dtype=torch.float16)
-        yield replace(config, block_size=1)
-        yield replace(config, block_size=16)
-        yield replace(config, mask="non_causal")
-        yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
-        yield replace(config, deterministic=True)
-        yield replace(config, deterministic=True, block_size=1)
+        yield from _over_flat_codes(config)
         for name in ("fp8_block_token", "fp8_block_group", "fp8_ds_mla"):
             yield replace(config, cache_format=name)
 

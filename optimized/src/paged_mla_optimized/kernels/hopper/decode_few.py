@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     Ring,
@@ -28,19 +29,15 @@ from paged_mla_optimized.kernels.hopper.keys import (
     copy_tiles,
 )
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
-from paged_mla_optimized.kernels.hopper.rope import Rope, stage_q_pe
-from paged_mla_optimized.kernels.hopper.segments import (
-    Step,
-    find_segment,
-    own_share,
+from paged_mla_optimized.kernels.hopper.pairs import (
     partial_pairs,
     query_pairs,
     sees,
     state_pairs,
     state_stored,
     taken_pairs,
-    tile_of_visit,
 )
+from paged_mla_optimized.kernels.hopper.rope import Rope, stage_q_pe
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LN_2, LOG2_E, raised
 
 

@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
@@ -37,20 +38,16 @@ from paged_mla_optimized.kernels.hopper.keys import (
     copy_tiles,
     tile_arrivals,
 )
-from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, rotated
-from paged_mla_optimized.kernels.hopper.segments import (
-    Step,
-    find_segment,
+from paged_mla_optimized.kernels.hopper.pairs import (
     kept_pairs,
-    own_share,
     partial_pairs,
     query_pairs,
     sees,
     state_pairs,
     state_stored,
     taken_pairs,
-    tile_of_visit,
 )
+from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, rotated
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, LN_2, LOG2_E, raised
 
 _WARPS = gl.constexpr(8)

@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
+from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     arrivals,
@@ -36,20 +37,16 @@ from paged_mla_optimized.kernels.hopper.keys import (
     table_of_row,
 )
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
-from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, stage_loaded
-from paged_mla_optimized.kernels.hopper.segments import (
-    Step,
-    find_segment,
+from paged_mla_optimized.kernels.hopper.pairs import (
     kept_pairs,
-    own_share,
     partial_pairs,
     query_pairs,
     sees,
     state_pairs,
     state_stored,
     taken_pairs,
-    tile_of_visit,
 )
+from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, stage_loaded
 from paged_mla_optimized.kernels.hopper.softmax import (
     LAZY,
     LN_2,

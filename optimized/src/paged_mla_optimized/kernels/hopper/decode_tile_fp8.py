@@ -36,6 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
 from paged_mla_optimized.kernels.common.scales import load_scales
+from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     Scales,
@@ -47,17 +48,13 @@ from paged_mla_optimized.kernels.hopper.keys import (
     table_of_row,
 )
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
-from paged_mla_optimized.kernels.hopper.segments import (
-    Step,
-    find_segment,
-    own_share,
+from paged_mla_optimized.kernels.hopper.pairs import (
     partial_pairs,
     query_pairs,
     sees,
     state_pairs,
     state_stored,
     taken_pairs,
-    tile_of_visit,
 )
 from paged_mla_optimized.kernels.hopper.softmax import (
     FLOOR,

@@ -7,8 +7,8 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
+from paged_mla_optimized.kernels.common.segments import find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.lines import copy_lines, lines_layout
-from paged_mla_optimized.kernels.hopper.segments import find_segment, own_share, tile_of_visit
 from paged_mla_shared import formats
 
 GROUPS_PER_BLOCK = gl.constexpr(formats.GROUPS_PER_BLOCK)

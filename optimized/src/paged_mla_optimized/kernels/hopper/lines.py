@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from paged_mla_optimized.kernels.common.lines import line_at
-from paged_mla_optimized.kernels.hopper.segments import query_pairs
+from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 
 
 @constexpr_function

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 
 from paged_mla_optimized.kernels.common.lines import line_at
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
-from paged_mla_optimized.kernels.hopper.segments import query_pairs
+from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 
 
 class Rope(NamedTuple):

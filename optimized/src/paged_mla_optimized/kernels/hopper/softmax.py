@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.language import PropagateNan
 
 from paged_mla_optimized.kernels.common.lines import line_ptr
-from paged_mla_optimized.kernels.hopper.segments import (
+from paged_mla_optimized.kernels.hopper.pairs import (
     kept_pairs,
     partial_pairs,
     query_pairs,

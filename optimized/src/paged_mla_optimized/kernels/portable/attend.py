@@ -21,18 +21,11 @@ from paged_mla_optimized.kernels.common.handover import (
 )
 from paged_mla_optimized.kernels.common.schedule import (
     Work,
-    fixed_partial,
-    group_of_unit,
-    lanes_of_group,
-    partial_of_program,
     query_rows,
-    row_of_unit,
-    seen_tiles,
     share_of_program,
-    split_of_unit,
-    unit_after,
     visited_tile,
 )
+from paged_mla_optimized.kernels.common.segments import Step, find_segment, partial_of_segment
 from paged_mla_optimized.kernels.portable.keys import (
     has_key_scales,
     load_blocks,
@@ -160,41 +153,24 @@ def attend_kernel(
     FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
 ):
     work = Work(unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr)
-    lanes = lanes_of_group(work)
-    lane = tl.program_id(0) % lanes
     unit, end, row = share_of_program(work, FIXED_SPLITS)
     scale_log2 = softmax_scale * LOG2_E
     if SCALES == "scalar":
         layer_scale = tl.load(scales_ptr)
         scale_log2 *= layer_scale
     while unit < end:
-        row = row_of_unit(work, row, unit)
-        if FIXED_SPLITS > 0:
-            group, splits, split, first_tile, _, split_begin, split_end, after = split_of_unit(
-                work, row, unit, TILE_N
-            )
-            tile_m = group * lanes + lane
-            unit = tl.maximum(unit, split_begin)
-            stop = tl.minimum(end, split_end)
-            partial = fixed_partial(row, tile_m, splits, split, tl.num_programs(0), FIXED_SPLITS)
-            is_whole = splits == 1
-            is_left = unit > split_begin
-            is_taken = stop < split_end
-            first = first_tile - split_begin
-            following = tl.where(is_taken, stop, after)
-        else:
-            group, group_begin, group_end = group_of_unit(work, row, unit, TILE_N)
-            tile_m = group * lanes + lane
-            stop = tl.minimum(end, group_end)
-            partial = partial_of_program(work, unit == group_begin)
-            is_whole = (unit == group_begin) & (stop == group_end)
-            is_left = False
-            first = -group_begin
-            following = unit_after(work, stop, group_end)
-        token, head, index, live = query_rows(work, row, tile_m, num_heads, TILE_M)
-        seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
-            work, row, tile_m, num_heads, unit + first, stop + first, MASK, TILE_M, TILE_N
-        )
+        segment = find_segment(
+            Step(
+                unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
+                tree_words_ptr, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS,
+            ),
+            unit, end, row,
+        )  # fmt: skip
+        row = segment.row
+        seq_len = segment.seq_len
+        tile_begin = segment.tile_begin
+        tile_end = segment.tile_end
+        token, head, index, live = query_rows(work, row, segment.tile_m, num_heads, TILE_M)
         at = token * stride_q_nope_token + head * stride_q_nope_head
         q_nope = load_shares(q_nope_ptr + at, live, R, SHARES)
         q_pe_at = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
@@ -208,7 +184,7 @@ def attend_kernel(
         value_peak = peak
         total = tl.zeros([TILE_M], tl.float32)
         if FIXED_SPLITS > 0:
-            if is_taken:
+            if segment.is_taken:
                 source, word_ptr = await_state(work, 0, FIXED_SPLITS)
                 tl.debug_barrier()
                 forget_state(word_ptr)
@@ -234,9 +210,9 @@ def attend_kernel(
                 seq_len, block_size, TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
             scores = scores_of(q_nope, q_pe, ckv, k_pe, scales, scale_log2, SCALES, SHARES)
-            if tile >= tile_edge:
+            if tile >= segment.tile_edge:
                 visible = _visible(
-                    tile, seq_len, context_len, index, token, live, tree_words_ptr,
+                    tile, seq_len, segment.context_len, index, token, live, tree_words_ptr,
                     TILE_N, MASK, TREE_WORDS,
                 )  # fmt: skip
                 scores = tl.where(visible, scores, float("-inf"))
@@ -272,7 +248,7 @@ def attend_kernel(
                 mean *= tl.exp2(value_peak - tl.where(is_empty, 0.0, peak))[:, None]
             out += (mean,)
         lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
-        if is_left:
+        if segment.is_left:
             _store_state(
                 acc, peak, value_peak, total, partial_out_ptr, partial_lse_ptr, R, SHARES, TILE_M
             )
@@ -280,16 +256,17 @@ def attend_kernel(
             leave_state(work, 0, FIXED_SPLITS)
         else:
             tap_part(token, head, live, peak, total, lse, out)
-            if is_whole:
+            if segment.is_whole:
                 at = token * stride_out_token + head * stride_out_head
                 store_shares(out_ptr + at, out, live, R, SHARES)
                 lse_at = lse_ptr + token * stride_lse_token + head * stride_lse_head
                 tl.store(lse_at, lse, mask=live)
             else:
+                partial = partial_of_segment(work, segment, FIXED_SPLITS).to(tl.int64)
                 at = partial * TILE_M + tl.arange(0, TILE_M)
                 kept = tl.full([TILE_M], True, tl.int1)
                 if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
                     kept = live
                 store_shares(partial_out_ptr + at * R, out, kept, R, SHARES)
                 tl.store(partial_lse_ptr + at, lse, mask=kept)
-        unit = following
+        unit = segment.following
