@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -25,6 +26,37 @@ _NUMBERS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
 _CONFIDENCE = 0.95
 
 
+@dataclass(frozen=True)
+class _Load:
+    """What was timed of one load.
+
+    Parameters
+    ----------
+    cell : str
+    times : dict
+        Of each backend, lists by their unit.
+    ratios : dict
+        Of each word of ``_NUMBERS``, the best other's number over ours.
+    turns : tuple or None
+        Median of the ratios in the same turn, and its interval.
+    part : float or None
+        That attention has of a step.
+    """
+
+    cell: str
+    times: dict[str, dict[str, list[float]]]
+    ratios: dict[str, float | None]
+    turns: tuple[float, float, float] | None
+    part: float | None
+
+    def cells(self, names: list[str]) -> list[str]:
+        """Return its line of the table."""
+        shown = [_shown(self.times[name]) if name in self.times else "" for name in names]
+        numbers = [_number(ratio, ".3f") for ratio in self.ratios.values()]
+        turns = "{:.3f} ({:.3f} to {:.3f})".format(*self.turns) if self.turns else ""
+        return [self.cell, *shown, *numbers, turns, _number(self.part, ".0%")]
+
+
 def table(folder: Path, heads: int, ours: str, step: str) -> str:
     """Return the cells of a head count as Markdown: `ours` beside every other that was timed."""
     timed = {
@@ -35,36 +67,24 @@ def table(folder: Path, heads: int, ours: str, step: str) -> str:
     names = [ours, *(name for name in timed if name != ours)]
     columns = [f"{heads} heads: rows x context", *names]
     columns += [f"best other / {ours}: {word}" for word in (*_NUMBERS, "turns")]
+    cells = timed.get(ours, {"cells": {}})["cells"]
+    loads = [_load(timed, cell, ours, attention.get(cell)) for cell in cells]
+    heavy = [load for load in loads if load.part is not None and load.part > 0.5]
     lines = [*_places(timed), "", head_of([*columns, "attention's part"])]
-    ratios: dict[str, list[float]] = {word: [] for word in _NUMBERS}
-    heavy: dict[str, list[float]] = {word: [] for word in _NUMBERS}
-    intervals = []
-    for cell in timed.get(ours, {"cells": {}})["cells"]:
-        found = {name: one["cells"][cell] for name, one in timed.items() if cell in one["cells"]}
-        part = None
-        if cell in attention:
-            part = median(attention[cell]["ms"]) / median(found[ours]["ms"])
-        of_cell = {word: _ratio(found, ours, *number) for word, number in _NUMBERS.items()}
-        for word, ratio in of_cell.items():
-            ratios[word] += [] if ratio is None else [ratio]
-            heavy[word] += [] if ratio is None or part is None or part <= 0.5 else [ratio]
-        shown = [_shown(found[name]) if name in found else "" for name in names]
-        numbers = [_number(ratio, ".3f") for ratio in of_cell.values()]
-        turns = _of_turns(timed, cell, ours)
-        intervals += [turns] if turns else []
-        of_turns = "{:.3f} ({:.3f} to {:.3f})".format(*turns) if turns else ""
-        lines.append(row_of([cell, *shown, *numbers, of_turns, _number(part, ".0%")]))
+    lines += [row_of(load.cells(names)) for load in loads]
     told = [f"ms per {step}, median (least to most), and for how many of them the GPU is busy."]
-    told += _summary("Ratios", ratios)
+    told += _summary("Ratios", loads)
     told += _summary("Where attention is over half of the step", heavy)
-    if intervals:
-        middles, _, highs = zip(*intervals, strict=True)
-        told.append(
-            f"Ratios of times in the same turn, their median and where it lies with a probability "
-            f"of {_CONFIDENCE:.0%}: geometric mean {geometric_mean(middles):.3f}, least "
-            f"{min(middles):.3f}, least upper end {min(highs):.3f} of {len(middles)}."
-        )
+    told += _summary_of_turns(loads)
     return "\n".join([*lines, "", " ".join(told)]) + "\n"
+
+
+def _load(timed: dict[str, Any], cell: str, ours: str, kernel: dict[str, Any] | None) -> _Load:
+    """Return one load; `kernel` are the times of our kernel alone, if there are any."""
+    times = {name: one["cells"][cell] for name, one in timed.items() if cell in one["cells"]}
+    ratios = {word: _ratio(times, ours, *number) for word, number in _NUMBERS.items()}
+    part = median(kernel["ms"]) / median(times[ours]["ms"]) if kernel else None
+    return _Load(cell, times, ratios, _of_turns(timed, cell, ours), part)
 
 
 def _places(timed: dict[str, Any]) -> list[str]:
@@ -133,10 +153,26 @@ def interval_of_median(values: list[float]) -> tuple[float, float] | None:
     return (sorted(values)[cut - 1], sorted(values)[-cut]) if cut else None
 
 
-def _summary(what: str, ratios: dict[str, list[float]]) -> list[str]:
-    return [
-        f"{what}, of {word}: geometric mean {geometric_mean(many):.3f}, least {min(many):.3f} "
-        f"of {len(many)}."
-        for word, many in ratios.items()
-        if many
-    ]
+def _summary(what: str, loads: list[_Load]) -> list[str]:
+    told = []
+    for word in _NUMBERS:
+        many = [ratio for load in loads if (ratio := load.ratios[word]) is not None]
+        if many:
+            mean, least = geometric_mean(many), min(many)
+            told.append(
+                f"{what}, of {word}: geometric mean {mean:.3f}, least {least:.3f} of {len(many)}."
+            )
+    return told
+
+
+def _summary_of_turns(loads: list[_Load]) -> list[str]:
+    turns = [load.turns for load in loads if load.turns]
+    if not turns:
+        return []
+    middles, _, highs = zip(*turns, strict=True)
+    told = (
+        f"Ratios of times in the same turn, their median and where it lies with a probability of "
+        f"{_CONFIDENCE:.0%}: geometric mean {geometric_mean(middles):.3f}, least "
+        f"{min(middles):.3f}, least upper end {min(highs):.3f} of {len(middles)}."
+    )
+    return [told]
