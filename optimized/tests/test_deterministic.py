@@ -226,6 +226,16 @@ def test_lanes_without_queries_leave_no_partials(monkeypatch):
     assert lses[1].isnan().all()
 
 
+def test_many_rows_leave_one_split_for_each(monkeypatch):
+    """S-20: partials of more than one would take too much room; cuts still go through a split."""
+    monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 1)
+    step = build((150, 3), (0, 1), (90, 1), num_heads=8, deterministic=True)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, split_tiles=1, programs_per_sm=3))
+    mla.workspace.fill_(torch.nan)
+    assert_close(step.attend(mla), dense(step))
+    assert not mla._core.plan.joins[:, 1].any()
+
+
 def test_a_step_of_padding_alone():
     """S-17: without rows there is nothing to join, and padding is still blank."""
     step = build(padded_tokens=5, deterministic=True)
