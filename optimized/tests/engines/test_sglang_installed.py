@@ -22,7 +22,7 @@ from sglang_step import SPARE, hold
 from paged_mla_optimized.engines.sglang import registration
 from paged_mla_optimized.engines.sglang.registration import NAME
 from paged_mla_optimized.engines.sglang.tools import answer, invariance
-from paged_mla_optimized.engines.sglang.tools.scenes import SCENES
+from paged_mla_optimized.engines.sglang.tools.scenes import EVERY_SCENE
 from paged_mla_optimized.engines.sglang.versions import RECORDED
 from paged_mla_optimized.engines.tools import model as models
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -507,11 +507,11 @@ def test_what_is_not_served(settings):
         PagedMlaBackend(plain)
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", EVERY_SCENE)
 def test_it_knows_the_arguments_of_a_scene(name, monkeypatch):
     """Names alone: what they mean is asked where there is a GPU."""
     monkeypatch.setattr(models, "build_model", lambda folder, **_: folder)
-    given = answer.given(SCENES[name], NAME, Path("model"))
+    given = answer.given(EVERY_SCENE[name], NAME, Path("model"))
     assert set(given) <= set(inspect.signature(ServerArgs).parameters)
 
 

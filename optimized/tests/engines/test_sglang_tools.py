@@ -18,6 +18,7 @@ from paged_mla_optimized.engines.sglang.tools import answer, check, rate
 from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask
 from paged_mla_optimized.engines.sglang.tools.scenes import (
     CONTEXT_LEN,
+    EVERY_SCENE,
     LONGEST,
     SCENES,
     YARDSTICK,
@@ -360,7 +361,7 @@ def test_scenes_hold_what_they_ask():
     assert max(map(len, many)) == LONGEST
     assert LONGEST + 64 < CONTEXT_LEN
     assert sum(map(len, many)) + 64 * len(many) < answer.POOL
-    for name, scene in SCENES.items():
+    for name, scene in EVERY_SCENE.items():
         model = scene.heads, scene.kv_cache_dtype
         alike = [s for s in SCENES.values() if (s.heads, s.kv_cache_dtype) == model]
         assert {peer for s in alike for peer in s.peers} > {YARDSTICK}, name

@@ -19,7 +19,7 @@ from typing import Any
 from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask, run_engine
 from paged_mla_optimized.engines.sglang.tools.scenes import (
     CONTEXT_LEN,
-    SCENES,
+    EVERY_SCENE,
     YARDSTICK,
     Scene,
     prompts,
@@ -36,13 +36,13 @@ def main() -> None:
     """Ask one engine."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("name")
-    parser.add_argument("--scene", choices=SCENES, required=True)
+    parser.add_argument("--scene", choices=EVERY_SCENE, required=True)
     parser.add_argument("--backend")
     parser.add_argument("--history", type=Path)
     parser.add_argument("--tokens", type=int, default=64, help="generated for each prompt")
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
-    scene, folder, start = SCENES[options.scene], options.folder, time.monotonic()
+    scene, folder, start = EVERY_SCENE[options.scene], options.folder, time.monotonic()
 
     def use(engine: Any) -> tuple[float, dict[str, Any], Any]:
         made, counts = time.monotonic() - start, Counter[str]()

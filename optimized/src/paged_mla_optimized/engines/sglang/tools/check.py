@@ -26,9 +26,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
 from paged_mla_optimized.engines.sglang.registration import NAME
 from paged_mla_optimized.engines.sglang.tools.answer import give, models
-from paged_mla_optimized.engines.sglang.tools.scenes import SCENES, Scene
+from paged_mla_optimized.engines.sglang.tools.scenes import (
+    EVERY_SCENE,
+    SCENES,
+    SCENES_OF_TWO_GPUS,
+    Scene,
+)
 from paged_mla_optimized.engines.tools.apart import options_of, run_apart
 from paged_mla_optimized.engines.tools.history import pairs
 from paged_mla_optimized.engines.tools.report import judge, read, write
@@ -41,11 +48,12 @@ Run: TypeAlias = dict[str, Any]
 
 def main() -> int:
     """Ask the engines of scenes, and compare."""
-    options = options_of(__doc__, SCENES, jobs=16, folder="out/sglang")
+    scenes = SCENES | (SCENES_OF_TWO_GPUS if torch.cuda.device_count() > 1 else {})
+    options = options_of(__doc__, scenes, jobs=16, folder="out/sglang")
     for name in options.scenes:  # once, not in each process
-        models(SCENES[name], options.folder)
+        models(scenes[name], options.folder)
     results = ask(options.scenes, options)
-    problems = judge(results, NAME, SCENES, problem_of, read(options.out, "sglang"))
+    problems = judge(results, NAME, scenes, problem_of, read(options.out, "sglang"))
     failed = [name for name, problem in problems.items() if problem]
     print(f"beyond or failed: {', '.join(failed) or 'none'}")
     if options.out:
@@ -69,13 +77,13 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         return found
 
     def follow(name: str, backend: str) -> Run:
-        history = SCENES[name].history
+        history = EVERY_SCENE[name].history
         if begun[history].done() and "error" in begun[history].result():
             return {"error": "no history"}
         given = ["--backend", backend, "--history", str(_pickle(folder, history))]
         return run(f"{name}-{backend}", name, *given)
 
-    scene_of = {SCENES[name].history: name for name in names}
+    scene_of = {EVERY_SCENE[name].history: name for name in names}
     for history in scene_of:
         _pickle(folder, history).unlink(missing_ok=True)  # of an earlier run
     with ThreadPoolExecutor(options.jobs) as pool:  # in this order: histories are never waited for
@@ -84,8 +92,8 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     return {
         name: compare(
             name,
-            begun[SCENES[name].history].result(),
-            {backend: told[name, backend].result() for backend in (NAME, *SCENES[name].peers)},
+            begun[EVERY_SCENE[name].history].result(),
+            {backend: told[name, backend].result() for backend in (NAME, *EVERY_SCENE[name].peers)},
             folder,
         )
         for name in names
@@ -94,10 +102,10 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 
 def in_order(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return scenes and backends: ours, a peer of each model and type of cache, the others."""
-    first = {(SCENES[name].heads, SCENES[name].kv_cache_dtype): name for name in reversed(names)}
+    first = {EVERY_SCENE[name].history: name for name in reversed(names)}
     jobs = [(name, NAME) for name in names]
-    jobs += [(name, SCENES[name].peers[0]) for name in names if name in first.values()]
-    jobs += [(name, peer) for name in names for peer in SCENES[name].peers]
+    jobs += [(name, EVERY_SCENE[name].peers[0]) for name in names if name in first.values()]
+    jobs += [(name, peer) for name in names for peer in EVERY_SCENE[name].peers]
     return list(dict.fromkeys(jobs))
 
 
@@ -118,7 +126,7 @@ def compare(name: str, begun: Run, told: dict[str, Run], folder: Path) -> dict[s
     runs += [{"run": backend} | run for backend, run in told.items()]
     found: dict[str, Any] = {"runs": runs, "own": []}
     if "error" not in begun:
-        history, again = logprobs(SCENES[name].history)
+        history, again = logprobs(EVERY_SCENE[name].history)
         own = {
             backend: logprobs(f"{name}-{backend}")
             for backend, run in told.items()

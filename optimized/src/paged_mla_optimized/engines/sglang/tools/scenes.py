@@ -76,6 +76,7 @@ _TREES = _DRAFT_MODEL | {
     "speculative_num_draft_tokens": 6,
     "speculative_draft_attention_backend": "triton",
 }
+_TENSOR_PARALLEL = {"tp_size": 2, "disable_custom_all_reduce": True}  # NCCL alone
 
 SCENES = {
     "graphs": Scene(peers=(_DEFAULT, YARDSTICK, "flashmla")),
@@ -91,5 +92,13 @@ SCENES = {
     "draft-tree": Scene(page_size=1, peers=(YARDSTICK,), arguments=_TREES),
 }
 """By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
+
+SCENES_OF_TWO_GPUS = {
+    "tensor-parallel": Scene(arguments=_TENSOR_PARALLEL),
+    "tensor-parallel-chain": Scene(arguments=_TENSOR_PARALLEL | _CHAIN),
+}
+"""Their histories are of one GPU."""
+
+EVERY_SCENE = SCENES | SCENES_OF_TWO_GPUS
 
 prompts = partial(ragged_prompts, LONGEST)
