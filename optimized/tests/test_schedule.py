@@ -40,6 +40,12 @@ def test_any_tile(tile_m, tile_n, lanes):
     assert_close(step.attend(PagedMla(step.config, "cpu", variant=variant)), dense(step))
 
 
+def test_the_last_pair_of_a_tile_alone_sees_a_key_tile():
+    """S-4: with five heads 16 pairs end with one of the fourth token; its own key is the 33rd."""
+    step = build((35, 6), num_heads=5)
+    assert_close(step.attend(PagedMla(step.config, "cpu", variant=TILES)), dense(step))
+
+
 def test_min_units_bounds_the_cutting():
     """S-20: a floor on the share of a part leaves the rest of the grid idle, and the answer."""
     step = build((200, 1))
