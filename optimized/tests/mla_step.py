@@ -8,8 +8,12 @@ from typing import Any
 import torch
 
 from paged_mla_optimized import MlaConfig, PagedMla
+from paged_mla_optimized.planning.families import AttendVariant
 
 R, P = 32, 16
+TILES = AttendVariant(
+    tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=1, min_units=1
+)
 DIMS = {"kv_lora_rank": R, "qk_rope_head_dim": P, "dtype": torch.float32, "cache_format": "fp32"}
 
 

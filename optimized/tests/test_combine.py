@@ -1,22 +1,25 @@
+from dataclasses import replace
+
 import pytest
 import torch
-from mla_step import assert_close, build, dense
+from mla_step import TILES, assert_close, build, dense
 
 from paged_mla_optimized import PagedMla
 
 
+@pytest.mark.parametrize("queries", [0, 1], ids=["no-queries", "no-keys"])
 @pytest.mark.parametrize("seq_len", [200, 320], ids=["few-partials", "many-partials"])
-def test_rows_beside_do_not_change_the_bits(seq_len):
+def test_rows_beside_do_not_change_the_bits(seq_len, queries):
     """S-17: alone, or in a bucket of 70 rows of which the others are empty."""
     sizes = {"max_rows": 70, "max_query_tokens": 71, "max_model_len": 512}
     alone = build((seq_len, 1), **sizes)
-    padded = build((seq_len, 1), *[(0, 0)] * 69, **sizes)
-    assert torch.equal(alone.q_nope, padded.q_nope)
+    padded = build((seq_len, 1), *[(0, queries)] * 69, **sizes)
+    padded.q_nope[0], padded.q_pe[0] = alone.q_nope[0], alone.q_pe[0]
     padded.cache, padded.block_table[0] = alone.cache, alone.block_table[0]
     first, second = alone.attend(), padded.attend()
     assert_close(first, dense(alone))
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
+    assert torch.equal(first[0], second[0][:1])
+    assert torch.equal(first[1], second[1][:1])
 
 
 @pytest.mark.parametrize("seq_len", [40, 200, 320])
@@ -33,6 +36,15 @@ def test_pairs_of_a_row_stay_in_it(heads):
     """S-8: a row joined from two partials leaves the next row, and what lies behind, alone."""
     step = build((64, 1), (3, 1), num_heads=heads)
     assert_close(step.attend(), dense(step))
+
+
+@pytest.mark.parametrize("parts", [70, 140])
+def test_joins_partials_of_a_hundred_parts(parts):
+    """S-8, S-20: up to 128 are loaded at a time, and what is left after them."""
+    step = build((16 * parts, 1), num_heads=2, max_model_len=16 * parts)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=parts))
+    assert_close(step.attend(mla), dense(step))
+    assert mla._core.plan.joins[:, 1].max() == parts
 
 
 def test_joins_dozens_of_partials():

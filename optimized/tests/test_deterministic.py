@@ -2,21 +2,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mla_step import assert_close, build, dense, join
+from mla_step import TILES, assert_close, build, dense, join
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning import families
 from paged_mla_optimized.planning.families import (
     MAX_FIXED_SPLITS,
-    AttendVariant,
     fixed_splits,
     row_share,
 )
 from paged_mla_optimized.planning.plan import most_joins
 
-TILES = AttendVariant(
-    tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=7, min_units=1, split_tiles=2
-)
+SPLITS = replace(TILES, programs_per_sm=7, split_tiles=2)
 ROWS = ((90, 3), (1, 1), (0, 2), (200, 1), (33, 33), (250, 20))
 
 
@@ -24,7 +21,7 @@ ROWS = ((90, 3), (1, 1), (0, 2), (200, 1), (33, 33), (250, 20))
 def test_splits_of_fixed_length_are_right(parts):
     """S-20: cutting by rows gives the answers of cutting by the grid, for any grid."""
     step = build(*ROWS, padded_tokens=2, deterministic=True)
-    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=parts))
+    mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, programs_per_sm=parts))
     assert_close(step.attend(mla), dense(step))
 
 
@@ -43,7 +40,7 @@ def test_bits_do_not_depend_on_batch_mates():
     """S-20: the same row has the same bits alone, first, last, and beside longer rows."""
     mates = build((200, 1), (40, 40), (77, 5), seed=1, deterministic=True)
     alone = build((230, 2), seed=2, deterministic=True)
-    mla = PagedMla(alone.config, "cpu", variant=TILES)
+    mla = PagedMla(alone.config, "cpu", variant=SPLITS)
     expected = alone.attend(mla)
     for order in ((0, 1), (1, 0)):
         parts = [(alone, mates)[i] for i in order]
@@ -57,7 +54,7 @@ def test_bits_do_not_depend_on_batch_mates():
 def test_stale_partials_are_never_read():
     """S-9: NaN in every partial the step did not write changes nothing."""
     step = build(*ROWS, deterministic=True)
-    mla = PagedMla(step.config, "cpu", variant=TILES)
+    mla = PagedMla(step.config, "cpu", variant=SPLITS)
     before = step.attend(mla)
     mla._core.attention.partial_out.fill_(torch.nan)
     mla._core.attention.partial_lse.fill_(torch.nan)
@@ -68,7 +65,7 @@ def test_stale_partials_are_never_read():
 def test_padding_changes_no_bit(deterministic):
     """S-17: padded rows and tokens take no part in how the others are cut."""
     step = build((200, 1), (90, 3), deterministic=deterministic)
-    mla = PagedMla(step.config, "cpu", variant=TILES)
+    mla = PagedMla(step.config, "cpu", variant=SPLITS)
     expected = step.attend(mla)
     padded = build((200, 1), (90, 3), (0, 2), (0, 0), padded_tokens=5, deterministic=deterministic)
     padded.q_nope[:4], padded.q_pe[:4] = step.q_nope, step.q_pe
@@ -82,8 +79,8 @@ def test_padding_changes_no_bit(deterministic):
 
 def test_number_of_splits_is_bounded_by_memory():
     """Few rows may have many splits, many rows of many heads few."""
-    assert fixed_splits(TILES, max_rows=1, kv_lora_rank=512) == MAX_FIXED_SPLITS
-    tall = replace(TILES, tile_m=64)
+    assert fixed_splits(SPLITS, max_rows=1, kv_lora_rank=512) == MAX_FIXED_SPLITS
+    tall = replace(SPLITS, tile_m=64)
     assert fixed_splits(tall, max_rows=256, kv_lora_rank=512) == 8
     assert fixed_splits(tall, max_rows=1 << 20, kv_lora_rank=512) == 1
 
@@ -101,7 +98,7 @@ def test_rows_share_a_device(max_rows, share):
 def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles, splits):
     """S-20: half a query tile, one, three and four of them, in a row of 16 key tiles."""
     step = build((250, query_len), num_heads=num_heads, max_rows=128, deterministic=True)
-    mla = PagedMla(step.config, "cpu", variant=replace(TILES, split_tiles=4))
+    mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=4))
     assert_close(step.attend(mla), dense(step))
     assert mla._core.plan.cut[5].item() == split_tiles
     assert f"up to {splits} pieces" in str(mla.explain(step.cu_seqlens_q, step.seq_lens))
@@ -110,18 +107,18 @@ def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles
 def test_all_programs_share_the_joins_of_splits():
     """S-8: records are of the query tiles of several splits in turn, and of none of the others."""
     step = build((90, 5), (16, 1), (0, 5), (200, 1), num_heads=8, deterministic=True, max_rows=128)
-    mla = PagedMla(step.config, "cpu", variant=TILES)
+    mla = PagedMla(step.config, "cpu", variant=SPLITS)
     assert_close(step.attend(mla), dense(step))
     plan = mla._core.plan
-    room = fixed_splits(TILES, max_rows=128, kv_lora_rank=32)
-    first = 2 * TILES.programs_per_sm  # behind two partials of each program's state
+    room = fixed_splits(SPLITS, max_rows=128, kv_lora_rank=32)
+    first = 2 * SPLITS.programs_per_sm  # behind two partials of each program's state
     described = [
         (first, 3, 0, 0, 16),
         (first + 3, 3, 0, 16, 16),
         (first + 6, 3, 0, 32, 8),
         (first + 3 * room, 7, 11, 0, 8),
     ]
-    records = most_joins(step.config, TILES, 0, plan.num_rows, plan.num_tokens)
+    records = most_joins(step.config, SPLITS, 0, plan.num_rows, plan.num_tokens)
     assert records % 4 != 0  # so that not all have as many shares
     assert plan.joins[:records].tolist() == [
         [*described[record % 4], record // 4, len(range(record % 4, records, 4)), 16]
@@ -131,7 +128,7 @@ def test_all_programs_share_the_joins_of_splits():
 
 def test_no_program_joins_rows_of_one_split():
     step = build((16, 1), (0, 2), (9, 1), deterministic=True, max_rows=128)
-    mla = PagedMla(step.config, "cpu", variant=TILES)
+    mla = PagedMla(step.config, "cpu", variant=SPLITS)
     assert_close(step.attend(mla), dense(step))
     assert not mla._core.plan.joins[:, 1].any()
 
@@ -145,7 +142,7 @@ def test_shares_cut_a_split_once_at_most(parts, overhead):
     before it in the grid waits for what comes after.
     """
     step = build((250, 1), (40, 40), (0, 1), (17, 1), deterministic=True)
-    variant = replace(TILES, programs_per_sm=parts, overhead=overhead, split_tiles=3)
+    variant = replace(SPLITS, programs_per_sm=parts, overhead=overhead, split_tiles=3)
     mla = PagedMla(step.config, "cpu", variant=variant)
     mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
     plan = mla._core.plan
@@ -178,7 +175,7 @@ def test_shares_cut_a_split_once_at_most(parts, overhead):
 def test_cuts_through_splits_change_no_bit(parts, heads):
     """S-20: a split that one program begins and another ends is the sum of one program."""
     step = build((90, 3), (200, 1), (0, 1), (120, 2), num_heads=heads, deterministic=True)
-    variant = replace(TILES, split_tiles=64, programs_per_sm=1)
+    variant = replace(SPLITS, split_tiles=64, programs_per_sm=1)
     expected = step.attend(PagedMla(step.config, "cpu", variant=variant))
     mla = PagedMla(step.config, "cpu", variant=replace(variant, programs_per_sm=parts))
     for _ in range(2):
@@ -189,7 +186,7 @@ def test_cuts_through_splits_change_no_bit(parts, heads):
 def test_states_are_taken_once_they_are_left():
     """S-20: what tells of states is empty again after each launch, for the next layer's."""
     step = build((250, 1), (230, 1), (190, 1), deterministic=True, max_rows=128)
-    mla = PagedMla(step.config, "cpu", variant=replace(TILES, split_tiles=64, programs_per_sm=2))
+    mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=64, programs_per_sm=2))
     mla.workspace.fill_(torch.nan)
     assert_close(step.attend(mla), dense(step))
     states = mla._core.attention.partial_lse[: 2 * 2].isfinite().all(dim=1)
@@ -199,7 +196,7 @@ def test_states_are_taken_once_they_are_left():
 
 def test_lanes_change_no_bit():
     """S-20: rows beside make the plan choose other lanes, and no other bits."""
-    variant = replace(TILES, lanes=4)
+    variant = replace(SPLITS, lanes=4)
     alone = build((230, 4), seed=2, num_heads=16, deterministic=True)
     mates = build(*[(200, 1)] * 5, seed=1, num_heads=16, deterministic=True)
     together = join(alone, mates)
@@ -217,7 +214,7 @@ def test_lanes_without_queries_leave_no_partials(monkeypatch):
     monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 4)
     rows = ((60, 1), (0, 1), (500, 4), (30, 4))
     step = build(*rows, num_heads=8, deterministic=True, max_rows=128)
-    mla = PagedMla(step.config, "cpu", variant=replace(TILES, lanes=2, split_tiles=1))
+    mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, lanes=2, split_tiles=1))
     mla.workspace.fill_(torch.nan)
     assert_close(step.attend(mla), dense(step))
     assert mla._core.plan.cut[1].item() == 2
@@ -230,7 +227,7 @@ def test_many_rows_leave_one_split_for_each(monkeypatch):
     """S-20: partials of more than one would take too much room; cuts still go through a split."""
     monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 1)
     step = build((150, 3), (0, 1), (90, 1), num_heads=8, deterministic=True)
-    mla = PagedMla(step.config, "cpu", variant=replace(TILES, split_tiles=1, programs_per_sm=3))
+    mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=1, programs_per_sm=3))
     mla.workspace.fill_(torch.nan)
     assert_close(step.attend(mla), dense(step))
     assert not mla._core.plan.joins[:, 1].any()
@@ -239,7 +236,7 @@ def test_many_rows_leave_one_split_for_each(monkeypatch):
 def test_a_step_of_padding_alone():
     """S-17: without rows there is nothing to join, and padding is still blank."""
     step = build(padded_tokens=5, deterministic=True)
-    mla = PagedMla(step.config, "cpu", variant=TILES)
+    mla = PagedMla(step.config, "cpu", variant=SPLITS)
     out, lse = step.attend(mla)
     assert not out.any()
     assert (lse == -torch.inf).all()

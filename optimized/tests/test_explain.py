@@ -1,20 +1,18 @@
 import logging
+from dataclasses import replace
 
 import torch
-from mla_step import build, config
+from mla_step import TILES, build, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.runtime.log import LOGGER
 
-TILES = AttendVariant(
-    tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=4, min_units=1, split_tiles=2
-)
+SPLITS = replace(TILES, programs_per_sm=4, split_tiles=2)
 
 
 def explained(**changes):
     step = build((90, 3), (0, 2), (200, 1), (33, 1), **changes)
-    mla = PagedMla(step.config, "cpu", variant=TILES)
+    mla = PagedMla(step.config, "cpu", variant=SPLITS)
     step.attend(mla)
     return mla, mla.explain(step.cu_seqlens_q, step.seq_lens)
 

@@ -2,15 +2,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mla_step import assert_close, build, dense
+from mla_step import TILES, assert_close, build, dense
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_shared.errors import InvalidArgument
 
-TILES = AttendVariant(
-    tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=1, min_units=1
-)
 ROWS = ((90, 3), (1, 1), (0, 2), (200, 1), (33, 33))
 
 
