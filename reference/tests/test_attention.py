@@ -139,6 +139,21 @@ def test_nothing_visible():
     assert np.isfinite(answer.lse[2:4]).all()
 
 
+def test_only_what_is_asked_is_answered():
+    """S-5, S-6: the others have no number, unless they see nothing."""
+    made = scene([request(2, 1), request(6, 2), request(5, 3)], [0, 4, 3])
+    batch = replace(made.batch, seq_lens=np.array([0, 6, 5], np.int32))
+    asked = np.array([False, False, True, False, False, False])
+    found = attend(made.problem, batch, made.image, asked=asked)
+    whole = attend(made.problem, batch, made.image)
+    assert np.array_equal(found.out[2], whole.out[2])
+    assert np.array_equal(found.lse[2], whole.lse[2])
+    assert np.isnan(found.out[3:]).all()
+    assert np.isnan(found.lse[3:]).all()
+    assert not found.out[:2].any()
+    assert np.isneginf(found.lse[:2]).all()
+
+
 @settings(derandomize=True, deadline=None, max_examples=20)
 @given(pattern=st.integers(0, 2**32 - 1))
 def test_unread_memory_may_hold_any_bits(pattern):
