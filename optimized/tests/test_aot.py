@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from paged_mla_optimized.tools import aot
+
 COMPILE_ONE = """
 import json
 from dataclasses import asdict
@@ -126,6 +128,38 @@ def test_refuses_the_interpreter():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "TRITON_INTERPRET" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ptx", "is_same"),
+    [
+        ("\t.loc\t2 7 0 // other.py:7\n$L__tmp9:\n\tadd.s32 %r1, %r2, 1; // later\n", True),
+        ("add.s32 %r1, %r2, 1;\n\t.section\t.debug_str\n\t{ .b8 1 }\n", True),
+        ("add.s32 %r1, %r2, 2;\n", False),
+        ("add.s32 %r1, %r2, 1;\n$L__BB0_2:\n", False),
+    ],
+    ids=["source-lines", "debug-sections", "a-number", "a-label"],
+)
+def test_hashes_are_of_instructions(ptx, is_same):
+    """S-20: a report of kernels holds as long as these are the same."""
+    of_ptx = aot.hash_of_instructions(ptx)
+    assert (of_ptx == aot.hash_of_instructions("\tadd.s32 %r1, %r2, 1;\n")) == is_same
+
+
+def test_variants_that_changed_are_named():
+    before = [{"name": name, "ptx": "0"} for name in ("kept", "changed", "gone")]
+    now = [aot.Usage("kept", ptx="0"), aot.Usage("changed", ptx="1"), aot.Usage("new", ptx="2")]
+    assert aot.changes(before, now) == ["gone: gone", "new: new", "changed: changed"]
+
+
+@pytest.mark.parametrize("table", [None, {"arch": "sm80"}, {"arch": "sm90", "variants": [{}]}])
+def test_it_names_a_table_that_says_nothing_of_instructions(table, tmp_path):
+    path = tmp_path / "before.json"
+    if table is not None:
+        path.write_text(json.dumps(table))
+    done = run("-m", "paged_mla_optimized.tools.aot", "--arch", "sm90", "--against", str(path))
+    assert done.returncode == 2
+    assert f"--against: got {path}" in done.stderr
 
 
 def test_a_table_needs_a_folder():
