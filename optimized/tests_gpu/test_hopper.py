@@ -24,6 +24,12 @@ STEPS = {
     "even-rows": (replace(DECODE, num_heads=128), [(1023, 1)] * 16),
     "one-row": (DECODE, [(4095, 1)]),
     "many-partials": (replace(DECODE, num_heads=128), [(4095, 1)]),
+    "deterministic-one-split": (
+        replace(
+            DECODE, num_heads=128, deterministic=True, max_rows=4096, max_query_tokens=4096
+        ),  # so many rows that partials of more splits would take too much room
+        RAGGED,
+    ),
     "four-lanes": (replace(CONFIG, num_heads=128), [(1022, 2)] * 14),
     "mixed": (replace(CONFIG, num_heads=128), random_lens(CONFIG, 13, 100, 3)),
     "blocks-of-16": (replace(DECODE, block_size=16), [(700, 1), (33, 1), (1600, 1)]),
