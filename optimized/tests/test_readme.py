@@ -1,4 +1,7 @@
-"""The README's example runs as it stands there, but for the device and the dtype."""
+"""The README's example runs as it stands there, but for the device and the dtype.
+
+That of transformers runs in ``tests_engines``.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,27 @@ from pathlib import Path
 
 import torch
 
+from paged_mla_optimized.engines.sglang import registration as sglang
+from paged_mla_optimized.engines.vllm import registration as vllm
+
 README = Path(__file__).parents[2] / "README.md"
+
+
+def examples() -> list[str]:
+    return re.findall(r"```python\n(.+?)```", README.read_text(), re.DOTALL)
+
+
+def test_engines_are_given_the_names_that_are_registered():
+    _, in_vllm, in_sglang, in_transformers = examples()
+    assert f'attention_backend="{vllm.NAME}"' in in_vllm
+    assert f'attention_backend="{sglang.NAME}"' in in_sglang
+    for example in (in_vllm, in_sglang, in_transformers):
+        compile(example, "README.md", "exec")
 
 
 def test_the_example_runs():
     """One prompt of 20 tokens and one decode row of 70, at DeepSeek-V3 widths."""
-    [example] = re.findall(r"```python\n(.+?)```", README.read_text(), re.DOTALL)
+    example = examples()[0]
     example = example.replace('device="cuda"', 'device="cpu"')  # the interpreter
     example = example.replace(
         "block_size=64,", 'block_size=64, dtype=torch.float32, cache_format="fp32",'
