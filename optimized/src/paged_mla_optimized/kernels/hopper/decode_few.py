@@ -49,37 +49,37 @@ class _Staged(NamedTuple):
     weights: gl.shared_memory_descriptor  # [1, TILE_N, TILE_M]
 
 
-class _Lines(NamedTuple):
-    """What the lines of scores and of answers stand for."""
+class _Axes(NamedTuple):
+    """What the first axis of scores counts, and that of answers."""
 
     key: gl.tensor  # [TILE_N], from the first of a tile
     column: gl.tensor  # [R]
 
 
 @gluon.jit
-def _store_partial(out, lse, lines, at, answers):
+def _store_partial(out, lse, axes, at, answers):
     """Store the partial answers [R, TILE_M] of a query tile `at` their places."""
     R: gl.constexpr = out.shape[0]
-    gl.store(answers.partial_out_ptr + at[None, :] * R + lines.column[:, None], out)
+    gl.store(answers.partial_out_ptr + at[None, :] * R + axes.column[:, None], out)
     gl.store(answers.partial_lse_ptr + at, lse)
 
 
 @gluon.jit
-def _store_state(acc, peak, sums, lines, answers):
+def _store_state(acc, peak, sums, axes, answers):
     """Store what a split has come to so far, for another program to go on with."""
     R: gl.constexpr = acc.shape[0]
     TILE_M: gl.constexpr = peak.shape[0]
     pair_layout: gl.constexpr = peak.type.layout
     pair = state_pairs(gl.program_id(0), TILE_M, pair_layout)
-    _store_partial(acc, peak, lines, pair, answers)
-    sums_at = (pair + TILE_M)[None, :] * R + lines.key[:, None]
+    _store_partial(acc, peak, axes, pair, answers)
+    sums_at = (pair + TILE_M)[None, :] * R + axes.key[:, None]
     gl.store(answers.partial_out_ptr + sums_at, sums)
 
 
 @gluon.jit
-def _begin(step, segment, lines, answers, layout: gl.constexpr):
+def _begin(step, segment, axes, answers, layout: gl.constexpr):
     """Return answers [R, TILE_M], peak [TILE_M] and sums [TILE_N, TILE_M] to add to."""
-    R: gl.constexpr = lines.column.shape[0]
+    R: gl.constexpr = axes.column.shape[0]
     TILE_M: gl.constexpr = step.TILE_M
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
     acc = gl.zeros([R, TILE_M], gl.float32, layout)
@@ -88,16 +88,16 @@ def _begin(step, segment, lines, answers, layout: gl.constexpr):
     if step.FIXED_SPLITS > 0:
         if segment.is_taken:
             pair = taken_pairs(step, 0, pair_layout)
-            acc = gl.load(answers.partial_out_ptr + pair[None, :] * R + lines.column[:, None])
+            acc = gl.load(answers.partial_out_ptr + pair[None, :] * R + axes.column[:, None])
             peak = gl.load(answers.partial_lse_ptr + pair)
-            sums_at = (pair + TILE_M)[None, :] * R + lines.key[:, None]
+            sums_at = (pair + TILE_M)[None, :] * R + axes.key[:, None]
             sums = gl.load(answers.partial_out_ptr + sums_at)
     return acc, peak, sums
 
 
 @gluon.jit
 def _attend_tiles(
-    step, segment, pairs, lines, acc, peak, sums, staged, ring, stage, phase, scale,
+    step, segment, pairs, axes, acc, peak, sums, staged, ring, stage, phase, scale,
     BOX: gl.constexpr,
 ):  # fmt: skip
     """Attend the staged queries to key tiles, and add to what ``_begin`` returned."""
@@ -124,7 +124,7 @@ def _attend_tiles(
         scores = warpgroup_mma(ring.k_pe.index(stage), queries, scores, is_async=True)
         scores = warpgroup_mma_wait(0, deps=[scores])
         if tile >= segment.tile_edge:
-            key = tile * TILE_N + lines.key
+            key = tile * TILE_N + axes.key
             visible = sees(
                 step, key[:, None], segment.seq_len, segment.context_len, pairs.index[None, :],
                 pairs.token[None, :], pairs.live[None, :],
@@ -151,7 +151,7 @@ def _attend_tiles(
 
 
 @gluon.jit
-def _store_answers(step, segment, pairs, lines, acc, peak, sums, answers):
+def _store_answers(step, segment, pairs, axes, acc, peak, sums, answers):
     """Store the answers of a query tile, or keep them as its partial."""
     pair_layout: gl.constexpr = peak.type.layout
     total = gl.sum(sums, 0)
@@ -160,11 +160,11 @@ def _store_answers(step, segment, pairs, lines, acc, peak, sums, answers):
     lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
     if segment.is_whole:
         line = line_at(answers.out, pairs.token, pairs.head)
-        out_at = answers.out.ptr + line[None, :] + lines.column[:, None]
+        out_at = answers.out.ptr + line[None, :] + axes.column[:, None]
         gl.store(out_at, out.to(answers.out.ptr.dtype.element_ty), mask=pairs.live[None, :])
         gl.store(line_ptr(answers.lse, pairs.token, pairs.head), lse, mask=pairs.live)
     else:
-        _store_partial(out, lse, lines, partial_pairs(step, segment, pair_layout), answers)
+        _store_partial(out, lse, axes, partial_pairs(step, segment, pair_layout), answers)
 
 
 @gluon.jit
@@ -172,7 +172,7 @@ def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX:
     """Attend the queries of every segment of this part to the tiles in the ring."""
     R: gl.constexpr = staged.q_nope.shape[2]
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, step.TILE_M, 16])
-    lines = _Lines(
+    axes = _Axes(
         gl.arange(0, step.TILE_N, layout=gl.SliceLayout(1, s_layout)),
         gl.arange(0, R, layout=gl.SliceLayout(1, s_layout)),
     )
@@ -189,17 +189,17 @@ def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX:
         async_copy.wait_group(0)
         fence_async_shared()
         pairs = query_pairs(step, segment, gl.SliceLayout(0, s_layout))
-        acc, peak, sums = _begin(step, segment, lines, answers, s_layout)
+        acc, peak, sums = _begin(step, segment, axes, answers, s_layout)
         acc, peak, sums, stage, phase = _attend_tiles(
-            step, segment, pairs, lines, acc, peak, sums, staged, ring, stage, phase, scale, BOX
+            step, segment, pairs, axes, acc, peak, sums, staged, ring, stage, phase, scale, BOX
         )
         if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(step, segment, pairs, lines, acc, peak, sums, answers)
+            _store_answers(step, segment, pairs, axes, acc, peak, sums, answers)
         elif segment.is_left:
-            _store_state(acc, peak, sums, lines, answers)
+            _store_state(acc, peak, sums, axes, answers)
             state_stored(step, 0)
         else:
-            _store_answers(step, segment, pairs, lines, acc, peak, sums, answers)
+            _store_answers(step, segment, pairs, axes, acc, peak, sums, answers)
         unit = segment.following
 
 

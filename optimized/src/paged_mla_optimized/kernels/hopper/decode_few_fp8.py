@@ -280,27 +280,27 @@ def _lift(first_scale, key_scales, stage, SHARES: gl.constexpr, key_layout: gl.c
 
 
 @gluon.jit
-def _waited(parts, last, SHARES: gl.constexpr):
+def _waited(accs, last, SHARES: gl.constexpr):
     """Return the sums of shares once no product is under way, of which `last` is an operand."""
     if SHARES == 1:
-        only, last = warpgroup_mma_wait(0, deps=[parts[0], last])
-        parts = (only,)
+        only, last = warpgroup_mma_wait(0, deps=[accs[0], last])
+        accs = (only,)
     else:
         gl.static_assert(SHARES == 4)
         first, second, third, fourth, last = warpgroup_mma_wait(
-            0, deps=[parts[0], parts[1], parts[2], parts[3], last]
+            0, deps=[accs[0], accs[1], accs[2], accs[3], last]
         )
-        parts = (first, second, third, fourth)
-    return parts
+        accs = (first, second, third, fourth)
+    return accs
 
 
 @gluon.jit
-def _joined(parts, SHARES: gl.constexpr):
+def _joined(accs, SHARES: gl.constexpr):
     """Return the answers of all shares as one [R, pairs]."""
-    joined = parts[0]
+    joined = accs[0]
     if SHARES == 4:
-        joined = _above(_above(parts[0], parts[1]), _above(parts[2], parts[3]))
-        joined = gl.convert_layout(joined, parts[0].type.layout, assert_trivial=True)
+        joined = _above(_above(accs[0], accs[1]), _above(accs[2], accs[3]))
+        joined = gl.convert_layout(joined, accs[0].type.layout, assert_trivial=True)
     return joined
 
 
@@ -313,14 +313,14 @@ def _above(first, second):
 
 
 @gluon.jit
-def _state_at(parts, sums, pair, R: gl.constexpr):
-    """Return where `parts` and `sums` lie in a state of the pairs that lie at `pair`."""
-    SHARES: gl.constexpr = len(parts)
+def _state_at(accs, sums, pair, R: gl.constexpr):
+    """Return where `accs` and `sums` lie in a state of the pairs that lie at `pair`."""
+    SHARES: gl.constexpr = len(accs)
     WIDTH: gl.constexpr = R // SHARES
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, parts[0].type.layout))
-    parts_at = ()
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(1, accs[0].type.layout))
+    accs_at = ()
     for share in gl.static_range(SHARES):
-        parts_at += (pair[None, :] * R + share * WIDTH + column[:, None],)
+        accs_at += (pair[None, :] * R + share * WIDTH + column[:, None],)
     TILES: gl.constexpr = sums.shape[0]
     layout: gl.constexpr = sums.type.layout
     tile = gl.arange(0, TILES, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
@@ -328,17 +328,17 @@ def _state_at(parts, sums, pair, R: gl.constexpr):
     pair = gl.convert_layout(pair, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
     PAIRS: gl.constexpr = sums.shape[2]
     sums_at = (pair + PAIRS)[None, None, :] * R + tile[:, None, None] * 8 + key[None, :, None]
-    return parts_at, sums_at
+    return accs_at, sums_at
 
 
 @gluon.jit
-def _store_state(parts, sums, peaks, answers, R: gl.constexpr):
+def _store_state(accs, sums, peaks, answers, R: gl.constexpr):
     """Store what a split has come to so far, for another program to go on with."""
-    pair_layout: gl.constexpr = gl.SliceLayout(0, parts[0].type.layout)
+    pair_layout: gl.constexpr = gl.SliceLayout(0, accs[0].type.layout)
     pair = state_pairs(gl.program_id(0), sums.shape[2], pair_layout)
-    parts_at, sums_at = _state_at(parts, sums, pair, R)
-    for share in gl.static_range(len(parts)):
-        gl.store(answers.partial_out_ptr + parts_at[share], parts[share])
+    accs_at, sums_at = _state_at(accs, sums, pair, R)
+    for share in gl.static_range(len(accs)):
+        gl.store(answers.partial_out_ptr + accs_at[share], accs[share])
     gl.store(answers.partial_out_ptr + sums_at, sums)
     gl.store(answers.partial_lse_ptr + pair, peaks.load(pair_layout))
 
@@ -348,36 +348,36 @@ def _begin(
     step, segment, answers, peaks, R: gl.constexpr, SHARES: gl.constexpr, s_layout: gl.constexpr,
     layout: gl.constexpr,
 ):  # fmt: skip
-    """Return parts of answers, [R / SHARES, pairs] each, and own sums of weights to add to."""
+    """Return sums of values, [R / SHARES, pairs] each, and own sums of weights to add to."""
     PAIRS: gl.constexpr = step.TILE_M
-    parts = ()
+    accs = ()
     for _share in gl.static_range(SHARES):
-        parts += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
+        accs += (gl.zeros([R // SHARES, PAIRS], gl.float32, layout),)
     sums = _own_sum(gl.zeros([step.TILE_N, PAIRS], gl.float32, s_layout))  # [TILE_N / 16, 8, PAIRS]
     if step.FIXED_SPLITS > 0:
         if segment.is_taken:
             pair = taken_pairs(step, 0, gl.SliceLayout(0, layout))
-            parts_at, sums_at = _state_at(parts, sums, pair, R)
+            accs_at, sums_at = _state_at(accs, sums, pair, R)
             taken = ()
             for share in gl.static_range(SHARES):
-                taken += (gl.load(answers.partial_out_ptr + parts_at[share]),)
-            parts = taken
+                taken += (gl.load(answers.partial_out_ptr + accs_at[share]),)
+            accs = taken
             sums = gl.load(answers.partial_out_ptr + sums_at)
             peaks.store(gl.load(answers.partial_lse_ptr + pair))
             thread_barrier()
-    return parts, sums
+    return accs, sums
 
 
 @gluon.jit
 def _attend_tiles(
-    step, segment, parts, sums, staged, ring, stage, phase, R: gl.constexpr, SCALES: gl.constexpr,
+    step, segment, accs, sums, staged, ring, stage, phase, R: gl.constexpr, SCALES: gl.constexpr,
     BOX: gl.constexpr, s_layout: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """Attend the staged queries to key tiles, and add to what ``_begin`` returned.
 
     Returns
     -------
-    parts : [R / SHARES, pairs] each
+    accs : [R / SHARES, pairs] each
         Sums of weighted values, columns as ``values_of`` has them.
     sums : [TILE_N / 16, 8, pairs]
         Own sums of weights, which are relative to the peaks.
@@ -456,31 +456,31 @@ def _attend_tiles(
             keep = gl.convert_layout(keep, pair_layout)
             kept = ()
             for share in gl.static_range(SHARES):
-                kept += (parts[share] * keep[None, :],)
-            parts = kept
+                kept += (accs[share] * keep[None, :],)
+            accs = kept
             thread_barrier()
         sums += _own_sum(weights)
         summed = ()
         for share in gl.static_range(SHARES):
-            part = parts[share]
+            acc = accs[share]
             for first in gl.static_range(0, TILE_N, KEYS):
                 values = values_of(words, layout)
                 if share * TILE_N + first + KEYS < SHARES * TILE_N:
                     words = _load_values(keys, share * TILE_N + first + KEYS, WORDS, KEYS)
-                part = warpgroup_mma(
-                    values, staged.weights.index(share).slice(first, KEYS), part, is_async=True
+                acc = warpgroup_mma(
+                    values, staged.weights.index(share).slice(first, KEYS), acc, is_async=True
                 )
                 if share + first == 0:
                     last = values
                 last = warpgroup_mma_wait(1, deps=[last])
                 last = values
-            summed += (part,)
-        parts = _waited(summed, last, SHARES)
+            summed += (acc,)
+        accs = _waited(summed, last, SHARES)
         mbarrier.arrive(ring.empty.index(stage))
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
-    return parts, sums, stage, phase
+    return accs, sums, stage, phase
 
 
 @constexpr_function
@@ -534,14 +534,14 @@ def _store_partial(step, segment, out, lse, buffer, answers):
 
 
 @gluon.jit
-def _store_answers(step, segment, parts, sums, cache_scale, staged, answers):
+def _store_answers(step, segment, accs, sums, cache_scale, staged, answers):
     """Store the answers of a query tile, or keep them as its partial.
 
     They leave through the buffer of the queries: no product reads those any more.
     """
-    pair_layout: gl.constexpr = gl.SliceLayout(0, parts[0].type.layout)
+    pair_layout: gl.constexpr = gl.SliceLayout(0, accs[0].type.layout)
     total = gl.convert_layout(gl.sum(gl.sum(sums, 1), 0), pair_layout)
-    out = _joined(parts, len(parts))
+    out = _joined(accs, len(accs))
     is_empty = total == 0.0
     out *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
     lse = (staged.peaks.load(pair_layout) + gl.log2(total)) * LN_2
@@ -577,20 +577,20 @@ def _attend(
             cache_scale * softmax_scale * LOG2_E, R, P,
         )  # fmt: skip
         is_first = False
-        parts, sums = _begin(
+        accs, sums = _begin(
             step, segment, answers, staged.peaks, R, staged.weights.shape[0], s_layout, layout
         )
-        parts, sums, stage, phase = _attend_tiles(
-            step, segment, parts, sums, staged, ring, stage, phase, R, scales.SCALES, BOX,
+        accs, sums, stage, phase = _attend_tiles(
+            step, segment, accs, sums, staged, ring, stage, phase, R, scales.SCALES, BOX,
             s_layout, layout,
         )  # fmt: skip
         if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(step, segment, parts, sums, cache_scale, staged, answers)
+            _store_answers(step, segment, accs, sums, cache_scale, staged, answers)
         elif segment.is_left:
-            _store_state(parts, sums, staged.peaks, answers, R)
+            _store_state(accs, sums, staged.peaks, answers, R)
             state_stored(step, 0)
         else:
-            _store_answers(step, segment, parts, sums, cache_scale, staged, answers)
+            _store_answers(step, segment, accs, sums, cache_scale, staged, answers)
         unit = segment.following
 
 
