@@ -81,7 +81,7 @@ _TENSOR_PARALLEL = {"tp_size": 2, "disable_custom_all_reduce": True}  # NCCL alo
 SCENES = {
     "graphs": Scene(peers=(_DEFAULT, YARDSTICK, "flashmla")),
     "eager": Scene(mode="eager"),
-    "heads-128": Scene(heads=128, peers=(_DEFAULT, YARDSTICK)),
+    "heads-128": Scene(heads=128, peers=(_DEFAULT, YARDSTICK, "flashmla")),
     "page-16": Scene(page_size=16),
     "fp8": Scene(kv_cache_dtype="fp8_e4m3", peers=(_DEFAULT, YARDSTICK)),
     "retraction": Scene(retracts=True),
