@@ -16,6 +16,12 @@ _LARGE = tl.constexpr(2.0**64)
 _ZERO = tl.constexpr(1 << 24)  # the order of zero
 
 
+@triton.constexpr_function
+def has_key_scales(scales):
+    """Return whether keys, or shares of them, have scales of their own."""
+    return scales not in {"none", "scalar"}
+
+
 @triton.jit
 def order_of(x):
     """Return uint32 in the order of finite magnitudes; infinities and NaN are less than _ZERO.

@@ -7,6 +7,7 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 
+from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.segments import find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.lines import copy_lines, lines_layout
 from paged_mla_shared import formats
@@ -136,12 +137,6 @@ def copy_tile(
             if WITH_K_PE:
                 box = k_pe.slice(key, keys.BOX)
                 tma.async_copy_global_to_shared(keys.k_pe_desc, [at, R], ready, box)
-
-
-@constexpr_function
-def has_key_scales(scales):
-    """Return whether keys, or shares of them, have scales of their own."""
-    return scales not in {"none", "scalar"}
 
 
 @constexpr_function

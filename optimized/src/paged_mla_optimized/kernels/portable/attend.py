@@ -19,6 +19,7 @@ from paged_mla_optimized.kernels.common.handover import (
     leave_state,
     state_of_program,
 )
+from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.schedule import (
     Work,
     query_rows,
@@ -27,7 +28,6 @@ from paged_mla_optimized.kernels.common.schedule import (
 )
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, partial_of_segment
 from paged_mla_optimized.kernels.portable.keys import (
-    has_key_scales,
     load_blocks,
     load_keys,
     load_shares,

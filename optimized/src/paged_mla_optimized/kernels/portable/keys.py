@@ -12,13 +12,7 @@ import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import decode, from_bfloat16_bits
 from paged_mla_optimized.kernels.common.handover import is_compiled
-from paged_mla_optimized.kernels.common.scales import load_row_scale, load_scales
-
-
-@triton.constexpr_function
-def has_key_scales(scales):
-    """Return whether keys, or shares of them, have scales of their own."""
-    return scales not in {"none", "scalar"}
+from paged_mla_optimized.kernels.common.scales import has_key_scales, load_row_scale, load_scales
 
 
 @triton.constexpr_function
