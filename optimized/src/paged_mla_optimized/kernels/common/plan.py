@@ -250,7 +250,7 @@ def _describe_parts(
     place = place_of_part(part, programs // lanes, used)
     for lane in tl.static_range(1 << LANE_STEPS):
         program = place * lanes + lane
-        share_ptr = work.shares_ptr + program * 4
+        share_ptr = record_of_program(work, program, 0)
         inside = (lane < lanes) & (program < programs)
         tl.store(share_ptr, tl.where(exists, tl.maximum(unit, begin), total), mask=inside)
         tl.store(share_ptr + 1, tl.minimum(unit + length, total), mask=inside)

@@ -88,7 +88,7 @@ def partial_of_program(work, is_head):
     Each program may leave two: of the group that its part begins (`is_head`) and does not end, and
     of one that began in an earlier part.
     """
-    tile = tl.load(work.shares_ptr + tl.program_id(0) * 4 + 3)
+    tile = tl.load(record_of_program(work, tl.program_id(0), 0) + 3)
     return tile + tl.where(is_head, lanes_of_group(work), 0)
 
 

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
@@ -38,7 +39,7 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     taken_pairs,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, stage_q_pe
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LN_2, LOG2_E, raised
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, raised
 
 
 class _Staged(NamedTuple):

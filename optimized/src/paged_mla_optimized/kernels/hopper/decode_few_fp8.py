@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
@@ -48,7 +49,7 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     taken_pairs,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, rotated
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, LN_2, LOG2_E, raised
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, raised
 
 _WARPS = gl.constexpr(8)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise

@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
+from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
@@ -49,8 +50,6 @@ from paged_mla_optimized.kernels.hopper.pairs import (
 from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, stage_loaded
 from paged_mla_optimized.kernels.hopper.softmax import (
     LAZY,
-    LN_2,
-    LOG2_E,
     begin_weighing,
     leave_weighing,
     own_sums,

@@ -35,6 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
+from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.scales import load_scales
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
@@ -58,8 +59,6 @@ from paged_mla_optimized.kernels.hopper.pairs import (
 )
 from paged_mla_optimized.kernels.hopper.softmax import (
     FLOOR,
-    LN_2,
-    LOG2_E,
     begin_weighing,
     higher,
     leave_weighing,

@@ -37,10 +37,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.logarithms import LN_2
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.keys import clear_tail
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, LN_2, own_sums
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, own_sums
 
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))

@@ -14,8 +14,6 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     taken_pairs,
 )
 
-LOG2_E = gl.constexpr(1.4426950408889634)
-LN_2 = gl.constexpr(0.6931471805599453)
 FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
 LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
 

@@ -19,6 +19,7 @@ from paged_mla_optimized.kernels.common.handover import (
     leave_state,
     state_of_program,
 )
+from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.schedule import (
     Work,
@@ -36,9 +37,6 @@ from paged_mla_optimized.kernels.portable.keys import (
     store_shares,
     weighed,
 )
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit

@@ -7,10 +7,8 @@ The key's part with position is one for all heads.
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
