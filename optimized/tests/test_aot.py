@@ -153,7 +153,7 @@ def test_variants_that_changed_are_named():
 
 
 @pytest.mark.parametrize(
-    "table", [None, "no JSON", '{"arch": "sm80"}', '{"arch": "sm90", "variants": [{}]}']
+    "table", [None, "no JSON", "[]", '{"arch": "sm80"}', '{"arch": "sm90", "variants": [{}]}']
 )
 def test_it_names_a_table_that_says_nothing_of_instructions(table, tmp_path):
     path = tmp_path / "before.json"

@@ -145,9 +145,10 @@ def _load(parser: argparse.ArgumentParser, path: Path, arch: str) -> list[dict[s
     if not path.is_file():
         parser.error(f"--against: got {path}; allowed: a file that --json wrote")
     try:
-        table: dict[str, Any] = json.loads(path.read_text())
+        read: Any = json.loads(path.read_text())
     except ValueError:
-        table = {}  # refused below
+        read = None
+    table: dict[str, Any] = read if isinstance(read, dict) else {}  # refused below
     variants: list[dict[str, Any]] = table.get("variants", [])
     if table.get("arch") != arch or not all({"name", "ptx"} <= one.keys() for one in variants):
         parser.error(f"--against: got {path}; allowed: a table of {arch} with hashes of PTX")
