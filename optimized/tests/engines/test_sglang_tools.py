@@ -265,11 +265,12 @@ def test_scenes_of_an_earlier_run_are_kept_and_count_where_the_device_is_the_sam
 @pytest.fixture
 def engines(monkeypatch, tmp_path):
     """Processes of engines that say all steps alike; fa3's ends with an error."""
-    asked = []
+    asked, tokens = [], []
 
     def run_apart(_module, stem, folder, options, _deadline):
         given = dict(zip(options[::2], options[1::2], strict=True))
         asked.append(stem)
+        tokens.extend(int(given[name]) for name in given if name == "--tokens")
         if stem in broken or given.get("--backend") == "fa3":
             (folder / f"{stem}.log").write_text("ImportError: no FA3\nReceived sigquit\n")
             return {}
@@ -284,7 +285,7 @@ def engines(monkeypatch, tmp_path):
     broken: list[str] = []
     monkeypatch.setattr(check, "run_apart", run_apart)
     options = argparse.Namespace(folder=tmp_path, seconds=60, tokens=2, jobs=1)
-    return SimpleNamespace(asked=asked, broken=broken, options=options)
+    return SimpleNamespace(asked=asked, tokens=tokens, broken=broken, options=options)
 
 
 def test_scenes_of_one_model_share_a_history_and_what_matters_is_asked_first(engines):
@@ -296,6 +297,16 @@ def test_scenes_of_one_model_share_a_history_and_what_matters_is_asked_first(eng
     others = ["graphs-triton", "graphs-flashmla", "eager-fa3", "page-16-fa3", "fp8-triton"]
     assert engines.asked[8:] == others
     assert list(found) == ["graphs", "eager", "page-16", "fp8"]
+
+
+@pytest.mark.parametrize(
+    ("scene", "asked", "told"), [("graphs", 2, 2), ("heads-128", 2, 256), ("heads-128", 300, 300)]
+)
+def test_scenes_may_need_more_steps_than_are_asked(engines, scene, asked, told):
+    """The most of few steps is chance."""
+    engines.options.tokens = asked
+    check.ask([scene], engines.options)
+    assert engines.tokens == [told]
 
 
 def test_an_engine_that_ends_its_process_leaves_the_others(engines):

@@ -71,7 +71,8 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         return found or {"error": "out of time" if late else reason(folder / f"{stem}.log")}
 
     def begin(history: str) -> Run:
-        found = run(history, scene_of[history], "--tokens", str(options.tokens))
+        tokens = max(options.tokens, EVERY_SCENE[scene_of[history]].tokens)
+        found = run(history, scene_of[history], "--tokens", str(tokens))
         if "error" in found:
             give(_pickle(folder, history), b"")  # nobody waits for it any longer
         return found

@@ -27,6 +27,8 @@ class Scene:
         one model and type of cache: few of each are enough.
     page_size, heads : int
     kv_cache_dtype : str
+    tokens : int
+        Fewest that are generated for each prompt: the most of few steps is chance.
     retracts : bool
         A row is taken back every few steps and prefilled again, as when the pool is full.
     arguments : dict
@@ -38,6 +40,7 @@ class Scene:
     page_size: int = 64
     heads: int = 16
     kv_cache_dtype: str = "auto"
+    tokens: int = 1
     retracts: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -81,7 +84,7 @@ _TENSOR_PARALLEL = {"tp_size": 2, "disable_custom_all_reduce": True}  # NCCL alo
 SCENES = {
     "graphs": Scene(peers=(_DEFAULT, YARDSTICK, "flashmla")),
     "eager": Scene(mode="eager"),
-    "heads-128": Scene(heads=128, peers=(_DEFAULT, YARDSTICK, "flashmla")),
+    "heads-128": Scene(heads=128, peers=(_DEFAULT, YARDSTICK, "flashmla"), tokens=256),
     "page-16": Scene(page_size=16),
     "fp8": Scene(kv_cache_dtype="fp8_e4m3", peers=(_DEFAULT, YARDSTICK)),
     "retraction": Scene(retracts=True),
