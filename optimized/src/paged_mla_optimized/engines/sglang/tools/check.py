@@ -5,13 +5,14 @@
 Every engine runs in a process of its own (``answer.py``), several at a time: times mean nothing
 then. What matters most is asked first: ours in every scene, then one of SGLang's own backends for
 each model and type of cache. A history is what the yardstick generates for these, eagerly and with
-no drafts. Then each backend, in the scene's graphs, speculation and cache, says what it thinks of
-every step: once with an empty prefix cache and once with hits. A line has, for each of the two, the
-largest and the median difference of logprobs to the yardstick, the steps whose likeliest token
-differs, and the largest gap there. All numbers are in ``FOLDER/SCENE.json``, also of every two
-passes of SGLang's own backends. The exit status is 1 if a scene failed, or was further from the
-yardstick than any two of those are from each other, in all scenes of the same model and type of
-cache: of this run, and of those that ``--out`` adds to.
+no drafts: ``--tokens`` for each prompt, or more where a scene needs them. Then each backend, in the
+scene's graphs, speculation and cache, says what it thinks of every step: once with an empty prefix
+cache and once with hits. A line has, for each of the two, the largest and the median difference of
+logprobs to the yardstick, the steps whose likeliest token differs, and the largest gap there. All
+numbers are in ``FOLDER/SCENE.json``, also of every two passes of SGLang's own backends. The exit
+status is 1 if a scene failed, or was further from the yardstick than any two of those are from each
+other, in all scenes of the same model and type of cache: of this run, and of those that ``--out``
+adds to.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         return found or {"error": "out of time" if late else reason(folder / f"{stem}.log")}
 
     def begin(history: str) -> Run:
-        tokens = max(options.tokens, EVERY_SCENE[scene_of[history]].tokens)
+        scenes = [EVERY_SCENE[name] for name in names]
+        wanted = [scene.tokens for scene in scenes if scene.history == history]
+        tokens = max(options.tokens, *wanted)
         found = run(history, scene_of[history], "--tokens", str(tokens))
         if "error" in found:
             give(_pickle(folder, history), b"")  # nobody waits for it any longer
