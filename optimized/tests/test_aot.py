@@ -41,6 +41,7 @@ def run(*command):
         "hopper-tile-m64",
         "hopper-tile-m64-r512-bf16-causal-box64-parts-neox",
         "hopper-tile_fp8-m64",
+        "hopper-tile_exact-m64",
         "quantise-overlapped",
         "hopper-few_fp8-m64",
         "prefill-m128n64",
@@ -109,6 +110,22 @@ def test_pairs_of_a_thread_are_weighed_side_by_side(name, tmp_path):
     shuffles = [at for at, instruction in enumerate(loop) if "SHFL.BFLY" in instruction]
     assert len(shuffles) == 4  # two for each pair's highest score
     assert shuffles[-1] < first
+
+
+@pytest.mark.parametrize(
+    "variant", ["fp8_e4m3-causal-box64-fixed", "fp8_block_token-tree-box64-parts"]
+)
+def test_products_run_beside_what_makes_their_operands(variant, tmp_path):
+    """Where registers are too few the compiler waits for each product before the next."""
+    name = f"hopper-tile_exact-m64-r512-bf16-{variant}"
+    done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
+    assert done.returncode == 0, done.stderr
+    found = [
+        (sum("GMMA" in i for i in loop), sum("DEPBAR" in i for i in loop))
+        for loop in inner_loops(done.stdout)
+    ]
+    products_and_waits = sorted(pair for pair in found if pair[0])
+    assert products_and_waits == [(16, 8), (36, 8)]  # of values, and of scores
 
 
 def test_too_much_shared_memory_is_an_error():

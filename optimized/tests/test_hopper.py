@@ -121,6 +121,7 @@ ROTATED = {
         "few": CONFIG,
         "tile": replace(CONFIG, num_heads=128),
         "few-fp8": FP8,
+        "tile-exact": replace(FP8, num_heads=128),
         "tile-fp8": FAST,
     }.items()
 }
@@ -158,7 +159,7 @@ class Launches:
 
 
 @pytest.mark.parametrize("q_pe", [Q_PE, queries(64, 16 * 65, 65, offset=1)], ids=["even", "odd"])
-@pytest.mark.parametrize("name", ["few", "tile", "few-fp8"])
+@pytest.mark.parametrize("name", ["few", "tile", "few-fp8", "tile-exact"])
 def test_queries_are_rotated_where_they_are_read(monkeypatch, name, q_pe):
     """S-12: kernels get q_pe as it is, however it lies, with positions and tables."""
     launches = Launches(monkeypatch, ROTATED[name])
@@ -168,6 +169,18 @@ def test_queries_are_rotated_where_they_are_read(monkeypatch, name, q_pe):
     expected = (launches.plan.positions, *launches.tables)
     assert all(mine is theirs for mine, theirs in zip(pointers[-3:], expected, strict=True))
     assert not launches.rotate + launches.portable + launches.quantise
+
+
+@pytest.mark.parametrize(("num_heads", "before"), [(16, False), (64, False), (128, True)])
+def test_pairs_that_lie_side_by_side_are_rotated_before_many_tiles(monkeypatch, num_heads, before):
+    """S-12: where a launch costs less than what the rotation does to the kernel for tiles."""
+    config = replace(CONFIG, num_heads=num_heads, rope=Rope(RopePairing.INTERLEAVED))
+    launches = Launches(monkeypatch, config)
+    launches.attend(Q_NOPE, Q_PE)
+    (pointers,) = launches.hopper
+    assert (pointers[1] is launches.rotated) is before
+    assert bool(launches.rotate) is before
+    assert (pointers[-1] is launches.attention.partial_lse) is before
 
 
 def test_queries_are_rotated_where_they_are_quantised(monkeypatch):
@@ -211,7 +224,11 @@ def test_a_copy_stays_inside_a_block(block_size, keys):
     assert hopper_boxes(config, served(config)) == boxes
 
 
-@pytest.mark.parametrize(("config", "columns"), [(FAST, 128), (FP8, 256)], ids=["fast", "exact"])
+@pytest.mark.parametrize(
+    ("config", "columns"),
+    [(FAST, 128), (FP8, 256), (ROTATED["tile-exact"], 256)],
+    ids=["fast", "few", "tile"],
+)
 @pytest.mark.parametrize("block_size", [1, 16, 64])
 def test_boxes_of_fp8_caches_are_words(config, columns, block_size):
     """S-11: two codes are a word; half of a row's latent columns a copy, or all of them."""
@@ -235,14 +252,18 @@ def test_the_ring_holds_as_many_key_tiles_as_fit(num_heads):
     assert taken < SHARED_MEMORY["sm90"] <= taken + 64 * 576 * 2 + 1024
 
 
-@pytest.mark.parametrize("pairs", [16, 32, 64])
 @pytest.mark.parametrize(
-    ("cache_format", "key", "shares"),
+    ("cache_format", "key", "shares", "pairs"),
     [
-        ("fp8_e4m3", 576, 1),
-        ("fp8_block_token", 580, 1),
-        ("fp8_block_group", 580, 1),
-        ("fp8_ds_mla", 656, 4),
+        ("fp8_e4m3", 576, 1, 16),
+        ("fp8_e4m3", 576, 1, 32),
+        ("fp8_block_token", 580, 1, 16),
+        ("fp8_block_token", 580, 1, 32),
+        ("fp8_block_group", 580, 1, 16),
+        ("fp8_block_group", 580, 1, 32),
+        ("fp8_ds_mla", 656, 4, 16),
+        ("fp8_ds_mla", 656, 4, 32),
+        ("fp8_ds_mla", 656, 4, 64),
     ],
 )
 def test_the_ring_holds_as_many_fp8_tiles_as_fit(cache_format, key, shares, pairs):

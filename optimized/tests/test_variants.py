@@ -12,6 +12,7 @@ from paged_mla_optimized.planning.families import (
     PORTABLE,
     SHARED_MEMORY,
     TILE,
+    TILE_EXACT,
     TILE_FP8,
     Demand,
     passed_over,
@@ -169,12 +170,21 @@ def test_exact_products_have_a_kernel_for_e4m3(dtype, cache_format):
     """However many pairs of token and head, whatever the queries' type."""
     asked = demand(16, dtype=dtype, cache_format=cache_format)
     found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4, 5, 16)]
-    assert [v.family for v in found] == [FEW_FP8] * 6
+    many, lanes = (FEW_FP8, 2) if FORMATS[cache_format].inline_scales else (TILE_EXACT, 4)
+    assert [v.family for v in found] == [FEW_FP8] * 2 + [many] * 4
     assert [(v.tile_m, v.lanes) for v in found] == [
-        (16, 1), (32, 1), (64, 1), (64, 1), (64, 2), (64, 2),
+        (16, 1), (32, 1), (64, 1), (64, 1), (64, 2), (64, lanes),
     ]  # fmt: skip
     reasons = passed_over(asked, 5)
     assert reasons[TILE] == f"made for bf16, fp16 caches, not cache_format {cache_format}"
+
+
+def test_tiles_of_64_are_faster_for_more_than_32_pairs():
+    """Where rows are e4m3 alone; the kernel for few queries says so."""
+    asked = demand(16, cache_format="fp8_block_token")
+    assert FEW_FP8 not in passed_over(asked, 2)
+    reason = passed_over(asked, 3)[FEW_FP8]
+    assert reason == "slower than tiles of 64 for 48 pairs of token and head"
 
 
 def test_fast_products_of_shares_of_a_latent_are_exact_ones():

@@ -30,11 +30,12 @@ def main() -> None:
         steps += [(replace(decode, block_size=16), DECODE, None)]
         gathered = replace(decode, block_size=2)
         steps += [(replace(gathered, num_heads=heads), DECODE, None) for heads in (16, 128)]
-        fast = {"num_heads": 128, "cache_format": "fp8_e4m3", "products": "fast"}
-        steps += [(replace(config, **fast), LENS, None) for config in configs]
-        steps += [(replace(decode, block_size=size, **fast), DECODE, None) for size in (16, 2)]
-        for scaled in ("fp8_block_token", "fp8_block_group"):
-            steps.append((replace(decode, **fast | {"cache_format": scaled}), DECODE, None))
+        for products in ("fast", "exact"):
+            e4m3 = {"num_heads": 128, "cache_format": "fp8_e4m3", "products": products}
+            steps += [(replace(config, **e4m3), LENS, None) for config in configs]
+            steps += [(replace(decode, block_size=size, **e4m3), DECODE, None) for size in (16, 2)]
+            for scaled in ("fp8_block_token", "fp8_block_group"):
+                steps.append((replace(decode, **e4m3 | {"cache_format": scaled}), DECODE, None))
     for config, lens, variant in steps:
         run(config, lens, variant)
     for causal in (True, False):

@@ -14,6 +14,8 @@ from paged_mla_shared.problem import Rope, RopePairing
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
 E4M3 = replace(CONFIG, cache_format="fp8_e4m3")
+EXACT = replace(E4M3, num_heads=128)
+MIXED = random_lens(E4M3, 13, 100, 3)
 RAGGED = [(2000, 1), (0, 0), (63, 1), (0, 1), (700, 1), (64, 1), (3900, 1), (1, 1)]
 PAIRED = [(2000, 2), (0, 0), (62, 2), (0, 1), (700, 1), (63, 2), (3900, 2), (0, 2)]
 STEPS = {
@@ -42,7 +44,27 @@ STEPS = {
     "e4m3-64-pairs": (replace(E4M3, num_heads=32), PAIRED),
     "e4m3-48-pairs": (replace(E4M3, num_heads=24), PAIRED),
     "e4m3-128-pairs": (replace(E4M3, num_heads=64), PAIRED),
-    "e4m3-128-heads": (replace(E4M3, num_heads=128), random_lens(E4M3, 13, 100, 3)),
+    "e4m3-128-heads": (EXACT, MIXED),
+    "e4m3-128-heads-float16": (replace(EXACT, dtype=torch.float16), MIXED),
+    "e4m3-128-heads-non-causal": (replace(EXACT, mask="non_causal"), MIXED),
+    "e4m3-128-heads-deterministic": (replace(EXACT, deterministic=True), MIXED),
+    "e4m3-128-heads-rope": (replace(EXACT, rope=Rope(RopePairing.INTERLEAVED)), MIXED),
+    "e4m3-128-heads-even-rows": (EXACT, [(1023, 1)] * 16),
+    "e4m3-128-heads-blocks-of-16": (replace(EXACT, block_size=16), MIXED),
+    "e4m3-128-heads-blocks-of-1": (
+        replace(EXACT, block_size=1, deterministic=True),
+        [(300, 2), (33, 1), (200, 3)],
+    ),
+    "e4m3-128-heads-tree": (
+        replace(EXACT, mask="tree:qlen", max_draft_tokens=8),
+        [(100, 8), (333, 5), (0, 0), (64, 8), (0, 3)],
+    ),
+    "token-scales-128-heads": (replace(EXACT, cache_format="fp8_block_token"), MIXED),
+    "group-scales-128-heads": (replace(EXACT, cache_format="fp8_block_group"), MIXED),
+    "group-scales-128-heads-blocks-of-4": (
+        replace(EXACT, cache_format="fp8_block_group", block_size=4),
+        [(700, 2), (33, 1), (1600, 3)],
+    ),
     "e4m3-many-partials": (replace(E4M3, num_heads=64), [(4095, 1)]),
     "e4m3-deterministic": (replace(E4M3, deterministic=True), PAIRED),
     "e4m3-deterministic-64-pairs": (replace(E4M3, num_heads=32, deterministic=True), PAIRED),

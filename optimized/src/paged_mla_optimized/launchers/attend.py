@@ -95,8 +95,7 @@ class Attention:
         )
         self._hopper = None
         if variant.family != PORTABLE:
-            tables = () if rotate is None else rotate.tables
-            self._hopper = HopperAttention(config, variant, programs, quantise, tables)
+            self._hopper = HopperAttention(config, variant, programs, quantise, rotate)
         self._combine = Combine(config, variant, programs)
 
     def launch(

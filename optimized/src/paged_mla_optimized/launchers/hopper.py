@@ -19,13 +19,16 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_few_fp8 import decode_few_fp8_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
+from paged_mla_optimized.kernels.hopper.decode_tile_exact import decode_tile_exact_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile_fp8 import decode_tile_fp8_kernel
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.families import (
     FEW,
     FEW_FP8,
     SHARED_MEMORY,
     TILE,
+    TILE_EXACT,
     TILE_FP8,
     AttendVariant,
 )
@@ -47,6 +50,7 @@ _KERNELS = {
     TILE: decode_tile_kernel,
     FEW_FP8: decode_few_fp8_kernel,
     TILE_FP8: decode_tile_fp8_kernel,
+    TILE_EXACT: decode_tile_exact_kernel,
 }
 
 
@@ -106,8 +110,8 @@ class HopperAttention:
         Size of the grid.
     quantise : QuantiseQueries or None
         For a family of FP8 products.
-    tables : (cos, sin) or ()
-        Rotation tables [max_model_len, P / 2], for a config with a rope.
+    rotate : RotateQueries or None
+        For a config with a rope.
     """
 
     def __init__(
@@ -116,13 +120,15 @@ class HopperAttention:
         variant: AttendVariant,
         programs: int,
         quantise: QuantiseQueries | None = None,
-        tables: tuple[torch.Tensor, ...] = (),
+        rotate: RotateQueries | None = None,
     ) -> None:
         self.config = config
         self.variant = variant
         self.programs = programs
         self._quantise = quantise if variant.family == TILE_FP8 else None
-        self._tables = tables
+        inside = rotates_inside(config, variant)
+        self._tables = rotate.tables if rotate is not None and inside else ()
+        self._rotate = None if self._quantise is not None or inside else rotate
         self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
@@ -131,7 +137,8 @@ class HopperAttention:
         if self._quantise is not None:
             return True
         # What is rotated is loaded, in whatever pieces it lies.
-        return queries_fit(q_nope) if self._tables else queries_fit(q_nope, q_pe)
+        is_rotated = self._tables or self._rotate is not None
+        return queries_fit(q_nope) if is_rotated else queries_fit(q_nope, q_pe)
 
     def rows_of(self, latents: torch.Tensor, stride_scales: int = 0) -> Rows | None:
         """Return a cache's latents as rows, None where TMA cannot address them.
@@ -162,6 +169,8 @@ class HopperAttention:
         `rows` are those of the cache's latents.
         """
         table = plan.block_table
+        if self._rotate is not None:
+            q_pe = self._rotate.launch(q_pe, plan.positions)
         of_queries = (*q_nope.stride()[:2], *q_pe.stride()[:2])
         queries = (q_nope, q_pe)
         rotation = (plan.positions, *self._tables) if self._tables else ()
@@ -220,6 +229,16 @@ class HopperAttention:
         return Rows(kernel, Descriptors(*descriptors))
 
 
+def rotates_inside(config: MlaConfig, variant: AttendVariant) -> bool:
+    """Return whether a kernel rotates the queries that it stages, if there is a rope.
+
+    An interleaved one slows the kernel for tiles by 3 to 5 % where a token fills several of them,
+    which is more than a launch before it costs.
+    """
+    has_many = variant.family == TILE and config.num_heads > variant.tile_m
+    return not (has_many and config.rope_pairing == "interleaved")
+
+
 def hopper_kernel(variant: AttendVariant) -> Any:
     """Return the kernel of a family."""
     return _KERNELS[variant.family]
@@ -232,6 +251,8 @@ def hopper_options(variant: AttendVariant) -> dict[str, int]:
         options["maxnreg"] = _FEW_REGISTERS
     if variant.family == FEW_FP8:
         options |= {"num_warps": 8, "maxnreg": _FEW_FP8_REGISTERS}
+    if variant.family == TILE_EXACT:
+        options["num_warps"] = 8
     return options
 
 
@@ -254,7 +275,7 @@ def hopper_boxes(config: MlaConfig, variant: AttendVariant) -> tuple[list[int], 
     """
     keys = hopper_box(config.block_size) or _BOX
     columns, _, others = _row_words(config)
-    whole = variant.family in {FEW, FEW_FP8}
+    whole = variant.family in {FEW, FEW_FP8, TILE_EXACT}
     return [keys, columns if whole else columns // 2], [keys, others]
 
 
@@ -317,9 +338,9 @@ def hopper_constants(
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
         "SHARES": _shares(config),
-        "ROPE": config.rope_pairing,
+        "ROPE": config.rope_pairing if rotates_inside(config, variant) else "none",
     } | cut_constants(config, variant)
-    if config.rope is None:
+    if constants["ROPE"] == "none":
         constants |= dict.fromkeys(("positions_ptr", "cos_ptr", "sin_ptr"))
     names = hopper_kernel(variant).arg_names
     return {name: constants[name] for name in names if name in constants}

@@ -37,6 +37,7 @@ FEW = "few"  # kernels/hopper/decode_few.py
 TILE = "tile"  # kernels/hopper/decode_tile.py
 FEW_FP8 = "few_fp8"  # kernels/hopper/decode_few_fp8.py
 TILE_FP8 = "tile_fp8"  # kernels/hopper/decode_tile_fp8.py
+TILE_EXACT = "tile_exact"  # kernels/hopper/decode_tile_exact.py
 
 INTERPRETER = "interpreter"
 """Name of Triton's CPU interpreter where an architecture is asked for."""
@@ -241,6 +242,7 @@ _FEW_FP8 = tuple(
     for pairs, keys, overhead, split_tiles in ((16, 128, 3, 16), (32, 128, 4, 16), (64, 64, 6, 64))
 )
 _TILE_FP8 = replace(_TILE, family=TILE_FP8)
+_TILE_EXACT = replace(_TILE, family=TILE_EXACT, split_tiles=64)
 
 _PLAIN = ("bf16", "fp16")
 _FP8_FORMATS = tuple(name for name, stored in FORMATS.items() if not stored.is_plain)
@@ -270,9 +272,13 @@ def _few_misfit(demand: Demand, height: int) -> str:
 
 def _few_fp8_misfit(demand: Demand, height: int) -> str:
     misfit = _hopper_misfit(demand, 512, formats=_FP8_FORMATS)
-    if misfit or _tile_fp8_misfit(demand, height) or height <= _FEW_FP8[0].tile_m:
+    if misfit:
         return misfit
-    return f"slower than FP8 products for {height} pairs of token and head"
+    if not _tile_fp8_misfit(demand, height) and height > _FEW_FP8[0].tile_m:
+        return f"slower than FP8 products for {height} pairs of token and head"
+    if demand.cache_format in _E4M3_ROWS and height > _FEW_FP8[1].tile_m:
+        return f"slower than tiles of {_TILE_EXACT.tile_m} for {height} pairs of token and head"
+    return ""
 
 
 def _few_variant(_demand: Demand, height: int) -> AttendVariant:
@@ -305,6 +311,14 @@ def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     return _with_lanes(_TILE_FP8, height)
 
 
+def _tile_exact_misfit(demand: Demand, _height: int) -> str:
+    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS)
+
+
+def _tile_exact_variant(_demand: Demand, height: int) -> AttendVariant:
+    return _with_lanes(_TILE_EXACT, height)
+
+
 def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
     lanes = next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4)
     return replace(tile, lanes=lanes)
@@ -315,6 +329,7 @@ FAMILIES = {
     TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
     FEW_FP8: Family(misfit=_few_fp8_misfit, variant=_few_fp8_variant),
     TILE_FP8: Family(misfit=_tile_fp8_misfit, variant=_tile_fp8_variant),
+    TILE_EXACT: Family(misfit=_tile_exact_misfit, variant=_tile_exact_variant),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

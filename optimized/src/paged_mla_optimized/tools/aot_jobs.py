@@ -288,6 +288,17 @@ def _over_flat_codes(config: MlaConfig) -> Iterator[MlaConfig]:
     yield replace(config, deterministic=True, block_size=1)
 
 
+def _over_scaled_codes(config: MlaConfig) -> Iterator[MlaConfig]:
+    """Yield a config with scales of tokens and of groups, and what takes another variant."""
+    for name in ("fp8_block_token", "fp8_block_group"):
+        scaled = replace(config, cache_format=name)
+        yield scaled
+        yield replace(scaled, block_size=4)
+        yield replace(scaled, block_size=16)
+        yield replace(scaled, mask=MASKS[-1], max_draft_tokens=1)
+        yield replace(scaled, deterministic=True)
+
+
 def _fast_configs() -> Iterator[MlaConfig]:
     """Yield configs that a kernel of FP8 products may serve."""
     config = MlaConfig(
@@ -301,12 +312,7 @@ def _fast_configs() -> Iterator[MlaConfig]:
         products="fast",
     )
     yield from _over_flat_codes(config)
-    for name in ("fp8_block_token", "fp8_block_group"):
-        scaled = replace(config, cache_format=name)
-        yield scaled
-        yield replace(scaled, block_size=4)
-        yield replace(scaled, block_size=16)
-        yield replace(scaled, mask=MASKS[-1], max_draft_tokens=1)
+    yield from _over_scaled_codes(config)
 
 
 def _fp8_configs() -> Iterator[MlaConfig]:
@@ -324,6 +330,9 @@ def _fp8_configs() -> Iterator[MlaConfig]:
         yield from _over_flat_codes(config)
         for name in ("fp8_block_token", "fp8_block_group", "fp8_ds_mla"):
             yield replace(config, cache_format=name)
+    yield from _over_scaled_codes(config)
+    for pairing in RopePairing:
+        yield replace(config, rope=Rope(pairing))
 
 
 def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def opaque(value):
-    """Return an int32 `value`, or a tensor of them, as if it could be another each time."""
+    """Return a `value` of 32 bits, or a tensor of them, as if it could be another each time."""
     return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [value], dtype=gl.int32, is_pure=False, pack=1
+        "mov.b32 $0, $1;", "=r,r", [value], dtype=value.dtype, is_pure=False, pack=1
     )

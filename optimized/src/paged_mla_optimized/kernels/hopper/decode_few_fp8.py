@@ -6,17 +6,13 @@ weights in float32; the bfloat16 part of a row, if any, is multiplied as bfloat1
 As in ``decode_few.py`` operands are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^T``, and here the
 keys of both products come from registers, so that nothing unpacked goes back to shared memory
 (``e4m3.py``). One warp copies key tiles into a ring. Two warpgroups share each tile: the keys for
-scores, the columns for answers. Of more than 64 pairs several programs take 64 each.
-
-Queries are float16 as well, after a power of two for each pair that scores undo: bfloat16 has fewer
-bits than float16 but a wider range. What is at least 2 ** -32 of a pair's largest component loses
-no bit, and what is below 2 ** -39 is lost.
+scores, the columns for answers. Queries are float16 as well (``queries.py``). More than 32 pairs
+come here only where a row has a scale for each share of its latent; several programs take 64 each.
 """
 
 from typing import NamedTuple
 
 from triton.experimental import gluon
-from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -29,8 +25,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
+from paged_mla_optimized.kernels.hopper.answers import lines_of, store_columns
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
-from paged_mla_optimized.kernels.hopper.e4m3 import contracted, in_order, value_words, values_of
+from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     Ring,
@@ -48,12 +45,17 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     state_stored,
     taken_pairs,
 )
-from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, rotated
+from paged_mla_optimized.kernels.hopper.queries import (
+    load_query_tile,
+    lowered,
+    power_of,
+    store_halves,
+)
+from paged_mla_optimized.kernels.hopper.rope import Rope
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, raised
 
 _WARPS = gl.constexpr(8)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
-_SMALLEST = gl.constexpr(2.0**-126)  # scores of a scale of zero are zero, and hidden ones -inf
 
 
 class _Staged(NamedTuple):
@@ -68,38 +70,10 @@ class _Staged(NamedTuple):
 
 
 @gluon.jit
-def _load_queries(step, segment, q, WIDTH: gl.constexpr):
-    """Load columns of a query tile; dead pairs are zeros."""
-    ALONG: gl.constexpr = min(WIDTH // 8, 32)
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ALONG, ALONG], [_WARPS, 1], [1, 0])
-    pairs = query_pairs(step, segment, gl.SliceLayout(1, layout))
-    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    ptrs = q.ptr + line_at(q, pairs.token, pairs.head)[:, None] + column[None, :]
-    return gl.load(ptrs, mask=pairs.live[:, None], other=0.0)
-
-
-@gluon.jit
-def _highest(q):
-    """Return the largest magnitude of each pair's components."""
-    return gl.max(gl.abs(q.to(gl.float32)), 1)
-
-
-@gluon.jit
-def _store_queries(q, factor, buffer):
-    """Store queries as ``contracted`` orders their columns, in two halves."""
-    ROWS: gl.constexpr = q.shape[0]
-    WIDTH: gl.constexpr = q.shape[1]
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, q.type.layout))
-    q = (q.to(gl.float32) * factor[:, None]).to(gl.float16)
-    left, right = q.reshape([ROWS, WIDTH // 4, 2, 2]).permute((0, 1, 3, 2)).split()
-    buffer.index(0).store(left.reshape([ROWS, WIDTH // 2]))
-    buffer.index(1).store(right.reshape([ROWS, WIDTH // 2]))
-
-
-@gluon.jit
-def _store_pieces(q, factor, buffer):
+def _store_pieces(q, power, buffer):
     """Store queries as bfloat16: of float16, what that cannot hold is a second piece."""
     PIECES: gl.constexpr = buffer.shape[0]
+    factor = (power << 23).to(gl.float32, bitcast=True)
     factor = gl.convert_layout(factor, gl.SliceLayout(1, q.type.layout))
     rest = q.to(gl.float32) * factor[:, None]
     for piece in gl.static_range(PIECES):
@@ -117,27 +91,19 @@ def _stage_queries(
 
     Give back the rest of the ring once the program's first queries are asked for.
     """
-    nope = _load_queries(step, segment, q_nope, R)
-    if rope.ROPE == "none":
-        pe = _load_queries(step, segment, q_pe, P)
-    else:
-        pe = rotated(load_q_pe(step, segment, q_pe, rope, P, _WARPS), rope)
+    nope, pe = load_query_tile(step, segment, q_nope, q_pe, rope, R, P, _WARPS)
     STAGES: gl.constexpr = empty.shape[0]
     for stage in gl.static_range(1, STAGES):
         mbarrier.arrive(empty.index(stage), pred=is_first)
-    top = _highest(nope)
-    top = gl.maximum(top, gl.convert_layout(_highest(pe), top.type.layout))
-    # The largest component goes to [2 ** 14, 2 ** 15), by at most 2 ** 64.
-    power = gl.minimum(127 + 14 + 127 - (top.to(gl.int32, bitcast=True) >> 23), 127 + 64)
-    factor = (power << 23).to(gl.float32, bitcast=True)
-    _store_queries(nope, factor, staged.q_nope)
+    power = power_of(nope, pe)
+    store_halves(nope, power, staged.q_nope, 0)
     if staged.q_pe.dtype == gl.float16:
-        _store_queries(pe, factor, staged.q_pe)
+        store_halves(pe, power, staged.q_pe, 0)
     else:
-        _store_pieces(pe, factor, staged.q_pe)
-    lowered = ((254 - power) << 23).to(gl.float32, bitcast=True) * scale
-    staged.scales.store(gl.maximum(lowered, _SMALLEST))
-    staged.peaks.store(gl.full_like(lowered, FLOOR))
+        _store_pieces(pe, power, staged.q_pe)
+    scales = lowered(scale, power)
+    staged.scales.store(scales)
+    staged.peaks.store(gl.full_like(scales, FLOOR))
     fence_async_shared()
     thread_barrier()
 
@@ -169,7 +135,7 @@ def _scores(staged, keys, k_pe, zero, s_layout: gl.constexpr):
     TILE_N: gl.constexpr = keys.shape[0]
     WIDTH: gl.constexpr = keys.shape[1]
     PAIRS: gl.constexpr = q_nope.shape[1]
-    COLUMNS: gl.constexpr = 64 if PAIRS < 64 else 32  # pairs of columns at a time
+    COLUMNS: gl.constexpr = 64  # pairs of columns at a time
     operand: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     # Words are loaded a chunk before they are unpacked. Products read registers as they run:
     # those of the last two are kept until they are done.
@@ -484,37 +450,13 @@ def _attend_tiles(
     return accs, sums, stage, phase
 
 
-@constexpr_function
-def _lines(dtype):
-    """Return how the warps share lines of answers, 16 bytes a thread."""
-    return gl.BlockedLayout([1, 128 // dtype.primitive_bitwidth], [1, 32], [_WARPS, 1], [1, 0])
-
-
-@gluon.jit
-def _store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
-    """Store answers from column FIRST on, those of pair i at ``base_ptr + at[i]``.
-
-    Through `buffer`: products leave 16 columns of a pair to eight threads, less than a line.
-    """
-    dtype: gl.constexpr = base_ptr.dtype.element_ty
-    layout: gl.constexpr = _lines(dtype)
-    WIDTH: gl.constexpr = out.shape[0]
-    PAIRS: gl.constexpr = out.shape[1]
-    # Eight threads' columns, of every second pair, in banks of their own.
-    swizzled: gl.constexpr = gl.SwizzledSharedLayout(16, 2, 4, [1, 0])
-    lines = buffer._reinterpret(dtype, [PAIRS, WIDTH], swizzled)
-    lines.store(in_order(out.to(dtype)))
-    column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    gl.store(base_ptr + at[:, None] + column[None, :], lines.load(layout), mask=live[:, None])
-
-
 @gluon.jit
 def _store_whole(step, segment, out, lse, buffer, answers):
     """Store the answers of a query tile."""
-    layout: gl.constexpr = gl.SliceLayout(1, _lines(answers.out.ptr.dtype.element_ty))
+    layout: gl.constexpr = gl.SliceLayout(1, lines_of(answers.out.ptr.dtype.element_ty))
     pairs = query_pairs(step, segment, layout)
     at = line_at(answers.out, pairs.token, pairs.head)
-    _store_columns(out, buffer, answers.out.ptr, at, pairs.live, 0)
+    store_columns(out, buffer, answers.out.ptr, at, pairs.live, 0)
     lse_at = line_ptr(answers.lse, pairs.token, pairs.head)
     gl.store(lse_at, gl.convert_layout(lse, layout), mask=pairs.live)
 
@@ -522,15 +464,15 @@ def _store_whole(step, segment, out, lse, buffer, answers):
 @gluon.jit
 def _store_partial(step, segment, out, lse, buffer, answers):
     """Store the partial answers of a query tile, of which `buffer` holds half."""
-    layout: gl.constexpr = gl.SliceLayout(1, _lines(gl.float32))
+    layout: gl.constexpr = gl.SliceLayout(1, lines_of(gl.float32))
     R: gl.constexpr = out.shape[0]
     PAIRS: gl.constexpr = out.shape[1]
     pair = partial_pairs(step, segment, layout)
     at = pair * R
     kept = kept_pairs(step, segment, layout)
     low, high = out.reshape([2, R // 2, PAIRS]).permute((1, 2, 0)).split()
-    _store_columns(low, buffer, answers.partial_out_ptr, at, kept, 0)
-    _store_columns(high, buffer, answers.partial_out_ptr, at, kept, R // 2)
+    store_columns(low, buffer, answers.partial_out_ptr, at, kept, 0)
+    store_columns(high, buffer, answers.partial_out_ptr, at, kept, R // 2)
     gl.store(answers.partial_lse_ptr + pair, gl.convert_layout(lse, layout), mask=kept)
 
 

@@ -29,14 +29,14 @@ def contracted(pairs):
 
 
 @constexpr_function
-def value_words(words, keys):
-    """Return the layout of ``[columns / 2, keys]`` that ``values_of`` takes from eight warps."""
+def value_words(words, keys, warps=8):
+    """Return the layout of ``[columns / 2, keys]`` that ``values_of`` takes from so many warps."""
     along = [[0, 1 << i] for i in range(4, (keys - 1).bit_length())]
-    across = [[1 << i, 0] for i in range(6, (words - 1).bit_length())]
+    across = [[1 << i, 0] for i in range(6 if warps == 8 else 5, (words - 1).bit_length())]
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 8], *along, *across],
         lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[8, 0], [16, 0], [32, 0]],
+        warp_bases=[[8, 0], [16, 0], [32, 0]][: 3 if warps == 8 else 2],
         block_bases=[],
         shape=[words, keys],
     )

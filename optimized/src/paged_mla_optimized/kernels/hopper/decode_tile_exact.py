@@ -1,0 +1,585 @@
+"""Split attention over e4m3 caches by 16-bit products in tiles of 64 pairs on Hopper (S-4 to S-7).
+
+Exact as ``decode_few_fp8.py`` is, with the same operands: ``S^T = K Q^T`` and ``O^T = V^T P^T``,
+keys and values unpacked to float16 in registers (``e4m3.py``), queries as float16 (``queries.py``).
+Here nothing is unpacked twice: one warpgroup unpacks keys and computes scores, two make weights of
+them and unpack values, half of the latent columns each. One warp copies key tiles into a ring of
+three; or four, key by key, where no box fits.
+
+What those two wait for was begun a tile before: the next scores are computed, and ``PV`` of a tile
+ends, while weights are made. Scores and weights are handed on as [pairs, keys]. Four lanes hold the
+keys of a pair, its peak, and each the sum and the highest of its own; they ask one another only
+where a warp votes that one of its pairs may have to rise.
+"""
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
+from paged_mla_optimized.kernels.common.opaque import opaque
+from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
+from paged_mla_optimized.kernels.hopper.answers import lines_of, store_columns
+from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
+from paged_mla_optimized.kernels.hopper.keys import (
+    Keys,
+    Ring,
+    Scales,
+    clear_tail,
+    copy_tiles,
+    tile_arrivals,
+)
+from paged_mla_optimized.kernels.hopper.pairs import (
+    kept_pairs,
+    partial_pairs,
+    query_pairs,
+    sees,
+    state_pairs,
+    state_stored,
+    taken_pairs,
+)
+from paged_mla_optimized.kernels.hopper.queries import (
+    load_query_tile,
+    lowered,
+    power_of,
+    store_halves,
+)
+from paged_mla_optimized.kernels.hopper.rope import Rope
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, higher
+
+_STAGES = gl.constexpr(3)
+_WARPS = gl.constexpr(8)  # that make weights and answers
+_LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
+_CHUNK = gl.constexpr(32)  # words of keys at a time
+_WORDS = gl.constexpr(128)  # two columns each, of one product's values
+_KEYS = gl.constexpr(16)  # of one product
+_OWN = gl.constexpr(8)  # neighbouring keys of a pair in a lane: 16 bytes of weights
+_SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+_ANSWERS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, 64, 16]))
+_PAIRS = gl.constexpr(gl.SliceLayout(0, _ANSWERS))
+_BY_PAIR = gl.constexpr(gl.BlockedLayout([1, _OWN], [8, 4], [_WARPS, 1], [1, 0]))
+_ALL_LANES = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [_WARPS, 1], [1, 0]))
+_EVERYWHERE = gl.constexpr(gl.BlockedLayout([_WARPS], [32], [_WARPS], [0]))
+
+
+class _Staged(NamedTuple):
+    """What the roles share in shared memory, and barriers, all but the first for every tile."""
+
+    q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
+    q_pe: gl.shared_memory_descriptor  # float16 [2, 64, 32]
+    s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys]
+    weights: gl.shared_memory_descriptor  # float16 [2, 64 pairs, 64 keys]
+    keeps: gl.shared_memory_descriptor  # float32 [64, 4]: of each pair, what is kept of its sums
+    rises: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak of a warp's pairs rose
+    staged: gl.shared_memory_descriptor  # the query tile of a segment is stored
+    taken: gl.shared_memory_descriptor  # that was waited for, so that it may complete again
+    scored: gl.shared_memory_descriptor  # the scores of a tile are stored
+    weighed: gl.shared_memory_descriptor  # they have been read
+
+
+@gluon.jit
+def _load_words(ring, stage, AT: gl.constexpr):
+    """Load words ``[64, _CHUNK]`` of a key tile as operands: k_pe, then the latents."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, _SCORES, 2)
+    if AT == 0:
+        part = ring.k_pe.index(stage)
+    else:
+        part = ring.ckv.index(stage).slice(AT - _CHUNK, _CHUNK, dim=1)
+    return part.load(operand)
+
+
+@gluon.jit
+def _queries_of(staged, zero, half: gl.constexpr, AT: gl.constexpr):
+    """Return what ``contracted`` multiplies words from `AT` on with."""
+    if AT == 0:
+        part = staged.q_pe.index(zero + half)
+    else:
+        part = staged.q_nope.index(zero + half).slice(AT - _CHUNK, _CHUNK, dim=1)
+    return part.permute((1, 0))
+
+
+@gluon.jit
+def _store_scores(s, staged, turn):
+    """Hand on the scores of the `turn`-th tile, once those before have been read."""
+    mbarrier.wait(staged.weighed, (turn & 1) ^ 1)
+    staged.s.store(s.permute((1, 0)))
+    mbarrier.arrive(staged.scored)
+    return turn + 1
+
+
+@gluon.jit
+def _score(step, staged, ring):
+    """Store the scores of every tile of every segment, but for scales."""
+    unit, end, row = own_share(step)
+    stage = 0
+    phase = 0
+    turn = 0
+    odd = 0
+    while unit < end:
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        mbarrier.wait(staged.staged, odd)
+        mbarrier.arrive(staged.taken)
+        odd ^= 1
+        s = gl.zeros([64, 64], gl.float32, _SCORES)
+        for visit in range(segment.tile_begin, segment.tile_end):
+            mbarrier.wait(ring.ready.index(stage), phase)
+            # Words are loaded two chunks before they are unpacked.
+            words = _load_words(ring, stage, 0)
+            following = _load_words(ring, stage, _CHUNK)
+            if visit > segment.tile_begin:
+                turn = _store_scores(s, staged, turn)
+            # Seen to vary: else what products are told of the queries is kept, in scarce registers.
+            zero = stage >> 8
+            s = gl.zeros([64, 64], gl.float32, _SCORES)
+            for at in gl.static_range(0, 256 + _CHUNK, _CHUNK):
+                left, right = contracted(words)
+                words = following
+                if at + 2 * _CHUNK < 256 + _CHUNK:
+                    following = _load_words(ring, stage, at + 2 * _CHUNK)
+                s = warpgroup_mma(
+                    left, _queries_of(staged, zero, 0, at), s, use_acc=at > 0, is_async=True
+                )
+                s = warpgroup_mma(right, _queries_of(staged, zero, 1, at), s, is_async=True)
+                if at > _CHUNK:  # those of two chunks may run, and read their registers
+                    warpgroup_mma_wait(4, deps=[left, right])
+            s = warpgroup_mma_wait(0, deps=[s])
+            phase = gl.where(stage == _STAGES - 1, phase ^ 1, phase)
+            stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
+        if segment.tile_begin < segment.tile_end:
+            turn = _store_scores(s, staged, turn)
+        unit = segment.following
+
+
+@gluon.jit
+def _own_highest(s):
+    """Return the highest, or NaN, [64, 4] of what each lane holds of a pair's scores [64, 64]."""
+    return gl.reduce(gl.reduce(s.reshape([64, 64 // 4 // _OWN, 4, _OWN]), 3, higher), 1, higher)
+
+
+@gluon.jit
+def _own_sums(weights):
+    """Return the sums [64, 4] of what each lane holds of a pair's weights [64, 64]."""
+    return gl.sum(gl.sum(weights.reshape([64, 64 // 4 // _OWN, 4, _OWN]), 3), 1)
+
+
+@gluon.jit
+def _spread(own):
+    """Return what each lane knows of its pair, [64, 4], beside every score [64, 64]."""
+    beside = own[:, None, :, None].broadcast_to([64, 64 // 4 // _OWN, 4, _OWN]).reshape([64, 64])
+    return gl.convert_layout(beside, _BY_PAIR, assert_trivial=True)
+
+
+@gluon.jit
+def _masked(step, segment, s, tile):
+    """Return scores [64, 64] of a key tile, those of keys that a query does not see -inf."""
+    key = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(0, _BY_PAIR))
+    pairs = query_pairs(step, segment, gl.SliceLayout(1, _BY_PAIR))
+    visible = sees(
+        step, key[None, :], segment.seq_len, segment.context_len, pairs.index[:, None],
+        pairs.token[:, None], pairs.live[:, None],
+    )  # fmt: skip
+    return gl.where(visible, s, float("-inf"))
+
+
+# 0 and 1: the new peak, and whether one of the warp's may have risen; 2 to 4: the highest of what a
+# lane holds of its pair's scores, the peak, and what scores may reach before it rises.
+_RAISE = gl.constexpr("""{
+    .reg .pred p;
+    .reg .f32 x, y;
+    mov.b32 $0, $3;
+    mov.b32 $1, 0;
+    setp.gtu.f32 p, $2, $4;
+    vote.sync.any.pred p, p, 0xffffffff;
+    @!p bra.uni RAISED;
+    mov.b32 $1, 1;
+    shfl.sync.bfly.b32 y, $2, 1, 31, 0xffffffff;
+    max.NaN.f32 x, $2, y;
+    shfl.sync.bfly.b32 y, x, 2, 31, 0xffffffff;
+    max.NaN.f32 x, x, y;
+    setp.gtu.f32 p, x, $4;
+    cvt.rpi.f32.f32 x, x;
+    @p max.NaN.f32 $0, $3, x;
+    RAISED:
+    }""")
+
+
+@gluon.jit
+def _raise_peaks(peak, highest, staged):
+    """Return the peaks [64, 4] as ``softmax.py`` has them, or NaN, and what is kept of the sums.
+
+    `highest` is of what each lane holds. All warps are told of what is kept.
+    """
+    new_peak, rise = gl.inline_asm_elementwise(
+        _RAISE, "=&f,=&r,f,f,f", [highest, peak, peak + LAZY], dtype=(gl.float32, gl.int32),
+        is_pure=False, pack=1,
+    )  # fmt: skip
+    keep = gl.exp2(peak - new_peak)
+    staged.keeps.store(keep)
+    staged.rises.store(gl.max(rise.reshape([_WARPS, 32]), 1))
+    return new_peak, keep
+
+
+@gluon.jit
+def _weigh(step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCALES: gl.constexpr):
+    """Store the weights of a tile; return the peaks and own sums of all pairs, [64, 4] each."""
+    mbarrier.wait(staged.scored, turn & 1)
+    s = staged.s.load(_BY_PAIR)
+    if SCALES != "scalar":
+        key_scale = key_scales.load(gl.SliceLayout(0, _BY_PAIR))
+        s = s * key_scale[None, :]
+    if tile >= segment.tile_edge:
+        s = _masked(step, segment, s, tile)
+    if SCALES == "scalar":
+        highest = _own_highest(s) * scale
+    else:
+        # By which power of two weights of codes exceed a key's own: see ``decode_few_fp8.py``.
+        bounded = gl.maximum(key_scale, _LEAST_SCALE).to(gl.int32, bitcast=True)
+        lift = ((bounded >> 23) - 126).to(gl.float32)
+        highest = _own_highest(s * _spread(scale) + lift[None, :])
+    peak, keep = _raise_peaks(peak, highest, staged)
+    weights = gl.exp2(s * _spread(scale) - _spread(peak))
+    of_codes = weights
+    if SCALES != "scalar":
+        of_codes = weights * key_scale[None, :]
+    staged.weights.index(turn & 1).store(of_codes.to(gl.float16))
+    return peak, sums * keep + _own_sums(weights)
+
+
+@gluon.jit
+def _arrive_alone(bar):
+    """Arrive by every thread for itself, once it has what it read: no thread waits for others."""
+    async_copy.mbarrier_arrive(bar, increment_count=False)
+
+
+@gluon.jit
+def _load_values(keys, NUMBER: gl.constexpr):
+    """Load the values ``[_WORDS, _KEYS]`` of a product: low columns, then high ones."""
+    part = keys.slice(NUMBER // 2 * _KEYS, _KEYS).slice(NUMBER % 2 * _WORDS, _WORDS, dim=1)
+    return part.permute((1, 0)).load(value_words(_WORDS, _KEYS))
+
+
+@gluon.jit
+def _multiply(low, high, keys, weights, words, following, empty):
+    """Begin to add a tile's values times its weights to sums of low and of high columns.
+
+    `words` and `following` are of the first two products. The tile is given back to the ring.
+    """
+    PRODUCTS: gl.constexpr = 2 * 64 // _KEYS
+    for number in gl.static_range(PRODUCTS):
+        values = values_of(words, _ANSWERS)
+        words = following
+        if number + 2 < PRODUCTS:
+            following = _load_values(keys, number + 2)
+        if number == PRODUCTS - 1:
+            _arrive_alone(empty)
+        of_keys = weights.slice(number // 2 * _KEYS, _KEYS, dim=1).permute((1, 0))
+        if number % 2 == 0:
+            low = warpgroup_mma(values, of_keys, low, is_async=True)
+        else:
+            high = warpgroup_mma(values, of_keys, high, is_async=True)
+        if number > 0:
+            warpgroup_mma_wait(1, deps=[values])
+    return low, high
+
+
+@gluon.jit
+def _attend_tiles(
+    step, segment, low, high, peak, sums, scale, staged, ring, stage, phase, turn,
+    SCALES: gl.constexpr, BOX: gl.constexpr,
+):  # fmt: skip
+    """Add the tiles of a segment to what ``_begin`` returned."""
+    low = warpgroup_mma_init(low)
+    high = warpgroup_mma_init(high)
+    for visit in range(segment.tile_begin, segment.tile_end):
+        tile = tile_of_visit(step, segment, visit)
+        mbarrier.wait(ring.ready.index(stage), phase)
+        keys = ring.ckv.index(stage)
+        key_scales = None
+        if SCALES != "scalar":
+            key_scales = ring.key_scales.index(stage)
+        peak, sums = _weigh(
+            step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCALES
+        )
+        low, high = warpgroup_mma_wait(0, deps=[low, high])
+        if BOX > 0 and tile * 64 + 64 > segment.seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
+            clear_tail(keys, segment.seq_len - tile * 64, 64, 256, _WARPS)
+        fence_async_shared()
+        _arrive_alone(staged.weighed)
+        words = _load_values(keys, 0)
+        following = _load_values(keys, 1)
+        if gl.max(staged.rises.load(_EVERYWHERE), 0) > 0:
+            keep = gl.convert_layout(gl.max(staged.keeps.load(_ALL_LANES), 1), _PAIRS)[None, :]
+            low = low * keep
+            high = high * keep
+        weights = staged.weights.index(turn & 1)
+        empty = ring.empty.index(stage)
+        low, high = _multiply(low, high, keys, weights, words, following, empty)
+        turn += 1
+        phase = gl.where(stage == _STAGES - 1, phase ^ 1, phase)
+        stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
+    low, high = warpgroup_mma_wait(0, deps=[low, high])
+    return low, high, peak, sums, stage, phase, turn
+
+
+@gluon.jit
+def _columns_at(pair):
+    """Return where low columns [256, 64] lie in a state of the pairs that lie at `pair`."""
+    column = gl.arange(0, 256, layout=gl.SliceLayout(1, _ANSWERS))
+    return pair[None, :] * 512 + column[:, None]
+
+
+@gluon.jit
+def _sums_at(pair, layout: gl.constexpr):
+    """Return where own sums [64, 4] lie in a state of the pairs that lie at `pair`."""
+    own = gl.arange(0, 4, layout=gl.SliceLayout(0, layout))
+    pair = gl.convert_layout(pair, gl.SliceLayout(1, layout))
+    return (pair + 64)[:, None] * 512 + own[None, :]
+
+
+@gluon.jit
+def _begin(step, segment, answers):
+    """Return sums of low and high values, [256, 64], peaks and own sums [64, 4] to add to."""
+    low = gl.zeros([256, 64], gl.float32, _ANSWERS)
+    high = gl.zeros([256, 64], gl.float32, _ANSWERS)
+    sums = _own_sums(gl.zeros([64, 64], gl.float32, _BY_PAIR))
+    layout: gl.constexpr = sums.type.layout
+    peak = gl.full([64, 4], FLOOR, gl.float32, layout)
+    if step.FIXED_SPLITS > 0:
+        if segment.is_taken:
+            pair = taken_pairs(step, 0, _PAIRS)
+            ptrs = answers.partial_out_ptr + _columns_at(pair)
+            low = gl.load(ptrs)
+            high = gl.load(ptrs + 256)
+            sums = gl.load(answers.partial_out_ptr + _sums_at(pair, layout))
+            of_pair = gl.convert_layout(pair, gl.SliceLayout(1, layout))
+            peak = gl.load(answers.partial_lse_ptr + of_pair)[:, None].broadcast_to([64, 4])
+        # What is loaded in a branch would have products wait for each other (ptxas, C7515).
+        low = opaque(low)
+        high = opaque(high)
+    return low, high, peak, sums
+
+
+@gluon.jit
+def _leave(step, low, high, peak, sums, answers):
+    """Store what a split has come to so far, for another program to go on with."""
+    layout: gl.constexpr = sums.type.layout
+    pair = state_pairs(gl.program_id(0), 64, _PAIRS)
+    ptrs = answers.partial_out_ptr + _columns_at(pair)
+    gl.store(ptrs, low)
+    gl.store(ptrs + 256, high)
+    gl.store(answers.partial_out_ptr + _sums_at(pair, layout), sums)
+    of_pair = gl.convert_layout(pair, gl.SliceLayout(1, layout))
+    gl.store(answers.partial_lse_ptr + of_pair, gl.reduce(peak, 1, higher))
+    state_stored(step, 0)
+
+
+@gluon.jit
+def _store(step, segment, low, high, peak, sums, cache_scale, buffer, answers):
+    """Store the answers of a query tile, or keep them as its partial.
+
+    They leave through the buffer of the queries: no product reads those any more.
+    """
+    total = gl.sum(sums, 1)
+    peak = gl.reduce(peak, 1, higher)
+    is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
+    factor = gl.convert_layout(gl.where(is_empty, 0.0, cache_scale / total), _PAIRS)[None, :]
+    low = low * factor
+    high = high * factor
+    lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+    if segment.is_whole:
+        layout: gl.constexpr = gl.SliceLayout(1, lines_of(answers.out.ptr.dtype.element_ty))
+        pairs = query_pairs(step, segment, layout)
+        at = line_at(answers.out, pairs.token, pairs.head)
+        store_columns(low, buffer.index(0), answers.out.ptr, at, pairs.live, 0)
+        store_columns(high, buffer.index(1), answers.out.ptr, at, pairs.live, 256)
+        lse_at = line_ptr(answers.lse, pairs.token, pairs.head)
+        gl.store(lse_at, gl.convert_layout(lse, layout), mask=pairs.live)
+    else:
+        of_partials: gl.constexpr = gl.SliceLayout(1, lines_of(gl.float32))
+        pair = partial_pairs(step, segment, of_partials)
+        kept = kept_pairs(step, segment, of_partials)
+        store_columns(low, buffer, answers.partial_out_ptr, pair * 512, kept, 0)
+        store_columns(high, buffer, answers.partial_out_ptr, pair * 512, kept, 256)
+        lse_ptrs = answers.partial_lse_ptr + pair
+        gl.store(lse_ptrs, gl.convert_layout(lse, of_partials), mask=kept)
+
+
+@gluon.jit
+def _stage(step, segment, q_nope, q_pe, rope, staged, scale, odd):
+    """Store a query tile; return `scale` less what made each pair's queries float16."""
+    nope, pe = load_query_tile(step, segment, q_nope, q_pe, rope, 512, 64, _WARPS)
+    power = power_of(nope, pe)
+    mbarrier.wait(staged.taken, odd ^ 1)
+    store_halves(nope, power, staged.q_nope, 0)
+    store_halves(pe, power, staged.q_pe, 0)
+    fence_async_shared()
+    mbarrier.arrive(staged.staged)
+    return lowered(scale, power)
+
+
+@gluon.jit
+def _answer(
+    step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale, BOX: gl.constexpr
+):
+    """Make weights of the scores of every segment, and answers."""
+    cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
+    unit, end, row = own_share(step)
+    stage = 0
+    phase = 0
+    turn = 0
+    odd = 0
+    while unit < end:
+        segment = find_segment(step, unit, end, row)
+        row = segment.row
+        scale = cache_scale * softmax_scale * LOG2_E
+        scale = _stage(step, segment, q_nope, q_pe, rope, staged, scale, odd)
+        odd ^= 1
+        low, high, peak, sums = _begin(step, segment, answers)
+        scale = gl.convert_layout(scale, gl.SliceLayout(1, sums.type.layout))
+        scale = scale[:, None].broadcast_to([64, 4])
+        low, high, peak, sums, stage, phase, turn = _attend_tiles(
+            step, segment, low, high, peak, sums, scale, staged, ring, stage, phase, turn,
+            scales.SCALES, BOX,
+        )  # fmt: skip
+        if step.FIXED_SPLITS > 0 and segment.is_left:
+            _leave(step, low, high, peak, sums, answers)
+        else:
+            _store(step, segment, low, high, peak, sums, cache_scale, staged.q_nope, answers)
+        unit = segment.following
+
+
+@gluon.jit
+def _barrier(COUNT: gl.constexpr):
+    """Return a barrier that completes each time it is arrived at as often as COUNT."""
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=COUNT)
+    return bar
+
+
+@gluon.jit
+def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
+    """Set up shared memory, and start the roles."""
+    wide: gl.constexpr = keys.ckv_desc.layout
+    slim: gl.constexpr = keys.k_pe_desc.layout
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    by_fours: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    # Fours of keys of two neighbouring pairs lie in banks of their own.
+    of_scores: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+    ckv = gl.allocate_shared_memory(gl.int16, [_STAGES, 64, 256], wide)
+    k_pe = gl.allocate_shared_memory(gl.int16, [_STAGES, 64, 32], slim)
+    key_scales = None
+    if scales.SCALES != "scalar":
+        key_scales = gl.allocate_shared_memory(gl.float32, [_STAGES, 64], flat)
+    ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    ring = Ring(ckv, k_pe, key_scales, ready, empty)
+    for stage in gl.static_range(_STAGES):
+        mbarrier.init(ready.index(stage), count=tile_arrivals(keys.BOX, scales.SCALES))
+        mbarrier.init(empty.index(stage), count=32 * _WARPS)
+    staged = _Staged(
+        gl.allocate_shared_memory(gl.float16, [2, 64, 256], wide),
+        gl.allocate_shared_memory(gl.float16, [2, 64, 32], slim),
+        gl.allocate_shared_memory(gl.float32, [64, 64], of_scores),
+        gl.allocate_shared_memory(gl.float16, [2, 64, 64], gl.NVMMASharedLayout(128, 16, 2)),
+        gl.allocate_shared_memory(gl.float32, [64, 4], by_fours),
+        gl.allocate_shared_memory(gl.int32, [_WARPS], flat),
+        _barrier(1), _barrier(1), _barrier(1), _barrier(32 * _WARPS),
+    )  # fmt: skip
+    fence_async_shared()
+    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    gdc_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _answer,
+                (step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale, keys.BOX),
+            ),
+            (_score, (step, staged, ring)),
+            (copy_tiles, (step, keys, scales, ring, 256)),
+        ],
+        [4, 4 if keys.BOX == 0 else 1],
+        [120, 40 if keys.BOX == 0 else 24],
+    )
+
+
+# Not specialised: what varies from step to step, or with how an engine slices its buffers.
+@gluon.jit(
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize_on_alignment=["scales_ptr"],
+)
+def decode_tile_exact_kernel(
+    q_nope_ptr,  # [T, H, 512]
+    q_pe_ptr,  # [T, H, 64]
+    block_table_ptr,  # int32 [B, M]
+    unit_starts_ptr,
+    cut_ptr,
+    shares_ptr,
+    token_starts_ptr,
+    row_lens_ptr,
+    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as bytes
+    scales_ptr,  # float32 [], or [num_blocks, 1, G]
+    out_ptr,  # [T, H, 512]
+    lse_ptr,  # float32 [T, H]
+    partial_out_ptr,  # float32 [tiles, 64, 512]
+    partial_lse_ptr,  # float32 [tiles, 64]
+    positions_ptr,  # int64 [T]; with a rope alone, as the tables
+    cos_ptr,  # [max_model_len, 32]
+    sin_ptr,
+    ckv_desc,  # int16 [cache rows, 256 + 32], boxes [BOX, 256]
+    k_pe_desc,  # the same, boxes [BOX, 32]
+    stride_q_nope_token,
+    stride_q_nope_head,
+    stride_q_pe_token,
+    stride_q_pe_head,
+    stride_table_row,
+    stride_table_col,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_lse_head,
+    softmax_scale,
+    num_heads: gl.constexpr,
+    block_size: gl.constexpr,
+    block_rows: gl.constexpr,  # rows of the cache from one block to the next
+    stride_cache_row: gl.constexpr,  # in words of two bytes
+    stride_scales_block: gl.constexpr,
+    SCALES: gl.constexpr,  # where they lie, as MlaConfig.scales says
+    MASK: gl.constexpr,
+    TREE_WORDS: gl.constexpr,
+    BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
+    FIXED_SPLITS: gl.constexpr,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
+):
+    words: gl.constexpr = gl.pointer_type(gl.int16)
+    _decode(
+        Step(
+            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
+            num_heads, MASK, TREE_WORDS, 64, 64, FIXED_SPLITS,
+        ),
+        Keys(
+            cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
+            stride_table_col, block_size, block_rows, stride_cache_row, BOX,
+        ),
+        Scales(scales_ptr, stride_scales_block, SCALES, 1),
+        Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
+        Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
+        Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),
+        Answers(
+            Lines(out_ptr, stride_out_token, stride_out_head),
+            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
+        ),
+        softmax_scale,
+    )  # fmt: skip
