@@ -17,6 +17,7 @@ ROWS = {"decode": tuple((n, 1) for n in LENS), "drafts": tuple((n, 3) for n in L
 CACHES = {
     "bf16": {},
     "portable": {},
+    "portable-fp8_e4m3": {"cache_format": "fp8_e4m3"},
     **{
         f"{name}-{products}": {"cache_format": name, "products": products}
         for name in FP8_NAMES
@@ -36,7 +37,7 @@ def test_rows_have_the_bits_that_they_have_alone(kind, num_heads, rows):
         latents = cache.flatten(0, 1)
         cache = written(config, latents, torch.arange(len(latents), device="cuda"), len(cache))
     demand = demand_of(config, device_facts(torch.device("cuda", 0)).arch)
-    choose = portable_variant if kind == "portable" else serving_variant
+    choose = portable_variant if kind.startswith("portable") else serving_variant
     mla = PagedMla(config, variant=choose(demand, problem.longest))
     problem.plan(mla)
     mla.workspace.fill_(torch.nan)

@@ -120,7 +120,13 @@ def test_a_thousand_repeats(name):
 )
 @pytest.mark.parametrize("pairing", list(RopePairing))
 def test_kernels_rotate_as_the_launch_does(pairing, dtype, cache_format, num_heads):
-    """S-12: bit for bit the answers to queries that were rotated before; strided and padded."""
+    """S-12: bit for bit the answers to queries that were rotated before; strided and padded.
+
+    The kernel for tiles leaves pairs side by side to a launch before it, if heads are many.
+    """
+    is_before = (
+        cache_format != "fp8_e4m3" and pairing is RopePairing.INTERLEAVED and num_heads == 128
+    )
     given = replace(CONFIG, num_heads=num_heads, dtype=dtype, cache_format=cache_format)
     mla, plain = PagedMla(replace(given, rope=Rope(pairing))), PagedMla(given)
     model = Model(mla)
@@ -138,7 +144,7 @@ def test_kernels_rotate_as_the_launch_does(pairing, dtype, cache_format, num_hea
             instance.plan(*lengths, num_tokens=tokens, max_query_len=query_len)
         rotate.q_pe.fill_(torch.nan)
         found = mla.attend(q_nope, q_pe, model.cache(0))
-        assert rotate.q_pe.isnan().all()
+        assert bool(rotate.q_pe.isnan().all()) is not is_before
         turned = rotate.launch(q_pe, mla.positions)[:tokens]
         expected = plain.attend(q_nope, turned, model.cache(0))
         assert found[0][:-2].isfinite().all()

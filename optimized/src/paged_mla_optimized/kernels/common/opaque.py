@@ -4,13 +4,17 @@ What is the same in every pass of a loop is otherwise found once before all loop
 registers that the inner loops need, or in local memory.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.kernels.common.handover import is_compiled
 
 
-@gluon.jit
+@triton.jit
 def opaque(value):
     """Return a `value` of 32 bits, or a tensor of them, as if it could be another each time."""
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [value], dtype=value.dtype, is_pure=False, pack=1
-    )
+    if is_compiled():
+        value = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [value], dtype=value.dtype, is_pure=False, pack=1
+        )
+    return value

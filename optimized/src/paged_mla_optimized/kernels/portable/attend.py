@@ -20,6 +20,7 @@ from paged_mla_optimized.kernels.common.handover import (
     state_of_program,
 )
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
+from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.schedule import (
     Work,
@@ -167,7 +168,9 @@ def attend_kernel(
         row = segment.row
         seq_len = segment.seq_len
         tile_begin = segment.tile_begin
-        tile_end = segment.tile_end
+        # Whole, or LLVM makes tiles of the loop from the minimum of a difference that it is, where
+        # ptxas 12.8 adds what is to be subtracted.
+        tile_end = opaque(segment.tile_end)
         token, head, index, live = query_rows(work, row, segment.tile_m, num_heads, TILE_M)
         at = token * stride_q_nope_token + head * stride_q_nope_head
         q_nope = load_shares(q_nope_ptr + at, live, R, SHARES)
