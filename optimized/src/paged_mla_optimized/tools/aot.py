@@ -1,8 +1,9 @@
 """Compiles every kernel variant for an architecture with no GPU, and holds it against its limits.
 
 ``python -m paged_mla_optimized.tools.aot --arch sm90 [--json PATH]`` prints registers, stack
-(spills) and shared memory of each, and exits 1 if one fails or needs more shared memory than there
-is: the compiler itself does not look at that. ``--against PATH`` names the variants whose
+(spills) and shared memory of each, and exits 1 if one fails, needs more shared memory than there
+is, which the compiler itself does not look at, or is miscompiled in the one way that this can tell.
+``--against PATH`` names the variants whose
 instructions are not those of a table that ``--json`` wrote: what was measured of the others holds.
 """
 
@@ -46,7 +47,7 @@ class Usage:
     ptx : str
         Hash of its instructions, whatever source lines they come from.
     error : str or None
-        Why it did not compile, or what it exceeds.
+        Why it did not compile, what it exceeds, or what ptxas made of it.
     """
 
     name: str
@@ -63,12 +64,16 @@ def compile_job(job: Job, arch: str) -> Usage:
         compiled = compiled_kernel(job, arch)
     except (triton.TritonError, RuntimeError) as error:
         return Usage(job.name, error=str(error).strip())
-    registers, stack_bytes = _resources(compiled.asm["cubin"])
+    dump = _dump(compiled.asm["cubin"])
+    registers, stack_bytes = _resources(dump)
     shared_bytes = compiled.metadata.shared
-    limit = SHARED_MEMORY[arch]
-    excess = f"more than {limit} bytes of shared memory" if shared_bytes > limit else None
+    fault = None
+    if shared_bytes > SHARED_MEMORY[arch]:
+        fault = f"more than {SHARED_MEMORY[arch]} bytes of shared memory"
+    elif lost := lost_signs(dump):
+        fault = f"ptxas may have lost a sign: {lost[0]}"
     ptx = hash_of_instructions(compiled.asm["ptx"])
-    return Usage(job.name, registers, stack_bytes, shared_bytes, ptx, excess)
+    return Usage(job.name, registers, stack_bytes, shared_bytes, ptx, fault)
 
 
 def compiled_kernel(job: Job, arch: str) -> Any:
@@ -95,16 +100,39 @@ def changes(before: list[dict[str, Any]], now: list[Usage]) -> list[str]:
     return told
 
 
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Return registers and stack bytes of a thread."""
+def lost_signs(sass: str) -> list[str]:
+    """Return minima and maxima of sums of uniform registers, of which one was copied for that.
+
+    None of the kernels asks for such a sum. ptxas 12.8 has made it of a difference.
+    """
+    copied: set[str] = set()
+    found = []
+    for line in re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?(.*?) *;", sass):
+        if copy := re.fullmatch(r"(?:IMAD\.U32 (R\d+), RZ, RZ|MOV (R\d+)), UR\d+", line):
+            copied.add(copy[1] or copy[2])
+            continue
+        sum_ = re.match(r"VIADDMNMX\S* R\d+, (R\d+)\S*, UR\d+,", line)
+        if sum_ and sum_[1] in copied:
+            found.append(line)
+        if given := re.match(r"\S+ (R\d+),", line):
+            copied.discard(given[1])
+    return found
+
+
+def _dump(cubin: bytes) -> str:
+    """Return what cuobjdump says of a binary: resources, and instructions."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _resources(dump: str) -> tuple[int, int]:
+    """Return registers and stack bytes of a thread."""
+    found = re.search(r"REG:(\d+) STACK:(\d+)", dump)
     if found is None:
-        raise RuntimeError(f"cuobjdump reports no resources: {report}")
+        raise RuntimeError(f"cuobjdump reports no resources: {dump}")
     return int(found[1]), int(found[2])
 
 

@@ -168,8 +168,8 @@ def attend_kernel(
         row = segment.row
         seq_len = segment.seq_len
         tile_begin = segment.tile_begin
-        # Whole, or LLVM makes tiles of the loop from the minimum of a difference that it is, where
-        # ptxas 12.8 adds what is to be subtracted.
+        # Else LLVM finds the loop's tiles from what this was found from, a minimum of a difference,
+        # and ptxas 12.8 makes a sum of that.
         tile_end = opaque(segment.tile_end)
         token, head, index, live = query_rows(work, row, segment.tile_m, num_heads, TILE_M)
         at = token * stride_q_nope_token + head * stride_q_nope_head
