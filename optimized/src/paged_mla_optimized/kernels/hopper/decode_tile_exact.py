@@ -31,6 +31,7 @@ from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import lines_of, store_columns
+from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
@@ -74,7 +75,7 @@ _EVERYWHERE = gl.constexpr(gl.BlockedLayout([_WARPS], [32], [_WARPS], [0]))
 
 
 class _Staged(NamedTuple):
-    """What the roles share in shared memory, and barriers, all but the first for every tile."""
+    """What the roles share in shared memory; barriers, two for a segment and two for a tile."""
 
     q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
     q_pe: gl.shared_memory_descriptor  # float16 [2, 64, 32]
@@ -259,7 +260,10 @@ def _weigh(step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCA
 
 @gluon.jit
 def _arrive_alone(bar):
-    """Arrive by every thread for itself, once it has what it read: no thread waits for others."""
+    """Arrive by every thread for itself, once it has what it read: no thread waits for others.
+
+    As threads do whose copies have ended; these have begun none.
+    """
     async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
@@ -317,6 +321,7 @@ def _attend_tiles(
             clear_tail(keys, segment.seq_len - tile * 64, 64, 256, _WARPS)
         fence_async_shared()
         _arrive_alone(staged.weighed)
+        thread_barrier()
         words = _load_values(keys, 0)
         following = _load_values(keys, 1)
         if gl.max(staged.rises.load(_EVERYWHERE), 0) > 0:
