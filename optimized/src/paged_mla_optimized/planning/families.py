@@ -299,8 +299,12 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
     return _with_lanes(_TILE, height)
 
 
-def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
-    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS) or (
+def _tile_exact_misfit(demand: Demand, _height: int) -> str:
+    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS)
+
+
+def _tile_fp8_misfit(demand: Demand, height: int) -> str:
+    return _tile_exact_misfit(demand, height) or (
         "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
     )
 
@@ -309,10 +313,6 @@ def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     if height <= _TILE_FP8.tile_m:
         return replace(_TILE_FP8, overhead=12)  # 64 heads beside each other: 80 us, with 6 85
     return _with_lanes(_TILE_FP8, height)
-
-
-def _tile_exact_misfit(demand: Demand, _height: int) -> str:
-    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS)
 
 
 def _tile_exact_variant(_demand: Demand, height: int) -> AttendVariant:

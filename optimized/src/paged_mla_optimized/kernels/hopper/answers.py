@@ -4,25 +4,27 @@ from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 
+from paged_mla_optimized.kernels.common.lines import line_at, line_ptr
 from paged_mla_optimized.kernels.hopper.e4m3 import in_order
+from paged_mla_optimized.kernels.hopper.pairs import kept_pairs, partial_pairs, query_pairs
 
 _WARPS = gl.constexpr(8)
 
 
 @constexpr_function
-def lines_of(dtype):
+def _lines(dtype):
     """Return how the warps share lines of answers, 16 bytes a thread."""
     return gl.BlockedLayout([1, 128 // dtype.primitive_bitwidth], [1, 32], [_WARPS, 1], [1, 0])
 
 
 @gluon.jit
-def store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
+def _store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
     """Store answers from column FIRST on, those of pair i at ``base_ptr + at[i]``.
 
     Through `buffer`: products leave 16 columns of a pair to eight threads, less than a line.
     """
     dtype: gl.constexpr = base_ptr.dtype.element_ty
-    layout: gl.constexpr = lines_of(dtype)
+    layout: gl.constexpr = _lines(dtype)
     WIDTH: gl.constexpr = out.shape[0]
     PAIRS: gl.constexpr = out.shape[1]
     # Eight threads' columns, of every second pair, in banks of their own.
@@ -31,3 +33,29 @@ def store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
     lines.store(in_order(out.to(dtype)))
     column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     gl.store(base_ptr + at[:, None] + column[None, :], lines.load(layout), mask=live[:, None])
+
+
+@gluon.jit
+def store_whole(step, segment, parts, buffers, lse, answers):
+    """Store the answers of a query tile, in parts of columns, each through a buffer of its own."""
+    layout: gl.constexpr = gl.SliceLayout(1, _lines(answers.out.ptr.dtype.element_ty))
+    pairs = query_pairs(step, segment, layout)
+    at = line_at(answers.out, pairs.token, pairs.head)
+    for part in gl.static_range(len(parts)):
+        first = part * parts[part].shape[0]
+        _store_columns(parts[part], buffers[part], answers.out.ptr, at, pairs.live, first)
+    lse_at = line_ptr(answers.lse, pairs.token, pairs.head)
+    gl.store(lse_at, gl.convert_layout(lse, layout), mask=pairs.live)
+
+
+@gluon.jit
+def store_partial(step, segment, parts, buffer, lse, answers):
+    """Store the partial answers of a query tile, in parts of columns, each through the buffer."""
+    layout: gl.constexpr = gl.SliceLayout(1, _lines(gl.float32))
+    WIDTH: gl.constexpr = parts[0].shape[0]
+    pair = partial_pairs(step, segment, layout)
+    at = pair * (len(parts) * WIDTH)
+    kept = kept_pairs(step, segment, layout)
+    for part in gl.static_range(len(parts)):
+        _store_columns(parts[part], buffer, answers.partial_out_ptr, at, kept, part * WIDTH)
+    gl.store(answers.partial_lse_ptr + pair, gl.convert_layout(lse, layout), mask=kept)

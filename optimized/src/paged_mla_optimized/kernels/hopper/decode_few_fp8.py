@@ -22,10 +22,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.lines import Answers, Lines
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
-from paged_mla_optimized.kernels.hopper.answers import lines_of, store_columns
+from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
@@ -37,8 +37,6 @@ from paged_mla_optimized.kernels.hopper.keys import (
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.pairs import (
-    kept_pairs,
-    partial_pairs,
     query_pairs,
     sees,
     state_pairs,
@@ -52,10 +50,9 @@ from paged_mla_optimized.kernels.hopper.queries import (
     store_halves,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, raised
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, lift_of, raised
 
 _WARPS = gl.constexpr(8)
-_LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
 
 
 class _Staged(NamedTuple):
@@ -235,15 +232,11 @@ def _store_weights(weights, first_scale, key_scales, stage, buffer, SCALES: gl.c
 
 @gluon.jit
 def _lift(first_scale, key_scales, stage, SHARES: gl.constexpr, key_layout: gl.constexpr):
-    """Return by which power of two the weights of each key's codes exceed its own, at the most.
-
-    An integer, from the bits of the largest scale. Bounded from below, or the sum of weights could
-    grow without bound beside small scales.
-    """
-    largest = gl.maximum(first_scale, _LEAST_SCALE)
+    """Return by how much the weights of each key's codes may exceed its own, see ``lift_of``."""
+    largest = first_scale
     for share in gl.static_range(1, SHARES):
         largest = gl.maximum(largest, key_scales.index(stage * SHARES + share).load(key_layout))
-    return ((largest.to(gl.int32, bitcast=True) >> 23) - 126).to(gl.float32)
+    return lift_of(largest)
 
 
 @gluon.jit
@@ -451,32 +444,6 @@ def _attend_tiles(
 
 
 @gluon.jit
-def _store_whole(step, segment, out, lse, buffer, answers):
-    """Store the answers of a query tile."""
-    layout: gl.constexpr = gl.SliceLayout(1, lines_of(answers.out.ptr.dtype.element_ty))
-    pairs = query_pairs(step, segment, layout)
-    at = line_at(answers.out, pairs.token, pairs.head)
-    store_columns(out, buffer, answers.out.ptr, at, pairs.live, 0)
-    lse_at = line_ptr(answers.lse, pairs.token, pairs.head)
-    gl.store(lse_at, gl.convert_layout(lse, layout), mask=pairs.live)
-
-
-@gluon.jit
-def _store_partial(step, segment, out, lse, buffer, answers):
-    """Store the partial answers of a query tile, of which `buffer` holds half."""
-    layout: gl.constexpr = gl.SliceLayout(1, lines_of(gl.float32))
-    R: gl.constexpr = out.shape[0]
-    PAIRS: gl.constexpr = out.shape[1]
-    pair = partial_pairs(step, segment, layout)
-    at = pair * R
-    kept = kept_pairs(step, segment, layout)
-    low, high = out.reshape([2, R // 2, PAIRS]).permute((1, 2, 0)).split()
-    store_columns(low, buffer, answers.partial_out_ptr, at, kept, 0)
-    store_columns(high, buffer, answers.partial_out_ptr, at, kept, R // 2)
-    gl.store(answers.partial_lse_ptr + pair, gl.convert_layout(lse, layout), mask=kept)
-
-
-@gluon.jit
 def _store_answers(step, segment, accs, sums, cache_scale, staged, answers):
     """Store the answers of a query tile, or keep them as its partial.
 
@@ -490,9 +457,11 @@ def _store_answers(step, segment, accs, sums, cache_scale, staged, answers):
     lse = (staged.peaks.load(pair_layout) + gl.log2(total)) * LN_2
     lse = gl.where(is_empty, float("-inf"), lse)
     if segment.is_whole:
-        _store_whole(step, segment, out, lse, staged.q_nope, answers)
+        store_whole(step, segment, (out,), (staged.q_nope,), lse, answers)
     else:
-        _store_partial(step, segment, out, lse, staged.q_nope, answers)
+        R: gl.constexpr = out.shape[0]
+        low, high = out.reshape([2, R // 2, out.shape[1]]).permute((1, 2, 0)).split()
+        store_partial(step, segment, (low, high), staged.q_nope, lse, answers)
 
 
 @gluon.jit

@@ -26,11 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.lines import Answers, Lines
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
-from paged_mla_optimized.kernels.hopper.answers import lines_of, store_columns
+from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
@@ -42,8 +42,6 @@ from paged_mla_optimized.kernels.hopper.keys import (
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.pairs import (
-    kept_pairs,
-    partial_pairs,
     query_pairs,
     sees,
     state_pairs,
@@ -57,11 +55,17 @@ from paged_mla_optimized.kernels.hopper.queries import (
     store_halves,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, higher
+from paged_mla_optimized.kernels.hopper.softmax import (
+    FLOOR,
+    LAZY,
+    higher,
+    lift_of,
+    own_sums,
+    own_sums_at,
+)
 
 _STAGES = gl.constexpr(3)
 _WARPS = gl.constexpr(8)  # that make weights and answers
-_LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
 _CHUNK = gl.constexpr(32)  # words of keys at a time
 _WORDS = gl.constexpr(128)  # two columns each, of one product's values
 _KEYS = gl.constexpr(16)  # of one product
@@ -170,12 +174,6 @@ def _own_highest(s):
 
 
 @gluon.jit
-def _own_sums(weights):
-    """Return the sums [64, 4] of what each lane holds of a pair's weights [64, 64]."""
-    return gl.sum(gl.sum(weights.reshape([64, 64 // 4 // _OWN, 4, _OWN]), 3), 1)
-
-
-@gluon.jit
 def _spread(own):
     """Return what each lane knows of its pair, [64, 4], beside every score [64, 64]."""
     beside = own[:, None, :, None].broadcast_to([64, 64 // 4 // _OWN, 4, _OWN]).reshape([64, 64])
@@ -245,17 +243,14 @@ def _weigh(step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCA
     if SCALES == "scalar":
         highest = _own_highest(s) * scale
     else:
-        # By which power of two weights of codes exceed a key's own: see ``decode_few_fp8.py``.
-        bounded = gl.maximum(key_scale, _LEAST_SCALE).to(gl.int32, bitcast=True)
-        lift = ((bounded >> 23) - 126).to(gl.float32)
-        highest = _own_highest(s * _spread(scale) + lift[None, :])
+        highest = _own_highest(s * _spread(scale) + lift_of(key_scale)[None, :])
     peak, keep = _raise_peaks(peak, highest, staged)
     weights = gl.exp2(s * _spread(scale) - _spread(peak))
     of_codes = weights
     if SCALES != "scalar":
         of_codes = weights * key_scale[None, :]
     staged.weights.index(turn & 1).store(of_codes.to(gl.float16))
-    return peak, sums * keep + _own_sums(weights)
+    return peak, sums * keep + own_sums(weights, _OWN)
 
 
 @gluon.jit
@@ -346,19 +341,11 @@ def _columns_at(pair):
 
 
 @gluon.jit
-def _sums_at(pair, layout: gl.constexpr):
-    """Return where own sums [64, 4] lie in a state of the pairs that lie at `pair`."""
-    own = gl.arange(0, 4, layout=gl.SliceLayout(0, layout))
-    pair = gl.convert_layout(pair, gl.SliceLayout(1, layout))
-    return (pair + 64)[:, None] * 512 + own[None, :]
-
-
-@gluon.jit
 def _begin(step, segment, answers):
     """Return sums of low and high values, [256, 64], peaks and own sums [64, 4] to add to."""
     low = gl.zeros([256, 64], gl.float32, _ANSWERS)
     high = gl.zeros([256, 64], gl.float32, _ANSWERS)
-    sums = _own_sums(gl.zeros([64, 64], gl.float32, _BY_PAIR))
+    sums = own_sums(gl.zeros([64, 64], gl.float32, _BY_PAIR), _OWN)
     layout: gl.constexpr = sums.type.layout
     peak = gl.full([64, 4], FLOOR, gl.float32, layout)
     if step.FIXED_SPLITS > 0:
@@ -367,7 +354,7 @@ def _begin(step, segment, answers):
             ptrs = answers.partial_out_ptr + _columns_at(pair)
             low = gl.load(ptrs)
             high = gl.load(ptrs + 256)
-            sums = gl.load(answers.partial_out_ptr + _sums_at(pair, layout))
+            sums = gl.load(answers.partial_out_ptr + own_sums_at(sums, pair))
             of_pair = gl.convert_layout(pair, gl.SliceLayout(1, layout))
             peak = gl.load(answers.partial_lse_ptr + of_pair)[:, None].broadcast_to([64, 4])
         # What is loaded in a branch would have products wait for each other (ptxas, C7515).
@@ -384,7 +371,7 @@ def _leave(step, low, high, peak, sums, answers):
     ptrs = answers.partial_out_ptr + _columns_at(pair)
     gl.store(ptrs, low)
     gl.store(ptrs + 256, high)
-    gl.store(answers.partial_out_ptr + _sums_at(pair, layout), sums)
+    gl.store(answers.partial_out_ptr + own_sums_at(sums, pair), sums)
     of_pair = gl.convert_layout(pair, gl.SliceLayout(1, layout))
     gl.store(answers.partial_lse_ptr + of_pair, gl.reduce(peak, 1, higher))
     state_stored(step, 0)
@@ -404,21 +391,10 @@ def _store(step, segment, low, high, peak, sums, cache_scale, buffer, answers):
     high = high * factor
     lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
     if segment.is_whole:
-        layout: gl.constexpr = gl.SliceLayout(1, lines_of(answers.out.ptr.dtype.element_ty))
-        pairs = query_pairs(step, segment, layout)
-        at = line_at(answers.out, pairs.token, pairs.head)
-        store_columns(low, buffer.index(0), answers.out.ptr, at, pairs.live, 0)
-        store_columns(high, buffer.index(1), answers.out.ptr, at, pairs.live, 256)
-        lse_at = line_ptr(answers.lse, pairs.token, pairs.head)
-        gl.store(lse_at, gl.convert_layout(lse, layout), mask=pairs.live)
+        buffers = (buffer.index(0), buffer.index(1))
+        store_whole(step, segment, (low, high), buffers, lse, answers)
     else:
-        of_partials: gl.constexpr = gl.SliceLayout(1, lines_of(gl.float32))
-        pair = partial_pairs(step, segment, of_partials)
-        kept = kept_pairs(step, segment, of_partials)
-        store_columns(low, buffer, answers.partial_out_ptr, pair * 512, kept, 0)
-        store_columns(high, buffer, answers.partial_out_ptr, pair * 512, kept, 256)
-        lse_ptrs = answers.partial_lse_ptr + pair
-        gl.store(lse_ptrs, gl.convert_layout(lse, of_partials), mask=kept)
+        store_partial(step, segment, (low, high), buffer, lse, answers)
 
 
 @gluon.jit

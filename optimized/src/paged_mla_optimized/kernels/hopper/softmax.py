@@ -18,6 +18,7 @@ FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never 
 LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
 
 _ALL_NAN = gl.constexpr(PropagateNan.ALL)
+_LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
 
 
 @gluon.jit
@@ -51,13 +52,27 @@ def raised_in_twos(peak, highest, has_to):
 
 
 @gluon.jit
-def own_sums(weights):
-    """Return the sums [64, 4] of what each thread holds of weights [64, N]: no shuffles."""
-    return gl.sum(gl.sum(weights.reshape([64, weights.shape[1] // 8, 4, 2]), 3), 1)
+def lift_of(scale):
+    """Return by which power of two the weights of codes exceed a key's own, at the most.
+
+    An integer, from the bits of the key's `scale`, the largest if it has several. Bounded from
+    below, or the sum of weights could grow without bound beside small scales.
+    """
+    bounded = gl.maximum(scale, _LEAST_SCALE).to(gl.int32, bitcast=True)
+    return ((bounded >> 23) - 126).to(gl.float32)
 
 
 @gluon.jit
-def _own_sums_at(total, pair):
+def own_sums(weights, OWN: gl.constexpr = 2):
+    """Return the sums [64, 4] of what each thread holds of weights [64, N]: no shuffles.
+
+    Four lanes hold the keys of a pair, OWN neighbours at a time.
+    """
+    return gl.sum(gl.sum(weights.reshape([64, weights.shape[1] // 4 // OWN, 4, OWN]), 3), 1)
+
+
+@gluon.jit
+def own_sums_at(total, pair):
     """Return where own sums [64, 4] lie in a state of the pairs that lie at `pair`."""
     own = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))
     pair = gl.convert_layout(pair, gl.SliceLayout(1, total.type.layout))
@@ -74,7 +89,7 @@ def begin_weighing(step, segment, answers, layout: gl.constexpr):
         if segment.is_taken:
             pair = taken_pairs(step, 0, pair_layout)
             peak = gl.load(answers.partial_lse_ptr + pair)
-            total = gl.load(answers.partial_out_ptr + _own_sums_at(total, pair))
+            total = gl.load(answers.partial_out_ptr + own_sums_at(total, pair))
     return peak, total
 
 
@@ -84,7 +99,7 @@ def leave_weighing(step, peak, total, answers):
     pair_layout: gl.constexpr = peak.type.layout
     pair = state_pairs(gl.program_id(0), 64, pair_layout)
     gl.store(answers.partial_lse_ptr + pair, peak)
-    gl.store(answers.partial_out_ptr + _own_sums_at(total, pair), total)
+    gl.store(answers.partial_out_ptr + own_sums_at(total, pair), total)
     state_stored(step, 0)
 
 
