@@ -253,26 +253,27 @@ def test_the_ring_holds_as_many_key_tiles_as_fit(num_heads):
 
 
 @pytest.mark.parametrize(
-    ("cache_format", "key", "shares", "pairs"),
+    ("cache_format", "key", "ratios", "pairs"),
     [
-        ("fp8_e4m3", 576, 1, 16),
-        ("fp8_e4m3", 576, 1, 32),
-        ("fp8_block_token", 580, 1, 16),
-        ("fp8_block_token", 580, 1, 32),
-        ("fp8_block_group", 580, 1, 16),
-        ("fp8_block_group", 580, 1, 32),
+        ("fp8_e4m3", 576, 0, 16),
+        ("fp8_e4m3", 576, 0, 32),
+        ("fp8_block_token", 580, 0, 16),
+        ("fp8_block_token", 580, 0, 32),
+        ("fp8_block_group", 580, 0, 16),
+        ("fp8_block_group", 580, 0, 32),
         ("fp8_ds_mla", 656, 4, 16),
         ("fp8_ds_mla", 656, 4, 32),
         ("fp8_ds_mla", 656, 4, 64),
     ],
 )
-def test_the_ring_holds_as_many_fp8_tiles_as_fit(cache_format, key, shares, pairs):
-    """Queries, weights of each share, and keys with their scales share what a program may have."""
+def test_the_ring_holds_as_many_fp8_tiles_as_fit(cache_format, key, ratios, pairs):
+    """Queries, weights, ratios and keys with their scales share what a program may have."""
     config = replace(CONFIG, num_heads=pairs, cache_format=cache_format)
     variant = served(config)
     stages = hopper_constants(config, variant, 64, key // 2)["STAGES"]
     tile = variant.tile_n * key
-    taken = tile * stages + variant.tile_m * (576 + variant.tile_n * shares) * 2
+    taken = tile * stages + variant.tile_m * (576 + variant.tile_n) * 2
+    taken += variant.tile_n * ratios * 2
     assert stages > 1
     assert taken < SHARED_MEMORY["sm90"] <= taken + tile + 1024
 

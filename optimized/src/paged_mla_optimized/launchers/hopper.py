@@ -297,14 +297,14 @@ def hopper_dtype(config: MlaConfig) -> torch.dtype:
 
 def _stages(config: MlaConfig, variant: AttendVariant) -> int:
     """Return how many key tiles the ring for few queries holds: as many as fit."""
-    shares = _shares(config)
     queries = (config.kv_lora_rank + config.qk_rope_head_dim) * 2
     if config.scales == "inline" and config.dtype == torch.float16:
         queries += config.qk_rope_head_dim * 2  # in two pieces
-    weights = variant.tile_n * shares * 2
+    weights = variant.tile_n * 2
+    ratios = variant.tile_n * config.stored.inline_scales * 2
     key = config.stored.token_bytes(config) + (4 if config.scales.startswith("per_") else 0)
-    room = SHARED_MEMORY["sm90"] - _BARRIERS
-    return (room - variant.tile_m * (queries + weights)) // (variant.tile_n * key)
+    room = SHARED_MEMORY["sm90"] - _BARRIERS - variant.tile_m * (queries + weights) - ratios
+    return room // (variant.tile_n * key)
 
 
 def _shares(config: MlaConfig) -> int:

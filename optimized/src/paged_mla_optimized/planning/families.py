@@ -285,14 +285,10 @@ def _few_variant(_demand: Demand, height: int) -> AttendVariant:
     return next(tile for tile in _FEW if tile.tile_m >= height)
 
 
-def _few_fp8_variant(demand: Demand, height: int) -> AttendVariant:
+def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     highest = _FEW_FP8[-1]
     # Two programs read the keys of more pairs together.
-    found = next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
-    if FORMATS[demand.cache_format].inline_scales and found.tile_m == 32:
-        # Weights of each share leave no room for two tiles of 128 keys.
-        return replace(found, tile_n=64, split_tiles=2 * found.split_tiles)
-    return found
+    return next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
 
 
 def _tile_variant(_demand: Demand, height: int) -> AttendVariant:

@@ -1,7 +1,9 @@
 """Split attention over e4m3 caches by 16-bit products on Hopper (rules S-4 to S-7).
 
 Exact: products are of float16, which holds e4m3 values in full. Scales of keys go to scores and
-weights in float32; the bfloat16 part of a row, if any, is multiplied as bfloat16.
+weights in float32; the bfloat16 part of a row, if any, is multiplied as bfloat16. Where a row has a
+scale for each share of its latent, scores take all of them, and weights the largest; values are
+multiplied by the ratio of theirs to that, and rounded to float16, as weights are.
 
 As in ``decode_few.py`` operands are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^T``, and here the
 keys of both products come from registers, so that nothing unpacked goes back to shared memory
@@ -27,7 +29,12 @@ from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
-from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
+from paged_mla_optimized.kernels.hopper.e4m3 import (
+    contracted,
+    scaled_values_of,
+    value_words,
+    values_of,
+)
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     Ring,
@@ -53,6 +60,10 @@ from paged_mla_optimized.kernels.hopper.rope import Rope
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, lift_of, raised
 
 _WARPS = gl.constexpr(8)
+# Largest ratio of a share's scale to what counts as the scale of its key: 448 of it is below 65504,
+# and shares a millionth as large keep all bits of float16.
+_MOST = gl.constexpr(64.0)
+_TINY = gl.constexpr(2.0**-120)
 
 
 class _Staged(NamedTuple):
@@ -62,7 +73,8 @@ class _Staged(NamedTuple):
     q_pe: gl.shared_memory_descriptor  # two halves as well, or bfloat16 [pieces, TILE_M, P]
     scales: gl.shared_memory_descriptor  # float32 [TILE_M]: of scores
     peaks: gl.shared_memory_descriptor  # float32 [TILE_M]
-    weights: gl.shared_memory_descriptor  # float16 [SHARES, TILE_N, TILE_M]
+    weights: gl.shared_memory_descriptor  # float16 [TILE_N, TILE_M]
+    ratios: gl.shared_memory_descriptor  # float16 [SHARES, TILE_N], see ``_key_scale``; or None
     exceeds: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak has to rise
 
 
@@ -164,7 +176,7 @@ def _scores_of_shares(staged, keys, k_pe, key_scales, first_scales, zero, s_layo
     """Return the scores [keys, pairs] of a tile whose rows hold a scale of each share."""
     q_nope = staged.q_nope
     q_pe = staged.q_pe
-    SHARES: gl.constexpr = staged.weights.shape[0]
+    SHARES: gl.constexpr = staged.ratios.shape[0]
     TILE_N: gl.constexpr = keys.shape[0]
     WIDTH: gl.constexpr = keys.shape[1]
     PAIRS: gl.constexpr = q_nope.shape[1]
@@ -216,27 +228,26 @@ def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr
 
 
 @gluon.jit
-def _store_weights(weights, first_scale, key_scales, stage, buffer, SCALES: gl.constexpr):
-    """Store the weights [keys, pairs] of each share's codes."""
-    SHARES: gl.constexpr = buffer.shape[0]
-    key_layout: gl.constexpr = gl.SliceLayout(1, weights.type.layout)
-    for share in gl.static_range(SHARES):
-        of_codes = weights
-        if SCALES != "scalar":
-            scale = first_scale
-            if share > 0:
-                scale = key_scales.index(stage * SHARES + share).load(key_layout)
-            of_codes *= scale[:, None]
-        buffer.index(share).store(of_codes.to(gl.float16))
+def _store_weights(weights, key_scale, buffer, SCALES: gl.constexpr):
+    """Store the weights [keys, pairs] of codes."""
+    if SCALES != "scalar":
+        weights *= key_scale[:, None]
+    buffer.store(weights.to(gl.float16))
 
 
 @gluon.jit
-def _lift(first_scale, key_scales, stage, SHARES: gl.constexpr, key_layout: gl.constexpr):
-    """Return by how much the weights of each key's codes may exceed its own, see ``lift_of``."""
-    largest = first_scale
+def _key_scale(key_scales, first_scales, ratios, key_layout: gl.constexpr):
+    """Return one scale for each key, and store the float16 ratios of its shares' to that."""
+    SHARES: gl.constexpr = ratios.shape[0]
+    largest = gl.abs(key_scales.index(first_scales).load(key_layout))
     for share in gl.static_range(1, SHARES):
-        largest = gl.maximum(largest, key_scales.index(stage * SHARES + share).load(key_layout))
-    return lift_of(largest)
+        scale = key_scales.index(first_scales + share).load(key_layout)
+        largest = gl.maximum(largest, gl.abs(scale))
+    of_key = gl.maximum(largest, _TINY) * (1 / _MOST)
+    for share in gl.static_range(SHARES):
+        scale = key_scales.index(first_scales + share).load(key_layout)
+        ratios.index(share).store((scale / of_key).to(gl.float16))
+    return of_key
 
 
 @gluon.jit
@@ -345,10 +356,11 @@ def _attend_tiles(
     """
     TILE_N: gl.constexpr = step.TILE_N
     STAGES: gl.constexpr = ring.ready.shape[0]
-    SHARES: gl.constexpr = staged.weights.shape[0]
+    SHARES: gl.constexpr = len(accs)
     PAIRS: gl.constexpr = step.TILE_M
     KEYS: gl.constexpr = min(TILE_N, SHARES * (32 if PAIRS < 64 else 16))  # of a product at a time
     WORDS: gl.constexpr = R // 2 // SHARES
+    of_values: gl.constexpr = gl.SliceLayout(0, value_words(WORDS, KEYS))
     s_pair: gl.constexpr = gl.SliceLayout(0, s_layout)
     key_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     pair_layout: gl.constexpr = gl.SliceLayout(0, layout)
@@ -367,17 +379,17 @@ def _attend_tiles(
             thread_barrier()
         # Seen to vary: else what products are told of the queries is kept, in scarce registers.
         zero = stage >> 8
-        first_scale = None
+        key_scale = None
         if SHARES == 1:
             s = _scores(staged, keys, ring.k_pe.index(stage), zero, s_layout)
             if SCALES != "scalar":
-                first_scale = key_scales.index(stage).load(key_layout)
-                s = s * first_scale[:, None]
+                key_scale = key_scales.index(stage).load(key_layout)
+                s = s * key_scale[:, None]
         else:
             s = _scores_of_shares(
                 staged, keys, ring.k_pe.index(stage), key_scales, stage * SHARES, zero, s_layout
             )
-            first_scale = key_scales.index(stage * SHARES).load(key_layout)
+            key_scale = _key_scale(key_scales, stage * SHARES, staged.ratios, key_layout)
         words = _load_values(keys, 0, WORDS, KEYS)
         if tile >= segment.tile_edge:
             key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
@@ -392,11 +404,11 @@ def _attend_tiles(
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
         power = s * scale[None, :] - peak[None, :]
         weights = gl.exp2(power)
-        _store_weights(weights, first_scale, key_scales, stage, staged.weights, SCALES)
+        _store_weights(weights, key_scale, staged.weights, SCALES)
         if SCALES == "scalar":
             high = _by_warp((power > LAZY).to(gl.int32))
         else:
-            lift = _lift(first_scale, key_scales, stage, SHARES, key_layout)
+            lift = lift_of(key_scale)
             high = _by_warp((power > (LAZY - lift)[:, None]).to(gl.int32))
         staged.exceeds.store(gl.max(high, 1))
         fence_async_shared()
@@ -410,7 +422,7 @@ def _attend_tiles(
             weights = gl.exp2(s * scale[None, :] - new_peak[None, :])
             keep = gl.exp2(peak - new_peak)
             sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
-            _store_weights(weights, first_scale, key_scales, stage, staged.weights, SCALES)
+            _store_weights(weights, key_scale, staged.weights, SCALES)
             fence_async_shared()
             peaks.store(new_peak)
             keep = gl.convert_layout(keep, pair_layout)
@@ -424,12 +436,14 @@ def _attend_tiles(
         for share in gl.static_range(SHARES):
             acc = accs[share]
             for first in gl.static_range(0, TILE_N, KEYS):
-                values = values_of(words, layout)
+                if SHARES == 1:
+                    values = values_of(words, layout)
+                else:
+                    ratios = staged.ratios.index(share).slice(first, KEYS).load(of_values)
+                    values = scaled_values_of(words, ratios, layout)
                 if share * TILE_N + first + KEYS < SHARES * TILE_N:
                     words = _load_values(keys, share * TILE_N + first + KEYS, WORDS, KEYS)
-                acc = warpgroup_mma(
-                    values, staged.weights.index(share).slice(first, KEYS), acc, is_async=True
-                )
+                acc = warpgroup_mma(values, staged.weights.slice(first, KEYS), acc, is_async=True)
                 if share + first == 0:
                     last = values
                 last = warpgroup_mma_wait(1, deps=[last])
@@ -490,7 +504,7 @@ def _attend(
         )  # fmt: skip
         is_first = False
         accs, sums = _begin(
-            step, segment, answers, staged.peaks, R, staged.weights.shape[0], s_layout, layout
+            step, segment, answers, staged.peaks, R, scales.SHARES, s_layout, layout
         )
         accs, sums, stage, phase = _attend_tiles(
             step, segment, accs, sums, staged, ring, stage, phase, R, scales.SCALES, BOX,
@@ -523,22 +537,24 @@ def _decode(
         PIECES: gl.constexpr = 1 if q_pe.ptr.dtype.element_ty == gl.bfloat16 else 2
         k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P], slim)
         staged_pe = gl.allocate_shared_memory(gl.bfloat16, [PIECES, TILE_M, P], slim)
+        ratios = gl.allocate_shared_memory(gl.float16, [scales.SHARES, TILE_N], flat)
     else:
         k_pe = gl.allocate_shared_memory(gl.int16, [STAGES, TILE_N, P // 2], slim)
         staged_pe = gl.allocate_shared_memory(gl.float16, [2, TILE_M, P // 2], slim)
+        ratios: gl.constexpr = None
     if scales.SCALES == "scalar":
         key_scales: gl.constexpr = None
     else:
         key_scales = gl.allocate_shared_memory(gl.float32, [STAGES * scales.SHARES, TILE_N], flat)
     weights = gl.allocate_shared_memory(
-        gl.float16, [scales.SHARES, TILE_N, TILE_M], gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
+        gl.float16, [TILE_N, TILE_M], gl.NVMMASharedLayout(TILE_M * 2, 16, 2)
     )
     q_scales = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
     peaks = gl.allocate_shared_memory(gl.float32, [TILE_M], flat)
     exceeds = gl.allocate_shared_memory(gl.int32, [_WARPS], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    staged = _Staged(staged_nope, staged_pe, q_scales, peaks, weights, exceeds)
+    staged = _Staged(staged_nope, staged_pe, q_scales, peaks, weights, ratios, exceeds)
     ring = Ring(ckv, k_pe, key_scales, ready, empty)
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=tile_arrivals(keys.BOX, scales.SCALES))

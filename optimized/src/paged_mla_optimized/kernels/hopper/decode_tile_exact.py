@@ -83,7 +83,8 @@ class _Staged(NamedTuple):
 
     q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
     q_pe: gl.shared_memory_descriptor  # float16 [2, 64, 32]
-    s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys]
+    s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys], times scales of keys
+    lifts: gl.shared_memory_descriptor  # float32 [64], see ``_lift``; where keys have scales
     weights: gl.shared_memory_descriptor  # float16 [2, 64 pairs, 64 keys]
     keeps: gl.shared_memory_descriptor  # float32 [64, 4]: of each pair, what is kept of its sums
     rises: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak of a warp's pairs rose
@@ -115,17 +116,23 @@ def _queries_of(staged, zero, half: gl.constexpr, AT: gl.constexpr):
 
 
 @gluon.jit
-def _store_scores(s, staged, turn):
-    """Hand on the scores of the `turn`-th tile, once those before have been read."""
+def _store_scores(s, staged, ring, stage, turn, SCALES: gl.constexpr):
+    """Hand on the scores of the `turn`-th tile, of the stage before, once others have been read."""
+    if SCALES != "scalar":
+        before = gl.where(stage == 0, _STAGES - 1, stage - 1)
+        key_scale = ring.key_scales.index(before).load(gl.SliceLayout(1, _SCORES))
+        s = s * key_scale[:, None]
     mbarrier.wait(staged.weighed, (turn & 1) ^ 1)
     staged.s.store(s.permute((1, 0)))
+    if SCALES != "scalar":
+        staged.lifts.store(lift_of(key_scale))
     mbarrier.arrive(staged.scored)
     return turn + 1
 
 
 @gluon.jit
-def _score(step, staged, ring):
-    """Store the scores of every tile of every segment, but for scales."""
+def _score(step, staged, ring, SCALES: gl.constexpr):
+    """Store the scores of every tile of every segment, but for the scales of pairs."""
     unit, end, row = own_share(step)
     stage = 0
     phase = 0
@@ -144,7 +151,7 @@ def _score(step, staged, ring):
             words = _load_words(ring, stage, 0)
             following = _load_words(ring, stage, _CHUNK)
             if visit > segment.tile_begin:
-                turn = _store_scores(s, staged, turn)
+                turn = _store_scores(s, staged, ring, stage, turn, SCALES)
             # Seen to vary: else what products are told of the queries is kept, in scarce registers.
             zero = stage >> 8
             s = gl.zeros([64, 64], gl.float32, _SCORES)
@@ -163,7 +170,7 @@ def _score(step, staged, ring):
             phase = gl.where(stage == _STAGES - 1, phase ^ 1, phase)
             stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
         if segment.tile_begin < segment.tile_end:
-            turn = _store_scores(s, staged, turn)
+            turn = _store_scores(s, staged, ring, stage, turn, SCALES)
         unit = segment.following
 
 
@@ -236,19 +243,18 @@ def _weigh(step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCA
     mbarrier.wait(staged.scored, turn & 1)
     s = staged.s.load(_BY_PAIR)
     if SCALES != "scalar":
-        key_scale = key_scales.load(gl.SliceLayout(0, _BY_PAIR))
-        s = s * key_scale[None, :]
+        lift = staged.lifts.load(gl.SliceLayout(0, _BY_PAIR))
     if tile >= segment.tile_edge:
         s = _masked(step, segment, s, tile)
     if SCALES == "scalar":
         highest = _own_highest(s) * scale
     else:
-        highest = _own_highest(s * _spread(scale) + lift_of(key_scale)[None, :])
+        highest = _own_highest(s * _spread(scale) + lift[None, :])
     peak, keep = _raise_peaks(peak, highest, staged)
     weights = gl.exp2(s * _spread(scale) - _spread(peak))
     of_codes = weights
     if SCALES != "scalar":
-        of_codes = weights * key_scale[None, :]
+        of_codes = weights * key_scales.load(gl.SliceLayout(0, _BY_PAIR))[None, :]
     staged.weights.index(turn & 1).store(of_codes.to(gl.float16))
     return peak, sums * keep + own_sums(weights, _OWN)
 
@@ -469,10 +475,14 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
     for stage in gl.static_range(_STAGES):
         mbarrier.init(ready.index(stage), count=tile_arrivals(keys.BOX, scales.SCALES))
         mbarrier.init(empty.index(stage), count=32 * _WARPS)
+    lifts = None
+    if scales.SCALES != "scalar":
+        lifts = gl.allocate_shared_memory(gl.float32, [64], flat)
     staged = _Staged(
         gl.allocate_shared_memory(gl.float16, [2, 64, 256], wide),
         gl.allocate_shared_memory(gl.float16, [2, 64, 32], slim),
         gl.allocate_shared_memory(gl.float32, [64, 64], of_scores),
+        lifts,
         gl.allocate_shared_memory(gl.float16, [2, 64, 64], gl.NVMMASharedLayout(128, 16, 2)),
         gl.allocate_shared_memory(gl.float32, [64, 4], by_fours),
         gl.allocate_shared_memory(gl.int32, [_WARPS], flat),
@@ -487,7 +497,7 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
                 _answer,
                 (step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale, keys.BOX),
             ),
-            (_score, (step, staged, ring)),
+            (_score, (step, staged, ring, scales.SCALES)),
             (copy_tiles, (step, keys, scales, ring, 256)),
         ],
         [4, 4 if keys.BOX == 0 else 1],
