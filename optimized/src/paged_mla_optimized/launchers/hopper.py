@@ -324,6 +324,7 @@ def hopper_constants(
     `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
     of 16 bits, `stride_scales` that of a block in the scale tensor.
     """
+    is_inside = rotates_inside(config, variant)
     constants = {
         "num_heads": config.num_heads,
         "block_size": config.block_size,
@@ -338,7 +339,8 @@ def hopper_constants(
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
         "SHARES": _shares(config),
-        "ROPE": config.rope_pairing if rotates_inside(config, variant) else "none",
+        "ROPE": config.rope_pairing if is_inside else "none",
+        "ROTATED": config.rope is not None and not is_inside,
     } | cut_constants(config, variant)
     if constants["ROPE"] == "none":
         constants |= dict.fromkeys(("positions_ptr", "cos_ptr", "sin_ptr"))

@@ -429,6 +429,7 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
     constants = hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
     rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
+    rope = "-rotated" if constants.get("ROTATED") else rope
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
         f"-box{hopper_box(config.block_size)}-{cut}{rope}",

@@ -46,9 +46,9 @@ def quantise_kernel(
     NATIVE: tl.constexpr,
     OVERLAP: tl.constexpr,  # launched while the kernel before still runs
 ):
-    if OVERLAP:  # the attend kernel waits for the end of this one alone, see ``rope.py``
-        tl.extra.cuda.gdc_launch_dependents()
+    if OVERLAP:  # the attend kernel may read keys at once, see ``rope.py``
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     live = pair < num_pairs
     mask = live[:, None]

@@ -79,11 +79,11 @@ def rotate_kernel(
     OVERLAP: tl.constexpr,  # launched while the kernel before still runs
 ):
     if OVERLAP:
-        # The kernel behind it waits for the end of this one alone. Because every program here waits
-        # for the kernel before, that end comes after all that was launched earlier: what was
-        # appended is there, and nothing reads the buffer any more that is written below.
-        tl.extra.cuda.gdc_launch_dependents()
+        # The kernel behind begins once every program here has waited for the kernel before: all
+        # that was launched earlier has ended by then, so keys may be read at once. What is
+        # written below has to be waited for; nothing reads that buffer any more.
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     live = pair < num_pairs
     token = (pair // num_heads).to(tl.int64)

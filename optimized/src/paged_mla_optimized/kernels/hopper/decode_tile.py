@@ -161,7 +161,10 @@ def _hand_over(peak, total, staged):
 
 
 @gluon.jit
-def _weigh(step, q_nope, q_pe, rope, answers, staged, softmax_scale, BOX: gl.constexpr):
+def _weigh(
+    step, q_nope, q_pe, rope, answers, staged, softmax_scale, BOX: gl.constexpr,
+    ROTATED: gl.constexpr,
+):  # fmt: skip
     """Compute the weights of every tile of every segment, and the lse."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
@@ -181,6 +184,8 @@ def _weigh(step, q_nope, q_pe, rope, answers, staged, softmax_scale, BOX: gl.con
         for first in gl.static_range(0, 512, 256):
             copy_queries(step, segment, q_nope, lines.slice(first, 256, dim=1), first, 256)
         copy_queries(step, segment, q_nope, staged.q_last, 496, 16)
+        if ROTATED:
+            gdc_wait()
         stage_loaded(step, segment, loaded, q_pe, rope, staged.q_pe)
         async_copy.commit_group()
         async_copy.wait_group(0)
@@ -350,7 +355,7 @@ def _answer(step, keys, answers, staged, HALF: gl.constexpr):
 
 
 @gluon.jit
-def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
+def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale, ROTATED: gl.constexpr):
     """Set up shared memory, and start the roles."""
     dtype: gl.constexpr = q_nope.ptr.dtype.element_ty
     rows_layout: gl.constexpr = keys.ckv_desc.layout
@@ -370,13 +375,14 @@ def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
         else:
             mbarrier.init(bars.index(bar), count=1)
     fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
+    if not ROTATED:  # else all but the one that rotates q_pe have ended, see there
+        gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
     gdc_launch_dependents()
     gl.warp_specialize(
         [
             (
                 _weigh,
-                (step, q_nope, q_pe, rope, answers, staged, softmax_scale, keys.BOX),
+                (step, q_nope, q_pe, rope, answers, staged, softmax_scale, keys.BOX, ROTATED),
             ),
             (_answer, (step, keys, answers, staged, 0)),
             (_answer, (step, keys, answers, staged, 1)),
@@ -428,6 +434,7 @@ def decode_tile_kernel(
     BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
     FIXED_SPLITS: gl.constexpr,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
+    ROTATED: gl.constexpr,  # q_pe, by the launch before
 ):
     _decode(
         Step(
@@ -445,5 +452,5 @@ def decode_tile_kernel(
             Lines(out_ptr, stride_out_token, stride_out_head),
             Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
         ),
-        softmax_scale,
+        softmax_scale, ROTATED,
     )  # fmt: skip

@@ -232,6 +232,7 @@ def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX
     slot = 0
     phase = 0
     odd = 0
+    gdc_wait()  # for queries
     while unit < end:
         segment = find_segment(step, unit, end, row)
         row = segment.row
@@ -487,8 +488,7 @@ def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
         else:
             mbarrier.init(bars.index(bar), count=2 if bar == _READ else 1)
     fence_async_shared()
-    gdc_wait()  # for what this step's earlier kernels wrote; launched before they end
-    gdc_launch_dependents()
+    gdc_launch_dependents()  # all but the one that quantises queries have ended, see there
     gl.warp_specialize(
         [
             (
