@@ -84,7 +84,7 @@ class _Staged(NamedTuple):
     q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
     q_pe: gl.shared_memory_descriptor  # float16 [2, 64, 32]
     s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys], times scales of keys
-    lifts: gl.shared_memory_descriptor  # float32 [64], see ``_lift``; where keys have scales
+    lifts: gl.shared_memory_descriptor  # float32 [64], see ``lift_of``; where keys have scales
     weights: gl.shared_memory_descriptor  # float16 [2, 64 pairs, 64 keys]
     keeps: gl.shared_memory_descriptor  # float32 [64, 4]: of each pair, what is kept of its sums
     rises: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak of a warp's pairs rose
