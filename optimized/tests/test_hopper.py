@@ -253,26 +253,27 @@ def test_the_ring_holds_as_many_key_tiles_as_fit(num_heads):
 
 
 @pytest.mark.parametrize(
-    ("cache_format", "key", "ratios", "pairs"),
+    ("cache_format", "key", "ratios", "pairs", "pieces"),
     [
-        ("fp8_e4m3", 576, 0, 16),
-        ("fp8_e4m3", 576, 0, 32),
-        ("fp8_block_token", 580, 0, 16),
-        ("fp8_block_token", 580, 0, 32),
-        ("fp8_block_group", 580, 0, 16),
-        ("fp8_block_group", 580, 0, 32),
-        ("fp8_ds_mla", 656, 4, 16),
-        ("fp8_ds_mla", 656, 4, 32),
-        ("fp8_ds_mla", 656, 4, 64),
+        ("fp8_e4m3", 576, 0, 16, 1),
+        ("fp8_e4m3", 576, 0, 32, 1),
+        ("fp8_block_token", 580, 0, 16, 1),
+        ("fp8_block_token", 580, 0, 32, 1),
+        ("fp8_block_group", 580, 0, 16, 1),
+        ("fp8_block_group", 580, 0, 32, 1),
+        ("fp8_ds_mla", 656, 4, 16, 1),
+        ("fp8_ds_mla", 656, 4, 32, 1),
+        ("fp8_ds_mla", 656, 4, 64, 2),
     ],
 )
-def test_the_ring_holds_as_many_fp8_tiles_as_fit(cache_format, key, ratios, pairs):
+def test_the_ring_holds_as_many_fp8_tiles_as_fit(cache_format, key, ratios, pairs, pieces):
     """Queries, weights, ratios and keys with their scales share what a program may have."""
-    config = replace(CONFIG, num_heads=pairs, cache_format=cache_format)
+    dtype = torch.bfloat16 if pieces == 1 else torch.float16
+    config = replace(CONFIG, num_heads=pairs, cache_format=cache_format, dtype=dtype)
     variant = served(config)
     stages = hopper_constants(config, variant, 64, key // 2)["STAGES"]
     tile = variant.tile_n * key
-    taken = tile * stages + variant.tile_m * (576 + variant.tile_n) * 2
+    taken = tile * stages + variant.tile_m * (512 + 64 * pieces + variant.tile_n) * 2
     taken += variant.tile_n * ratios * 2
     assert stages > 1
     assert taken < SHARED_MEMORY["sm90"] <= taken + tile + 1024

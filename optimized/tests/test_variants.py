@@ -170,7 +170,8 @@ def test_exact_products_have_a_kernel_for_e4m3(dtype, cache_format):
     """However many pairs of token and head, whatever the queries' type."""
     asked = demand(16, dtype=dtype, cache_format=cache_format)
     found = [serving_variant(asked, query_len) for query_len in (1, 2, 3, 4, 5, 16)]
-    many, lanes = (FEW_FP8, 2) if FORMATS[cache_format].inline_scales else (TILE_EXACT, 4)
+    lacks_room = FORMATS[cache_format].inline_scales and dtype == "float16"
+    many, lanes = (FEW_FP8, 2) if lacks_room else (TILE_EXACT, 4)
     assert [v.family for v in found] == [FEW_FP8] * 2 + [many] * 4
     assert [(v.tile_m, v.lanes) for v in found] == [
         (16, 1), (32, 1), (64, 1), (64, 1), (64, 2), (64, lanes),
@@ -180,17 +181,19 @@ def test_exact_products_have_a_kernel_for_e4m3(dtype, cache_format):
 
 
 def test_tiles_of_64_are_faster_for_more_than_32_pairs():
-    """Where rows are e4m3 alone; the kernel for few queries says so."""
-    asked = demand(16, cache_format="fp8_block_token")
+    """Where they have room; the kernel for few queries says so."""
+    asked = demand(16, cache_format="fp8_ds_mla")
     assert FEW_FP8 not in passed_over(asked, 2)
     reason = passed_over(asked, 3)[FEW_FP8]
     assert reason == "slower than tiles of 64 for 48 pairs of token and head"
+    asked = demand(16, cache_format="fp8_ds_mla", dtype="float16")
+    assert "beside queries of float16" in FAMILIES[TILE_EXACT].misfit(asked, 48)
 
 
 def test_fast_products_of_shares_of_a_latent_are_exact_ones():
     """FP8 products take one scale for a key's whole row: others are served exactly."""
     asked = demand(128, cache_format="fp8_ds_mla", products="fast")
-    assert serving_variant(asked, 1).family == FEW_FP8
+    assert serving_variant(asked, 1).family == TILE_EXACT
 
 
 def test_fast_products_leave_16_pairs_to_exact_ones():

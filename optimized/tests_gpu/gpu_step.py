@@ -138,22 +138,33 @@ def _mask(
     return mask[:, None] if config.mask == "tree:packed" else mask
 
 
+def _contents(config: MlaConfig, generator: torch.Generator) -> torch.Tensor:
+    """Return random rows of four caches, those of FP8 formats as bytes."""
+    size = (LAYERS, BLOCKS, config.block_size, R + P)
+    contents = torch.randn(size, generator=generator, dtype=torch.float32, device="cuda")
+    if not config.is_fp8:
+        return contents.to(config.dtype)
+    codes = contents.to(torch.float8_e4m3fn).view(torch.uint8)
+    shares = config.stored.inline_scales
+    if shares == 0:
+        return codes
+    scales = 0.35 + torch.rand((*size[:3], shares), generator=generator, device="cuda")
+    k_pe = contents[..., R:].bfloat16()
+    return torch.cat([codes[..., :R], scales.view(torch.uint8), k_pe.view(torch.uint8)], dim=-1)
+
+
 class Model:
     """Four layers that append and attend, with a cache and answers of their own.
 
-    Rows of caches are of one type, e4m3 as bytes. Its steps are told `max_query_len`.
+    Rows of caches are of one type, FP8 formats' are bytes. Its steps are told `max_query_len`.
     """
 
     def __init__(self, mla: PagedMla, max_query_len: int | None = None) -> None:
         config = mla.config
         self.mla, self.max_query_len = mla, max_query_len
-        size = (LAYERS, BLOCKS, config.block_size, R + P)
-        dtype = torch.uint8 if config.is_fp8 else config.dtype
-        self.caches = torch.zeros(size, dtype=dtype, device="cuda")
         generator = torch.Generator("cuda").manual_seed(0)  # every model caches the same
-        contents = torch.randn(size, generator=generator, dtype=torch.float32, device="cuda")
-        stored = torch.float8_e4m3fn if config.is_fp8 else config.dtype
-        self.contents = contents.to(stored).view(dtype)
+        self.contents = _contents(config, generator)
+        self.caches = torch.zeros_like(self.contents)
         self.scales = self.scale_contents = None
         shape = config.stored.scale_shape(BLOCKS, config.block_size)
         if shape is not None:
@@ -167,9 +178,9 @@ class Model:
     def restore(self, batch: Batch) -> None:
         """Fill the caches with NaN, but for what the batch's rows have cached."""
         config = self.mla.config
-        self.caches.fill_(0x7F if config.is_fp8 else torch.nan)
-        live = self.caches.view(LAYERS, -1, R + P)
-        live[:, batch.live_slots] = self.contents.view(LAYERS, -1, R + P)[:, batch.live_slots]
+        self.caches.fill_(0xFF if config.is_fp8 else torch.nan)  # NaN in whatever bytes make
+        live, contents = self.caches.flatten(1, 2), self.contents.flatten(1, 2)
+        live[:, batch.live_slots] = contents[:, batch.live_slots]
         per_block = config.stored.scales_per_block(config.block_size)
         if per_block:
             groups = batch.live_slots // (config.block_size // per_block)

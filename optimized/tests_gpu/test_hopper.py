@@ -15,6 +15,7 @@ from paged_mla_shared.problem import Rope, RopePairing
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
 E4M3 = replace(CONFIG, cache_format="fp8_e4m3")
 EXACT = replace(E4M3, num_heads=128)
+ROWS = replace(CONFIG, cache_format="fp8_ds_mla")
 MIXED = random_lens(E4M3, 13, 100, 3)
 RAGGED = [(2000, 1), (0, 0), (63, 1), (0, 1), (700, 1), (64, 1), (3900, 1), (1, 1)]
 PAIRED = [(2000, 2), (0, 0), (62, 2), (0, 1), (700, 1), (63, 2), (3900, 2), (0, 2)]
@@ -75,6 +76,29 @@ STEPS = {
     ),
     "e4m3-blocks-of-16": (replace(E4M3, block_size=16), [(700, 1), (33, 1), (1600, 1)]),
     "e4m3-blocks-of-1": (replace(E4M3, block_size=1), [(300, 1), (33, 1), (200, 1)]),
+    "scaled-shares": (ROWS, RAGGED),
+    "scaled-shares-float16": (replace(ROWS, dtype=torch.float16), RAGGED),
+    "scaled-shares-32-pairs": (ROWS, PAIRED),
+    "scaled-shares-32-pairs-deterministic": (replace(ROWS, deterministic=True), PAIRED),
+    "scaled-shares-64-pairs": (replace(ROWS, num_heads=32), PAIRED),
+    "scaled-shares-128-heads": (replace(ROWS, num_heads=128), MIXED),
+    "scaled-shares-128-heads-float16": (replace(ROWS, num_heads=128, dtype=torch.float16), MIXED),
+    "scaled-shares-128-heads-deterministic": (
+        replace(ROWS, num_heads=128, deterministic=True),
+        MIXED,
+    ),
+    "scaled-shares-128-heads-rope": (
+        replace(ROWS, num_heads=128, rope=Rope(RopePairing.INTERLEAVED)),
+        MIXED,
+    ),
+    "scaled-shares-128-heads-tree": (
+        replace(ROWS, num_heads=128, mask="tree:qlen", max_draft_tokens=8),
+        [(100, 8), (333, 5), (0, 0), (64, 8), (0, 3)],
+    ),
+    "scaled-shares-128-heads-blocks-of-1": (
+        replace(ROWS, num_heads=128, block_size=1),
+        [(300, 2), (33, 1), (200, 3)],
+    ),
     "gathered": (replace(CONFIG, num_heads=128, block_size=4), [(700, 2), (33, 1), (1600, 3)]),
 }
 
@@ -110,6 +134,22 @@ def test_a_thousand_repeats(name):
         wrong += (lse_again.view(torch.int32) != lse.view(torch.int32)).sum()
     assert wrong.item() == 0
     assert same(model.layers(batch)[0], out)
+
+
+@pytest.mark.parametrize("num_heads", [16, 32, 128])
+def test_shares_of_small_scales_keep_their_bits(num_heads):
+    """S-11: columns are as near to those of the portable kernel as others, however small."""
+    config = replace(ROWS, num_heads=num_heads, max_query_tokens=ROWS.max_rows)
+    batch = make_batch(config, RAGGED, 1)
+    answers = []
+    for variant in (None, portable_variant(demand_of(config, "sm90"), 1)):
+        model = Model(PagedMla(config, variant=variant), 1)
+        scales = model.contents[..., R : R + 16].view(torch.float32)
+        scales *= torch.tensor([1.0, 2.0**-20, 2.0**-10, 0.0], device="cuda")
+        answers.append(model.eager(batch)[0].float().unflatten(-1, (4, R // 4)))
+    mine, theirs = answers
+    off = (mine - theirs).norm(dim=-1)
+    assert (off <= 2e-2 * theirs.norm(dim=-1)).all()
 
 
 @pytest.mark.parametrize("num_heads", [16, 32, 128])

@@ -276,7 +276,7 @@ def _few_fp8_misfit(demand: Demand, height: int) -> str:
         return misfit
     if not _tile_fp8_misfit(demand, height) and height > _FEW_FP8[0].tile_m:
         return f"slower than FP8 products for {height} pairs of token and head"
-    if demand.cache_format in _E4M3_ROWS and height > _FEW_FP8[1].tile_m:
+    if not _tile_exact_misfit(demand, height) and height > _FEW_FP8[1].tile_m:
         return f"slower than tiles of {_TILE_EXACT.tile_m} for {height} pairs of token and head"
     return ""
 
@@ -296,11 +296,16 @@ def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
 
 
 def _tile_exact_misfit(demand: Demand, _height: int) -> str:
-    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS)
+    misfit = _hopper_misfit(demand, 512, formats=_FP8_FORMATS)
+    if misfit:
+        return misfit
+    if FORMATS[demand.cache_format].inline_scales and demand.dtype != "bfloat16":
+        return f"has no room for k_pe of bfloat16 beside queries of {demand.dtype}"
+    return ""
 
 
-def _tile_fp8_misfit(demand: Demand, height: int) -> str:
-    return _tile_exact_misfit(demand, height) or (
+def _tile_fp8_misfit(demand: Demand, _height: int) -> str:
+    return _hopper_misfit(demand, 512, formats=_E4M3_ROWS) or (
         "" if demand.products == "fast" else f"rounds to FP8, where products are {demand.products}"
     )
 

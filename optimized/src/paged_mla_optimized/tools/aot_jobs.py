@@ -288,9 +288,9 @@ def _over_flat_codes(config: MlaConfig) -> Iterator[MlaConfig]:
     yield replace(config, deterministic=True, block_size=1)
 
 
-def _over_scaled_codes(config: MlaConfig) -> Iterator[MlaConfig]:
-    """Yield a config with scales of tokens and of groups, and what takes another variant."""
-    for name in ("fp8_block_token", "fp8_block_group"):
+def _over_scaled_codes(config: MlaConfig, *formats: str) -> Iterator[MlaConfig]:
+    """Yield a config of formats that have scales of keys, and what takes another variant."""
+    for name in formats:
         scaled = replace(config, cache_format=name)
         yield scaled
         yield replace(scaled, block_size=4)
@@ -312,7 +312,7 @@ def _fast_configs() -> Iterator[MlaConfig]:
         products="fast",
     )
     yield from _over_flat_codes(config)
-    yield from _over_scaled_codes(config)
+    yield from _over_scaled_codes(config, "fp8_block_token", "fp8_block_group")
 
 
 def _fp8_configs() -> Iterator[MlaConfig]:
@@ -330,7 +330,8 @@ def _fp8_configs() -> Iterator[MlaConfig]:
         yield from _over_flat_codes(config)
         for name in ("fp8_block_token", "fp8_block_group", "fp8_ds_mla"):
             yield replace(config, cache_format=name)
-    yield from _over_scaled_codes(config)
+    yield from _over_scaled_codes(config, "fp8_block_token", "fp8_block_group", "fp8_ds_mla")
+    yield replace(config, cache_format="fp8_ds_mla", dtype=torch.float16)
     for pairing in RopePairing:
         yield replace(config, rope=Rope(pairing))
 

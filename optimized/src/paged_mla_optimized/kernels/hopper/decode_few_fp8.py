@@ -9,7 +9,7 @@ As in ``decode_few.py`` operands are swapped, ``S^T = K Q^T`` and ``O^T = V^T P^
 keys of both products come from registers, so that nothing unpacked goes back to shared memory
 (``e4m3.py``). One warp copies key tiles into a ring. Two warpgroups share each tile: the keys for
 scores, the columns for answers. Queries are float16 as well (``queries.py``). More than 32 pairs
-come here only where a row has a scale for each share of its latent; several programs take 64 each.
+come here only where ``decode_tile_exact.py`` lacks room; several programs take 64 each.
 """
 
 from typing import NamedTuple
@@ -55,15 +55,13 @@ from paged_mla_optimized.kernels.hopper.queries import (
     lowered,
     power_of,
     store_halves,
+    store_pieces,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope
+from paged_mla_optimized.kernels.hopper.shares import key_scale_of, load_scales, store_ratios
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, lift_of, raised
 
 _WARPS = gl.constexpr(8)
-# Largest ratio of a share's scale to what counts as the scale of its key: 448 of it is below 65504,
-# and shares a millionth as large keep all bits of float16.
-_MOST = gl.constexpr(64.0)
-_TINY = gl.constexpr(2.0**-120)
 
 
 class _Staged(NamedTuple):
@@ -74,21 +72,8 @@ class _Staged(NamedTuple):
     scales: gl.shared_memory_descriptor  # float32 [TILE_M]: of scores
     peaks: gl.shared_memory_descriptor  # float32 [TILE_M]
     weights: gl.shared_memory_descriptor  # float16 [TILE_N, TILE_M]
-    ratios: gl.shared_memory_descriptor  # float16 [SHARES, TILE_N], see ``_key_scale``; or None
+    ratios: gl.shared_memory_descriptor  # float16 [SHARES, TILE_N], see ``shares.py``; or None
     exceeds: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak has to rise
-
-
-@gluon.jit
-def _store_pieces(q, power, buffer):
-    """Store queries as bfloat16: of float16, what that cannot hold is a second piece."""
-    PIECES: gl.constexpr = buffer.shape[0]
-    factor = (power << 23).to(gl.float32, bitcast=True)
-    factor = gl.convert_layout(factor, gl.SliceLayout(1, q.type.layout))
-    rest = q.to(gl.float32) * factor[:, None]
-    for piece in gl.static_range(PIECES):
-        rounded = rest.to(gl.bfloat16)
-        buffer.index(piece).store(rounded)
-        rest -= rounded.to(gl.float32)
 
 
 @gluon.jit
@@ -109,7 +94,7 @@ def _stage_queries(
     if staged.q_pe.dtype == gl.float16:
         store_halves(pe, power, staged.q_pe, 0)
     else:
-        _store_pieces(pe, power, staged.q_pe)
+        store_pieces(pe, power, staged.q_pe)
     scales = lowered(scale, power)
     staged.scales.store(scales)
     staged.peaks.store(gl.full_like(scales, FLOOR))
@@ -233,21 +218,6 @@ def _store_weights(weights, key_scale, buffer, SCALES: gl.constexpr):
     if SCALES != "scalar":
         weights *= key_scale[:, None]
     buffer.store(weights.to(gl.float16))
-
-
-@gluon.jit
-def _key_scale(key_scales, first_scales, ratios, key_layout: gl.constexpr):
-    """Return one scale for each key, and store the float16 ratios of its shares' to that."""
-    SHARES: gl.constexpr = ratios.shape[0]
-    largest = gl.abs(key_scales.index(first_scales).load(key_layout))
-    for share in gl.static_range(1, SHARES):
-        scale = key_scales.index(first_scales + share).load(key_layout)
-        largest = gl.maximum(largest, gl.abs(scale))
-    of_key = gl.maximum(largest, _TINY) * (1 / _MOST)
-    for share in gl.static_range(SHARES):
-        scale = key_scales.index(first_scales + share).load(key_layout)
-        ratios.index(share).store((scale / of_key).to(gl.float16))
-    return of_key
 
 
 @gluon.jit
@@ -389,7 +359,9 @@ def _attend_tiles(
             s = _scores_of_shares(
                 staged, keys, ring.k_pe.index(stage), key_scales, stage * SHARES, zero, s_layout
             )
-            key_scale = _key_scale(key_scales, stage * SHARES, staged.ratios, key_layout)
+            of_shares = load_scales(key_scales, stage * SHARES, SHARES, key_layout)
+            key_scale = key_scale_of(of_shares)
+            store_ratios(of_shares, key_scale, staged.ratios, 0)
         words = _load_values(keys, 0, WORDS, KEYS)
         if tile >= segment.tile_edge:
             key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
@@ -440,6 +412,7 @@ def _attend_tiles(
                     values = values_of(words, layout)
                 else:
                     ratios = staged.ratios.index(share).slice(first, KEYS).load(of_values)
+                    ratios = ratios[None, :].broadcast_to([WORDS, KEYS])
                     values = scaled_values_of(words, ratios, layout)
                 if share * TILE_N + first + KEYS < SHARES * TILE_N:
                     words = _load_values(keys, share * TILE_N + first + KEYS, WORDS, KEYS)

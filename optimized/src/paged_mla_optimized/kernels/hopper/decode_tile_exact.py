@@ -9,7 +9,8 @@ three; or four, key by key, where no box fits.
 What those two wait for was begun a tile before: the next scores are computed, and ``PV`` of a tile
 ends, while weights are made. Scores and weights are handed on as [pairs, keys]. Four lanes hold the
 keys of a pair, its peak, and each the sum and the highest of its own; they ask one another only
-where a warp votes that one of its pairs may have to rise.
+where a warp votes that one of its pairs may have to rise. The warpgroup of scores multiplies those
+by scales of keys, and hands on what else these need of them; of shares see ``shares.py``.
 """
 
 from typing import NamedTuple
@@ -32,7 +33,12 @@ from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
-from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
+from paged_mla_optimized.kernels.hopper.e4m3 import (
+    contracted,
+    scaled_values_of,
+    value_words,
+    values_of,
+)
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     Ring,
@@ -53,8 +59,10 @@ from paged_mla_optimized.kernels.hopper.queries import (
     lowered,
     power_of,
     store_halves,
+    store_pieces,
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope
+from paged_mla_optimized.kernels.hopper.shares import key_scale_of, load_scales, store_ratios
 from paged_mla_optimized.kernels.hopper.softmax import (
     FLOOR,
     LAZY,
@@ -67,6 +75,7 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 _STAGES = gl.constexpr(3)
 _WARPS = gl.constexpr(8)  # that make weights and answers
 _CHUNK = gl.constexpr(32)  # words of keys at a time
+_SLIM = gl.constexpr(16)  # where shares have scales: registers are scarcer there
 _WORDS = gl.constexpr(128)  # two columns each, of one product's values
 _KEYS = gl.constexpr(16)  # of one product
 _OWN = gl.constexpr(8)  # neighbouring keys of a pair in a lane: 16 bytes of weights
@@ -82,10 +91,12 @@ class _Staged(NamedTuple):
     """What the roles share in shared memory; barriers, two for a segment and two for a tile."""
 
     q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
-    q_pe: gl.shared_memory_descriptor  # float16 [2, 64, 32]
+    q_pe: gl.shared_memory_descriptor  # two halves as well, or bfloat16 [1, 64, 64]
     s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys], times scales of keys
-    lifts: gl.shared_memory_descriptor  # float32 [64], see ``lift_of``; where keys have scales
-    weights: gl.shared_memory_descriptor  # float16 [2, 64 pairs, 64 keys]
+    key_scales: gl.shared_memory_descriptor  # float32 [_STAGES, 64], of weights; or None
+    lifts: gl.shared_memory_descriptor  # float32 [_STAGES, 64], see ``lift_of``; likewise
+    ratios: gl.shared_memory_descriptor  # float16 [_STAGES * SHARES, 64], see ``shares.py``
+    weights: gl.shared_memory_descriptor  # float16 [2 or 1, 64 pairs, 64 keys]
     keeps: gl.shared_memory_descriptor  # float32 [64, 4]: of each pair, what is kept of its sums
     rises: gl.shared_memory_descriptor  # int32 [_WARPS]: whether a peak of a warp's pairs rose
     staged: gl.shared_memory_descriptor  # the query tile of a segment is stored
@@ -116,22 +127,83 @@ def _queries_of(staged, zero, half: gl.constexpr, AT: gl.constexpr):
 
 
 @gluon.jit
-def _store_scores(s, staged, ring, stage, turn, SCALES: gl.constexpr):
-    """Hand on the scores of the `turn`-th tile, of the stage before, once others have been read."""
-    if SCALES != "scalar":
-        before = gl.where(stage == 0, _STAGES - 1, stage - 1)
-        key_scale = ring.key_scales.index(before).load(gl.SliceLayout(1, _SCORES))
-        s = s * key_scale[:, None]
+def _store_scores(s, staged, turn):
+    """Hand on the scores of the `turn`-th tile, once those before have been read."""
     mbarrier.wait(staged.weighed, (turn & 1) ^ 1)
     staged.s.store(s.permute((1, 0)))
-    if SCALES != "scalar":
-        staged.lifts.store(lift_of(key_scale))
     mbarrier.arrive(staged.scored)
     return turn + 1
 
 
 @gluon.jit
-def _score(step, staged, ring, SCALES: gl.constexpr):
+def _products(words, following, staged, ring, stage, zero, SCALES: gl.constexpr):
+    """Return the scores of a tile; `words` and `following` are the first two chunks."""
+    s = gl.zeros([64, 64], gl.float32, _SCORES)
+    for at in gl.static_range(0, 256 + _CHUNK, _CHUNK):
+        left, right = contracted(words)
+        words = following
+        if at + 2 * _CHUNK < 256 + _CHUNK:
+            following = _load_words(ring, stage, at + 2 * _CHUNK)
+        s = warpgroup_mma(left, _queries_of(staged, zero, 0, at), s, use_acc=at > 0, is_async=True)
+        s = warpgroup_mma(right, _queries_of(staged, zero, 1, at), s, is_async=True)
+        if at == 256 and SCALES != "scalar":
+            of_key = ring.key_scales.index(stage).load(gl.SliceLayout(1, _SCORES))
+            staged.lifts.index(stage).store(lift_of(of_key))
+        if at > _CHUNK:  # those of two chunks may run, and read their registers
+            warpgroup_mma_wait(4, deps=[left, right])
+    s = warpgroup_mma_wait(0, deps=[s])
+    if SCALES != "scalar":
+        s = s * of_key[:, None]
+    return s
+
+
+@gluon.jit
+def _load_slim(ring, stage, AT: gl.constexpr):
+    """Load half a chunk of words of latents."""
+    part = ring.ckv.index(stage).slice(AT, _SLIM, dim=1)
+    return part.load(gl.DotOperandLayout(0, _SCORES, 2))
+
+
+@gluon.jit
+def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.constexpr):
+    """Return the scores of a tile whose keys have a scale of each share."""
+    WIDTH: gl.constexpr = 256 // SHARES
+    of_shares = load_scales(ring.key_scales, stage * SHARES, SHARES, gl.SliceLayout(1, _SCORES))
+    k_pe = ring.k_pe.index(stage)._reinterpret(gl.bfloat16, [64, 64], ring.k_pe.layout)
+    s = gl.zeros([64, 64], gl.float32, _SCORES)
+    share = s
+    q_pe = staged.q_pe.index(zero).permute((1, 0))
+    s = warpgroup_mma(k_pe, q_pe, s, use_acc=False, is_async=True)
+    left, right = contracted(words)
+    for at in gl.static_range(0, 256, _SLIM):
+        q_left = staged.q_nope.index(zero).slice(at, _SLIM, dim=1).permute((1, 0))
+        q_right = staged.q_nope.index(zero + 1).slice(at, _SLIM, dim=1).permute((1, 0))
+        share = warpgroup_mma(left, q_left, share, use_acc=at % WIDTH > 0, is_async=True)
+        share = warpgroup_mma(right, q_right, share, is_async=True)
+        last_left = left
+        last_right = right
+        if at == 0:
+            key_scale = key_scale_of(of_shares)
+            staged.key_scales.index(stage).store(key_scale)
+            staged.lifts.index(stage).store(lift_of(key_scale))
+            store_ratios(of_shares, key_scale, staged.ratios, stage * SHARES)
+        if at + _SLIM < 256:  # unpacked while those run
+            words = following
+            if at + 2 * _SLIM < 256:
+                following = _load_slim(ring, stage, at + 2 * _SLIM)
+            left, right = contracted(words)
+        if (at + _SLIM) % WIDTH == 0:
+            s, share, last_left, last_right = warpgroup_mma_wait(
+                0, deps=[s, share, last_left, last_right]
+            )
+            s += share * of_shares[at // WIDTH][:, None]
+        elif at % WIDTH > 0:
+            last_left, last_right = warpgroup_mma_wait(2, deps=[last_left, last_right])
+    return s
+
+
+@gluon.jit
+def _score(step, staged, ring, scales):
     """Store the scores of every tile of every segment, but for the scales of pairs."""
     unit, end, row = own_share(step)
     stage = 0
@@ -148,29 +220,24 @@ def _score(step, staged, ring, SCALES: gl.constexpr):
         for visit in range(segment.tile_begin, segment.tile_end):
             mbarrier.wait(ring.ready.index(stage), phase)
             # Words are loaded two chunks before they are unpacked.
-            words = _load_words(ring, stage, 0)
-            following = _load_words(ring, stage, _CHUNK)
+            if scales.SHARES == 1:
+                words = _load_words(ring, stage, 0)
+                following = _load_words(ring, stage, _CHUNK)
+            else:
+                words = _load_slim(ring, stage, 0)
+                following = _load_slim(ring, stage, _SLIM)
             if visit > segment.tile_begin:
-                turn = _store_scores(s, staged, ring, stage, turn, SCALES)
+                turn = _store_scores(s, staged, turn)
             # Seen to vary: else what products are told of the queries is kept, in scarce registers.
             zero = stage >> 8
-            s = gl.zeros([64, 64], gl.float32, _SCORES)
-            for at in gl.static_range(0, 256 + _CHUNK, _CHUNK):
-                left, right = contracted(words)
-                words = following
-                if at + 2 * _CHUNK < 256 + _CHUNK:
-                    following = _load_words(ring, stage, at + 2 * _CHUNK)
-                s = warpgroup_mma(
-                    left, _queries_of(staged, zero, 0, at), s, use_acc=at > 0, is_async=True
-                )
-                s = warpgroup_mma(right, _queries_of(staged, zero, 1, at), s, is_async=True)
-                if at > _CHUNK:  # those of two chunks may run, and read their registers
-                    warpgroup_mma_wait(4, deps=[left, right])
-            s = warpgroup_mma_wait(0, deps=[s])
+            if scales.SHARES == 1:
+                s = _products(words, following, staged, ring, stage, zero, scales.SCALES)
+            else:
+                s = _products_of_shares(words, following, staged, ring, stage, zero, scales.SHARES)
             phase = gl.where(stage == _STAGES - 1, phase ^ 1, phase)
             stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
         if segment.tile_begin < segment.tile_end:
-            turn = _store_scores(s, staged, ring, stage, turn, SCALES)
+            turn = _store_scores(s, staged, turn)
         unit = segment.following
 
 
@@ -238,12 +305,12 @@ def _raise_peaks(peak, highest, staged):
 
 
 @gluon.jit
-def _weigh(step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCALES: gl.constexpr):
-    """Store the weights of a tile; return the peaks and own sums of all pairs, [64, 4] each."""
+def _weigh(step, segment, tile, peak, sums, scale, staged, stage, turn, SCALES: gl.constexpr):
+    """Return the weights of a tile's codes, and the peaks and own sums of all pairs, [64, 4]."""
     mbarrier.wait(staged.scored, turn & 1)
     s = staged.s.load(_BY_PAIR)
     if SCALES != "scalar":
-        lift = staged.lifts.load(gl.SliceLayout(0, _BY_PAIR))
+        lift = staged.lifts.index(stage).load(gl.SliceLayout(0, _BY_PAIR))
     if tile >= segment.tile_edge:
         s = _masked(step, segment, s, tile)
     if SCALES == "scalar":
@@ -254,9 +321,9 @@ def _weigh(step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCA
     weights = gl.exp2(s * _spread(scale) - _spread(peak))
     of_codes = weights
     if SCALES != "scalar":
-        of_codes = weights * key_scales.load(gl.SliceLayout(0, _BY_PAIR))[None, :]
-    staged.weights.index(turn & 1).store(of_codes.to(gl.float16))
-    return peak, sums * keep + own_sums(weights, _OWN)
+        key_scale = staged.key_scales.index(stage).load(gl.SliceLayout(0, _BY_PAIR))
+        of_codes = weights * key_scale[None, :]
+    return of_codes.to(gl.float16), peak, sums * keep + own_sums(weights, _OWN)
 
 
 @gluon.jit
@@ -276,14 +343,34 @@ def _load_values(keys, NUMBER: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(low, high, keys, weights, words, following, empty):
+def _ratios_of(ratios, first, NUMBER: gl.constexpr, SHARES: gl.constexpr):
+    """Return the ratios ``[_WORDS, _KEYS]`` of what ``_load_values`` loads; `first` is a tile's."""
+    gl.static_assert(SHARES == 4)
+    half: gl.constexpr = gl.SliceLayout(0, value_words(_WORDS // 2, _KEYS))
+    first += NUMBER % 2 * 2
+    upper = ratios.index(first).slice(NUMBER // 2 * _KEYS, _KEYS).load(half)
+    lower = ratios.index(first + 1).slice(NUMBER // 2 * _KEYS, _KEYS).load(half)
+    upper = upper[None, :].broadcast_to([_WORDS // 2, _KEYS])
+    lower = lower[None, :].broadcast_to([_WORDS // 2, _KEYS])
+    both = gl.join(upper, lower).permute((2, 0, 1)).reshape([_WORDS, _KEYS])
+    return gl.convert_layout(both, value_words(_WORDS, _KEYS), assert_trivial=True)
+
+
+@gluon.jit
+def _multiply(
+    low, high, keys, weights, words, following, empty, ratios, stage, SHARES: gl.constexpr
+):
     """Begin to add a tile's values times its weights to sums of low and of high columns.
 
     `words` and `following` are of the first two products. The tile is given back to the ring.
     """
     PRODUCTS: gl.constexpr = 2 * 64 // _KEYS
     for number in gl.static_range(PRODUCTS):
-        values = values_of(words, _ANSWERS)
+        if SHARES == 1:
+            values = values_of(words, _ANSWERS)
+        else:
+            of_words = _ratios_of(ratios, stage * SHARES, number, SHARES)
+            values = scaled_values_of(words, of_words, _ANSWERS)
         words = following
         if number + 2 < PRODUCTS:
             following = _load_values(keys, number + 2)
@@ -302,22 +389,26 @@ def _multiply(low, high, keys, weights, words, following, empty):
 @gluon.jit
 def _attend_tiles(
     step, segment, low, high, peak, sums, scale, staged, ring, stage, phase, turn,
-    SCALES: gl.constexpr, BOX: gl.constexpr,
+    scales, BOX: gl.constexpr,
 ):  # fmt: skip
     """Add the tiles of a segment to what ``_begin`` returned."""
+    BUFFERS: gl.constexpr = staged.weights.shape[0]
     low = warpgroup_mma_init(low)
     high = warpgroup_mma_init(high)
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(ring.ready.index(stage), phase)
         keys = ring.ckv.index(stage)
-        key_scales = None
-        if SCALES != "scalar":
-            key_scales = ring.key_scales.index(stage)
-        peak, sums = _weigh(
-            step, segment, tile, peak, sums, scale, staged, key_scales, turn, SCALES
+        of_codes, peak, sums = _weigh(
+            step, segment, tile, peak, sums, scale, staged, stage, turn, scales.SCALES
         )
-        low, high = warpgroup_mma_wait(0, deps=[low, high])
+        weights = staged.weights.index(turn & (BUFFERS - 1))
+        if BUFFERS == 1:
+            low, high = warpgroup_mma_wait(0, deps=[low, high])
+            thread_barrier()
+        weights.store(of_codes)
+        if BUFFERS > 1:
+            low, high = warpgroup_mma_wait(0, deps=[low, high])
         if BOX > 0 and tile * 64 + 64 > segment.seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
             clear_tail(keys, segment.seq_len - tile * 64, 64, 256, _WARPS)
         fence_async_shared()
@@ -329,9 +420,10 @@ def _attend_tiles(
             keep = gl.convert_layout(gl.max(staged.keeps.load(_ALL_LANES), 1), _PAIRS)[None, :]
             low = low * keep
             high = high * keep
-        weights = staged.weights.index(turn & 1)
         empty = ring.empty.index(stage)
-        low, high = _multiply(low, high, keys, weights, words, following, empty)
+        low, high = _multiply(
+            low, high, keys, weights, words, following, empty, staged.ratios, stage, scales.SHARES
+        )
         turn += 1
         phase = gl.where(stage == _STAGES - 1, phase ^ 1, phase)
         stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
@@ -410,7 +502,10 @@ def _stage(step, segment, q_nope, q_pe, rope, staged, scale, odd):
     power = power_of(nope, pe)
     mbarrier.wait(staged.taken, odd ^ 1)
     store_halves(nope, power, staged.q_nope, 0)
-    store_halves(pe, power, staged.q_pe, 0)
+    if staged.q_pe.dtype == gl.float16:
+        store_halves(pe, power, staged.q_pe, 0)
+    else:
+        store_pieces(pe, power, staged.q_pe)
     fence_async_shared()
     mbarrier.arrive(staged.staged)
     return lowered(scale, power)
@@ -438,7 +533,7 @@ def _answer(
         scale = scale[:, None].broadcast_to([64, 4])
         low, high, peak, sums, stage, phase, turn = _attend_tiles(
             step, segment, low, high, peak, sums, scale, staged, ring, stage, phase, turn,
-            scales.SCALES, BOX,
+            scales, BOX,
         )  # fmt: skip
         if step.FIXED_SPLITS > 0 and segment.is_left:
             _leave(step, low, high, peak, sums, answers)
@@ -465,25 +560,38 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
     # Fours of keys of two neighbouring pairs lie in banks of their own.
     of_scores: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
     ckv = gl.allocate_shared_memory(gl.int16, [_STAGES, 64, 256], wide)
-    k_pe = gl.allocate_shared_memory(gl.int16, [_STAGES, 64, 32], slim)
+    P_WORDS: gl.constexpr = 32 if scales.SHARES == 1 else 64
+    k_pe = gl.allocate_shared_memory(gl.int16, [_STAGES, 64, P_WORDS], slim)
     key_scales = None
     if scales.SCALES != "scalar":
-        key_scales = gl.allocate_shared_memory(gl.float32, [_STAGES, 64], flat)
+        key_scales = gl.allocate_shared_memory(gl.float32, [_STAGES * scales.SHARES, 64], flat)
     ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     ring = Ring(ckv, k_pe, key_scales, ready, empty)
     for stage in gl.static_range(_STAGES):
         mbarrier.init(ready.index(stage), count=tile_arrivals(keys.BOX, scales.SCALES))
         mbarrier.init(empty.index(stage), count=32 * _WARPS)
+    of_weights = key_scales
     lifts = None
+    ratios = None
     if scales.SCALES != "scalar":
-        lifts = gl.allocate_shared_memory(gl.float32, [64], flat)
+        lifts = gl.allocate_shared_memory(gl.float32, [_STAGES, 64], flat)
+    if scales.SHARES == 1:
+        staged_pe = gl.allocate_shared_memory(gl.float16, [2, 64, 32], slim)
+        BUFFERS: gl.constexpr = 2
+    else:
+        staged_pe = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 64], slim)
+        of_weights = gl.allocate_shared_memory(gl.float32, [_STAGES, 64], flat)
+        ratios = gl.allocate_shared_memory(gl.float16, [_STAGES * scales.SHARES, 64], flat)
+        BUFFERS: gl.constexpr = 1
     staged = _Staged(
         gl.allocate_shared_memory(gl.float16, [2, 64, 256], wide),
-        gl.allocate_shared_memory(gl.float16, [2, 64, 32], slim),
+        staged_pe,
         gl.allocate_shared_memory(gl.float32, [64, 64], of_scores),
+        of_weights,
         lifts,
-        gl.allocate_shared_memory(gl.float16, [2, 64, 64], gl.NVMMASharedLayout(128, 16, 2)),
+        ratios,
+        gl.allocate_shared_memory(gl.float16, [BUFFERS, 64, 64], gl.NVMMASharedLayout(128, 16, 2)),
         gl.allocate_shared_memory(gl.float32, [64, 4], by_fours),
         gl.allocate_shared_memory(gl.int32, [_WARPS], flat),
         _barrier(1), _barrier(1), _barrier(1), _barrier(32 * _WARPS),
@@ -497,7 +605,7 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
                 _answer,
                 (step, q_nope, q_pe, rope, scales, answers, staged, ring, softmax_scale, keys.BOX),
             ),
-            (_score, (step, staged, ring, scales.SCALES)),
+            (_score, (step, staged, ring, scales)),
             (copy_tiles, (step, keys, scales, ring, 256)),
         ],
         [4, 4 if keys.BOX == 0 else 1],
@@ -521,7 +629,7 @@ def decode_tile_exact_kernel(
     row_lens_ptr,
     tree_words_ptr,  # int32 [T, TREE_WORDS]
     cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as bytes
-    scales_ptr,  # float32 [], or [num_blocks, 1, G]
+    scales_ptr,  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
     partial_out_ptr,  # float32 [tiles, 64, 512]
@@ -548,6 +656,7 @@ def decode_tile_exact_kernel(
     stride_cache_row: gl.constexpr,  # in words of two bytes
     stride_scales_block: gl.constexpr,
     SCALES: gl.constexpr,  # where they lie, as MlaConfig.scales says
+    SHARES: gl.constexpr,  # scales of a key
     MASK: gl.constexpr,
     TREE_WORDS: gl.constexpr,
     BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
@@ -564,7 +673,7 @@ def decode_tile_exact_kernel(
             cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
             stride_table_col, block_size, block_rows, stride_cache_row, BOX,
         ),
-        Scales(scales_ptr, stride_scales_block, SCALES, 1),
+        Scales(scales_ptr, stride_scales_block, SCALES, SHARES),
         Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
         Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
         Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),

@@ -66,16 +66,15 @@ def values_of(words, layout: gl.constexpr):
 
 @gluon.jit
 def scaled_values_of(words, ratios, layout: gl.constexpr):
-    """Unpack values as ``values_of`` does, times float16 `ratios` [keys], rounded to float16."""
+    """Unpack values as ``values_of`` does, times float16 `ratios` alike, rounded to float16."""
     WORDS: gl.constexpr = words.shape[0]
     KEYS: gl.constexpr = words.shape[1]
-    of_words = ratios[None, :].broadcast_to([WORDS, KEYS])
     even, uneven = gl.inline_asm_elementwise(
         "{ .reg .b32 t, e, u; .reg .b16 low, high; prmt.b32 t, $2, 0, 0x3120;"
         " mov.b32 {low, high}, t; cvt.rn.f16x2.e4m3x2 e, low; cvt.rn.f16x2.e4m3x2 u, high;"
         " mul.rn.f16x2 $0, e, $3; mul.rn.f16x2 $1, u, $3; }",
         "=r,=r,r,r",
-        [words, of_words],
+        [words, ratios],
         dtype=(gl.float16, gl.float16),
         is_pure=True,
         pack=2,

@@ -71,3 +71,16 @@ def store_halves(q, power, buffer, FIRST: gl.constexpr):
     left, right = q.reshape([ROWS, WIDTH // 4, 2, 2]).permute((0, 1, 3, 2)).split()
     buffer.index(0).slice(FIRST, ROWS).store(left.reshape([ROWS, WIDTH // 2]))
     buffer.index(1).slice(FIRST, ROWS).store(right.reshape([ROWS, WIDTH // 2]))
+
+
+@gluon.jit
+def store_pieces(q, power, buffer):
+    """Store queries as bfloat16: of float16, what that cannot hold is a second piece."""
+    PIECES: gl.constexpr = buffer.shape[0]
+    factor = (power << 23).to(gl.float32, bitcast=True)
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, q.type.layout))
+    rest = q.to(gl.float32) * factor[:, None]
+    for piece in gl.static_range(PIECES):
+        rounded = rest.to(gl.bfloat16)
+        buffer.index(piece).store(rounded)
+        rest -= rounded.to(gl.float32)
