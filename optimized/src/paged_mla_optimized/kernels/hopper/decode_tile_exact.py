@@ -84,6 +84,8 @@ _ANSWERS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [_WARPS, 1], [16, 64, 
 _PAIRS = gl.constexpr(gl.SliceLayout(0, _ANSWERS))
 _BY_PAIR = gl.constexpr(gl.BlockedLayout([1, _OWN], [8, 4], [_WARPS, 1], [1, 0]))
 _ALL_LANES = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [_WARPS, 1], [1, 0]))
+_ALL_FOUR = gl.constexpr(gl.BlockedLayout([4], [32], [_WARPS], [0]))
+_ALL_FOUR_OF_SCORES = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
 _EVERYWHERE = gl.constexpr(gl.BlockedLayout([_WARPS], [32], [_WARPS], [0]))
 
 
@@ -93,8 +95,8 @@ class _Staged(NamedTuple):
     q_nope: gl.shared_memory_descriptor  # float16 [2, 64, 256], see ``queries.py``; then answers
     q_pe: gl.shared_memory_descriptor  # two halves as well, or bfloat16 [1, 64, 64]
     s: gl.shared_memory_descriptor  # float32 [64 pairs, 64 keys], times scales of keys
-    key_scales: gl.shared_memory_descriptor  # float32 [_STAGES, 64], of weights; or None
-    lifts: gl.shared_memory_descriptor  # float32 [_STAGES, 64], see ``lift_of``; likewise
+    factors: gl.shared_memory_descriptor  # float16 [_STAGES, 64], see ``_hand_scales``; or None
+    lifts: gl.shared_memory_descriptor  # float32 [_STAGES, 4], all four ``lift_of``; likewise
     ratios: gl.shared_memory_descriptor  # float16 [_STAGES * SHARES, 64], see ``shares.py``
     weights: gl.shared_memory_descriptor  # float16 [2 or 1, 64 pairs, 64 keys]
     keeps: gl.shared_memory_descriptor  # float32 [64, 4]: of each pair, what is kept of its sums
@@ -127,8 +129,31 @@ def _queries_of(staged, zero, half: gl.constexpr, AT: gl.constexpr):
 
 
 @gluon.jit
-def _store_scores(s, staged, turn):
-    """Hand on the scores of the `turn`-th tile, once those before have been read."""
+def _hand_scales(key_scale, staged, stage):
+    """Hand on the lift of a tile, and float16 factors that weights of its keys' codes need.
+
+    Weights times 2 ** lift are float16, and with these factors those of codes.
+    """
+    lift = lift_of(gl.max(key_scale, 0))
+    staged.factors.index(stage).store((key_scale * gl.exp2(-lift)).to(gl.float16))
+    staged.lifts.index(stage).store(gl.full([4], 0.0, gl.float32, _ALL_FOUR_OF_SCORES) + lift)
+
+
+@gluon.jit
+def _store_scores(s, staged, ring, stage, turn, scales):
+    """Hand on the scores of the `turn`-th tile, of the stage before, once others have been read."""
+    SHARES: gl.constexpr = scales.SHARES
+    key_layout: gl.constexpr = gl.SliceLayout(1, _SCORES)
+    if scales.SCALES != "scalar":
+        before = gl.where(stage == 0, _STAGES - 1, stage - 1)
+        of_shares = load_scales(ring.key_scales, before * SHARES, SHARES, key_layout)
+        if SHARES == 1:
+            s = s * of_shares[0][:, None]
+            _hand_scales(of_shares[0], staged, before)
+        else:
+            key_scale = key_scale_of(of_shares)
+            store_ratios(of_shares, key_scale, staged.ratios, before * SHARES)
+            _hand_scales(key_scale, staged, before)
     mbarrier.wait(staged.weighed, (turn & 1) ^ 1)
     staged.s.store(s.permute((1, 0)))
     mbarrier.arrive(staged.scored)
@@ -136,7 +161,7 @@ def _store_scores(s, staged, turn):
 
 
 @gluon.jit
-def _products(words, following, staged, ring, stage, zero, SCALES: gl.constexpr):
+def _products(words, following, staged, ring, stage, zero):
     """Return the scores of a tile; `words` and `following` are the first two chunks."""
     s = gl.zeros([64, 64], gl.float32, _SCORES)
     for at in gl.static_range(0, 256 + _CHUNK, _CHUNK):
@@ -146,15 +171,9 @@ def _products(words, following, staged, ring, stage, zero, SCALES: gl.constexpr)
             following = _load_words(ring, stage, at + 2 * _CHUNK)
         s = warpgroup_mma(left, _queries_of(staged, zero, 0, at), s, use_acc=at > 0, is_async=True)
         s = warpgroup_mma(right, _queries_of(staged, zero, 1, at), s, is_async=True)
-        if at == 256 and SCALES != "scalar":
-            of_key = ring.key_scales.index(stage).load(gl.SliceLayout(1, _SCORES))
-            staged.lifts.index(stage).store(lift_of(of_key))
         if at > _CHUNK:  # those of two chunks may run, and read their registers
             warpgroup_mma_wait(4, deps=[left, right])
-    s = warpgroup_mma_wait(0, deps=[s])
-    if SCALES != "scalar":
-        s = s * of_key[:, None]
-    return s
+    return warpgroup_mma_wait(0, deps=[s])
 
 
 @gluon.jit
@@ -168,7 +187,6 @@ def _load_slim(ring, stage, AT: gl.constexpr):
 def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.constexpr):
     """Return the scores of a tile whose keys have a scale of each share."""
     WIDTH: gl.constexpr = 256 // SHARES
-    of_shares = load_scales(ring.key_scales, stage * SHARES, SHARES, gl.SliceLayout(1, _SCORES))
     k_pe = ring.k_pe.index(stage)._reinterpret(gl.bfloat16, [64, 64], ring.k_pe.layout)
     s = gl.zeros([64, 64], gl.float32, _SCORES)
     share = s
@@ -182,21 +200,18 @@ def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.
         share = warpgroup_mma(right, q_right, share, is_async=True)
         last_left = left
         last_right = right
-        if at == 0:
-            key_scale = key_scale_of(of_shares)
-            staged.key_scales.index(stage).store(key_scale)
-            staged.lifts.index(stage).store(lift_of(key_scale))
-            store_ratios(of_shares, key_scale, staged.ratios, stage * SHARES)
         if at + _SLIM < 256:  # unpacked while those run
             words = following
             if at + 2 * _SLIM < 256:
                 following = _load_slim(ring, stage, at + 2 * _SLIM)
             left, right = contracted(words)
         if (at + _SLIM) % WIDTH == 0:
+            of_share = ring.key_scales.index(stage * SHARES + at // WIDTH)
+            scale = of_share.load(gl.SliceLayout(1, _SCORES))
             s, share, last_left, last_right = warpgroup_mma_wait(
                 0, deps=[s, share, last_left, last_right]
             )
-            s += share * of_shares[at // WIDTH][:, None]
+            s += share * scale[:, None]
         elif at % WIDTH > 0:
             last_left, last_right = warpgroup_mma_wait(2, deps=[last_left, last_right])
     return s
@@ -227,17 +242,17 @@ def _score(step, staged, ring, scales):
                 words = _load_slim(ring, stage, 0)
                 following = _load_slim(ring, stage, _SLIM)
             if visit > segment.tile_begin:
-                turn = _store_scores(s, staged, turn)
+                turn = _store_scores(s, staged, ring, stage, turn, scales)
             # Seen to vary: else what products are told of the queries is kept, in scarce registers.
             zero = stage >> 8
             if scales.SHARES == 1:
-                s = _products(words, following, staged, ring, stage, zero, scales.SCALES)
+                s = _products(words, following, staged, ring, stage, zero)
             else:
                 s = _products_of_shares(words, following, staged, ring, stage, zero, scales.SHARES)
             phase = gl.where(stage == _STAGES - 1, phase ^ 1, phase)
             stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
         if segment.tile_begin < segment.tile_end:
-            turn = _store_scores(s, staged, turn)
+            turn = _store_scores(s, staged, ring, stage, turn, scales)
         unit = segment.following
 
 
@@ -309,21 +324,22 @@ def _weigh(step, segment, tile, peak, sums, scale, staged, stage, turn, SCALES: 
     """Return the weights of a tile's codes, and the peaks and own sums of all pairs, [64, 4]."""
     mbarrier.wait(staged.scored, turn & 1)
     s = staged.s.load(_BY_PAIR)
-    if SCALES != "scalar":
-        lift = staged.lifts.index(stage).load(gl.SliceLayout(0, _BY_PAIR))
     if tile >= segment.tile_edge:
         s = _masked(step, segment, s, tile)
+    highest = _own_highest(s) * scale
     if SCALES == "scalar":
-        highest = _own_highest(s) * scale
+        peak, keep = _raise_peaks(peak, highest, staged)
+        weights = gl.exp2(s * _spread(scale) - _spread(peak))
+        of_codes = weights.to(gl.float16)
+        own = own_sums(weights, _OWN)
     else:
-        highest = _own_highest(s * _spread(scale) + lift[None, :])
-    peak, keep = _raise_peaks(peak, highest, staged)
-    weights = gl.exp2(s * _spread(scale) - _spread(peak))
-    of_codes = weights
-    if SCALES != "scalar":
-        key_scale = staged.key_scales.index(stage).load(gl.SliceLayout(0, _BY_PAIR))
-        of_codes = weights * key_scale[None, :]
-    return of_codes.to(gl.float16), peak, sums * keep + own_sums(weights, _OWN)
+        lift = gl.max(staged.lifts.index(stage).load(_ALL_FOUR), 0)
+        peak, keep = _raise_peaks(peak, highest + lift, staged)
+        weights = gl.exp2(s * _spread(scale) - _spread(peak - lift))
+        factors = staged.factors.index(stage).load(gl.SliceLayout(0, _BY_PAIR))
+        of_codes = weights.to(gl.float16) * factors[None, :]
+        own = own_sums(weights, _OWN) * gl.exp2(-lift)
+    return of_codes, peak, sums * keep + own
 
 
 @gluon.jit
@@ -365,12 +381,16 @@ def _multiply(
     `words` and `following` are of the first two products. The tile is given back to the ring.
     """
     PRODUCTS: gl.constexpr = 2 * 64 // _KEYS
+    first = stage * SHARES
+    if SHARES > 1:
+        of_words = _ratios_of(ratios, first, 0, SHARES)
     for number in gl.static_range(PRODUCTS):
         if SHARES == 1:
             values = values_of(words, _ANSWERS)
         else:
-            of_words = _ratios_of(ratios, stage * SHARES, number, SHARES)
             values = scaled_values_of(words, of_words, _ANSWERS)
+            if number + 1 < PRODUCTS:
+                of_words = _ratios_of(ratios, first, number + 1, SHARES)
         words = following
         if number + 2 < PRODUCTS:
             following = _load_values(keys, number + 2)
@@ -571,24 +591,24 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
     for stage in gl.static_range(_STAGES):
         mbarrier.init(ready.index(stage), count=tile_arrivals(keys.BOX, scales.SCALES))
         mbarrier.init(empty.index(stage), count=32 * _WARPS)
-    of_weights = key_scales
+    factors = None
     lifts = None
     ratios = None
     if scales.SCALES != "scalar":
-        lifts = gl.allocate_shared_memory(gl.float32, [_STAGES, 64], flat)
+        factors = gl.allocate_shared_memory(gl.float16, [_STAGES, 64], flat)
+        lifts = gl.allocate_shared_memory(gl.float32, [_STAGES, 4], flat)
     if scales.SHARES == 1:
         staged_pe = gl.allocate_shared_memory(gl.float16, [2, 64, 32], slim)
         BUFFERS: gl.constexpr = 2
     else:
         staged_pe = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 64], slim)
-        of_weights = gl.allocate_shared_memory(gl.float32, [_STAGES, 64], flat)
         ratios = gl.allocate_shared_memory(gl.float16, [_STAGES * scales.SHARES, 64], flat)
         BUFFERS: gl.constexpr = 1
     staged = _Staged(
         gl.allocate_shared_memory(gl.float16, [2, 64, 256], wide),
         staged_pe,
         gl.allocate_shared_memory(gl.float32, [64, 64], of_scores),
-        of_weights,
+        factors,
         lifts,
         ratios,
         gl.allocate_shared_memory(gl.float16, [BUFFERS, 64, 64], gl.NVMMASharedLayout(128, 16, 2)),

@@ -53,13 +53,14 @@ def raised_in_twos(peak, highest, has_to):
 
 @gluon.jit
 def lift_of(scale):
-    """Return by which power of two the weights of codes exceed a key's own, at the most.
+    """Return by how many powers of two a key's scores may less exceed the peak than others.
 
-    An integer, from the bits of the key's `scale`, the largest if it has several. Bounded from
-    below, or the sum of weights could grow without bound beside small scales.
+    An integer, from the bits of its `scale`. The weights of its codes are then below 2 ** 15, and
+    float16 ends at 2 ** 16. Bounded from below, or the sum of weights could grow without bound
+    beside small scales.
     """
     bounded = gl.maximum(scale, _LEAST_SCALE).to(gl.int32, bitcast=True)
-    return ((bounded >> 23) - 126).to(gl.float32)
+    return ((bounded >> 23) - 126 - 6).to(gl.float32)
 
 
 @gluon.jit
