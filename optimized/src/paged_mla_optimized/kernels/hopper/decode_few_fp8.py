@@ -29,12 +29,7 @@ from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
-from paged_mla_optimized.kernels.hopper.e4m3 import (
-    contracted,
-    scaled_values_of,
-    value_words,
-    values_of,
-)
+from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     Ring,
@@ -413,7 +408,7 @@ def _attend_tiles(
                 else:
                     ratios = staged.ratios.index(share).slice(first, KEYS).load(of_values)
                     ratios = ratios[None, :].broadcast_to([WORDS, KEYS])
-                    values = scaled_values_of(words, ratios, layout)
+                    values = values_of(words, layout, ratios)
                 if share * TILE_N + first + KEYS < SHARES * TILE_N:
                     words = _load_values(keys, share * TILE_N + first + KEYS, WORDS, KEYS)
                 acc = warpgroup_mma(values, staged.weights.slice(first, KEYS), acc, is_async=True)

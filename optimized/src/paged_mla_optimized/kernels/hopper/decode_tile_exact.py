@@ -33,12 +33,7 @@ from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
-from paged_mla_optimized.kernels.hopper.e4m3 import (
-    contracted,
-    scaled_values_of,
-    value_words,
-    values_of,
-)
+from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
     Ring,
@@ -388,7 +383,7 @@ def _multiply(
         if SHARES == 1:
             values = values_of(words, _ANSWERS)
         else:
-            values = scaled_values_of(words, of_words, _ANSWERS)
+            values = values_of(words, _ANSWERS, of_words)
             if number + 1 < PRODUCTS:
                 of_words = _ratios_of(ratios, first, number + 1, SHARES)
         words = following

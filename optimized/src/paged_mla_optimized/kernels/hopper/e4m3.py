@@ -43,10 +43,19 @@ def value_words(words, keys, warps=8):
 
 
 @gluon.jit
-def values_of(words, layout: gl.constexpr):
+def _times(x, y):
+    """Multiply float16 tensors, two elements at a time."""
+    return gl.inline_asm_elementwise(
+        "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=gl.float16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def values_of(words, layout: gl.constexpr, ratios=None):
     """Unpack values ``[columns / 2, keys]``, in ``value_words``, to an operand ``[columns, keys]``.
 
-    Of each 16 columns the even ones come first; ``in_order`` undoes that.
+    Of each 16 columns the even ones come first; ``in_order`` undoes that. Float16 `ratios`, of
+    pairs of columns as `words` are, multiply what is unpacked.
     """
     WORDS: gl.constexpr = words.shape[0]
     KEYS: gl.constexpr = words.shape[1]
@@ -59,26 +68,9 @@ def values_of(words, layout: gl.constexpr):
         is_pure=True,
         pack=2,
     )
-    columns = gl.join(even, uneven).reshape([WORDS // 8, 8, KEYS, 2]).permute((0, 3, 1, 2))
-    columns = columns.reshape([2 * WORDS, KEYS])
-    return gl.convert_layout(columns, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
-
-
-@gluon.jit
-def scaled_values_of(words, ratios, layout: gl.constexpr):
-    """Unpack values as ``values_of`` does, times float16 `ratios` alike, rounded to float16."""
-    WORDS: gl.constexpr = words.shape[0]
-    KEYS: gl.constexpr = words.shape[1]
-    even, uneven = gl.inline_asm_elementwise(
-        "{ .reg .b32 t, e, u; .reg .b16 low, high; prmt.b32 t, $2, 0, 0x3120;"
-        " mov.b32 {low, high}, t; cvt.rn.f16x2.e4m3x2 e, low; cvt.rn.f16x2.e4m3x2 u, high;"
-        " mul.rn.f16x2 $0, e, $3; mul.rn.f16x2 $1, u, $3; }",
-        "=r,=r,r,r",
-        [words, ratios],
-        dtype=(gl.float16, gl.float16),
-        is_pure=True,
-        pack=2,
-    )
+    if ratios is not None:
+        even = _times(even, ratios)
+        uneven = _times(uneven, ratios)
     columns = gl.join(even, uneven).reshape([WORDS // 8, 8, KEYS, 2]).permute((0, 3, 1, 2))
     columns = columns.reshape([2 * WORDS, KEYS])
     return gl.convert_layout(columns, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)

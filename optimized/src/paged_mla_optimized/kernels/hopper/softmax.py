@@ -53,9 +53,9 @@ def raised_in_twos(peak, highest, has_to):
 
 @gluon.jit
 def lift_of(scale):
-    """Return by how many powers of two a key's scores may less exceed the peak than others.
+    """Return how much sooner, in powers of two, a key's scores make the peak rise.
 
-    An integer, from the bits of its `scale`. The weights of its codes are then below 2 ** 15, and
+    An integer, from the bits of its `scale`. The weights of its codes are so below 2 ** 15, and
     float16 ends at 2 ** 16. Bounded from below, or the sum of weights could grow without bound
     beside small scales.
     """
