@@ -114,6 +114,19 @@ def test_pairs_of_a_thread_are_weighed_side_by_side(name, tmp_path):
     assert shuffles[-1] < first
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["rotate-overlapped-p64-bf16-interleaved", "quantise-overlapped-r512-bf16-none-data"],
+)
+def test_the_next_kernel_begins_when_all_before_these_have_ended(name, tmp_path):
+    """Or it would read keys that are not there yet: it waits for what these write, and no more."""
+    done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
+    assert done.returncode == 0, done.stderr
+    order = re.findall(r"\b(ACQBULK|PREEXIT|LDG|STG)\b", done.stdout)
+    assert order[:3] == ["ACQBULK", "PREEXIT", "LDG"]
+    assert order.count("ACQBULK") == order.count("PREEXIT") == 1
+
+
 LOST = """
 /*0000*/ IMAD.U32 R80, RZ, RZ, UR32 ;
 /*0010*/ {between} ;
@@ -127,9 +140,14 @@ def test_what_ptxas_makes_of_a_difference_is_found(between, count):
 
 
 @pytest.mark.parametrize(
-    "variant", ["fp8_e4m3-causal-box64-fixed", "fp8_block_token-tree-box64-parts"]
+    ("variant", "waits"),
+    [
+        ("fp8_e4m3-causal-box64-fixed", 8),
+        ("fp8_block_token-tree-box64-parts", 8),
+        ("fp8_ds_mla-causal-box64-parts", 12),
+    ],
 )
-def test_products_run_beside_what_makes_their_operands(variant, tmp_path):
+def test_products_run_beside_what_makes_their_operands(variant, waits, tmp_path):
     """Where registers are too few the compiler waits for each product before the next."""
     name = f"hopper-tile_exact-m64-r512-bf16-{variant}"
     done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
@@ -139,7 +157,7 @@ def test_products_run_beside_what_makes_their_operands(variant, tmp_path):
         for loop in inner_loops(done.stdout)
     ]
     products_and_waits = sorted(pair for pair in found if pair[0])
-    assert products_and_waits == [(16, 8), (36, 8)]  # of values, and of scores
+    assert products_and_waits == [(16, 8), (36, waits)]  # of values, and of scores
 
 
 def test_too_much_shared_memory_is_an_error():
