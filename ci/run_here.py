@@ -21,6 +21,7 @@ from ci.packages import PACKAGES, ROOT
 
 MODES = {
     "deterministic": "strict",
+    "portable": "strict",
     "graphed": "strict",
     "compiled": "strict",
     "request_map": "strict",

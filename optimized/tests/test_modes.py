@@ -7,12 +7,17 @@ import pytest
 import torch
 from test_backend import batch, loaded, problem
 
-from paged_mla_optimized.backend import create, graphed, modes
+from paged_mla_optimized import core, prefill
+from paged_mla_optimized.backend import create, graphed, modes, portable
+from paged_mla_optimized.planning.families import PORTABLE
+from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.stepping.graph import GraphedStep
+from paged_mla_shared.dims import DEEPSEEK_V3
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Output
 
-HERE = ("deterministic", "compiled", "request_map", "reserved_slot", "base_2", "fast")
+HERE = ("deterministic", "portable", "compiled", "request_map", "reserved_slot", "base_2", "fast")
+FIXED = {"deterministic", "portable"}
 EVERY_BLOCK = np.arange(6)
 
 
@@ -44,16 +49,51 @@ def test_a_mode_answers_as_the_plain_backend_does(name):
 
 
 def test_modes_declare_what_they_do():
-    """Reports tell them apart; one claims equal bits, of prefill too, and one has no merge."""
+    """Reports tell them apart; two claim equal bits, of prefill too, and one has no merge."""
     plain = create()
     for name in HERE:
         mode = getattr(modes, name)()
         assert mode.name == f"{plain.name} {name}"
-        extra = {"deterministic"} if name == "deterministic" else set()
-        own = {"base_2": {"prefill", "merge"}, "deterministic": set()}
+        extra = {"deterministic"} if name in FIXED else set()
+        own = {"base_2": {"prefill", "merge"}, **{fixed: set() for fixed in FIXED}}
         lacking = {"layer"} | own.get(name, {"prefill"})
         assert mode.capabilities.features == plain.capabilities.features | extra
         assert mode.capabilities.ops == plain.capabilities.ops - lacking
+
+
+@pytest.mark.parametrize("cache_format", ["fp16", "fp8_e4m3", "fp8_ds_mla"])
+@pytest.mark.parametrize("num_heads", [16, 128])
+@pytest.mark.parametrize("most_tokens", [4, 64], ids=["decode", "longer"])
+def test_portable_steps_have_no_other_kernel(monkeypatch, cache_format, num_heads, most_tokens):
+    """S-20: on Hopper too, prefill included; a plain backend beside it keeps Hopper's kernels."""
+    for module in (core, prefill, portable):
+        monkeypatch.setattr(module, "device_facts", lambda _device: DeviceFacts("sm90", 132))
+    asked = problem(
+        dims=DEEPSEEK_V3.with_heads(num_heads),
+        dtype="float16",
+        cache_format=cache_format,
+        max_rows=4,
+        max_query_tokens=most_tokens,
+    )
+    for mode, is_portable in (
+        (modes.portable, True),
+        (create, False),
+        (modes.deterministic, False),
+    ):
+        runner = mode().prepare(asked)
+        assert {v.family == PORTABLE for v in runner._mla._core.variants} == {is_portable}
+        assert (runner._prefill_of(causal=True)._hopper is None) is is_portable
+
+
+@pytest.mark.parametrize("most_tokens", [4, 64], ids=["decode", "longer"])
+def test_portable_steps_have_the_tiles_of_other_gpus(most_tokens):
+    """S-20: the one variant is what deterministic steps choose where no other family is."""
+    asked = problem(max_rows=4, max_query_tokens=most_tokens)
+    portable_core, plain = (
+        backend.prepare(asked)._mla._core for backend in (modes.portable(), modes.deterministic())
+    )
+    plain.choose(plain.plan, 4, most_tokens, None)
+    assert portable_core.variants == [plain.variants[plain.plan.choice]]
 
 
 def test_a_request_map_is_what_the_plan_reads():

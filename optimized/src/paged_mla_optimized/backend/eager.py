@@ -32,13 +32,17 @@ class EagerRunner:
 
     def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
         self._problem = problem
-        self._mla = PagedMla(config, device)
+        self._mla = self._instance(config, device)
         self._memory = Memory(problem, self._mla.device)
         self._cache = self._memory.cache
         self._planned: Batch | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._prefills: dict[bool, Prefill] = {}
         self._layers: dict[int, MlaLayer] = {}
+
+    def _instance(self, config: MlaConfig, device: str) -> PagedMla:
+        """Return what steps run on."""
+        return PagedMla(config, device)
 
     def load_cache(self, image: CacheImage) -> None:
         """Make the cache equal `image`, where it lies."""

@@ -12,6 +12,7 @@ from paged_mla_optimized.backend import TritonBackend, create
 from paged_mla_optimized.backend.compiled import CompiledRunner
 from paged_mla_optimized.backend.graphed import GraphedRunner
 from paged_mla_optimized.backend.mapped import MappedRunner
+from paged_mla_optimized.backend.portable import PortableRunner
 from paged_mla_shared.errors import Unsupported
 
 _LAYER = frozenset({"layer"})
@@ -22,6 +23,12 @@ _OWN_PLANS = _LAYER | {"prefill"}
 def deterministic() -> TritonBackend:
     """Return the backend that gives a row the same bits whatever its batch mates (S-20)."""
     return _mode("deterministic", left_out=_LAYER, settings={"deterministic": True})
+
+
+def portable() -> TritonBackend:
+    """Return the backend on the kernels that GPUs other than Hopper get, with fixed splits."""
+    settings = {"deterministic": True}
+    return _mode("portable", runner=PortableRunner, left_out=_LAYER, settings=settings)
 
 
 def graphed() -> TritonBackend:
