@@ -86,7 +86,7 @@ def test_portable_steps_have_no_other_kernel(monkeypatch, cache_format, num_head
 
 
 @pytest.mark.parametrize("most_tokens", [4, 64], ids=["decode", "longer"])
-def test_portable_steps_have_the_tiles_of_other_gpus(most_tokens):
+def test_portable_steps_have_the_tiles_that_the_portable_family_chooses(most_tokens):
     """S-20: the one variant is what deterministic steps choose where no other family is."""
     asked = problem(max_rows=4, max_query_tokens=most_tokens)
     portable_core, plain = (

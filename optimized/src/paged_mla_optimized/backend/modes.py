@@ -1,4 +1,4 @@
-"""The backend in every mode that engines run it in, one factory for each.
+"""The backend in every mode that engines run it in, and on portable kernels; a factory for each.
 
 :func:`paged_mla_optimized.backend.create` is the plain one: eager, block tables, natural lse.
 """
@@ -26,7 +26,7 @@ def deterministic() -> TritonBackend:
 
 
 def portable() -> TritonBackend:
-    """Return the backend on the kernels that GPUs other than Hopper get, with fixed splits."""
+    """Return the backend on the kernels that serve any GPU, in its own tiles, with fixed splits."""
     settings = {"deterministic": True}
     return _mode("portable", runner=PortableRunner, left_out=_LAYER, settings=settings)
 
