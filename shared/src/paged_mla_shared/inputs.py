@@ -133,10 +133,10 @@ def _magnitudes(
     case: Case, dims: MlaDims, rng: np.random.Generator, tokens: int
 ) -> tuple[Scale, Scale]:
     """Return the factors on latents and on keys of that many tokens."""
-    if not case.uneven:
-        return case.latent_scale, case.key_scale
-    factors = np.exp2(rng.uniform(-4, 4, (tokens, 5)))
-    quarters = np.repeat(factors[:, :4], dims.kv_lora_rank // 4, axis=1)
+    factors = np.ones((tokens, 5))
+    if case.uneven:
+        factors = np.exp2(rng.uniform(-4, 4, (tokens, 5)))
+    quarters = np.repeat(case.quarters * factors[:, :4], dims.kv_lora_rank // 4, axis=1)
     return case.latent_scale * quarters, case.key_scale * factors[:, 4:]
 
 

@@ -132,6 +132,19 @@ CASES = (
         )
         for q in (1, 4)
     ),
+    *(
+        _format(
+            f"small-quarter-q{q}",
+            "a quarter of a latent that is a millionth of the others has as many bits as they have",
+            (Row(64 + q, q), Row(33, q)),
+            num_heads=32,
+            latent_scale=2.0**10,
+            key_scale=2.0**10,
+            query_scale=2.0**-10,
+            quarters=(1.0, 2.0**-20, 1.0, 1.0),
+        )
+        for q in (1, 4)
+    ),
     _format(
         "rope-neox",
         "keys are rotated, rounded to the model's type, then quantised",
