@@ -133,11 +133,16 @@ def _magnitudes(
     case: Case, dims: MlaDims, rng: np.random.Generator, tokens: int
 ) -> tuple[Scale, Scale]:
     """Return the factors on latents and on keys of that many tokens."""
-    factors = np.ones((tokens, 5))
+    latents: Scale = case.latent_scale
+    keys: Scale = case.key_scale
+    width = dims.kv_lora_rank // 4
     if case.uneven:
         factors = np.exp2(rng.uniform(-4, 4, (tokens, 5)))
-    quarters = np.repeat(case.quarters * factors[:, :4], dims.kv_lora_rank // 4, axis=1)
-    return case.latent_scale * quarters, case.key_scale * factors[:, 4:]
+        latents = latents * np.repeat(factors[:, :4], width, axis=1)
+        keys = keys * factors[:, 4:]
+    if case.quarters:
+        latents = latents * np.repeat(case.quarters, width)
+    return latents, keys
 
 
 def _contexts(

@@ -95,7 +95,7 @@ class Case:
     latent_scale, key_scale : float
         Factors on the latents and on the keys, cached ones and the step's.
     quarters : tuple of float
-        Factors on the four quarters of every latent.
+        Factors on the four quarters of every latent; none: 1 each.
     uneven : bool
         Each quarter of a latent, and each key, is of a magnitude of its own, 2^-4 to 2^4 times.
     coarse : bool
@@ -142,7 +142,7 @@ class Case:
     spare: int = 1
     latent_scale: float = 1.0
     key_scale: float = 1.0
-    quarters: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    quarters: tuple[float, ...] = ()
     uneven: bool = False
     coarse: bool = False
     cache_scale: float = 1.0
