@@ -33,7 +33,7 @@ def measure(case: Case, builders: dict[str, Any], limits: dict[str, float]) -> d
             error(tensors, launch())
             launches[name] = launch
     row: dict[str, Any] = {"case": case.name, "error": worst}
-    row |= {name: alone(launch) for name, launch in launches.items()}
+    row |= alone(launches)
     row["tflops"] = case.flops / row["us"] / 1e6
     row["gbs"] = case.bytes / row["us"] / 1e3
     row["intensity"] = case.flops / case.bytes

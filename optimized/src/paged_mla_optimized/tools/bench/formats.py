@@ -39,7 +39,7 @@ def measure(case: Case) -> dict[str, Any]:
             launches[f"{name} {products}"] = launch
     return {
         "case": case.name,
-        "alone": {kind: alone(launch) for kind, launch in launches.items()},
+        "alone": alone(launches),
         "in_turns": in_turns(launches),
     }
 

@@ -55,7 +55,7 @@ def measure(case: Case, flashmla: Any) -> dict[str, Any]:
     return {
         "case": case.name,
         "errors": errors,
-        "alone": {kind: alone(launch) for kind, launch in launches.items()},
+        "alone": alone(launches),
         "in_turns": in_turns(launches),
     }
 

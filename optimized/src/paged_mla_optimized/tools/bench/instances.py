@@ -136,7 +136,7 @@ def measure(step: Step) -> dict[str, object]:
     return {
         "step": step.name,
         "bits": problem.bits_of_a_row_alone_differ(instances["fixed"]),
-        "alone": {kind: alone(launch) for kind, launch in launches.items()},
+        "alone": alone(launches),
         "in_turns": in_turns(launches),
     }
 

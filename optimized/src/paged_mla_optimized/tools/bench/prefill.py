@@ -221,7 +221,7 @@ def measure(case: PrefillCase, fa3: peers.Prefill | None) -> dict[str, Any]:
         "case": case.name,
         "flops": case.flops,
         "errors": {kind: error(tensors, launch()) for kind, launch in launches.items()},
-        "alone": {kind: alone(launch) for kind, launch in launches.items()},
+        "alone": alone(launches),
         "in_turns": in_turns(launches),
     }
 

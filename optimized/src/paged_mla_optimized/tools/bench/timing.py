@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,18 +12,24 @@ from triton.testing import do_bench
 
 _GRAPH_MS = 10.0  # of one replay: long enough for its own start not to count
 _ROUNDS = 20
-_ROUNDS_ALONE = 100  # a second: longer than the period in which a device at its limit slows down
+_ROUNDS_BEFORE = 200  # two seconds: a cold device is faster at its limit, by up to 4 %
+_ROUNDS_ALONE = 50  # twice half a second: longer than the period in which a device slows down
 
 Launch = Callable[[], Any]
+Graph = tuple[torch.cuda.CUDAGraph, int]  # of so many calls
 
 
-def alone(launch: Launch) -> float:
-    """Return the median time of one call in microseconds, inside a graph replayed by itself.
+def alone(launches: Mapping[str, Launch]) -> dict[str, float]:
+    """Return the median time of one call of each in microseconds, replayed by itself for a while.
 
     At its power limit the device sets the clock by the power that this kernel takes, and lowers it
-    further for a quarter of every second.
+    further for a quarter of every second. It goes on growing warmer, and takes more power then: all
+    are timed once more in the reverse order.
     """
-    return in_turns({"": launch}, _ROUNDS_ALONE)[""]
+    graphs = _captured(launches, _GRAPH_MS)
+    _replayed(_turns(graphs, -(-_ROUNDS_BEFORE // len(graphs))))
+    each = [item for item in graphs.items() for _ in range(_ROUNDS_ALONE)]
+    return _replayed(each + each[::-1])
 
 
 def in_turns(
@@ -34,19 +40,28 @@ def in_turns(
     The order is drawn anew for each round. All then run at one clock, whichever of them takes the
     power that lowers it.
     """
-    graphs = {name: _capture(launch, graph_ms) for name, launch in launches.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    order, draw = list(graphs), random.Random(0)
-    for _ in range(rounds):
-        draw.shuffle(order)
-        for name in order:
-            graph, calls = graphs[name]
-            times[name].append(milliseconds(graph.replay) / calls)
+    return _replayed(_turns(_captured(launches, graph_ms), rounds))
+
+
+def _turns(graphs: Mapping[str, Graph], rounds: int) -> list[tuple[str, Graph]]:
+    draw = random.Random(0)
+    return [item for _ in range(rounds) for item in draw.sample(list(graphs.items()), len(graphs))]
+
+
+def _replayed(replays: Iterable[tuple[str, Graph]]) -> dict[str, float]:
+    """Return the median time of one call of each in microseconds."""
+    times: dict[str, list[float]] = {}
+    for name, (graph, calls) in replays:
+        times.setdefault(name, []).append(milliseconds(graph.replay) / calls)
     return {name: 1e3 * statistics.median(found) for name, found in times.items()}
 
 
-def _capture(launch: Launch, graph_ms: float) -> tuple[torch.cuda.CUDAGraph, int]:
-    """Return a graph of about as many calls as fill its time, and how many they are."""
+def _captured(launches: Mapping[str, Launch], graph_ms: float) -> dict[str, Graph]:
+    return {name: _capture(launch, graph_ms) for name, launch in launches.items()}
+
+
+def _capture(launch: Launch, graph_ms: float) -> Graph:
+    """Return a graph of about as many calls as fill its time."""
     launch()  # compiles
     torch.cuda.synchronize()
     trial = 5
