@@ -201,7 +201,9 @@ def jobs_of_arch(arch: str) -> list[Job]:
     for config in _configs():
         demand = demand_of(config, arch)
         portable = portable_variant(demand, most_query_len(config))
-        found = [_jobs_of_config(config, portable, arch)]
+        # Fixed splits have the same tiles, and with every other option code of their own.
+        fixed = replace(config, deterministic=True)
+        found = [_jobs_of_config(each, portable, arch) for each in (config, fixed)]
         for variant in variants_by_query_len(demand, most_query_len(config)):
             found.append(_jobs_of_config(config, variant, arch))
             if variant.family != PORTABLE:
