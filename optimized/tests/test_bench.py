@@ -19,6 +19,7 @@ from paged_mla_optimized.tools.bench import (
     peers,
     prefill,
     table,
+    timing,
 )
 from paged_mla_optimized.tools.bench.__main__ import main, parse
 from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
@@ -369,3 +370,24 @@ def test_a_table_is_written_as_it_grows(tmp_path, monkeypatch):
         table.run(steps, measure, lambda row: f"| {row['step']} |", "| step |\n|---|", options)
     assert (tmp_path / "stem.md").read_text().splitlines()[2:] == ["| step |", "|---|", "| h16 a |"]
     assert json.loads((tmp_path / "stem.json").read_text())["rows"] == [{"step": "h16 a"}]
+
+
+def test_alone_each_is_timed_in_both_orders_on_a_warm_device(monkeypatch):
+    """S-20: which comes first decides nothing."""
+    replayed = []
+
+    def milliseconds(replay):
+        replayed.append(replay)
+        return 6.0 + len(replayed) / 1000  # it grows warmer
+
+    monkeypatch.setattr(timing, "milliseconds", milliseconds)
+    monkeypatch.setattr(
+        timing,
+        "_captured",
+        lambda launches, _: {k: (SimpleNamespace(replay=k), 1) for k in launches},
+    )
+    times = timing.alone({"ours": print, "theirs": print})
+    ours, theirs = ["ours"] * 50, ["theirs"] * 50
+    assert replayed[-200:] == ours + theirs + theirs + ours
+    assert replayed[:-200].count("ours") == replayed[:-200].count("theirs") == 100
+    assert times["ours"] == pytest.approx(times["theirs"], rel=1e-3)
