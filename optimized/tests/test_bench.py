@@ -384,7 +384,7 @@ def test_alone_each_is_timed_in_both_orders_on_a_warm_device(monkeypatch):
     monkeypatch.setattr(
         timing,
         "_captured",
-        lambda launches, _: {k: (SimpleNamespace(replay=k), 1) for k in launches},
+        lambda launches, _: {n: (SimpleNamespace(replay=n), 1) for n in launches},
     )
     times = timing.alone({"ours": print, "theirs": print})
     ours, theirs = ["ours"] * 50, ["theirs"] * 50
