@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paged_mla_conformance.explained.__main__ import main
+from paged_mla_conformance.explained.dumps import failures
 from paged_mla_shared.dump import load_dump
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,12 @@ def test_a_tie_is_ended_by_another_dump(
     assert "deviation named first, of up to three dumps: 1 of 1" in said
     origins = [load_dump(tmp_path / f"{name}{end}.safetensors").origin for end in ("", "-2")]
     assert len(set(origins)) == 2
+
+
+def test_cases_that_a_format_does_not_allow_are_not_tried():
+    """S-11: groups of a quarter of a block ask nothing of blocks of 1 token."""
+    shown = "test_gather[gather-strided-fp32-fp8_block_group]"
+    assert list(failures("codes-are-truncated", [shown])) == []
 
 
 def test_unknown_mutants_are_refused(capsys: pytest.CaptureFixture[str]):

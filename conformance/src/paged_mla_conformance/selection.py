@@ -108,14 +108,14 @@ def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
     plain: tuple[str | None, ...] = () if own and case.cache_scale == 1 else (None,)
     if not own and case.id not in formats.IN_EVERY_FORMAT:
         return plain
-    named = [name for name in run.formats if _allows(FORMATS[name], case)]
+    named = [name for name in run.formats if allows(FORMATS[name], case)]
     turn = run.dtypes.index(dtype)
     if named and (turn > 0 or run.backend.mode == "interpreter"):
         named = [named[(_TURNS[case.id] + turn) % len(named)]]
     return (*plain, *named)
 
 
-def _allows(stored: CacheFormat, case: Case) -> bool:
+def allows(stored: CacheFormat, case: Case) -> bool:
     """Return whether the rules have a cache of this format for `case` (S-11).
 
     Where tokens share a scale, slots that a step names leave no holes between tokens.

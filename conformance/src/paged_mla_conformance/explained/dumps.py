@@ -20,7 +20,7 @@ from paged_mla_conformance.layered import check_layer
 from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_conformance.recording import RecordingBackend
-from paged_mla_conformance.selection import TraceParam
+from paged_mla_conformance.selection import TraceParam, allows
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.debug.checks import examine
@@ -118,8 +118,10 @@ def _others(tests: list[str]) -> Iterator[str]:
             ids = [case.name for case in MERGES]
         elif parts[1] in ASKED:
             group, _, named = parts[2].partition("-fp32")
+            stored = FORMATS.get(named.removeprefix("-"))
             cases = CASES[group.partition("-")[0]]
-            ids = [f"{case.dtype_id('float32')}{named}" for case in cases]
+            asked = [case for case in cases if stored is None or allows(stored, case)]
+            ids = [f"{case.dtype_id('float32')}{named}" for case in asked]
         yield from (other for i in ids if (other := f"test_{parts[1]}[{i}]") not in tests)
 
 
