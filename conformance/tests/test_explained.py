@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from paged_mla_conformance.explained import dumps
 from paged_mla_conformance.explained.__main__ import main
-from paged_mla_conformance.explained.dumps import failures
 from paged_mla_shared.dump import load_dump
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +58,20 @@ def test_a_tie_is_ended_by_another_dump(
 def test_cases_that_a_format_does_not_allow_are_not_tried():
     """S-11: groups of a quarter of a block ask nothing of blocks of 1 token."""
     shown = "test_gather[gather-strided-fp32-fp8_block_group]"
-    assert list(failures("codes-are-truncated", [shown])) == []
+    assert list(dumps.failures("codes-are-truncated", [shown])) == []
+
+
+def test_a_kill_by_bad_input_gives_way_to_one_by_a_step(tmp_path: Path):
+    """S-21: only steps can be dumped, and every mutant of prefill fails some."""
+    matrix = tmp_path / "mutants.json"
+    kills = {
+        "prefill": {"rule": "test_bad_prefill[q-nope-dtype]"},
+        "errors": {"rule": "test_bad[x]"},
+    }
+    matrix.write_text(json.dumps({"mutants": [{"name": "a", "kills": kills}]}))
+    [step, other] = dumps.tests_that_kill(matrix)["a"]
+    assert step.startswith("test_prefill[prefill-")
+    assert other == "test_bad[x]"
 
 
 def test_unknown_mutants_are_refused(capsys: pytest.CaptureFixture[str]):
