@@ -28,6 +28,9 @@ BAD = [
     ("max_draft_tokens", {"mask": "tree:qlen"}),
     ("rope", {"rope": Rope(RopePairing.NEOX, theta=0.0)}),
     ("rope", {"rope": Rope(RopePairing.NEOX, yarn=Yarn(float("nan"), 64))}),
+    ("rope", {"rope": Rope(RopePairing.NEOX, yarn=Yarn(40.0, 64, mscale=float("nan")))}),
+    ("rope", {"rope": Rope(RopePairing.NEOX, theta=1.0, yarn=Yarn(40.0, 64))}),
+    ("rope.pairing", {"rope": Rope("gptj")}),
 ]
 UNKNOWN = [
     {"kv_lora_rank": 48},

@@ -9,7 +9,7 @@ import torch
 
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
-from paged_mla_shared.problem import Mask, MaskSpelling, Rope
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
 DTYPE_NAMES = {
     torch.float32: "float32",
@@ -198,9 +198,15 @@ class MlaConfig:
 
 
 def _check_rope(rope: Rope) -> None:
+    if rope.pairing not in set(RopePairing):
+        raise InvalidArgument("rope.pairing", rope.pairing, " or ".join(RopePairing))
     numbers = [rope.theta]
     if rope.yarn is not None:
         yarn = rope.yarn
         numbers += [yarn.factor, yarn.original_max_position, yarn.beta_fast, yarn.beta_slow]
+        if not all(math.isfinite(m) and m >= 0 for m in (yarn.mscale, yarn.mscale_all_dim)):
+            raise InvalidArgument("rope", rope, "finite mscale and mscale_all_dim >= 0")
+        if rope.theta == 1:
+            raise InvalidArgument("rope", rope, "a theta other than 1 with yarn")
     if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise InvalidArgument("rope", rope, "finite parameters > 0")

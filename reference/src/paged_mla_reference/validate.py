@@ -23,7 +23,7 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope, Rows
+from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope, RopePairing, Rows
 
 
 def validate_problem(problem: Problem) -> None:
@@ -102,10 +102,16 @@ def _validate_shares(problem: Problem, stored: CacheFormat) -> None:
 
 
 def _validate_rope(rope: Rope) -> None:
+    if rope.pairing not in set(RopePairing):
+        raise InvalidArgument("rope.pairing", rope.pairing, " or ".join(RopePairing))
     numbers = [rope.theta]
     if rope.yarn is not None:
         yarn = rope.yarn
         numbers += [yarn.factor, yarn.original_max_position, yarn.beta_fast, yarn.beta_slow]
+        if not all(math.isfinite(m) and m >= 0 for m in (yarn.mscale, yarn.mscale_all_dim)):
+            raise InvalidArgument("rope", rope, "finite mscale and mscale_all_dim >= 0")
+        if rope.theta == 1:
+            raise InvalidArgument("rope", rope, "a theta other than 1 with yarn")
     if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise InvalidArgument("rope", rope, "finite parameters > 0")
 
