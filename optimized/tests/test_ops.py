@@ -5,6 +5,7 @@ import torch
 from mla_step import P, R, build
 
 from paged_mla_optimized import PagedMla, RequestMap, ops
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
 
@@ -55,6 +56,47 @@ def test_a_compiled_step_with_a_built_table():
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("call", ["append", "attend"])
+def test_a_compiled_step_takes_as_many_tokens_as_were_planned(call):
+    """Bad input: the plan's tokens reach the ops, so tensors of more are refused there too."""
+    step = build((40, 2), (17, 1))
+    mla = PagedMla(step.config, "cpu")
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=3)
+    latents = torch.zeros(3, R + P)
+    before = step.cache.clone()
+
+    def too_many():
+        mla.plan(step.cu_seqlens_q[:2], step.seq_lens[:1], step.block_table[:1], num_tokens=2)
+        if call == "append":
+            mla.append(latents[:, :R], latents[:, R:], step.cache)
+            return step.cache
+        return mla.attend(step.q_nope, step.q_pe, step.cache)
+
+    name = {"append": "ckv", "attend": "q_nope"}[call]
+    with pytest.raises(InvalidArgument, match=name):
+        torch.compile(too_many, backend="aot_eager")()
+    assert torch.equal(step.cache.view(torch.int32), before.view(torch.int32))
+
+
+def test_steps_of_other_sizes_recompile_at_most_once():
+    """S-17: planned sizes reach a compiled layer as numbers that may change."""
+    step = build((40, 2), (17, 1), (30, 3), (3, 1))
+    mla = PagedMla(step.config, "cpu")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def layer(q_nope, q_pe):
+        return mla.attend(q_nope, q_pe, step.cache)[0]
+
+    for rows in (1, 2, 3, 4):
+        tokens = int(step.cu_seqlens_q[rows])
+        starts, lens = step.cu_seqlens_q[: rows + 1], step.seq_lens[:rows]
+        mla.plan(starts, lens, step.block_table[:rows], num_tokens=tokens)
+        queries = step.q_nope[:tokens], step.q_pe[:tokens]
+        assert torch.equal(layer(*queries), mla.attend(*queries, step.cache)[0])
+    assert counter.frame_count <= 2
+
+
 @pytest.mark.parametrize("name", ["plan", "append", "attend", "merge"])
 def test_schemas_say_what_is_written(name):
     """S-9, S-10: every op passes torch's own check of schema and fake implementation."""
@@ -70,11 +112,11 @@ def test_schemas_say_what_is_written(name):
         ),
         "append": (
             (state, torch.ones(3, R), torch.ones(3, P), step.cache, None, None),
-            {"handle": handle},
+            {"num_tokens": 3, "handle": handle},
         ),
         "attend": (
             (state, step.q_nope, step.q_pe, out, lse, step.cache, None, step.block_table),
-            {"num_rows": 2, "max_query_len": None, "handle": handle},
+            {"num_rows": 2, "num_tokens": 3, "max_query_len": None, "handle": handle},
         ),
         "merge": ((torch.randn(2, 3, 4, R), torch.randn(2, 3, 4)), {}),
     }

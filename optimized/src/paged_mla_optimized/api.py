@@ -178,6 +178,7 @@ class PagedMla(PlannedStep):
                 cache.latents,
                 cache.scales,
                 slot_mapping,
+                num_tokens=core.plan.num_tokens,
                 handle=self._handle,
             )
         else:
@@ -234,6 +235,7 @@ class PagedMla(PlannedStep):
             cache.scales,
             plan.given_table,
             num_rows=plan.num_rows,
+            num_tokens=plan.num_tokens,
             max_query_len=self._max_query_len,
             handle=self._handle,
         )

@@ -70,7 +70,7 @@ def plan(  # noqa: PLR0917 - ops take tensors by position
     "paged_mla::append",
     mutates_args={"latents", "scales"},
     schema="(Tensor state, Tensor ckv, Tensor k_pe, Tensor(a!) latents, Tensor(b!)? scales,"
-    " Tensor? slot_mapping, *, int handle) -> ()",
+    " Tensor? slot_mapping, *, SymInt num_tokens, int handle) -> ()",
 )
 def append(  # noqa: PLR0917 - ops take tensors by position
     state: Tensor,
@@ -80,13 +80,13 @@ def append(  # noqa: PLR0917 - ops take tensors by position
     scales: Tensor | None,
     slot_mapping: Tensor | None,
     *,
+    num_tokens: int,
     handle: int,
 ) -> None:
     """Write this step's latents to the cache that `latents` and `scales` are."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
-    plan.num_tokens = ckv.shape[0]
-    plan.slots = plan.slot_mapping[: plan.num_tokens]
+    plan.num_tokens, plan.slots = num_tokens, plan.slot_mapping[:num_tokens]
     cache = LatentCache(core.config.cache_format, latents, scales)
     core.append(plan, ckv, k_pe, cache, slot_mapping)
 
@@ -96,7 +96,7 @@ def append(  # noqa: PLR0917 - ops take tensors by position
     mutates_args={"out", "lse"},
     schema="(Tensor state, Tensor q_nope, Tensor q_pe, Tensor(a!) out, Tensor(b!) lse,"
     " Tensor latents, Tensor? scales, Tensor? block_table,"
-    " *, SymInt num_rows, SymInt? max_query_len, int handle) -> ()",
+    " *, SymInt num_rows, SymInt num_tokens, SymInt? max_query_len, int handle) -> ()",
 )
 def attend(  # noqa: PLR0917 - ops take tensors by position
     state: Tensor,
@@ -109,14 +109,15 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     block_table: Tensor | None,
     *,
     num_rows: int,
+    num_tokens: int,
     max_query_len: int | None,
     handle: int,
 ) -> None:
     """Write every element of `out` and `lse`; without `block_table` the plan's own is read."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
-    plan.num_rows, plan.num_tokens, plan.given_table = num_rows, q_nope.shape[0], block_table
-    core.choose(plan, num_rows, plan.num_tokens, max_query_len)
+    plan.num_rows, plan.num_tokens, plan.given_table = num_rows, num_tokens, block_table
+    core.choose(plan, num_rows, num_tokens, max_query_len)
     cache = LatentCache(core.config.cache_format, latents, scales)
     core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
 
