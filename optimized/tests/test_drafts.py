@@ -16,6 +16,20 @@ def draft_steps(**changes):
     return DraftSteps(**(shape | changes), device="cpu")
 
 
+@pytest.mark.parametrize("name", ["max_requests", "branches", "steps", "block_size"])
+def test_drafts_of_nothing(name):
+    """S-15: every size is at least 1."""
+    with pytest.raises(InvalidArgument, match=name):
+        draft_steps(**{name: 0})
+
+
+@pytest.mark.parametrize(("name", "rows", "window"), [("max_rows", 0, 3), ("window", 2, -3)])
+def test_a_window_of_nothing(name, rows, window):
+    """S-16: every size is at least 1."""
+    with pytest.raises(InvalidArgument, match=name):
+        ExtendWindow(rows, window, "cpu")
+
+
 PREFIX_LENS = torch.tensor([6, 0, 8], dtype=I32)
 PREFIX_TABLE = torch.tensor([[7, 2, -1], [9, 9, 9], [5, 0, 2**31 - 1]], dtype=I32)
 BRANCH_BLOCKS = torch.arange(20, 32, dtype=I32).view(3, 2, 2)

@@ -6,6 +6,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paged_mla_optimized import Bucket, PagedMla, StepInputs
 from paged_mla_shared.errors import InvalidArgument
 
+METADATA = {
+    "cu_seqlens_q": torch.tensor([0, 3, 4]).int(),
+    "seq_lens": torch.tensor([20, 1]).int(),
+    "block_table": torch.zeros(2, 4).int(),
+}
 QUERIES = {"q_nope": ((64, 4, R), torch.float32), "q_pe": ((64, 4, P), torch.float32)}
 
 
@@ -55,6 +60,25 @@ def test_an_idle_step_reads_and_writes_nothing(fill):
     assert cache.isnan().all()
 
 
+def test_an_idle_step_has_tokens_that_any_layer_can_bear():
+    """S-6: an embedding looks at padded ids too, of captured steps and behind a shorter one."""
+    inputs = StepInputs(config(), "cpu", {"input_ids": ((64,), torch.int32)})
+    inputs.poison()
+    inputs.clear()
+    inputs.load(**METADATA, input_ids=torch.tensor([17, 3, 3, 5]).int())
+    assert inputs.tokens["input_ids"].tolist() == [17, 3, 3, 5] + 60 * [0]
+
+
+@pytest.mark.parametrize("name", ["pad_seq_len", "table_width"])
+@pytest.mark.parametrize("value", [-1, 2])
+def test_padding_that_stands_for_nothing(name, value):
+    """S-2: a padded row has no key or one, and a table a column for it."""
+    if (name, value) == ("table_width", 2):
+        value = 0
+    with pytest.raises(InvalidArgument, match=name):
+        StepInputs(config(), "cpu", {}, **{name: value})
+
+
 def test_a_step_with_no_token_at_all():
     """S-6: T = 0 is a step too."""
     mla = PagedMla(config(), "cpu")
@@ -95,12 +119,7 @@ def test_what_does_not_fit_is_an_error():
         StepInputs(config(), "cpu", {"hidden": ((63, 2), torch.float32)})
 
 
-STEP = {
-    "cu_seqlens_q": torch.tensor([0, 3, 4]).int(),
-    "seq_lens": torch.tensor([20, 1]).int(),
-    "block_table": torch.zeros(2, 4).int(),
-    "q_nope": torch.ones(4, 4, R),
-}
+STEP = METADATA | {"q_nope": torch.ones(4, 4, R)}
 NINE_ROWS = {
     "cu_seqlens_q": torch.arange(10).int(),
     "seq_lens": torch.ones(9).int(),
@@ -158,6 +177,14 @@ def test_a_mask_that_does_not_fit_is_refused(spelling, mask):
     inputs = StepInputs(config(mask=spelling, max_draft_tokens=9), "cpu", QUERIES)
     with pytest.raises(InvalidArgument, match="mask"):
         inputs.load(**STEP, mask=mask)
+
+
+@pytest.mark.parametrize("spelling", ["tree:qlen", "tree:full", "tree:packed"])
+def test_a_tree_has_a_mask_in_every_step(spelling):
+    """S-14: the mask of the step before is not this one's."""
+    inputs = StepInputs(config(mask=spelling, max_draft_tokens=9), "cpu", QUERIES)
+    with pytest.raises(InvalidArgument, match="mask"):
+        inputs.load(**STEP)
 
 
 class HostCopies(TorchDispatchMode):

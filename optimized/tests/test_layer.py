@@ -97,6 +97,28 @@ def test_bounds_may_be_loose():
     assert_right(attend(layer, step, q, weights), step, weights)
 
 
+@pytest.mark.parametrize("room", [40, 1000], ids=["parts", "whole"])
+@pytest.mark.parametrize("told", [[60, 60], [70, 30], [80, 1]])
+def test_bounds_that_are_too_small(told, room):
+    """S-9: keys past them are left out; nothing of an earlier step in the workspace is read."""
+    step = build((80, 1), (90, 1), num_heads=HEADS, max_query_tokens=2)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, room), "cpu")
+    host = {"query_lens": [1, 1], "max_seq_lens": told, "absorbed_rows": 0}
+    answers = []
+    for earlier in (torch.nan, 3.0):
+        step.cache.nan_to_num_(earlier)
+        layer.materialised._ckv.fill_(earlier)
+        layer.materialised._k_pe.fill_(earlier)
+        layer.materialised._keys_and_values.fill_(earlier)
+        plan(layer, step, **host)
+        answers.append(attend(layer, step, q, weights))
+    for answer in zip(*answers, strict=True):
+        assert answer[0].isfinite().all()
+        assert torch.equal(*answer)
+
+
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla"])
 def test_fp8_caches(name):
     """S-11, S-21: both forms read what the cache holds, of the step's own tokens too."""
@@ -216,6 +238,8 @@ def test_weights_from_both_sources():
     [
         ("kv_b_proj", lambda: HeadWeights.of_kv_b_proj(torch.empty(7, R), 2, N)),
         ("by_head", lambda: HeadWeights(torch.empty(2, N, R), N)),
+        ("qk_nope_head_dim", lambda: HeadWeights(torch.empty(2, N, R), 0)),
+        ("num_heads", lambda: HeadWeights.of_kv_b_proj(torch.empty(8, R), 0, N)),
         ("w_uv", lambda: HeadWeights.of_halves(torch.empty(2, N, R), torch.empty(3, V, R))),
         ("workspace_tokens", lambda: layer_config(config(), 63)),
     ],
@@ -240,7 +264,11 @@ def test_no_fixed_bits():
         ("query_lens", {"query_lens": [1, 4], "max_seq_lens": [33, 70]}),
         ("query_lens", {"query_lens": [1, -1], "max_seq_lens": [33, 70]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 257]}),
+        ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 2]}),
         ("absorbed_rows", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "absorbed_rows": 3}),
+        ("absorbed_rows", {"absorbed_rows": 0}),
+        ("max_seq_lens", {"max_seq_lens": [33, 70]}),
+        ("max_query_len", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "max_query_len": 3}),
     ],
 )
 def test_bad_lengths(argument, host):
@@ -248,6 +276,15 @@ def test_bad_lengths(argument, host):
     step = build((33, 1), (70, 3))
     with pytest.raises(InvalidArgument, match=argument):
         plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
+
+
+def test_all_rows_are_absorbed_where_the_mask_is_not_causal():
+    """S-21: any other number is refused, not ignored."""
+    step = build((33, 1), (70, 3), mask="non_causal")
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=2, **lens_of(step))
+    with pytest.raises(InvalidArgument, match="absorbed_rows"):
+        plan(layer, step, absorbed_rows=1, **lens_of(step))
 
 
 BAD_TENSORS = [

@@ -171,3 +171,20 @@ def test_no_group():
     """S-18: said by name where torch.distributed was not initialised."""
     with pytest.raises(InvalidArgument, match="group"):
         ContextParallelMla(config(), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("argument", "shares"),
+    [
+        ("seq_len", {"seq_len": -1, "world": 2, "rank": 0}),
+        ("world", {"seq_len": 10, "world": 0, "rank": 0}),
+        ("rank", {"seq_len": 10, "world": 2, "rank": 5}),
+        ("rank", {"seq_len": 10, "world": 2, "rank": -1}),
+        ("interleave", {"seq_len": 10, "world": 2, "rank": 0, "interleave": 0}),
+    ],
+)
+def test_shares_of_no_rank(argument, shares):
+    """S-18: a host that counts for a rank that is not there is told so."""
+    with pytest.raises(InvalidArgument) as error:
+        local_len(**shares)
+    assert error.value.argument == argument

@@ -27,10 +27,11 @@ def test_every_key_once(room):
     total = sum(n for n, q in rows if q)
     parts = -(-total // room)
     for number in range(parts + 1):
-        part.fill(cu_seqlens_q, torch.tensor(keys, dtype=torch.int32), number)
+        lines = min(max(total - number * room, 0), room)
+        part.fill(cu_seqlens_q, torch.tensor(keys, dtype=torch.int32), number, lines)
         mine = spans(part)
         assert part.query_starts.tolist() == prefix_sums(list(queries)).tolist()
-        assert sum(map(len, mine)) == min(max(total - number * room, 0), room)
+        assert sum(map(len, mine)) == lines
         for row, span in enumerate(mine):
             found[row] = [*span, *found[row]]
         if number == 0:
@@ -45,7 +46,7 @@ def test_many_long_rows():
     part = Part(4, 1 << 20, torch.device("cpu"))
     keys = torch.tensor([2**31 - 1] * 3, dtype=torch.int32)
     last = -(-3 * (2**31 - 1) // (1 << 20)) - 1
-    part.fill(prefix_sums([4, 4, 4]), keys, last)
+    part.fill(prefix_sums([4, 4, 4]), keys, last, 1 << 20)
     assert spans(part)[2] == range(3 * (2**31 - 1) - last * (1 << 20))
     assert part.key_starts[2] == 0
 

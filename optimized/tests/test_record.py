@@ -64,6 +64,32 @@ def test_sampled_layers_are_written(tmp_path: Path):
     )
 
 
+def test_a_step_is_what_was_planned(tmp_path: Path):
+    """An engine may write the next lengths once a step is planned."""
+    mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)
+    starts, lens = torch.tensor([0, 1, 2]).int(), torch.tensor(LENGTHS).int()
+    with record(mla, tmp_path) as recorder:
+        mla.plan(starts, lens, torch.tensor([[3, 1], [2, 7]]).int(), num_tokens=2)
+        lens.add_(1)
+        starts.zero_()
+        run_layer(mla, cache)
+    [path] = recorder.written
+    np.testing.assert_array_equal(load_dump(path).arrays["seq_lens"], LENGTHS)
+    np.testing.assert_array_equal(load_dump(path).arrays["cu_seqlens_q"], [0, 1, 2])
+
+
+def test_two_recorders(tmp_path: Path):
+    """Both write, and the outer one goes on when the inner one closes."""
+    mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)
+    kept = dict(vars(mla))
+    with record(mla, tmp_path / "outer") as outer:
+        with record(mla, tmp_path / "inner") as inner:
+            run(mla, cache, steps=1, layers=1)
+        run(mla, cache, steps=1, layers=1)
+    assert (len(outer.written), len(inner.written)) == (2, 1)
+    assert vars(mla) == kept
+
+
 def test_dumps_are_bounded(tmp_path: Path):
     """What has no room is counted, and the step runs all the same."""
     mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)

@@ -48,6 +48,21 @@ def prefill_dump(folder: Path, **changes: object) -> Dump:
     return load_dump(path)
 
 
+def test_a_prefill_is_what_was_planned(tmp_path: Path):
+    """An engine may write the next lengths once a step is planned."""
+    step = prefill_step.build((20, 5), (9, 9))
+    prefill = Prefill(step.config, "cpu")
+    starts, key_starts = torch.tensor([0, 5, 14]).int(), torch.tensor([0, 20, 29]).int()
+    with record(prefill, tmp_path) as samples:
+        prefill.plan(starts, key_starts, num_tokens=14)
+        starts.zero_()
+        key_starts.zero_()
+        prefill.attend(*step.tensors)
+    arrays = load_dump(samples.written[0]).arrays
+    np.testing.assert_array_equal(arrays["prefill_cu_seqlens_q"], [0, 5, 14])
+    np.testing.assert_array_equal(arrays["prefill_cu_seqlens_k"], [0, 20, 29])
+
+
 def test_a_layer(tmp_path: Path):
     """S-21: which rows were absorbed, in what parts, with which weights; latents as they lay."""
     dump = layer_dump(tmp_path)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from mla_step import build
 
-from paged_mla_optimized import PagedMla
+from paged_mla_optimized import PagedMla, RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
@@ -16,6 +16,7 @@ GOOD = {
 BAD = [
     ("cu_seqlens_q", "not-from-0", {"cu_seqlens_q": [1, 3, 4]}),
     ("cu_seqlens_q", "decreasing", {"cu_seqlens_q": [0, 5, 4]}),
+    ("cu_seqlens_q", "wrapping", {"cu_seqlens_q": [0, 2**31 - 1, -2]}),
     ("cu_seqlens_q", "past-tokens", {"cu_seqlens_q": [0, 3, 5]}),
     ("seq_lens", "negative", {"seq_lens": [-1, 33]}),
     ("seq_lens", "past-capacity", {"seq_lens": [20, 257]}),
@@ -89,6 +90,68 @@ def test_a_reserved_slot_may_come_more_than_once(changes):
     check(changes, reserved_slot=7 if "slot_mapping" in changes else 7 * 16)
     with pytest.raises(InvalidArgument):
         check(changes)
+
+
+@pytest.mark.parametrize("order", [[12, 8], [8, 12]], ids=["later-first", "later-last"])
+def test_two_rows_of_one_group(order):
+    """S-11: planned runs know nothing of each other; named slots may come in any order."""
+    config = {"cache_format": "fp8_block_group", "block_size": 64}
+    step = {
+        "cu_seqlens_q": [0, 4, 8], "seq_lens": order, "block_table": [[1], [1]], "num_tokens": 8
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match="one group"):
+        check(step, **config)
+    check(step | {"slot_mapping": [*range(72, 76), *range(68, 72)]}, **config)
+    check(step | {"seq_lens": [16, 20]}, **config)
+
+
+def check_map(req_to_token, request_ids, max_query_len=None, **changes):
+    values = GOOD | changes
+    PagedMla(build(table_multiple=2).config, "cpu").check(
+        torch.tensor(values["cu_seqlens_q"], dtype=I32),
+        torch.tensor(values["seq_lens"], dtype=I32),
+        RequestMap(req_to_token, torch.tensor(request_ids)),
+        num_blocks=values["num_blocks"],
+        num_tokens=values["num_tokens"],
+        max_query_len=max_query_len,
+    )
+
+
+def slots_of_requests():
+    """Return the map of the legal step: requests 2 and 0, in blocks 0, 1 and 4, 3, 2."""
+    slots = torch.full((3, 48), -7, dtype=I32)
+    for request, blocks in ((2, (0, 1)), (0, (4, 3, 2))):
+        for column, block in enumerate(blocks):
+            slots[request, 16 * column : 16 * column + 16] = 16 * block + torch.arange(16)
+    return slots
+
+
+def test_a_map_of_requests():
+    """S-1: what plan takes, check takes; lines of padded rows are not read."""
+    check_map(slots_of_requests(), [2, 0], max_query_len=3)
+    check_map(slots_of_requests(), [99, 0], seq_lens=[0, 33])
+
+
+@pytest.mark.parametrize(
+    ("argument", "name", "changes"),
+    [
+        ("request_ids", "unknown", {"request_ids": [2, 3]}),
+        ("req_to_token", "short", {"seq_lens": [20, 49]}),
+        ("req_to_token", "scattered", {"at": (2, 5)}),
+        ("req_to_token", "inside-a-block", {"shift": 1}),
+        ("block_table", "past-cache", {"num_blocks": 4}),
+        ("max_query_len", "zero", {"max_query_len": 0}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_maps_no_rule_allows(argument, name, changes):  # noqa: ARG001 - the name is the test's id
+    """S-1: the error names what of the map is wrong."""
+    slots = slots_of_requests() + changes.pop("shift", 0)
+    if place := changes.pop("at", None):
+        slots[place] += 1
+    with pytest.raises(InvalidArgument) as error:
+        check_map(slots, changes.pop("request_ids", [2, 0]), **changes)
+    assert error.value.argument == argument
 
 
 def tree(**at):

@@ -12,8 +12,9 @@ from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
-from paged_mla_optimized.inspect.values import check_values
+from paged_mla_optimized.inspect.values import check_values, table_of_map
 from paged_mla_optimized.launchers.gather import Spans
+from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
@@ -330,10 +331,11 @@ class PagedMla(PlannedStep):
         self,
         cu_seqlens_q: torch.Tensor,
         seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
         *,
         num_blocks: int,
         num_tokens: int,
+        max_query_len: int | None = None,
         mask: torch.Tensor | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
@@ -357,15 +359,22 @@ class PagedMla(PlannedStep):
             device=self.device,
         )
         checks.check_mask(self.config, mask, num_tokens, self.device)
+        step_query_len(self.config, seq_lens.shape[0], num_tokens, max_query_len)
         if slot_mapping is not None:
             checks.check_tensor(
                 "slot_mapping", slot_mapping, (num_tokens,), torch.int64, self.device
             )
+        lens = seq_lens.cpu().numpy()
+        if isinstance(block_table, RequestMap):
+            slots, ids = block_table.req_to_token, block_table.request_ids
+            table = table_of_map(self.config, slots.cpu().numpy(), ids.cpu().numpy(), lens)
+        else:
+            table = block_table.cpu().numpy()
         check_values(
             self.config,
             cu_seqlens_q=cu_seqlens_q.cpu().numpy(),
-            seq_lens=seq_lens.cpu().numpy(),
-            block_table=block_table.cpu().numpy(),
+            seq_lens=lens,
+            block_table=table,
             num_blocks=num_blocks,
             num_tokens=num_tokens,
             mask=None if mask is None else mask.cpu().numpy(),

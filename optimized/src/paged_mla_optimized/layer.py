@@ -76,16 +76,18 @@ class MlaLayer(PlannedStep):
         Parameters
         ----------
         cu_seqlens_q, seq_lens, block_table, num_tokens, max_query_len, mask
-            As for :meth:`PagedMla.plan`; where `query_lens` are given, they tell the longest.
+            As for :meth:`PagedMla.plan`. `query_lens` tell the longest: no `max_query_len` beside
+            them.
         query_lens : sequence of int [B] or None
             What ``cu_seqlens_q`` holds, as the host knows it. ``None`` absorbs all rows.
         max_seq_lens : sequence of int [B] or None
-            What `seq_lens` holds, or more; given with `query_lens`. Keys past these bounds would
-            be left out.
+            What `seq_lens` holds, or more; given with `query_lens`. Of materialised rows so many
+            keys are read in all, and the last rows' keys past them left out.
         absorbed_rows : int or None
-            So many leading rows are absorbed, the others materialised. ``None`` chooses by the
-            cost model of ``planning/forms.py``. Rows with few queries come first in a fast step;
-            in another order the answer is as right, and what it costs is logged once.
+            So many leading rows are absorbed, the others materialised; given with `query_lens`,
+            and all rows where the mask is not causal. ``None`` chooses by the cost model of
+            ``planning/forms.py``. Rows with few queries come first in a fast step; in another
+            order the answer is as right, and what it costs is logged once.
 
         Raises
         ------
@@ -95,7 +97,13 @@ class MlaLayer(PlannedStep):
         """
         num_rows = seq_lens.shape[0]
         rows = num_rows
-        if query_lens is not None:
+        if query_lens is None:
+            for name, given in (("max_seq_lens", max_seq_lens), ("absorbed_rows", absorbed_rows)):
+                if given is not None:
+                    raise InvalidArgument(name, given, "None without query_lens")
+        else:
+            if max_query_len is not None:
+                raise InvalidArgument("max_query_len", max_query_len, "None beside query_lens")
             queries, keys = self._check_host(query_lens, max_seq_lens, num_rows, num_tokens)
             rows = self._choose(queries, keys, absorbed_rows)
             max_query_len = max(int(queries[:rows].max(initial=1)), 1)
@@ -207,7 +215,11 @@ class MlaLayer(PlannedStep):
     def _choose(self, query_lens: np.ndarray, key_lens: np.ndarray, absorbed: int | None) -> int:
         """Return how many leading rows are absorbed."""
         num_rows = len(query_lens)
-        if self.config.attention.mask != "causal":
+        mask = self.config.attention.mask
+        if mask != "causal" and absorbed not in {None, num_rows}:
+            allowed = f"{num_rows} rows, or None, when the mask is {mask}"
+            raise InvalidArgument("absorbed_rows", absorbed, allowed)
+        if mask != "causal":
             return num_rows
         if absorbed is None:
             rows = absorbed_rows(self.config, query_lens, key_lens)
@@ -247,6 +259,10 @@ class MlaLayer(PlannedStep):
                 raise InvalidArgument(name, array.min(), ">= 0")
             found.append(array)
         queries, keys = found
+        if ((keys > 0) & (keys < queries)).any():
+            row = int(((keys > 0) & (keys < queries)).argmax())
+            given = f"{keys[row]} in row {row}"
+            raise InvalidArgument("max_seq_lens", given, f"0, or at least {queries[row]} queries")
         if queries.sum() > num_tokens:
             raise InvalidArgument("query_lens", f"{queries.sum()} in all", f"up to {num_tokens}")
         longest = self.config.attention.max_model_len

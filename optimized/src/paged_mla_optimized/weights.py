@@ -21,11 +21,13 @@ class HeadWeights:
     Raises
     ------
     InvalidArgument
-        `by_head` has another number of axes, or leaves nothing for values.
+        `by_head` has another number of axes, or leaves nothing for keys or for values.
     """
 
     def __init__(self, by_head: torch.Tensor, qk_nope_head_dim: int) -> None:
         check_tensor("by_head", by_head, (None, None, None), by_head.dtype, by_head.device)
+        if qk_nope_head_dim < 1:
+            raise InvalidArgument("qk_nope_head_dim", qk_nope_head_dim, ">= 1")
         if by_head.shape[1] <= qk_nope_head_dim:
             given, allowed = f"{by_head.shape[1]} lines a head", f"more than {qk_nope_head_dim}"
             raise InvalidArgument("by_head", given, allowed)
@@ -39,6 +41,8 @@ class HeadWeights:
     ) -> HeadWeights:
         """Take ``kv_b_proj`` [H * (N + V), R] as checkpoints have it; no copy of a dense one."""
         check_tensor("kv_b_proj", kv_b_proj, (None, None), kv_b_proj.dtype, kv_b_proj.device)
+        if num_heads < 1:
+            raise InvalidArgument("num_heads", num_heads, ">= 1")
         if len(kv_b_proj) % num_heads:
             allowed = f"a multiple of {num_heads} heads"
             raise InvalidArgument("kv_b_proj", f"{len(kv_b_proj)} lines", allowed)

@@ -27,7 +27,8 @@ def record(
 
     Layers are counted by their ``attend`` since the step's ``plan``. A sampled layer waits for the
     device and copies every block that its rows use, before and after; others cost nothing. What is
-    captured in a graph, or compiled, is not seen.
+    captured in a graph, or compiled, is not seen. Recorders of one instance close in the order
+    against that in which they were opened.
 
     Parameters
     ----------
@@ -56,12 +57,14 @@ def record(
     samples = Samples(folder, every, layers, most_bytes)
     recorder = _recorder_of(instance, samples)
     names = [name for name in ("plan", "append", "attend") if hasattr(recorder, name)]
+    outer = {name: vars(instance)[name] for name in names if name in vars(instance)}
     vars(instance).update({name: getattr(recorder, name) for name in names})
     try:
         yield samples
     finally:
         for name in names:
             del vars(instance)[name]
+        vars(instance).update(outer)
 
 
 def _recorder_of(

@@ -36,7 +36,7 @@ class PrefillRecorder:
         self._prefill, self._samples = prefill, samples
         self._plan, self._attend = prefill.plan, prefill.attend
         self._step, self._layer = -1, 0
-        self._given: dict[str, torch.Tensor] = {}  # of the step
+        self._given: dict[str, torch.Tensor] = {}  # of the step, where it is sampled
 
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
@@ -44,7 +44,11 @@ class PrefillRecorder:
         """Plan, and remember the step."""
         self._plan(cu_seqlens_q, cu_seqlens_k, num_tokens=num_tokens)
         self._step, self._layer = self._step + 1, 0
-        self._given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        self._given = {}
+        if self._samples.wants_step(self._step):
+            given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+            # Copies: an engine may write the next step's once this one is planned.
+            self._given = {name: tensor.clone() for name, tensor in given.items()}
 
     def attend(
         self,
@@ -57,7 +61,7 @@ class PrefillRecorder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend, and write it."""
         out, lse = self._attend(q_nope, q_pe, k_nope, k_pe, v, **named)
-        if self._samples.wants(self._step, self._layer):
+        if self._given and self._samples.wants(self._step, self._layer):
             given = {"q_nope": q_nope, "q_pe": q_pe, "k_nope": k_nope, "k_pe": k_pe, "v": v}
             size = sum(tensor.nbytes for tensor in (*given.values(), out, lse))
             if self._samples.has_room(size):

@@ -32,7 +32,7 @@ class StepRecorder:
         self._plan, self._append, self._attend = mla.plan, mla.append, mla.attend
         self._step, self._layer = -1, 0
         self._has_room = True  # for this layer
-        self._given: dict[str, Any] = {}  # of the step
+        self._given: dict[str, torch.Tensor] = {}  # of the step, where it is sampled
         self._arrays: dict[str, NDArray[Any]] = {}  # of the layer
 
     def plan(
@@ -45,10 +45,11 @@ class StepRecorder:
         """Plan, and remember the step."""
         self._plan(cu_seqlens_q, seq_lens, block_table, **named)
         self._step, self._layer = self._step + 1, 0
-        self._given = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens}
-        if named.get("mask") is not None:
-            self._given["mask"] = named["mask"]
-        self._arrays = {}
+        self._given, self._arrays = {}, {}
+        if self._samples.wants_step(self._step):
+            given = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "mask": named.get("mask")}
+            # Copies: an engine may write the next step's once this one is planned.
+            self._given = {name: t.clone() for name, t in given.items() if t is not None}
 
     def append(
         self,
@@ -58,7 +59,7 @@ class StepRecorder:
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
         """Append, and keep the cache before it."""
-        if self._samples.wants(self._step, self._layer):
+        if self._wants():
             cache = as_cache(self._config.cache_format, cache)
             if self._begin(cache, slot_mapping):
                 self._arrays |= {"ckv": to_numpy_spread(ckv), "k_pe": to_numpy_spread(k_pe)}
@@ -72,7 +73,7 @@ class StepRecorder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend, and write what there is."""
         answer = self._attend(q_nope, q_pe, cache, *others, **named)
-        if self._samples.wants(self._step, self._layer):
+        if self._wants():
             cache = as_cache(self._config.cache_format, cache)
             if self._arrays or (self._has_room and self._begin(cache, None)):
                 self._arrays["q_pe"] = to_numpy_spread(q_pe)
@@ -82,6 +83,9 @@ class StepRecorder:
                 self._write(cache)
         self._layer, self._arrays, self._has_room = self._layer + 1, {}, True
         return answer
+
+    def _wants(self) -> bool:
+        return bool(self._given) and self._samples.wants(self._step, self._layer)
 
     def _asked(self, q_nope: torch.Tensor, *_: Any, **__: Any) -> dict[str, NDArray[Any]]:
         """Return what else `attend` was given."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import GROUPS_PER_BLOCK
 
 
 def check_values(
@@ -33,11 +34,45 @@ def check_values(
         _check_slots(config, slot_mapping, num_blocks * config.block_size)
 
 
+def table_of_map(
+    config: MlaConfig,
+    req_to_token: NDArray[np.int32],
+    request_ids: NDArray[np.integer[Any]],
+    seq_lens: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """Return the block table that a request map means, -1 past a row's tokens.
+
+    Raises ``InvalidArgument`` if a row's request is not there, or its slots are not blocks'.
+    """
+    size = config.block_size
+    longest = max(int(seq_lens.max(initial=0)), 0)
+    if longest > req_to_token.shape[1]:
+        given = f"{req_to_token.shape[1]} tokens a request"
+        raise InvalidArgument("req_to_token", given, f"at least {longest}")
+    table = np.full((len(seq_lens), -(-longest // size)), -1, np.int32)
+    for row, (request, seq_len) in enumerate(zip(request_ids, seq_lens, strict=True)):
+        if seq_len <= 0:
+            continue
+        if not 0 <= request < len(req_to_token):
+            given, allowed = f"{request} in row {row}", f"0 to {len(req_to_token) - 1}"
+            raise InvalidArgument("request_ids", given, allowed)
+        slots = req_to_token[request, :seq_len].astype(np.int64)
+        firsts = slots[::size]
+        if (np.repeat(firsts, size)[:seq_len] + np.arange(seq_len) % size != slots).any():
+            given = f"slots of row {row} that leave a block before its end"
+            raise InvalidArgument("req_to_token", given, "those of each block in order")
+        if (firsts % size).any():
+            given = f"slots of row {row} that begin inside a block"
+            raise InvalidArgument("req_to_token", given, f"multiples of block_size = {size}")
+        table[row, : len(firsts)] = firsts // size
+    return table
+
+
 def check_prefix_sums(
     name: str, sums: NDArray[np.int32], limit: str, most: int
-) -> NDArray[np.int32]:
+) -> NDArray[np.int64]:
     """Return the lengths whose prefix sums are `sums`, of which the last is `most` at most."""
-    lengths = np.diff(sums)
+    lengths = np.subtract(sums[1:], sums[:-1], dtype=np.int64)
     if sums[0] != 0:
         raise InvalidArgument(name, f"first entry {sums[0]}", "0")
     if (lengths < 0).any():
@@ -49,7 +84,7 @@ def check_prefix_sums(
 
 def _check_lengths(
     config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
-) -> NDArray[np.int32]:
+) -> NDArray[np.int64]:
     """Return query_lens [B]."""
     query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "T", num_tokens)
     if (seq_lens < 0).any() or (seq_lens > config.max_model_len).any():
@@ -83,35 +118,45 @@ def _check_table(
 
 def _check_planned_slots(
     config: MlaConfig,
-    query_lens: NDArray[np.int32],
+    query_lens: NDArray[np.int64],
     seq_lens: NDArray[np.int32],
     block_table: NDArray[np.int32],
 ) -> None:
-    written = [np.zeros(0, np.int64)]
+    written: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         keys = np.arange(max(seq_len - query_len, 0), seq_len)
         block = block_table[row, keys // config.block_size].astype(np.int64)
         written.append(block * config.block_size + keys % config.block_size)
-    if _has_duplicates(config, np.concatenate(written)):
+    if _has_duplicates(_stored(config, np.concatenate(written))):
         raise InvalidArgument("block_table", "two tokens write one slot", "a slot each")
+    if config.scales == "per_group":
+        size = config.block_size // GROUPS_PER_BLOCK
+        groups = [np.unique(_stored(config, slots) // size) for slots in written]
+        if _has_duplicates(np.concatenate(groups)):
+            allowed = "groups of a row each, or slot_mapping, which may come in any order"
+            raise InvalidArgument("block_table", "two rows write to one group of a block", allowed)
 
 
-def _has_duplicates(config: MlaConfig, slots: NDArray[np.int64]) -> bool:
-    """Return whether two tokens are stored at one slot; none is at a negative or reserved one."""
+def _stored(config: MlaConfig, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the slots that something is stored at: not negative, nor reserved."""
     reserved = -1 if config.reserved_slot is None else config.reserved_slot
-    stored = slots[(slots >= 0) & (slots != reserved)]
-    return len(np.unique(stored)) < len(stored)
+    stored: NDArray[np.int64] = slots[(slots >= 0) & (slots != reserved)]
+    return stored
+
+
+def _has_duplicates(numbers: NDArray[np.int64]) -> bool:
+    return len(np.unique(numbers)) < len(numbers)
 
 
 def _check_mask(
     config: MlaConfig,
-    query_lens: NDArray[np.int32],
+    query_lens: NDArray[np.int64],
     seq_lens: NDArray[np.int32],
     mask: NDArray[Any],
 ) -> None:
     widths = seq_lens if config.mask == "tree:full" else query_lens
     if config.mask != "tree:packed":
-        elements = int((query_lens.astype(np.int64) * widths).sum())
+        elements = int((query_lens * widths).sum())
         if len(mask) != elements:
             raise InvalidArgument("mask", f"{len(mask)} elements", str(elements))
     token, element = 0, 0
@@ -146,5 +191,5 @@ def _check_slots(config: MlaConfig, slot_mapping: NDArray[np.int64], num_slots: 
     if ((slot_mapping < -1) | (slot_mapping >= num_slots)).any():
         given = f"slots from {slot_mapping.min()} to {slot_mapping.max()}"
         raise InvalidArgument("slot_mapping", given, f"-1 to {num_slots - 1}")
-    if _has_duplicates(config, slot_mapping):
+    if _has_duplicates(_stored(config, slot_mapping)):
         raise InvalidArgument("slot_mapping", "one slot twice", "a slot each")

@@ -43,15 +43,17 @@ class Part:
         """The first of each row's keys in this part, int32 [B]."""
         return self._buffers[2, : self.num_rows]
 
-    def fill(self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor, part: int) -> None:
-        """Describe a part of the keys of some rows. One launch."""
+    def fill(
+        self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor, part: int, lines: int
+    ) -> None:
+        """Describe a part of the keys of some rows, `lines` of them at most. One launch."""
         self.num_rows = seq_lens.shape[0]
         strides = (*cu_seqlens_q.stride(), *seq_lens.stride())
         self._kernel(
             (1, 1, 1),
             strides,
             (cu_seqlens_q, seq_lens, *self._buffers),
-            (*strides, self.num_rows, part, self._room),
+            (*strides, self.num_rows, part, self._room, lines),
         )
 
 

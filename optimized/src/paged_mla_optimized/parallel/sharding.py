@@ -14,7 +14,21 @@ def local_len(seq_len: int, *, world: int, rank: int, interleave: int = 1) -> in
 
     Rank r caches position p where ``(p // interleave) % world == r``. For a host that counts
     memory or transfers; steps count on the device.
+
+    Raises
+    ------
+    InvalidArgument
+        No rank of no world, or tokens below 0.
     """
+    for name, value, least in (
+        ("seq_len", seq_len, 0),
+        ("world", world, 1),
+        ("interleave", interleave, 1),
+    ):
+        if value < least:
+            raise InvalidArgument(name, value, f">= {least}")
+    if not 0 <= rank < world:
+        raise InvalidArgument("rank", rank, f"0 to {world - 1}")
     rounds, left = divmod(seq_len, world * interleave)
     return rounds * interleave + min(max(left - rank * interleave, 0), interleave)
 

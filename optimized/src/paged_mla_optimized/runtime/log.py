@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+from paged_mla_shared.errors import InvalidArgument
+
 LOGGER = logging.getLogger("paged_mla")
 LOGGER.addHandler(logging.NullHandler())
 
@@ -13,7 +15,16 @@ LEVEL_VARIABLE = "PAGED_MLA_LOG"
 
 
 def log_to_stderr(level: str) -> None:
-    """Print the package's messages from `level` ("debug", "info", ...) on."""
+    """Print the package's messages from `level` on.
+
+    Raises
+    ------
+    InvalidArgument
+        No level of :mod:`logging` is called so; names the variable.
+    """
+    levels = logging.getLevelNamesMapping()
+    if level.upper() not in levels:
+        raise InvalidArgument(LEVEL_VARIABLE, level, "one of " + ", ".join(levels).lower())
     LOGGER.setLevel(level.upper())
     LOGGER.addHandler(logging.StreamHandler())
 

@@ -16,6 +16,12 @@ _ENTRIES_PER_PROGRAM = 512
 _TOKENS_PER_PROGRAM = 8
 
 
+def _check_at_least_one(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise InvalidArgument(name, size, ">= 1")
+
+
 class ExtendWindow:
     """Draft-extend: `window` tokens of every request, whatever was accepted (S-16).
 
@@ -29,9 +35,15 @@ class ExtendWindow:
     ----------
     cu_seqlens_q : int32 [max_rows + 1]
     seq_lens : int32 [max_rows]
+
+    Raises
+    ------
+    InvalidArgument
+        No rows, or no tokens.
     """
 
     def __init__(self, max_rows: int, window: int, device: torch.device | str) -> None:
+        _check_at_least_one(max_rows=max_rows, window=window)
         self.window = window
         ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.cu_seqlens_q = ends * window
@@ -75,6 +87,11 @@ class DraftSteps:
     seq_lens : int32 [steps, B * k]
     block_table : int32 [B * k, prefix_width + own_width]
         The same for all steps; -1 where a row has no block.
+
+    Raises
+    ------
+    InvalidArgument
+        A size below its least, or own blocks that a tail and the drafts do not fit.
     """
 
     def __init__(
@@ -88,6 +105,11 @@ class DraftSteps:
         block_size: int,
         device: torch.device | str,
     ) -> None:
+        _check_at_least_one(
+            max_requests=max_requests, branches=branches, steps=steps, block_size=block_size
+        )
+        if prefix_width < 0:
+            raise InvalidArgument("prefix_width", prefix_width, ">= 0")
         if own_width * block_size < block_size - 1 + steps:
             given = f"{own_width} blocks of {block_size}"
             raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")

@@ -76,6 +76,12 @@ class StepInputs:
     pad_seq_len, pad_block : int
         What stands for a padded row: length 0, or 1 and a block that may be read, as engines
         want whose other kernels cannot take an empty row.
+
+    Raises
+    ------
+    InvalidArgument
+        A length that stands for no padding, a table without columns, or a tensor of `tokens` that
+        has not one line for each.
     """
 
     def __init__(
@@ -91,6 +97,10 @@ class StepInputs:
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        if pad_seq_len not in {0, 1}:
+            raise InvalidArgument("pad_seq_len", pad_seq_len, "0 or 1")
+        if table_width is not None and table_width < 1:
+            raise InvalidArgument("table_width", table_width, ">= 1, or None")
         self.config = config
         self.pad_seq_len, self.pad_block = pad_seq_len, pad_block
         rows, width = config.max_rows, table_width or -(-config.max_model_len // config.block_size)
@@ -132,10 +142,15 @@ class StepInputs:
         )
 
     def clear(self) -> None:
-        """Make the step idle: no row has a token, so nothing is read and nothing written."""
+        """Make the step idle: no row has a token, so nothing is read and nothing written.
+
+        What tokens there are is 0, which an engine's own layers can bear.
+        """
         self.cu_seqlens_q.zero_()
         self.seq_lens.fill_(self.pad_seq_len)
         self.block_table.fill_(self.pad_block)
+        for tensor in self.tokens.values():
+            tensor.zero_()
 
     def poison(self) -> None:
         """Fill everything with what no step may depend on: NaN, ones and impossible numbers."""
@@ -194,8 +209,9 @@ class StepInputs:
         rows = len(seq_lens)
         _check_fits("cu_seqlens_q", cu_seqlens_q, (rows + 1,), self.cu_seqlens_q)
         _check_fits("block_table", block_table, (rows, None), self.block_table)
-        if mask is not None and self.mask is None:
-            raise InvalidArgument("mask", "a mask", f"None when the mask is {self.config.mask}")
+        if (mask is None) != (self.mask is None):
+            given, allowed = (None, "a mask") if mask is None else ("a mask", None)
+            raise InvalidArgument("mask", given, f"{allowed} when the mask is {self.config.mask}")
         if mask is not None and self.mask is not None:
             is_packed = mask.ndim == self.mask.ndim == 2
             lines = mask[:, : self.mask.shape[1]] if is_packed else mask

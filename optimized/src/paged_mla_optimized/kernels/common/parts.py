@@ -16,7 +16,7 @@ def _within(contexts, starts, position):
     return tl.minimum(tl.maximum(position - starts, 0), contexts)
 
 
-@triton.jit(do_not_specialize=["num_rows", "part", "room"])
+@triton.jit(do_not_specialize=["num_rows", "part", "room", "lines"])
 def part_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1], of any start
     seq_lens_ptr,  # int32 [B]
@@ -28,6 +28,7 @@ def part_kernel(
     num_rows,
     part,
     room,  # lines of the workspace
+    lines,  # that the host expects this part to fill, at most; keys past them are left out
     ROWS: tl.constexpr,  # power of two > B
 ):
     row = tl.arange(0, ROWS)
@@ -40,11 +41,13 @@ def part_kernel(
     own = tl.minimum(query_lens, seq_lens).to(tl.int64)
     contexts = tl.where(query_lens > 0, seq_lens - own, 0)
     before = tl.cumsum(contexts) - contexts
-    end = (part + 1).to(tl.int64) * room - tl.sum(own)
-    begin = tl.where(part > 0, end - room, 0)
+    begin = part.to(tl.int64) * room - tl.sum(own)
+    end = begin + lines
+    begin = tl.where(part > 0, begin, 0)
     taken = _within(contexts, before, begin)
     reached = _within(contexts, before, end)
     lens = reached - taken + tl.where(part > 0, 0, own)
     tl.store(query_starts_ptr + row, starts - tl.load(cu_seqlens_q_ptr), mask=row <= num_rows)
-    tl.store(key_starts_ptr + row, tl.cumsum(lens) - lens, mask=row <= num_rows)
+    key_starts = tl.minimum(tl.cumsum(lens) - lens, lines)
+    tl.store(key_starts_ptr + row, key_starts, mask=row <= num_rows)
     tl.store(firsts_ptr + row, contexts - reached, mask=is_row)
