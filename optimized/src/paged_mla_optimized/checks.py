@@ -14,7 +14,7 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import SCALE_DTYPE
 
 _FIELD = 4  # bytes of a scale inside a row
-_MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one key tile are 32-bit
+_MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one tile are 32-bit
 
 
 def check_tensor(
@@ -39,6 +39,12 @@ def check_tensor(
         raise InvalidArgument(name, f"on {tensor.device}", str(device))
     if unit_stride and tensor.stride(-1) != 1 and tensor.numel() > 0:
         raise InvalidArgument(name, f"last stride {tensor.stride(-1)}", "1")
+
+
+def check_token_stride(name: str, stride: int) -> None:
+    """Check how many elements one token's line is from the next one's."""
+    if stride >= _MAX_TOKEN_STRIDE:
+        raise InvalidArgument(name, f"token stride {stride}", f"< {_MAX_TOKEN_STRIDE}")
 
 
 def answers(
@@ -72,8 +78,8 @@ def check_lengths(
     *,
     num_tokens: int,
     device: torch.device,
-) -> int:
-    """Check what every plan needs; return the number of rows B."""
+) -> None:
+    """Check what every plan needs."""
     if block_table is None:  # some engines have none where nothing is cached
         raise InvalidArgument("block_table", None, "int32 [B, M]; M may be 0 if no row has tokens")
     check_tensor("seq_lens", seq_lens, (None,), torch.int32, device)
@@ -94,7 +100,6 @@ def check_lengths(
     if not 0 <= num_tokens <= config.max_query_tokens:
         allowed = f"0 to {config.max_query_tokens}"
         raise InvalidArgument("max_query_tokens", f"{num_tokens} tokens", allowed)
-    return num_rows
 
 
 def check_mask(
@@ -153,9 +158,7 @@ def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> 
     if stored.inline_scales and any(stride % _FIELD for stride in latents.stride()[:2]):
         given = f"strides {latents.stride()}"
         raise InvalidArgument("cache", given, f"rows at multiples of {_FIELD} bytes")
-    if latents.stride(1) >= _MAX_TOKEN_STRIDE:
-        given = f"token stride {latents.stride(1)}"
-        raise InvalidArgument("cache", given, f"< {_MAX_TOKEN_STRIDE}")
+    check_token_stride("cache", latents.stride(1))
     expected = stored.scale_shape(latents.shape[0], config.block_size)
     if cache.scales is None and expected is not None:
         allowed = f"a LatentCache with {SCALE_DTYPE} {list(expected)}"

@@ -18,16 +18,15 @@ from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.choice import demand_of, most_query_len, step_query_len
 from paged_mla_optimized.planning.families import (
-    INTERPRETER,
     TILE_FP8,
     AttendVariant,
     variants_by_query_len,
 )
 from paged_mla_optimized.planning.plan import Plan, PlanKernels
 from paged_mla_optimized.runtime.bounded import Bounded
-from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.runtime.device import check_computes, device_facts
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.errors import InvalidArgument
 
 _MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
 MAX_LAYOUTS = 4096
@@ -51,11 +50,7 @@ class Core:
         self.config = config
         self.device = torch.empty(0, device=device).device  # "cuda" names its index
         self.facts = device_facts(self.device)
-        if self.facts.arch == INTERPRETER and config.dtype is torch.bfloat16:
-            raise Unsupported(
-                f"dtype {config.dtype}: Triton's interpreter computes on its raw bits; "
-                "allowed there: float32, float16"
-            )
+        check_computes(self.facts.arch, config.dtype)
         cos, sin = torch.empty(0), torch.empty(0)
         if config.rope is not None:
             cos, sin = rope_tables(

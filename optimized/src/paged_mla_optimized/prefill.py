@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_optimized.checks import answers, check_tensor
+from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.inspect.values import check_prefix_sums
 from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
@@ -16,12 +16,11 @@ from paged_mla_optimized.launchers.prefill import (
     PortablePrefill,
     PrefillPlan,
 )
-from paged_mla_optimized.planning.families import INTERPRETER, largest_power_of_two
+from paged_mla_optimized.planning.families import largest_power_of_two
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
-from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.runtime.device import check_computes, device_facts
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
-_MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one tile are 32-bit
 _SMALLEST_DIM, _LARGEST_DIM = 16, 256
 
 
@@ -126,11 +125,7 @@ class Prefill:
         self.config = config
         self.device = torch.empty(0, device=device).device  # "cuda" names its index
         facts = device_facts(self.device)
-        if facts.arch == INTERPRETER and config.dtype is torch.bfloat16:
-            raise Unsupported(
-                f"dtype {config.dtype}: Triton's interpreter computes on its raw bits; "
-                "allowed there: float32, float16"
-            )
+        check_computes(facts.arch, config.dtype)
         demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
         variant = prefill_variant(*demand)
         self._plan = PrefillPlan(config, variant.tile_m, facts, self.device)
@@ -209,7 +204,7 @@ class Prefill:
         config = self.config
         shape = (self._plan.num_tokens, config.num_heads, config.v_head_dim)
         out, lse = answers(out, lse, shape, config.dtype, self.device)
-        _check_token_stride("out", out)
+        check_token_stride("out", out.stride(0))
         if self._plan.num_tokens == 0:
             return out, lse
         descriptors = None if self._hopper is None else self._hopper.describe(heads)
@@ -264,9 +259,4 @@ class Prefill:
 
     def _check_one(self, name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
         check_tensor(name, tensor, shape, self.config.dtype, self.device, unit_stride=True)
-        _check_token_stride(name, tensor)
-
-
-def _check_token_stride(name: str, tensor: torch.Tensor) -> None:
-    if tensor.stride(0) >= _MAX_TOKEN_STRIDE:
-        raise InvalidArgument(name, f"token stride {tensor.stride(0)}", f"< {_MAX_TOKEN_STRIDE}")
+        check_token_stride(name, tensor.stride(0))

@@ -90,11 +90,6 @@ class AttendVariant:
     split_tiles: int = 8
 
     @property
-    def group_m(self) -> int:
-        """(token, head) pairs of one group with all its lanes."""
-        return self.tile_m * self.lanes
-
-    @property
     def lane_steps(self) -> int:
         """Doublings from one lane to the most."""
         return self.lanes.bit_length() - 1

@@ -54,6 +54,15 @@ def device_facts(device: torch.device) -> DeviceFacts:
     return DeviceFacts(ARCHS[capability], num_sms)
 
 
+def check_computes(arch: str, dtype: torch.dtype) -> None:
+    """Raise ``Unsupported`` if no kernel computes in `dtype` on an architecture."""
+    if arch == INTERPRETER and dtype is torch.bfloat16:
+        raise Unsupported(
+            f"dtype {dtype}: Triton's interpreter computes on its raw bits; "
+            "allowed there: float32, float16"
+        )
+
+
 def _check_interpreter() -> None:
     """Refuse a pair of versions in which a loop's bound cannot be read: triton#9171."""
     if _release(triton.__version__) < (3, 7) and _release(np.__version__) >= (2, 4):
