@@ -17,6 +17,7 @@ from recording import parse, record, write
 SURFACES = Path(__file__).parent / "vllm_surfaces"
 
 CLASSES = {
+    "vllm.forward_context": ("ForwardContext",),
     "vllm.v1.attention.backend": (
         "AttentionBackend",
         "AttentionCGSupport",
@@ -57,10 +58,12 @@ CALLED = frozenset(
         "builder_cls",
         "forward_mha",
         "forward_mqa",
+        "get_forward_context",
         "get_kv_cache_stride_order",
         "get_supported_head_sizes",
         "get_supported_kernel_block_sizes",
         "impl_cls",
+        "is_forward_context_available",
         "prefill_backend_cls",
         "prepare_metadata",
         "register_backend",

@@ -72,6 +72,36 @@ def test_the_first_layer_plans():
         assert plan.call_count == 1
 
 
+class Forward:
+    """What vLLM's forward context is to a step."""
+
+
+def test_a_draft_captures_what_its_target_was_given():
+    """S-17: steps of two graphs, target first; then a draft's layer in forwards of its own."""
+    steps = build((40, 2), (17, 2)), build((33, 2))
+    decode = Decode(steps[0].config, "cpu", (1, 2))
+    given = [described(decode, step) for step in steps]
+    for draft in (False, True):
+        for step, one in zip(steps, given, strict=True):
+            forward = Forward()
+            with patch.object(decode.mla, "plan", wraps=decode.mla.plan) as plan:
+                for layer in ["draft"] if draft else ["first", "second"]:
+                    got = one.attend(layer, as_queries(step), step.cache, K_SCALE, forward)
+                    assert_close(got, dense(step))
+            assert plan.call_count == 1
+
+
+def test_another_step_inside_a_forward_is_refused():
+    """Micro-batches that took turns on one builder would attend by each other's lengths."""
+    step = build((5, 1))
+    decode, forward = Decode(step.config, "cpu", (1,)), Forward()
+    one, other = described(decode, step), described(decode, step)
+    one.attend("first", as_queries(step), step.cache, K_SCALE, forward)
+    other.attend("first", as_queries(step), step.cache, K_SCALE, Forward())
+    with pytest.raises(RuntimeError, match="another step was planned"):
+        one.attend("second", as_queries(step), step.cache, K_SCALE, forward)
+
+
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "invariant"])
 def test_bits_beside_other_rows(deterministic):
     """S-20: the same in every step, of whatever query lengths, or only close.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -15,10 +17,11 @@ from paged_mla_optimized.engines.vllm.convert import query_len
 
 @dataclass(eq=False)
 class Step:
-    """A step, planned by the layer that comes first in it: in a CUDA graph if there is one.
+    """A step, planned by the layer that comes first in a forward: in a CUDA graph if there is one.
 
     A replay then plans by itself, and costs the host nothing. So a plan reads lengths and tables
-    as they are when layers run, and is made again whenever the first layer runs again.
+    as they are when layers run, and is made again in every forward. A target's step may be a
+    draft's too, whose layers are others.
 
     Parameters
     ----------
@@ -37,6 +40,7 @@ class Step:
     block_table: torch.Tensor
     num_tokens: int
     _first_layer: object = field(default=None, init=False)
+    _forward: weakref.ref[Any] | None = field(default=None, init=False)
 
     def attend(
         self,
@@ -44,6 +48,7 @@ class Step:
         q: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         latents: torch.Tensor,
         k_scale: torch.Tensor,
+        forward: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend the step's queries to one layer's cache.
 
@@ -55,6 +60,9 @@ class Step:
             T counts the padding of a CUDA graph.
         latents, k_scale
             As :func:`~paged_mla_optimized.engines.tensors.as_cache` takes them.
+        forward : object
+            An object that all layers of a forward share; ``None`` where there is none: then a
+            forward begins with the layer that came first in the last one.
 
         Returns
         -------
@@ -65,10 +73,11 @@ class Step:
         Raises
         ------
         RuntimeError
-            Another step was planned since this one's first layer ran.
+            Another step was planned since this forward's first layer ran.
         """
-        if self._first_layer is None or layer is self._first_layer:
+        if self._begins(layer, forward):
             self._first_layer = layer
+            self._forward = None if forward is None else weakref.ref(forward)
             self.decode.plan(self)
             self.decode.planned = self
         elif self.decode.planned is not self:
@@ -76,6 +85,12 @@ class Step:
         mla = self.decode.mla
         q_nope, q_pe = split_queries(q, mla.config.kv_lora_rank)
         return mla.attend(q_nope, q_pe, as_cache(mla.config.cache_format, latents, k_scale))
+
+    def _begins(self, layer: object, forward: object) -> bool:
+        """Return whether a layer is the first of a forward."""
+        if self._first_layer is None or layer is self._first_layer:
+            return True
+        return forward is not None and (self._forward is None or self._forward() is not forward)
 
 
 class Decode:

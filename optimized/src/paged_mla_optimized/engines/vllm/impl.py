@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 
 from paged_mla_optimized.engines.heads import Keys
@@ -72,7 +73,8 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend the step's decode rows."""
         step: Step = attn_metadata.decode.step
-        return step.attend(layer, q, kv_c_and_k_pe_cache, layer._k_scale)
+        forward = get_forward_context() if is_forward_context_available() else None
+        return step.attend(layer, q, kv_c_and_k_pe_cache, layer._k_scale, forward)
 
     def forward_mha(
         self,
