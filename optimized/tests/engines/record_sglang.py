@@ -38,6 +38,7 @@ CLASSES = {
 """Classes that ours extend or read, by module."""
 
 NAMES = {
+    "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     f"{_ATTENTION}.attention_registry": ("register_attention_backend",),
     f"{_DEEPSEEK}.utils": ("FORWARD_ABSORB_CORE_ATTENTION_BACKENDS",),
     "sglang.srt.model_executor.forward_batch_info": ("build_inner_fb_view",),

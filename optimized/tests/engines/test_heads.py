@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from prefill_step import assert_close, build, prefix_sums
 
+from paged_mla_optimized import Prefill
 from paged_mla_optimized.engines.heads import HeadsPrefill, Keys
 
 
@@ -37,6 +38,25 @@ def test_another_part_and_another_step_are_planned_anew():
         assert_close(attend(heads, part, step), step)
     heads.forget()
     assert_close(attend(heads, 0, second), second)
+
+
+def test_each_part_is_planned_once_a_step(monkeypatch):
+    """New tokens and two chunks of three layers: later layers plan nothing."""
+    parts = [build((9, 5)), build((4, 5)), build((7, 5))]
+    heads = HeadsPrefill(parts[0].config)
+    plan, planned = Prefill.plan, []
+
+    def noted(*given, **named):
+        planned.append(named)
+        plan(*given, **named)
+
+    monkeypatch.setattr(Prefill, "plan", noted)
+    for steps in (1, 2):
+        for _layer in range(3):
+            for part, step in enumerate(parts):
+                assert_close(attend(heads, part, step), step)
+        assert len(planned) == steps * len(parts)
+        heads.forget()
 
 
 def test_keys_apart_and_answers_where_they_are_wanted():

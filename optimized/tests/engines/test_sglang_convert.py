@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paged_mla_optimized.engines.fits import misfit
+from paged_mla_optimized.engines.releases import serves
 from paged_mla_optimized.engines.sglang import registration
 from paged_mla_optimized.engines.sglang.convert import (
     as_blocks,
@@ -22,7 +23,7 @@ from paged_mla_optimized.engines.sglang.reasons import (
     refuse_extras,
     refuse_variance,
 )
-from paged_mla_optimized.engines.sglang.versions import moves_tokens, serves, with_ours
+from paged_mla_optimized.engines.sglang.versions import OLDEST, moves_tokens, with_ours
 from paged_mla_shared.errors import Unsupported
 
 
@@ -165,9 +166,11 @@ def test_a_draft_s_backend_in_either_form():
     assert (makers["ours"](), makers["triton"]()) == (("ours", ours), ("triton", others))
 
 
-@pytest.mark.parametrize("version", ["0.5.17", "0.5.23.post1", "0.6.0", "1.0", "0.5.24rc1", "dev"])
+@pytest.mark.parametrize(
+    "version", ["0.5.17", "0.5.23.post1", "0.6.0", "1.0", "0.5.24rc1", "0.1.dev1+g3", "dev"]
+)
 def test_releases_that_are_served(version):
-    assert serves(version)
+    assert serves(version, OLDEST)
 
 
 def test_an_old_release_goes_on_without_us(monkeypatch, caplog):

@@ -349,7 +349,9 @@ def test_a_draft_models_window_and_steps(settings, monkeypatch):
         seq_lens=torch.tensor([36, 20, 1, 1]),
         out_cache_loc=torch.cat([held.out_cache_loc, torch.zeros(3).long()]),
     )
-    backend.init_forward_metadata_out_graph(padded)
+    backend.init_forward_metadata_out_graph(padded, in_capture=True)
+    replayed = SimpleNamespace(**(vars(padded) | {"out_cache_loc": held.out_cache_loc}))
+    backend.init_forward_metadata_out_graph(replayed)  # as its runner has it: slots not padded
     q = [torch.cat([tensor, tensor[:3]]) for tensor in (window.q_nope, window.q_pe)]
     new = [torch.cat([t, t[:3]])[:, None] for t in (held.latents, held.keys)]
     out = backend.forward(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paged_mla_optimized import LatentCache
+from paged_mla_optimized.engines.releases import serves
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.engines.vllm import registration
 from paged_mla_optimized.engines.vllm.convert import (
@@ -17,7 +18,7 @@ from paged_mla_optimized.engines.vllm.convert import (
 )
 from paged_mla_optimized.engines.vllm.options import Options, options_of
 from paged_mla_optimized.engines.vllm.reasons import misfit, refuse_variance
-from paged_mla_optimized.engines.vllm.versions import context_chunk, serves
+from paged_mla_optimized.engines.vllm.versions import OLDEST, context_chunk
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 HOPPER = (9, 0)
@@ -135,9 +136,11 @@ def test_wrong_choices_are_named(given, named):
     assert named in str(raised.value)
 
 
-@pytest.mark.parametrize("version", ["0.25.0", "0.33.1+cu130", "1.0", "0.40.0.dev3", "dev"])
+@pytest.mark.parametrize(
+    "version", ["0.25.0", "0.33.1+cu130", "1.0", "0.40.0.dev3", "0.1.dev1+g3", "dev"]
+)
 def test_releases_that_are_served(version):
-    assert serves(version)
+    assert serves(version, OLDEST)
 
 
 def test_an_old_release_goes_on_without_us(monkeypatch, caplog):

@@ -26,8 +26,9 @@ class Keys(NamedTuple):
 class HeadsPrefill:
     """A :class:`~paged_mla_optimized.prefill.Prefill` that is fed as engines feed their backends.
 
-    All layers of a step give the same lengths: what has been planned for one serves the others.
-    Buffers are allocated by the first call: an engine may make more of these than it uses.
+    All layers of a step give the same lengths: what has been planned for one serves the others, in
+    a plan for each part. Buffers are allocated by the first call of a part: an engine may make
+    more of these than it uses.
 
     Parameters
     ----------
@@ -36,12 +37,12 @@ class HeadsPrefill:
 
     def __init__(self, config: PrefillConfig) -> None:
         self.config = config
-        self._prefill: Prefill | None = None
-        self._planned: Hashable = None
+        self._prefills: dict[Hashable, Prefill] = {}  # by part
+        self._planned: set[Hashable] = set()
 
     def forget(self) -> None:
-        """Let the next call plan: a new step begins."""
-        self._planned = None
+        """Let the next calls plan: a new step begins."""
+        self._planned.clear()
 
     def attend(
         self,
@@ -60,7 +61,7 @@ class HeadsPrefill:
         Parameters
         ----------
         part : hashable
-            Tells the parts of a step apart; not ``None``.
+            Tells the parts of a step apart.
         cu_seqlens_q, cu_seqlens_k : int32 [B + 1]
         q : dtype [T, H, N + P]
         k : Keys, or dtype [K, H, N + P]
@@ -76,14 +77,15 @@ class HeadsPrefill:
         -------
         out : dtype [T, H, V]
         """
-        if self._prefill is None:
-            self._prefill = Prefill(self.config, q.device)
-        if part != self._planned:
-            self._prefill.plan(cu_seqlens_q, cu_seqlens_k, num_tokens=len(q))
-            self._planned = part
+        if part not in self._prefills:
+            self._prefills[part] = Prefill(self.config, q.device)
+        prefill = self._prefills[part]
+        if part not in self._planned:
+            prefill.plan(cu_seqlens_q, cu_seqlens_k, num_tokens=len(q))
+            self._planned.add(part)
         nope = self.config.qk_nope_head_dim
         keys = k if isinstance(k, Keys) else Keys(k[..., :nope], k[:, :1, nope:])
-        out, _ = self._prefill.attend(
+        out, _ = prefill.attend(
             q[..., :nope], q[..., nope:], keys.nope, keys.pe[:, 0], v, out=out, lse=lse
         )
         return out

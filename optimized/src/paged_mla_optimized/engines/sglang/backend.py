@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.verify_mask import VerifyMask
 from sglang.srt.layers.radix_attention import RadixAttention
@@ -18,10 +19,11 @@ from paged_mla_optimized.engines.sglang.prompts import Prompts
 from paged_mla_optimized.engines.sglang.reasons import (
     common_scaling,
     refuse_extras,
+    refuse_mixed_scales,
     refuse_variance,
 )
 from paged_mla_optimized.engines.sglang.rows import Rows
-from paged_mla_optimized.engines.sglang.versions import moves_tokens
+from paged_mla_optimized.engines.sglang.versions import attention_backends, moves_tokens
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -93,6 +95,10 @@ class PagedMlaBackend(AttentionBackend):
             cache_format=cache_format(model_runner.kv_cache_dtype, model_runner.dtype),
             deterministic=is_deterministic,
         )
+        if config.is_fp8:
+            refuse_mixed_scales(
+                {layer.k_scale_float for layer in layers}, attention_backends(model_runner)
+            )
         device = torch.device(model_runner.device)
         self.rows = Rows(config, device, requests.req_to_token, drafts if is_tree else 0)
         self.prompts = Prompts(
@@ -109,6 +115,7 @@ class PagedMlaBackend(AttentionBackend):
         )
         self._ahead = ahead
         self._recorded: set[tuple[Any, int]] = set()  # modes and rows of graphs that plan
+        self._windows: dict[int, int] = {}  # of graphs of a draft's extension, by rows
         self._verify_mask = None
         if drafts > 1 and not model_runner.is_draft_worker:
             self._verify_mask = VerifyMask(
@@ -157,8 +164,10 @@ class PagedMlaBackend(AttentionBackend):
         fixed = mode.is_decode() or mode.is_target_verify() or mode.is_draft_extend_v2()
         if in_capture and not (fixed or mode.is_idle()):
             raise Unsupported("prompts in a full CUDA graph: other graphs of prompts, or none")
+        if in_capture and mode.is_draft_extend_v2():
+            self._windows[batch.batch_size] = _window(batch)
         if in_capture or (mode, batch.batch_size) not in self._recorded:
-            self._plan(batch)
+            self._plan(batch, self._windows.get(batch.batch_size))
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Plan a step whose lengths and requests keep their places from capture to replay."""
@@ -170,7 +179,11 @@ class PagedMlaBackend(AttentionBackend):
         if torch.cuda.is_current_stream_capturing():
             self._recorded.add((mode, batch.batch_size))
 
-    def _plan(self, batch: Any) -> None:
+    def _plan(self, batch: Any, window: int | None = None) -> None:
+        """Plan a step; `window` of a draft's extension is a graph's, whose replays show it no more.
+
+        A replay has its rows padded, and its slots not.
+        """
         mode = batch.forward_mode
         if mode.is_idle():
             return
@@ -182,7 +195,7 @@ class PagedMlaBackend(AttentionBackend):
             drafts = int(batch.spec_info.draft_token_num)
             self.rows.plan(ids, lens + drafts, drafts, self._tree_mask(batch, lens, drafts))
         elif mode.is_draft_extend_v2():
-            window = len(batch.out_cache_loc) // rows
+            window = _window(batch) if window is None else window
             self.rows.plan(ids, lens.clamp(min=window), window)  # rows that pad a graph are short
         else:
             self.prompts.begin(batch.extend_seq_lens, lens)
@@ -269,6 +282,11 @@ class PagedMlaBackend(AttentionBackend):
         return own_masks(mask, lens, drafts)
 
 
+def _window(batch: Any) -> int:
+    """Return how many tokens of each row a draft model extends, of a batch that is not padded."""
+    return int(len(batch.out_cache_loc) // batch.batch_size)
+
+
 def _refuse(runner: Any) -> None:
     """Raise ``Unsupported`` for a model, a pool or a device that is not served."""
     if not runner.use_mla_backend:
@@ -277,6 +295,10 @@ def _refuse(runner: Any) -> None:
         raise Unsupported("paged_mla: sparse attention: dense")
     if get_parallel().dcp_enabled:
         raise Unsupported("paged_mla: decode context parallelism: none")
+    if get_parallel().attn_cp_size > 1:
+        raise Unsupported("paged_mla: prefill context parallelism: none")
+    if mambaish_config(runner.model_config) is not None:
+        raise Unsupported("paged_mla: a hybrid model: attention in every layer")
     if moves_tokens(runner):
         raise Unsupported("paged_mla: a unified memory pool: a plain one")
     model = runner.model_config

@@ -25,7 +25,7 @@ class Prompts:
     def __init__(self, config: PrefillConfig) -> None:
         self._new = HeadsPrefill(config)
         self._chunks = HeadsPrefill(replace(config, causal=False))
-        self._extend_seq_lens = self._seq_lens = torch.empty(0)
+        self._starts = self._key_starts = torch.empty(0)
 
     def begin(self, extend_seq_lens: torch.Tensor, seq_lens: torch.Tensor) -> None:
         """Begin a step.
@@ -37,7 +37,7 @@ class Prompts:
         seq_lens : int [B]
             With what is cached.
         """
-        self._extend_seq_lens, self._seq_lens = extend_seq_lens, seq_lens
+        self._starts, self._key_starts = starts_of(extend_seq_lens), starts_of(seq_lens)
         self._new.forget()
         self._chunks.forget()
 
@@ -68,12 +68,11 @@ class Prompts:
         lse : float32 [T, H]
             Natural, as SGLang merges it.
         """
-        starts = starts_of(self._extend_seq_lens)
         lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         if chunk is not None:
             number, sums = chunk
             heads, part, keys = self._chunks, number, sums[number]
         else:
             heads, part = self._new, int(with_prefix)
-            keys = starts_of(self._seq_lens) if with_prefix else starts
-        return heads.attend(part, starts, keys, q=q, k=k, v=v, lse=lse), lse
+            keys = self._key_starts if with_prefix else self._starts
+        return heads.attend(part, self._starts, keys, q=q, k=k, v=v, lse=lse), lse

@@ -46,6 +46,28 @@ def refuse_extras(extras: dict[str, Any]) -> None:
             raise Unsupported(f"{name}: dense attention without it")
 
 
+def refuse_mixed_scales(scales: set[float | None], backends: tuple[str, str]) -> None:
+    """Refuse an FP8 cache that two backends write: others of SGLang's know no scale.
+
+    Parameters
+    ----------
+    scales : set of float or None
+        ``k_scale_float`` of layers over latents.
+    backends : (str, str)
+        Of prefill and of decode.
+
+    Raises
+    ------
+    Unsupported
+    """
+    if scales - {None, 1.0} and len(set(backends)) > 1:
+        found = sorted(scale for scale in scales if scale is not None)
+        raise Unsupported(
+            f"an FP8 cache with k_scale {found} beside attention backends "
+            f"{' and '.join(backends)}: one for prefill and decode, or k_scale 1"
+        )
+
+
 def refuse_variance(*, has_radix_cache: bool, chunked_prefill_size: int | None) -> None:
     """Refuse what cuts a prompt where other requests decide: its bits follow from its cuts.
 

@@ -6,7 +6,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from paged_mla_optimized.engines.sglang.versions import serves
+from paged_mla_optimized.engines.releases import serves
+from paged_mla_optimized.engines.sglang.versions import OLDEST
 from paged_mla_optimized.engines.tensors import FLAT_FP8
 from paged_mla_optimized.runtime.log import LOGGER
 
@@ -23,7 +24,7 @@ def register() -> None:
     it goes on without this backend.
     """
     installed = version("sglang")
-    if not serves(installed):
+    if not serves(installed, OLDEST):
         LOGGER.warning("no attention backend for SGLang %s: made for 0.5.17 and later", installed)
         return
     from sglang.srt.layers.attention.attention_registry import (

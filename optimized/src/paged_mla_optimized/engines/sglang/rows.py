@@ -122,6 +122,9 @@ class Rows:
     ) -> torch.Tensor:
         """Write the step's tokens to one layer's pool, and attend to it.
 
+        SGLang plans some steps before it pads them for ranks of data parallelism: tokens past the
+        planned ones are left out, and answered with zeros.
+
         Parameters
         ----------
         q : dtype [T, H, R] and [T, H, P], or both in one [T, H, R + P]
@@ -139,10 +142,15 @@ class Rows:
         config, mla = self.config, self._planned
         scale = self._unit if k_scale is None else k_scale
         cache = as_cache(config.cache_format, as_blocks(slots, config.block_size), scale)
+        tokens = len(mla.positions)
         if new is not None:
-            latents, keys, where = new
+            latents, keys, where = (tensor[:tokens] for tensor in new)
             mla.append(latents, keys, cache, where.contiguous())
-        out, _ = mla.attend(*split_queries(q, config.kv_lora_rank), cache)
+        q_nope, q_pe = split_queries(q, config.kv_lora_rank)
+        if len(q_nope) <= tokens:
+            return mla.attend(q_nope, q_pe, cache)[0]
+        out = q_nope.new_zeros(q_nope.shape)
+        mla.attend(q_nope[:tokens], q_pe[:tokens], cache, out=out[:tokens])
         return out
 
     def _of_trees(self) -> PagedMla:

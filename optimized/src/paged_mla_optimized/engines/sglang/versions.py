@@ -8,6 +8,8 @@ a pool that moves tokens about                 its allocator's          ``kv_ind
 what makes a draft's backend                   returns a backend        returns a name and a backend
 a draft's backend                              has no name              has the name of its kind
 the pool's own writer and slot 0               writes it                leaves it out, as ours does
+names of a runner's backends                   the server's arguments'  the runner's, before it has
+                                                                        one
 =============================================  =======================  ===========================
 
 The surfaces of both are recorded in ``optimized/tests/engines/sglang_surfaces``.
@@ -23,13 +25,8 @@ from typing import Any
 RECORDED = ("0.5.17", "0.5.23")
 """Releases whose surface the tests hold these classes against."""
 
-_OLDEST = (0, 5, 17)
-
-
-def serves(version: str) -> bool:
-    """Return whether a release of SGLang is one that these classes may be given to."""
-    found = [part.split("+")[0] for part in version.split(".")[:3]]
-    return not all(part.isdigit() for part in found) or tuple(map(int, found)) >= _OLDEST
+OLDEST = (0, 5, 17)
+"""The first release that these classes are given to."""
 
 
 def moves_tokens(runner: Any) -> bool:
@@ -38,6 +35,14 @@ def moves_tokens(runner: Any) -> bool:
     if translator is not None:
         return bool(translator.reads_are_translated)
     return getattr(runner.token_to_kv_pool_allocator, "translate_kv_loc", None) is not None
+
+
+def attention_backends(runner: Any) -> tuple[str, str]:
+    """Return the names of what attends prefill and decode rows of a runner."""
+    if getattr(runner, "prefill_attention_backend_str", None) is not None:
+        return runner.prefill_attention_backend_str, runner.decode_attention_backend_str
+    prefill, decode = runner.server_args.get_attention_backends()
+    return prefill, decode
 
 
 def with_ours(

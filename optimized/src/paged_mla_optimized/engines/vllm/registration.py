@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from paged_mla_optimized.engines.vllm.versions import serves
+from paged_mla_optimized.engines.releases import serves
+from paged_mla_optimized.engines.vllm.versions import OLDEST
 from paged_mla_optimized.runtime.log import LOGGER
 
 NAME = "CUSTOM"
@@ -22,7 +23,7 @@ def register() -> None:
     or where vLLM is too old, a warning is logged and vLLM goes on without these backends.
     """
     installed = version("vllm")
-    if not serves(installed):
+    if not serves(installed, OLDEST):
         LOGGER.warning("no attention backend for vLLM %s: made for 0.25 and later", installed)
         return
     from vllm.v1.attention.backends.mla.prefill.registry import (

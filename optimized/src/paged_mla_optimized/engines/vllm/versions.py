@@ -26,13 +26,8 @@ import torch
 RECORDED = ("0.25.0", "0.33.0")
 """Releases whose surface the tests hold these classes against."""
 
-_OLDEST = (0, 25)
-
-
-def serves(version: str) -> bool:
-    """Return whether a release of vLLM is one that these classes may be given to."""
-    parts = version.split(".")[:2]
-    return not all(part.isdigit() for part in parts) or tuple(map(int, parts)) >= _OLDEST
+OLDEST = (0, 25)
+"""The first release that these classes are given to."""
 
 
 class ContextChunk(NamedTuple):

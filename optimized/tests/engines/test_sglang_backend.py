@@ -1,0 +1,142 @@
+"""The backend class on as much of SGLang as it imports: what it plans, and what it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mla_step import R, build, dense
+from sglang_step import hold
+from sglang_stub import Mode, runner_of, stubbed
+
+from paged_mla_shared.errors import Unsupported
+
+WINDOW = 4
+
+
+def attended(backend, runner, batch, q, new):
+    """Call a layer; queries and keys in two parts."""
+    latents, keys = (tensor[:, None] for tensor in new)
+    out = backend.forward_extend(
+        q[0], latents, latents, runner.model[0], batch, q_rope=q[1], k_rope=keys
+    )
+    return out.view(len(q[0]), -1, R)
+
+
+def padded(tensors, lines):
+    return [torch.cat([t, t.new_zeros(lines, *t.shape[1:])]) for t in tensors]
+
+
+def test_a_replay_of_fewer_windows_than_were_captured():
+    """S-16, S-17: a draft's extension, rows padded to a graph of four, slots as they are."""
+    step = build((36, WINDOW), (20, WINDOW), (50, WINDOW))
+    held = hold(step)
+    with stubbed(speculative_num_draft_tokens=WINDOW) as module:
+        runner = runner_of(step, held, is_draft_worker=True)
+        backend = module.PagedMlaBackend(runner)
+        buffers = SimpleNamespace(
+            ids=torch.zeros(8).long(),
+            lens=torch.ones(8).long(),
+            slots=torch.zeros(8 * WINDOW).long(),
+        )
+
+        def batch_of(rows, tokens):
+            return SimpleNamespace(
+                forward_mode=Mode("draft-extend"),
+                batch_size=rows,
+                req_pool_indices=buffers.ids,
+                seq_lens=buffers.lens,
+                out_cache_loc=buffers.slots[:tokens],
+                spec_info=None,
+            )
+
+        captured = batch_of(4, 4 * WINDOW)
+        backend.init_forward_metadata_out_graph(captured, in_capture=True)
+        buffers.ids[:3], buffers.lens[:3] = held.request_ids, step.seq_lens
+        buffers.slots[: 3 * WINDOW] = held.out_cache_loc
+        backend.init_forward_metadata_out_graph(batch_of(4, 3 * WINDOW))
+        q = padded([step.q_nope, step.q_pe], WINDOW)
+        new = padded([held.latents, held.keys], WINDOW)
+        out = attended(backend, runner, captured, q, new)
+        torch.testing.assert_close(out[: 3 * WINDOW].double(), dense(step)[0], rtol=2e-5, atol=2e-5)
+        buffers.lens[:3] = 1
+        buffers.slots.zero_()
+        backend.init_forward_metadata_out_graph(batch_of(4, 0))  # an idle rank beside busy ones
+        assert attended(backend, runner, captured, q, new).isfinite().all()
+
+
+@pytest.mark.parametrize("mode", ["verify", "draft-extend"])
+def test_a_step_that_is_padded_after_it_was_planned(mode):
+    """S-6: ranks of data parallelism have as many tokens as the busiest of them."""
+    step = build((36, WINDOW), (20, WINDOW))
+    held = hold(step)
+    with stubbed(speculative_num_draft_tokens=WINDOW, speculative_eagle_topk=1) as module:
+        runner = runner_of(step, held, is_draft_worker=mode == "draft-extend")
+        backend = module.PagedMlaBackend(runner)
+        cached = step.seq_lens - WINDOW if mode == "verify" else step.seq_lens
+        batch = SimpleNamespace(
+            forward_mode=Mode(mode),
+            batch_size=2,
+            req_pool_indices=held.request_ids,
+            seq_lens=cached.long(),
+            out_cache_loc=held.out_cache_loc,
+            spec_info=SimpleNamespace(draft_token_num=WINDOW, custom_mask=None),
+        )
+        backend.init_forward_metadata(batch)
+        [batch.out_cache_loc] = padded([batch.out_cache_loc], 3)
+        before = held.pool[0].clone()
+        out = attended(
+            backend,
+            runner,
+            batch,
+            padded([step.q_nope, step.q_pe], 3),
+            padded([held.latents, held.keys], 3),
+        )
+        torch.testing.assert_close(out[: 2 * WINDOW].double(), dense(step)[0], rtol=2e-5, atol=2e-5)
+        assert not out[2 * WINDOW :].any()
+        assert torch.equal(held.pool[0], before)
+
+
+REFUSED = {
+    "no MLA": ("without MLA", {"use_mla_backend": False}, {}),
+    "hybrid": ("hybrid", {"model_config": SimpleNamespace(linear_attention="kda")}, {}),
+    "decode-context": ("decode context", {}, {"dcp_enabled": True}),
+    "prefill-context": ("prefill context", {}, {"attn_cp_size": 2}),
+    "two-writers": (
+        "k_scale",
+        {
+            "k_scale": 0.5,
+            "kv_cache_dtype": torch.float8_e4m3fn,
+            "prefill_attention_backend_str": "fa3",
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("reason", "changes", "context"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_when_the_backend_is_made(reason, changes, context):
+    """Bad input: before anything runs."""
+    step = build((20, 1))
+    with (
+        stubbed(**context) as module,
+        pytest.raises(Unsupported, match=reason),
+    ):
+        module.PagedMlaBackend(runner_of(step, hold(step), **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"k_scale": 0.5, "kv_cache_dtype": torch.float8_e4m3fn},
+        {"kv_cache_dtype": torch.float8_e4m3fn, "prefill_attention_backend_str": "fa3"},
+    ],
+    ids=["plain", "scaled", "beside-another"],
+)
+def test_what_is_served(changes):
+    """S-11: scales where every writer knows them, and another writer where there are none."""
+    step = build((20, 1))
+    with stubbed() as module:
+        module.PagedMlaBackend(runner_of(step, hold(step), **changes))
