@@ -11,7 +11,7 @@ import torch
 from fp8_step import values
 from mla_step import P, R, assert_close, build, config, dense, join
 
-from paged_mla_optimized.engines.vllm.decode import Decode, Step
+from paged_mla_optimized.engines.vllm.decode import Decode, FixedLengths, Step
 from paged_mla_shared.problem import Output
 
 LAYERS = 3
@@ -100,6 +100,17 @@ def test_another_step_inside_a_forward_is_refused():
     other.attend("first", as_queries(step), step.cache, K_SCALE, Forward())
     with pytest.raises(RuntimeError, match="another step was planned"):
         one.attend("second", as_queries(step), step.cache, K_SCALE, forward)
+
+
+def test_lengths_of_microbatches_keep_their_place():
+    """S-17: what a graph captured reads the lengths of its replays, whose tensors are new."""
+    captured, replayed = build((3, 1), (3, 1)), build((37, 1), (16, 1), seed=1)
+    decode, fixed = Decode(captured.config, "cpu", (1,)), FixedLengths(8, "cpu")
+    starts, lens = fixed.hold(captured.cu_seqlens_q, captured.seq_lens)
+    step = replace(described(decode, replayed), query_start_loc=starts, seq_lens=lens)
+    fixed.hold(replayed.cu_seqlens_q.clone(), replayed.seq_lens.clone())
+    got = step.attend("layer", as_queries(replayed), replayed.cache, K_SCALE)
+    assert_close(got, dense(replayed))
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "invariant"])

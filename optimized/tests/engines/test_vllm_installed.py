@@ -114,6 +114,15 @@ def test_it_may_not_choose_us(change, reason):
     assert reason in " ".join(PagedMlaBackend.validate_configuration(**(ASKED | change)))
 
 
+@pytest.mark.skipif(
+    "use_pcp" not in inspect.signature(PagedMlaBackend.validate_configuration).parameters,
+    reason="this release asks the implementation class alone",
+)
+def test_it_may_not_choose_us_for_prefill_context_parallelism():
+    reasons = PagedMlaBackend.validate_configuration(**(ASKED | {"use_pcp": True}))
+    assert "PCP not supported" in reasons
+
+
 def test_it_may_choose_our_prefill():
     for nope, value, reasons in ((128, 128, 0), (192, 256, 0), (100, 128, 1)):
         dims = MLADimensions(qk_nope_head_dim=nope, qk_rope_head_dim=64, v_head_dim=value)
@@ -147,6 +156,20 @@ def test_it_describes_a_step_with_drafts_and_padding(make):
     metadata = builder.build(0, common(replayed, 3))
     assert (metadata.num_decodes, metadata.num_decode_tokens, metadata.num_prefills) == (4, 12, 0)
     assert_close(attended(replayed, metadata, layer), dense(replayed))
+
+
+def test_a_graph_of_microbatches_reads_the_lengths_of_its_replays(make):
+    """S-17: vLLM slices each step into new tensors; the captured ones are what a replay reads."""
+    captured = build((3, 1), (3, 1))
+    replayed = build((37, 1), (16, 1), seed=1)
+    config, layer = engine_config(captured), engine_layer(captured)
+    config.parallel_config.use_ubatching = True
+    builder = make(captured, config, layer)
+    of_graph = builder.build_for_cudagraph_capture(common(captured, 1)).decode.step
+    step = builder.build(0, common(replayed, 1)).decode.step
+    assert of_graph.query_start_loc.data_ptr() == step.query_start_loc.data_ptr()
+    assert of_graph.seq_lens.tolist() == replayed.seq_lens.tolist()
+    assert of_graph.query_start_loc.tolist() == replayed.cu_seqlens_q.tolist()
 
 
 @pytest.mark.parametrize("name", [HEALTHY, "tables-of-other-rows"])

@@ -32,6 +32,7 @@ def engine_config(step, **changes):
             cp_kv_cache_interleave_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
+            use_ubatching=False,
         ),
         "compilation_config": SimpleNamespace(
             static_forward_context={}, max_cudagraph_capture_size=16

@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.vllm.convert import cache_format, capacities
-from paged_mla_optimized.engines.vllm.decode import Decode, Step
+from paged_mla_optimized.engines.vllm.decode import Decode, FixedLengths, Step
 from paged_mla_optimized.engines.vllm.options import options_of
 from paged_mla_optimized.engines.vllm.reasons import refuse_variance
 from paged_mla_shared.errors import Unsupported
@@ -38,7 +38,8 @@ class PagedMlaMetadata(MLACommonMetadata[PagedMlaDecodeMetadata]):
 class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
     """Hands decode rows on; prefill rows are described as vLLM does it.
 
-    Lengths and tables that vLLM passes keep their addresses from a graph's capture to its replays.
+    Lengths and tables that vLLM passes keep their addresses from a graph's capture to its replays,
+    but for lengths of microbatches, which are copied to a place of their own.
     """
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
@@ -82,6 +83,9 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
         drafts = 0 if speculation is None else speculation.num_speculative_tokens or 0
         lengths = sorted({1, min(1 + drafts, longest), longest})
         self.decode = Decode(config, device, lengths)
+        self._fixed = None
+        if vllm_config.parallel_config.use_ubatching:
+            self._fixed = FixedLengths(rows, device)
 
     def _build_decode(
         self,
@@ -93,6 +97,10 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
         dcp_tot_seq_lens_device: torch.Tensor | None,
         **_: Any,  # what the host knows
     ) -> PagedMlaDecodeMetadata:
+        if self._fixed is not None:
+            query_start_loc_device, seq_lens_device = self._fixed.hold(
+                query_start_loc_device, seq_lens_device
+            )
         return PagedMlaDecodeMetadata(
             block_table=block_table_tensor,
             seq_lens=seq_lens_device,

@@ -129,3 +129,27 @@ class Decode:
             num_tokens=step.num_tokens,
             max_query_len=hint,
         )
+
+
+class FixedLengths:
+    """Lengths of steps, each copied to the same place: there a graph reads those of its replays.
+
+    Parameters
+    ----------
+    max_rows : int
+    device : torch.device
+    """
+
+    def __init__(self, max_rows: int, device: torch.device | str) -> None:
+        self._query_start_loc = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self._seq_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+    def hold(
+        self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of int32 [B + 1] and [B], which the next call overwrites."""
+        rows = len(seq_lens)
+        starts, lens = self._query_start_loc[: rows + 1], self._seq_lens[:rows]
+        starts.copy_(query_start_loc)
+        lens.copy_(seq_lens)
+        return starts, lens

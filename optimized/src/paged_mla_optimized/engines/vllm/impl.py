@@ -25,6 +25,7 @@ class PagedMlaImpl(MLACommonImpl[PagedMlaMetadata]):
     can_return_lse_for_decode: bool = True
     lse_base_on_e: bool = True
     supports_dcp: bool = True
+    supports_pcp: bool = False  # 0.33 takes it for granted
 
     def __init__(
         self,
