@@ -26,9 +26,10 @@ RECORDED = "recorded"
 RELEASES = (
     *("vllm==0.25.0", "vllm==0.33.0"),
     *("sglang==0.5.17", "sglang==0.5.23"),
-    *("transformers==5.17.0", "transformers==5.23.0"),
+    *("transformers==5.17.0", "transformers==5.24.0"),
 )
 ENGINES = (RECORDED, *RELEASES)  # of each, the oldest that the adapter is for, and the newest tried
+TRITONS = ("3.6.0", "3.8.0", "3.9.0")  # that may be installed, beside the pinned one
 INTERPRETER = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too long for each
     "append-explicit-slots-fp32",
@@ -147,6 +148,18 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
         *("-m", "paged_mla_optimized.tools.aot"),
         *("--arch", arch, "--json", f"out/compile-{arch}.json"),
         *rest,
+    )
+
+
+@nox.session(default=False)
+@nox.parametrize("version", [nox.param(v, id=v) for v in TRITONS])
+def triton(session: nox.Session, version: str) -> None:
+    """Hold launches and kernels of each kind against another Triton; nothing is interpreted."""
+    install_packages(session, "optimized", extra=("pytest", "pytest-xdist"))
+    session.install(f"triton=={version}")
+    session.run(
+        *("pytest", "optimized/tests/test_launch.py", "optimized/tests/test_aot.py"),
+        *("-k", "not other_launches", "--numprocesses=auto", *session.posargs),
     )
 
 

@@ -54,9 +54,9 @@ class PrefillStep:
         keys, queries = ([row[i] for row in self.lens] for i in (0, 1))
         prefill.plan(prefix_sums(queries), prefix_sums(keys), num_tokens=len(self.q_nope))
 
-    def attend(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Plan and attend on a new instance, over NaN; return out and lse."""
-        prefill = Prefill(self.config, "cpu")
+    def attend(self, prefill: Prefill | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Plan and attend on `prefill`, or on a new one, over NaN; return out and lse."""
+        prefill = prefill or Prefill(self.config, "cpu")
         self.plan(prefill)
         shape = (*self.q_nope.shape[:2], self.config.v_head_dim)
         out = torch.full(shape, torch.nan, dtype=self.config.dtype)

@@ -83,7 +83,7 @@ def notes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_exchange_device", notes.exchange)
     monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", notes.exchange)
     monkeypatch.setattr(nvidia, "library_dirs", list)
-    monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: utils)
+    monkeypatch.setattr(nvidia, "compile_module_from_src", lambda **_: utils, raising=False)
     monkeypatch.setattr(nvidia, "PyKernelArg", lambda **kinds: kinds, raising=False)
     return notes
 
@@ -199,7 +199,7 @@ def test_descriptors_follow_the_binary(notes):
     assert both.arguments(None) == both.descriptors
 
 
-@pytest.mark.parametrize("version", ["3.5", "3.8"])
+@pytest.mark.parametrize("version", ["3.5", "3.10"])
 def test_an_unknown_triton_launches_itself(notes, monkeypatch, version):
     """Where the order of a launcher's arguments is not known, every launch is Triton's own."""
     monkeypatch.setattr(launch, "_TRITON", version)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from mla_step import build, config
+from mla_step import P, R, build, config
 
 from paged_mla_optimized import PagedMla
 
@@ -95,3 +95,17 @@ def test_many_rows():
     rows = [b for b, n in enumerate(lens) for _ in range(n)]
     assert mla.positions.tolist() == expected
     assert mla.slot_mapping.tolist() == [16 * b + p for b, p in zip(rows, expected, strict=True)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["free-splits", "fixed-splits"])
+def test_what_memory_held_before_a_plan_means_nothing(deterministic):
+    """S-9: engines that sleep give pages back, and wake to others with anything in them."""
+    step = build((70, 3), (20, 1), (0, 0), padded_tokens=1, deterministic=deterministic)
+    mla = PagedMla(step.config, "cpu")
+    fresh = step.attend(mla)
+    mla._core.plan.state.fill_(3)
+    for mine, first in zip(step.attend(mla), fresh, strict=True):
+        assert torch.equal(mine, first)
+    ckv, k_pe = torch.full((90, R), torch.nan), torch.full((90, P), torch.nan)
+    mla.gather_context(step.cache, ckv, k_pe)
+    assert torch.equal(torch.cat([ckv, k_pe], 1), torch.cat(step.keys))

@@ -45,6 +45,15 @@ def test_padded_tokens_are_blank():
     assert_close(step.attend(), step)
 
 
+def test_what_memory_held_before_a_plan_means_nothing():
+    """S-9: engines that sleep give pages back, and wake to others with anything in them."""
+    step = build((40, 40), (9, 2), (0, 0), padded_tokens=70)
+    prefill = Prefill(step.config, "cpu")
+    prefill._plan.tiles.fill_(3)
+    prefill._plan.work.fill_(3)
+    assert_close(step.attend(prefill), step)
+
+
 @pytest.mark.parametrize("num_heads", [1, 3, 16])
 def test_any_head_count(num_heads):
     """S-5: each head has keys of its own, and shares those with position."""

@@ -40,6 +40,7 @@ CLASSES = {
 NAMES = {
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),
     f"{_ATTENTION}.attention_registry": ("register_attention_backend",),
+    "sglang.srt.layers.moe.utils": ("is_tbo_enabled",),
     f"{_DEEPSEEK}.utils": ("FORWARD_ABSORB_CORE_ATTENTION_BACKENDS",),
     "sglang.srt.model_executor.forward_batch_info": ("build_inner_fb_view",),
     "sglang.srt.runtime_context": (

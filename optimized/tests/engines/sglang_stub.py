@@ -68,6 +68,7 @@ def stubbed(**context: Any) -> Iterator[Any]:
         "max_prefill_tokens": 64,
         "speculative_eagle_topk": None,
         "speculative_num_draft_tokens": None,
+        "two_batch_overlap": False,
     }
     settings.update(context)
     of_all = SimpleNamespace(**settings)
@@ -78,6 +79,7 @@ def stubbed(**context: Any) -> Iterator[Any]:
         },
         "layers.attention.base_attn_backend": {"AttentionBackend": AttentionBackend},
         "layers.attention.verify_mask": {"VerifyMask": SimpleNamespace},
+        "layers.moe.utils": {"is_tbo_enabled": lambda: of_all.two_batch_overlap},
         "layers.radix_attention": {"RadixAttention": RadixAttention},
         "runtime_context": dict.fromkeys(asked, lambda: of_all),
         "speculative.eagle_utils": {"TreeMaskMode": SimpleNamespace(QLEN_ONLY=1)},

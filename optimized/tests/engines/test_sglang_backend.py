@@ -98,10 +98,58 @@ def test_a_step_that_is_padded_after_it_was_planned(mode):
         assert torch.equal(held.pool[0], before)
 
 
+@pytest.mark.parametrize(
+    ("counted", "padding", "handed_on"),
+    [
+        ({"num_token_non_padded_cpu": 7}, 1, 8),
+        ({"global_num_token_non_padded_cpu": 7}, 1, 7),
+        ({"num_token_non_padded_cpu": None}, 0, 7),
+        ({"global_num_token_non_padded_cpu": 0}, 0, 7),
+    ],
+    ids=["0.5.17", "0.5.23", "half-of-a-batch", "idle-rank"],
+)
+def test_prompts_that_are_padded_before_they_are_planned(counted, padding, handed_on):
+    """S-6: layers hand on every line in 0.5.17, and in 0.5.23 what is no padding."""
+    step = build((36, 4), (20, 3))
+    held = hold(step)
+    with stubbed() as module:
+        runner = runner_of(step, held)
+        backend = module.PagedMlaBackend(runner)
+        [slots] = padded([held.out_cache_loc], padding)
+        batch = SimpleNamespace(
+            forward_mode=Mode("extend"),
+            batch_size=2,
+            req_pool_indices=held.request_ids,
+            seq_lens=step.seq_lens.long(),
+            extend_seq_lens=torch.tensor([4, 3]).int(),
+            positions=torch.zeros(7 + padding),
+            out_cache_loc=slots,
+            **counted,
+        )
+        backend.init_forward_metadata(batch)
+        batch.out_cache_loc = slots[:handed_on]
+        q, new = (
+            [tensor[:handed_on] for tensor in padded(tensors, padding)]
+            for tensors in ([step.q_nope, step.q_pe], [held.latents, held.keys])
+        )
+        out = attended(backend, runner, batch, q, new)
+        torch.testing.assert_close(out[:7].double(), dense(step)[0], rtol=2e-5, atol=2e-5)
+        assert not out[7:].any()
+
+
 REFUSED = {
     "no MLA": ("without MLA", {"use_mla_backend": False}, {}),
     "hybrid": ("hybrid", {"model_config": SimpleNamespace(linear_attention="kda")}, {}),
     "decode-context": ("decode context", {}, {"dcp_enabled": True}),
+    "overlapping-trees": (
+        "two overlapping batches",
+        {},
+        {
+            "speculative_eagle_topk": 2,
+            "speculative_num_draft_tokens": 4,
+            "two_batch_overlap": True,
+        },
+    ),
     "prefill-context": ("prefill context", {}, {"attn_cp_size": 2}),
     "two-writers": (
         "k_scale",

@@ -364,6 +364,13 @@ def test_capacities_follow_its_config(make):
     assert found.softmax_scale == step.config.softmax_scale
 
 
+def test_a_draft_model_has_heads_of_its_own(make):
+    """What 0.25 tells of heads is the target's number."""
+    target = build((1, 1), num_heads=4)
+    draft = engine_layer(target, num_heads=2)
+    assert make(target, engine_config(target), draft, draft).decode.mla.config.num_heads == 2
+
+
 @pytest.mark.parametrize("says", ["0", "1"])
 def test_bits_beside_other_rows(make, monkeypatch, says):
     """S-20: with VLLM_BATCH_INVARIANT they are the same in whatever step vLLM describes."""
@@ -391,7 +398,11 @@ def test_short_prompts_that_may_go_either_way_are_refused(make, monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"scale": 0.5}, "scale"), ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype")],
+    [
+        ({"scale": 0.5}, "scale"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"num_heads": 2}, "num_heads"),
+    ],
 )
 def test_layers_that_differ_are_refused(make, changes, reason):
     step = build((1, 1))

@@ -209,6 +209,7 @@ class Plan:
                 self.token_starts,
                 self.row_lens,
                 self.key_starts,
+                self.firsts,
                 self.unit_starts,
                 self.cut,
                 self.join_starts,

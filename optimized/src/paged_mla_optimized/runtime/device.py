@@ -64,11 +64,20 @@ def check_computes(arch: str, dtype: torch.dtype) -> None:
 
 
 def _check_interpreter() -> None:
-    """Refuse a pair of versions in which a loop's bound cannot be read: triton#9171."""
-    if _release(triton.__version__) < (3, 7) and _release(np.__version__) >= (2, 4):
+    """Refuse versions whose interpreter cannot run these kernels.
+
+    With NumPy 2.4, that of Triton 3.6 reads no bound of a loop (triton#9171). That of 3.9 makes
+    int32 of a scalar's condition and a tensor's, and takes no such mask.
+    """
+    triton_release = _release(triton.__version__)
+    if triton_release < (3, 7) and _release(np.__version__) >= (2, 4):
         raise Unsupported(
             f"the interpreter of Triton {triton.__version__} with NumPy {np.__version__}: "
             "allowed: NumPy < 2.4, or Triton >= 3.7"
+        )
+    if triton_release >= (3, 9):
+        raise Unsupported(
+            f"the interpreter of Triton {triton.__version__}: allowed: that of Triton 3.6 to 3.8"
         )
 
 

@@ -23,7 +23,9 @@ from paged_mla_optimized.runtime.bounded import Bounded
 
 _HOOKS = triton.knobs.runtime
 _TRITON = ".".join(triton.__version__.split(".")[:2])
-_KNOWN = {"3.6", "3.7"}
+_KNOWN = {"3.6", "3.7", "3.8", "3.9"}
+_NOT_READ = () if _TRITON in {"3.6", "3.7"} else (None,)
+"""What Triton's encoder of tensor maps takes besides, for other backends than NVIDIA's."""
 MAX_BINARIES = 1024
 """Keys of one kernel whose binaries are kept before all of them are forgotten."""
 
@@ -56,8 +58,11 @@ class Descriptors:
         return self._arguments
 
     def _encode(self, forms: tuple[Any, ...]) -> tuple[Any, ...]:
-        encoded = map(nvidia.make_tensordesc_arg, self.descriptors, forms)
-        return tuple(argument for arguments in encoded for argument in arguments)
+        return tuple(
+            argument
+            for descriptor, form in zip(self.descriptors, forms, strict=True)
+            for argument in nvidia.make_tensordesc_arg(descriptor, form, *_NOT_READ)
+        )
 
 
 _NO_DESCRIPTORS = Descriptors()

@@ -8,6 +8,7 @@ import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.attention.verify_mask import VerifyMask
+from sglang.srt.layers.moe.utils import is_tbo_enabled
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_exec, get_memory, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.eagle_utils import TreeMaskMode
@@ -23,7 +24,7 @@ from paged_mla_optimized.engines.sglang.reasons import (
     refuse_variance,
 )
 from paged_mla_optimized.engines.sglang.rows import Rows
-from paged_mla_optimized.engines.sglang.versions import attention_backends, moves_tokens
+from paged_mla_optimized.engines.sglang.versions import attention_backends, moves_tokens, tokens_of
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -71,6 +72,8 @@ class PagedMlaBackend(AttentionBackend):
         is_tree = not model_runner.is_draft_worker and (
             model_runner.spec_algorithm.is_ngram() or (spec.speculative_eagle_topk or 1) > 1
         )
+        if is_tree and is_tbo_enabled():  # halves of a batch get masks cut where FULL_MASK has rows
+            raise Unsupported("paged_mla: trees of drafts in two overlapping batches: chains")
         # SGLang's layers and workers read these three of the backend.
         self.req_to_token_pool = requests = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
@@ -199,7 +202,7 @@ class PagedMlaBackend(AttentionBackend):
             self.rows.plan(ids, lens.clamp(min=window), window)  # rows that pad a graph are short
         else:
             self.prompts.begin(batch.extend_seq_lens, lens)
-            self.rows.plan_extend(ids, lens, batch.extend_seq_lens, len(batch.positions))
+            self.rows.plan_extend(ids, lens, batch.extend_seq_lens, tokens_of(batch))
 
     def forward_decode(
         self,

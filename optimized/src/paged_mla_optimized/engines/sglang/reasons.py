@@ -47,7 +47,7 @@ def refuse_extras(extras: dict[str, Any]) -> None:
 
 
 def refuse_mixed_scales(scales: set[float | None], backends: tuple[str, str]) -> None:
-    """Refuse an FP8 cache that two backends write: others of SGLang's know no scale.
+    """Refuse an FP8 cache that two backends write: not all of SGLang's divide by a scale.
 
     Parameters
     ----------

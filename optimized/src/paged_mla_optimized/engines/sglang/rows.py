@@ -99,7 +99,7 @@ class Rows:
             This step's tokens included.
         extend_seq_lens : int [B]
         num_tokens : int
-            Lines of the queries, padding included. With ``deterministic`` they do not choose the
+            Of all rows. With ``deterministic`` they do not choose the
             kernel: every such step gets that of the largest (S-20).
         """
         config = self.config
@@ -122,8 +122,8 @@ class Rows:
     ) -> torch.Tensor:
         """Write the step's tokens to one layer's pool, and attend to it.
 
-        SGLang plans some steps before it pads them for ranks of data parallelism: tokens past the
-        planned ones are left out, and answered with zeros.
+        SGLang pads steps for ranks of data parallelism, before or after it plans them: tokens past
+        the planned ones are left out, and answered with zeros.
 
         Parameters
         ----------

@@ -8,6 +8,9 @@ a pool that moves tokens about                 its allocator's          ``kv_ind
 what makes a draft's backend                   returns a backend        returns a name and a backend
 a draft's backend                              has no name              has the name of its kind
 the pool's own writer and slot 0               writes it                leaves it out, as ours does
+a prompt's tokens without padding of ranks     ``num_token_non_         ``global_num_token_non_
+                                               padded_cpu``             padded_cpu``; layers hand
+                                                                        on these alone
 names of a runner's backends                   the server's arguments'  the runner's, before it has
                                                                         one
 =============================================  =======================  ===========================
@@ -43,6 +46,17 @@ def attention_backends(runner: Any) -> tuple[str, str]:
         return runner.prefill_attention_backend_str, runner.decode_attention_backend_str
     prefill, decode = runner.server_args.get_attention_backends()
     return prefill, decode
+
+
+def tokens_of(batch: Any) -> int:
+    """Return how many tokens of prompts a batch has, without those that pad it for other ranks.
+
+    It counts none where it is a half of another, or made up for an idle rank: then none is padding.
+    """
+    counted = getattr(batch, "global_num_token_non_padded_cpu", None)
+    if counted is None:
+        counted = getattr(batch, "num_token_non_padded_cpu", None)
+    return counted or len(batch.positions)
 
 
 def with_ours(

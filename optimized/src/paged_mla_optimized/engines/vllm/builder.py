@@ -64,7 +64,10 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
             longest=longest,
         )
         config = MlaConfig(
-            num_heads=self.num_heads * self.dcp_world_size,  # of all ranks, gathered
+            # Of all ranks, gathered. A draft model may have others than its target, whose number
+            # is ``self.num_heads``.
+            num_heads=_common("num_heads", [layer.num_heads for layer in layers])
+            * self.dcp_world_size,
             softmax_scale=_common("scale", [layer.scale for layer in layers]),
             block_size=kv_cache_spec.block_size,
             max_rows=rows,

@@ -114,12 +114,13 @@ def schedule_kernel(
     request_ids_ptr,  # [B], likewise
     token_starts_ptr,  # out int32 [B + 2]
     row_lens_ptr,  # out int32 [B + 1]
-    key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1; entry 0 holds 0 already
-    unit_starts_ptr,  # out int64 [B + 2]; entry 0 holds 0 already
+    key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1
+    firsts_ptr,  # out int32 [B], zeros
+    unit_starts_ptr,  # out int64 [B + 2]
     cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead of a group; with FIXED_SPLITS
     # [5 + B + 1]: units of a part, lanes, units, padding of a group, overhead of a split, and the
     # key tiles of each row's splits
-    join_starts_ptr,  # out int32 [B + 2], with FIXED_SPLITS: query tiles to join, likewise from 0
+    join_starts_ptr,  # out int32 [B + 2], with FIXED_SPLITS: query tiles to join
     mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
     table_ptr,  # out int32 [B, width]
     stride_cu,
@@ -184,6 +185,7 @@ def schedule_kernel(
         tl.store(cut_ptr + 4, overhead)
         tl.store(cut_ptr + 5 + row, split_tiles.to(tl.int64), mask=is_row)
         to_join = tl.where(splits > 1, tl.cdiv(pairs, TILE_M), 0)
+        tl.store(join_starts_ptr, 0)
         tl.store(join_starts_ptr + row + 1, tl.cumsum(to_join), mask=is_row)
     else:
         length, overhead, _ = _choose_length(
@@ -200,7 +202,10 @@ def schedule_kernel(
     tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
     tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
     key_ends = tl.minimum(tl.cumsum(seq_lens.to(tl.int64)), 2**31 - 1).to(tl.int32)
+    tl.store(key_starts_ptr, 0)
     tl.store(key_starts_ptr + row + 1, key_ends, mask=is_row)
+    tl.store(firsts_ptr + row, tl.zeros_like(seq_lens), mask=is_real)
+    tl.store(unit_starts_ptr, 0)
     tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 
     if MASK == "tree:qlen" or MASK == "tree:full":

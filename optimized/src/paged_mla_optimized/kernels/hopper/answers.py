@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 
 from paged_mla_optimized.kernels.common.lines import line_at, line_ptr
 from paged_mla_optimized.kernels.hopper.e4m3 import in_order
+from paged_mla_optimized.kernels.hopper.names import read_as
 from paged_mla_optimized.kernels.hopper.pairs import kept_pairs, partial_pairs, query_pairs
 
 _WARPS = gl.constexpr(8)
@@ -29,7 +30,7 @@ def _store_columns(out, buffer, base_ptr, at, live, FIRST: gl.constexpr):
     PAIRS: gl.constexpr = out.shape[1]
     # Eight threads' columns, of every second pair, in banks of their own.
     swizzled: gl.constexpr = gl.SwizzledSharedLayout(16, 2, 4, [1, 0])
-    lines = buffer._reinterpret(dtype, [PAIRS, WIDTH], swizzled)
+    lines = read_as(buffer, dtype, [PAIRS, WIDTH], swizzled)
     lines.store(in_order(out.to(dtype)))
     column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
     gl.store(base_ptr + at[:, None] + column[None, :], lines.load(layout), mask=live[:, None])

@@ -28,7 +28,6 @@ from paged_mla_optimized.kernels.common.lines import Answers, Lines
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
-from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
@@ -38,6 +37,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     copy_tiles,
     tile_arrivals,
 )
+from paged_mla_optimized.kernels.hopper.names import read_as, thread_barrier
 from paged_mla_optimized.kernels.hopper.pairs import (
     query_pairs,
     sees,
@@ -169,7 +169,7 @@ def _scores_of_shares(staged, keys, k_pe, key_scales, first_scales, zero, s_layo
     following = keys.slice(0, COLUMNS, dim=1).load(operand)
     s = gl.zeros([TILE_N, PAIRS], gl.float32, s_layout)
     share = s
-    k_pe = k_pe._reinterpret(gl.bfloat16, [TILE_N, P], k_pe.layout)
+    k_pe = read_as(k_pe, gl.bfloat16, [TILE_N, P], k_pe.layout)
     for piece in gl.static_range(PIECES):
         queries = q_pe.index(zero + piece).permute((1, 0))
         s = warpgroup_mma(k_pe, queries, s, use_acc=piece > 0, is_async=True)

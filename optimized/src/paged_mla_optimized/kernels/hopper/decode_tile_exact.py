@@ -32,7 +32,6 @@ from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
-from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
@@ -42,6 +41,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     copy_tiles,
     tile_arrivals,
 )
+from paged_mla_optimized.kernels.hopper.names import read_as, thread_barrier
 from paged_mla_optimized.kernels.hopper.pairs import (
     query_pairs,
     sees,
@@ -182,7 +182,7 @@ def _load_slim(ring, stage, AT: gl.constexpr):
 def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.constexpr):
     """Return the scores of a tile whose keys have a scale of each share."""
     WIDTH: gl.constexpr = 256 // SHARES
-    k_pe = ring.k_pe.index(stage)._reinterpret(gl.bfloat16, [64, 64], ring.k_pe.layout)
+    k_pe = read_as(ring.k_pe.index(stage), gl.bfloat16, [64, 64], ring.k_pe.layout)
     s = gl.zeros([64, 64], gl.float32, _SCORES)
     share = s
     q_pe = staged.q_pe.index(zero).permute((1, 0))

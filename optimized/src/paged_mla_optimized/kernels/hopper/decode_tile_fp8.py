@@ -49,6 +49,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     table_of_row,
 )
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
+from paged_mla_optimized.kernels.hopper.names import read_as
 from paged_mla_optimized.kernels.hopper.pairs import (
     partial_pairs,
     query_pairs,
@@ -174,8 +175,8 @@ def _weigh_tiles(
         mbarrier.wait(bars.index(_FULL + slot), phase)
         if BOX == 0:  # not copied by the engine that reads it next
             fence_async_shared()
-        keys = staged.ckv.index(slot)._reinterpret(_E4M3, [64, 512], _CKV).permute((1, 0))
-        k_pe = staged.k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE)
+        keys = read_as(staged.ckv.index(slot), _E4M3, [64, 512], _CKV).permute((1, 0))
+        k_pe = read_as(staged.k_pe.index(slot), _E4M3, [64, 64], _K_PE)
         s = gl.zeros([64, 64], gl.float32, _PRODUCT)
         s = warpgroup_mma(q.first, keys.slice(0, 256, dim=0), s, use_acc=False, is_async=True)
         s = warpgroup_mma(
@@ -225,8 +226,8 @@ def _hand_over(peak, total, cache_scale, staged, odd):
 def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX: gl.constexpr):
     """Compute the weights of every tile of every segment, and the lse."""
     pair_layout: gl.constexpr = gl.SliceLayout(1, _PRODUCT)
-    q = staged.q._reinterpret(_E4M3, [64, 512], _CKV)
-    q_pe = staged.q_pe._reinterpret(_E4M3, [64, 64], _K_PE)
+    q = read_as(staged.q, _E4M3, [64, 512], _CKV)
+    q_pe = read_as(staged.q_pe, _E4M3, [64, 64], _K_PE)
     cache_scale = gl.load(scales.ptr) if scales.SCALES == "scalar" else 1.0
     unit, end, row = own_share(step)
     slot = 0
@@ -334,7 +335,7 @@ def _sum_tiles(
         next_slot = gl.where(slot == _SLOTS - 1, 0, slot + 1)
         next_phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
         mbarrier.wait(bars.index(_GO + next_slot), next_phase, pred=visit + 1 < segment.tile_end)
-        weights = staged.k_pe.index(slot)._reinterpret(_E4M3, [64, 64], _K_PE).permute((1, 0))
+        weights = read_as(staged.k_pe.index(slot), _E4M3, [64, 64], _K_PE).permute((1, 0))
         even = warpgroup_mma(values_even, weights, even, is_async=True)
         odd = warpgroup_mma(values_odd, weights, odd, is_async=True)
         even, odd = warpgroup_mma_wait(0, deps=[even, odd])

@@ -5,11 +5,12 @@ from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.segments import find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.lines import copy_lines, lines_layout
+from paged_mla_optimized.kernels.hopper.names import copy_box, copy_elements
 from paged_mla_shared import formats
 
 GROUPS_PER_BLOCK = gl.constexpr(formats.GROUPS_PER_BLOCK)
@@ -133,10 +134,10 @@ def copy_tile(
             if key > 0:
                 at = _cache_row(keys, table_row_ptr, tile * TILE_N + key, seq_len)
             box = ckv.slice(key, keys.BOX)
-            tma.async_copy_global_to_shared(keys.ckv_desc, [at, FIRST], ready, box)
+            copy_box(keys.ckv_desc, [at, FIRST], ready, box)
             if WITH_K_PE:
                 box = k_pe.slice(key, keys.BOX)
-                tma.async_copy_global_to_shared(keys.k_pe_desc, [at, R], ready, box)
+                copy_box(keys.k_pe_desc, [at, R], ready, box)
 
 
 @constexpr_function
@@ -170,7 +171,7 @@ def _copy_scales(scales, at, exists, buffer, stage):
     """Begin to copy the scales of a tile's keys; those of keys past the row are zero."""
     scales_ptr = scales.ptr.to(gl.pointer_type(gl.float32))
     for share in gl.static_range(scales.SHARES):
-        async_copy.async_copy_global_to_shared(
+        copy_elements(
             buffer.index(stage * scales.SHARES + share), scales_ptr + at + share, mask=exists
         )
 

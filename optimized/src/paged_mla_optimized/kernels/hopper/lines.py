@@ -3,9 +3,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from paged_mla_optimized.kernels.common.lines import line_at
+from paged_mla_optimized.kernels.hopper.names import copy_elements
 from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 
 
@@ -21,9 +21,7 @@ def copy_lines(
 ):
     """Begin to copy columns [FIRST, FIRST + WIDTH) of lines that start `at`; others are zeros."""
     column = FIRST + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout))
-    async_copy.async_copy_global_to_shared(
-        buffer, base_ptr + at[:, None] + column[None, :], mask=exists[:, None]
-    )
+    copy_elements(buffer, base_ptr + at[:, None] + column[None, :], mask=exists[:, None])
 
 
 @gluon.jit

@@ -13,7 +13,7 @@ from paged_mla_optimized.kernels.common.handover import (
 )
 from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.segments import partial_of_segment
-from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
+from paged_mla_optimized.kernels.hopper.names import thread_barrier
 
 
 class Pairs(NamedTuple):

@@ -30,7 +30,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -39,12 +38,13 @@ from triton.language.extra.cuda import gdc_wait
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
 from paged_mla_optimized.kernels.common.logarithms import LN_2
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
-from paged_mla_optimized.kernels.hopper.barrier import thread_barrier
 from paged_mla_optimized.kernels.hopper.keys import clear_tail
+from paged_mla_optimized.kernels.hopper.names import copy_box, thread_barrier
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, own_sums
 
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+_HALVES = gl.constexpr("mov.b32 {$0, $1}, $2;")
 # Places of an item's fields in shared memory; it has room for eight.
 _HEAD = gl.constexpr(0)
 _TOKEN = gl.constexpr(1)
@@ -173,13 +173,14 @@ def _pack(weights, DTYPE: gl.constexpr):
 @gluon.jit
 def _unpack(pairs, DTYPE: gl.constexpr, layout: gl.constexpr):
     """Return what ``_pack`` packed."""
-    if gl.bfloat16 == DTYPE:
-        both: gl.constexpr = (gl.bfloat16, gl.bfloat16)
+    if gl.bfloat16 == DTYPE:  # types in a constexpr of their own are none to Triton 3.8
+        low, high = gl.inline_asm_elementwise(
+            _HALVES, "=h,=h,r", [pairs], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=1
+        )
     else:
-        both: gl.constexpr = (gl.float16, gl.float16)
-    low, high = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=both, is_pure=True, pack=1
-    )
+        low, high = gl.inline_asm_elementwise(
+            _HALVES, "=h,=h,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=1
+        )
     return gl.convert_layout(gl.reshape(gl.join(low, high), [64, 128]), layout, assert_trivial=True)
 
 
@@ -239,10 +240,8 @@ def _copy_queries(source, q, token, nope_column, pe_column, HALF: gl.constexpr):
     ready = q.full.index(HALF)
     line = token + 64 * HALF
     mbarrier.expect(ready, 64 * 384)
-    tma.async_copy_global_to_shared(
-        source.q_nope_desc, [line, nope_column], ready, q.nope.index(HALF)
-    )
-    tma.async_copy_global_to_shared(source.q_pe_desc, [line, pe_column], ready, q.pe.index(HALF))
+    copy_box(source.q_nope_desc, [line, nope_column], ready, q.nope.index(HALF))
+    copy_box(source.q_pe_desc, [line, pe_column], ready, q.pe.index(HALF))
 
 
 @gluon.jit
@@ -254,10 +253,8 @@ def _copy_keys(source, ring, g, at, column):
     mbarrier.wait(ring.k_read1.index(slot), phase)
     ready = ring.k_full.index(slot)
     mbarrier.expect(ready, 128 * 384)
-    tma.async_copy_global_to_shared(
-        source.k_nope_desc, [at, column], ready, ring.k_nope.index(slot)
-    )
-    tma.async_copy_global_to_shared(source.k_pe_desc, [at, 0], ready, ring.k_pe.index(slot))
+    copy_box(source.k_nope_desc, [at, column], ready, ring.k_nope.index(slot))
+    copy_box(source.k_pe_desc, [at, 0], ready, ring.k_pe.index(slot))
 
 
 @gluon.jit
@@ -267,7 +264,7 @@ def _copy_values(source, ring, g, at, column):
     ready = ring.v_full.index(slot)
     mbarrier.wait(ring.v_read.index(slot), ((g >> 1) & 1) ^ 1)
     mbarrier.expect(ready, 128 * 256)
-    tma.async_copy_global_to_shared(source.v_desc, [at, column], ready, ring.v.index(slot))
+    copy_box(source.v_desc, [at, column], ready, ring.v.index(slot))
 
 
 @gluon.jit
