@@ -209,8 +209,9 @@ def test_it_describes_a_rank_of_two(make, monkeypatch):
     step = build((25, 1), (0, 1))  # of 50 tokens, and of a row of which the other rank has all
     config = engine_config(step)
     config.parallel_config.decode_context_parallel_size = 2
-    config.model_config.get_num_attention_heads = lambda _: step.config.num_heads // 2
-    layer = engine_layer(step, **layer_parts)
+    heads = step.config.num_heads // 2
+    config.model_config.get_num_attention_heads = lambda _: heads
+    layer = engine_layer(step, num_heads=heads, **layer_parts)
     builder = make(step, config, layer)
     assert builder.reorder_batch_threshold == 1
     whole = common(step, 1)
