@@ -75,6 +75,7 @@ def _settings(monkeypatch):
         max_prefill_tokens=64,
         speculative_num_draft_tokens=None,
         speculative_eagle_topk=None,
+        attn_cp_size=1,
         dcp_enabled=False,
         disable_radix_cache=False,
         deterministic=SimpleNamespace(enable_deterministic_inference=False),
