@@ -123,9 +123,15 @@ class EagerRunner:
         step = batch.step
         tensors = {name: to_torch(name, array, device) for name, array in batch.arrays.items()}
         lengths = (tensors["cu_seqlens_q"], tensors["seq_lens"], tensors["block_table"])
-        slots = tensors.get("slot_mapping")
-        num_blocks, num_tokens = self._problem.num_blocks, step.num_tokens
-        self._mla.check(*lengths, num_blocks=num_blocks, num_tokens=num_tokens, slot_mapping=slots)
+        slots, mask = tensors.get("slot_mapping"), tensors.get("mask")
+        num_tokens = step.num_tokens
+        self._mla.check(
+            *lengths,
+            num_blocks=self._problem.num_blocks,
+            num_tokens=num_tokens,
+            mask=mask,
+            slot_mapping=slots,
+        )
         checks.check_latents(config, tensors["ckv"], tensors["k_pe"], num_tokens, device)
         weights = HeadWeights.of_kv_b_proj(
             tensors["kv_b_proj"], dims.num_heads, dims.qk_nope_head_dim
@@ -139,6 +145,7 @@ class EagerRunner:
             query_lens=step.query_lens.tolist(),
             max_seq_lens=step.seq_lens.tolist(),
             absorbed_rows=batch.absorbed_rows,
+            mask=mask,
         )
         layer.append(tensors["ckv"], tensors["k_pe"], self._cache, slots)
         layer.attend(q_nope, q_pe, self._cache, weights, out=out, lse=lse)
