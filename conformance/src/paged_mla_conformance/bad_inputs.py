@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from paged_mla_reference.masks import spell_mask
 from paged_mla_shared.cases import Case, Row
-from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem, Rope, RopePairing
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem, Rope, RopePairing, Yarn
 
 ROWS = (Row(70, 3), Row(10, 10), Row(5, 1))
 
@@ -22,22 +23,26 @@ def _case(name: str, **more: Any) -> Case:
 BASES = {
     "causal": _case("causal"),
     "slots": _case("slots", explicit_slots=True),
+    "non_causal": _case("non_causal", mask=Mask.NON_CAUSAL),
     **{s.value: _case(s.value, mask=Mask.TREE, mask_spelling=s) for s in MaskSpelling},
 }
 
+_OF_LENGTHS = ("plan", "append", "attend", "quantise_queries", "layer")
 _CALLS_TAKING = {
-    "q_nope": ("attend",),
-    "q_pe": ("attend",),
-    "mask": ("attend",),
-    "ckv": ("append",),
-    "k_pe": ("append",),
-    "slot_mapping": ("append",),
+    "seq_lens": (*_OF_LENGTHS, "gather_context"),
+    "block_table": ("plan", "append", "attend", "gather_context", "layer"),
+    "q_nope": ("attend", "quantise_queries", "layer"),
+    "q_pe": ("attend", "quantise_queries", "layer"),
+    "mask": ("attend", "layer"),
+    "ckv": ("append", "layer"),
+    "k_pe": ("append", "layer"),
+    "slot_mapping": ("append", "layer"),
 }
 
 
 @dataclass(frozen=True)
 class BadProblem:
-    """A problem that ``prepare`` must refuse, naming `argument`."""
+    """A problem that ``prepare`` must refuse, naming `argument`, a pattern."""
 
     name: str
     argument: str
@@ -60,7 +65,7 @@ class BadBatch:
     @property
     def calls(self) -> tuple[str, ...]:
         """Runner calls that take the argument."""
-        return _CALLS_TAKING.get(self.argument, ("plan", "append", "attend"))
+        return _CALLS_TAKING.get(self.argument, _OF_LENGTHS)
 
 
 def _set(field: str, value: Any) -> Callable[[Problem], Problem]:
@@ -120,18 +125,31 @@ def _two_rows_write_one_block(_: Problem, batch: Batch) -> Batch:
     return replace(batch, block_table=table)
 
 
-def _clear_own_bit(_: Problem, batch: Batch) -> Batch:
-    assert batch.mask is not None
-    mask = batch.mask.copy()
-    mask[0] = False
-    return replace(batch, mask=mask)
+def _mask_bits(first: int, *, packed: bool = False) -> Callable[[Problem, Batch], Batch]:
+    """Return what has the first node see itself, if bit 0 of `first` is set, and the next, if 1."""
+
+    def spoil(problem: Problem, batch: Batch) -> Batch:
+        assert batch.mask is not None
+        mask = batch.mask.copy()
+        if packed:
+            mask[0, 0] = mask[0, 0] & 0xFC | first
+        else:
+            own = 67 if problem.mask_spelling is MaskSpelling.FULL else 0  # behind the context
+            mask[own : own + 2] = first & 1, first >> 1
+        return replace(batch, mask=mask)
+
+    return spoil
 
 
-def _see_a_later_node(_: Problem, batch: Batch) -> Batch:
-    assert batch.mask is not None
-    mask = batch.mask.copy()
-    mask[1] = True
-    return replace(batch, mask=mask)
+def _a_node_too_many(problem: Problem, batch: Batch) -> Batch:
+    """Take nodes of row 1 for row 0's, so that it has one more than a row may have."""
+    longest = problem.max_draft_tokens + 1
+    ends = np.array([0, longest, batch.num_tokens - 1, batch.num_tokens], np.int32)
+    matrices = [np.tri(n, dtype=bool) for n in np.diff(ends)]
+    lines = spell_mask(
+        matrices, problem.mask_spelling, batch.seq_lens, problem.max_draft_tokens, batch.num_tokens
+    )
+    return replace(batch, cu_seqlens_q=ends, mask=lines)
 
 
 def _false_context(_: Problem, batch: Batch) -> Batch:
@@ -171,7 +189,37 @@ BAD_PROBLEMS = (
     BadProblem("ragged-padding", "block_padding", _set("block_padding", 1)),
     BadProblem("drafts", "max_draft_tokens", _set("max_draft_tokens", -1), base="qlen"),
     BadProblem("drafts-without-tree", "max_draft_tokens", _set("max_draft_tokens", 4)),
+    *(
+        BadProblem(f"cache-scale-{name}", "cache_scale", _set("cache_scale", scale))
+        for name, scale in (
+            ("nan", float("nan")),
+            ("inf", float("inf")),
+            ("zero", 0.0),
+            ("negative", -1.0),
+            ("below-float32", 1e-60),
+        )
+    ),
+    BadProblem(
+        "group-of-no-whole-tokens",
+        "block_size|cache_format",  # the latter if no such format is declared
+        lambda problem: replace(problem, cache_format="fp8_block_group", block_size=6),
+    ),
     BadProblem("theta", "rope", _set("rope", Rope(RopePairing.NEOX, theta=0.0))),
+    BadProblem("theta-inf", "rope", _set("rope", Rope(RopePairing.NEOX, theta=float("inf")))),
+    BadProblem("pairing", "rope", _set("rope", Rope("gptj"))),  # type: ignore[arg-type]
+    *(
+        BadProblem(f"yarn-{name}", "rope", _set("rope", Rope(RopePairing.NEOX, theta, yarn)))
+        for name, theta, yarn in (
+            ("factor", 1e4, Yarn(-1.0, 4096)),
+            ("factor-nan", 1e4, Yarn(float("nan"), 4096)),
+            ("original-length", 1e4, Yarn(40.0, 0)),
+            ("beta-fast", 1e4, Yarn(40.0, 4096, beta_fast=0.0)),
+            ("beta-slow", 1e4, Yarn(40.0, 4096, beta_slow=float("inf"))),
+            ("mscale", 1e4, Yarn(40.0, 4096, mscale=-1.0)),
+            ("mscale-all-dim", 1e4, Yarn(40.0, 4096, mscale_all_dim=float("inf"))),
+            ("theta-1", 1.0, Yarn(40.0, 4096)),
+        )
+    ),
 )
 
 BAD_BATCHES = (
@@ -213,8 +261,19 @@ BAD_BATCHES = (
     BadBatch("mask-missing", "mask", _without_mask, base="qlen"),
     BadBatch("mask-dtype", "mask", _cast("mask", np.float32), base="qlen"),
     BadBatch("mask-short", "mask", _shape("mask", lambda a: a[:-1]), base="qlen"),
-    BadBatch("mask-blind-node", "mask", _clear_own_bit, base="qlen"),
-    BadBatch("mask-later-node", "mask", _see_a_later_node, base="qlen"),
+    *(
+        BadBatch(f"mask-{name}", "mask", _mask_bits(bits, packed=base == "packed"), base=base)
+        for base, names in (
+            ("qlen", ("blind-node", "later-node")),
+            ("full", ("full-blind-node", "full-later-node")),
+            ("packed", ("packed-blind-node", "packed-later-node")),
+        )
+        for name, bits in zip(names, (0b00, 0b11), strict=True)
+    ),
+    *(
+        BadBatch(f"drafts-{base}", "max_draft_tokens", _a_node_too_many, base=base)
+        for base in ("qlen", "packed")
+    ),
     BadBatch("mask-full-short", "mask", _shape("mask", lambda a: a[:-1]), base="full"),
     BadBatch("mask-full-context", "mask", _false_context, base="full"),
     BadBatch("mask-packed-narrow", "mask", _shape("mask", lambda a: a[:, :1]), base="packed"),

@@ -41,6 +41,13 @@ def _at(index: int, value: int) -> Callable[[Any], Any]:
     return change
 
 
+CAPACITIES = {
+    "max_rows": ("max_rows", 1),
+    "max_query_tokens": ("max_query_tokens", 78),
+    "max_model_len": ("cu_seqlens_k", 69),
+}
+"""Capacities that the base exceeds by one, and the argument at fault."""
+
 BAD_PREFILLS = (
     _bad("q-nope-dtype", "q_nope", lambda a: a.astype(np.float64)),
     _bad("q-nope-heads", "q_nope", lambda a: a[:, :-1]),

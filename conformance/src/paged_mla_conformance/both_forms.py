@@ -7,6 +7,7 @@ form hands on in the problem's dtype, the rounded oracle rounds too, so that the
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +21,14 @@ from paged_mla_reference.judging import budgets, compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.layers import attended
 from paged_mla_reference.layer import absorbed_step, materialised_step
+from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to
-from paged_mla_shared.inputs import build_steps, normal
+from paged_mla_shared.inputs import build_steps, normal, strided
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Output, Rows
+from paged_mla_shared.problem import Mask, Output, Rows
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,19 @@ class Layer:
 
     @classmethod
     def of(cls, stage: Stage, seed: int) -> Layer:
-        """Draw queries and weights; keys and values are as large as latents."""
+        """Draw queries and weights; keys and values are as large as latents.
+
+        Both are as spread as the step's queries, and those that no rule lets anyone read are NaN.
+        """
         dims, dtype = stage.problem.dims, stage.problem.dtype
         rng = np.random.default_rng(seed)
         q = normal(rng, (stage.batch.num_tokens, dims.num_heads, dims.qk_nope_head_dim), dtype)
+        q[keys_of_tokens(stage.batch) == 0] = np.nan
         rows = dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
         rank = dims.kv_lora_rank
         kv_b_proj = normal(rng, (rows, rank), dtype, rank**-0.5)
+        if not stage.batch.q_nope.flags.c_contiguous:
+            q, kv_b_proj = strided(q), strided(kv_b_proj)
         return cls(stage, q, kv_b_proj)
 
     @property
@@ -68,16 +76,24 @@ class Layer:
         return attended(self.stage.problem, self.asked(), self.stage.after, rounding)
 
 
-def check_both_forms(trial: Trial) -> None:
-    """Ask every step of the trial's case in both forms."""
-    runner = trial.prepare()
+def layers_of(trial: Trial) -> Iterator[Layer]:
+    """Yield every step of the trial's case as one of a layer, each with weights of its own."""
     seed = zlib.crc32(trial.case.id.encode())
-    for stage in map(Stage.of, build_steps(trial.case, trial.dims, trial.dtype)):
-        layer = Layer.of(stage, seed)
-        problem, batch = stage.problem, layer.materialised()
-        exact = prefill(problem, layer.materialised(Rounding.EXACT), Rounding.EXACT)
-        rounded = prefill(problem, batch, Rounding.SPEC)
-        trial.checks += _check(problem.dtype, batch, runner.prefill(batch), exact, rounded)
+    for number, step in enumerate(build_steps(trial.case, trial.dims, trial.dtype)):
+        yield Layer.of(Stage.of(step), seed + number)
+
+
+def check_both_forms(trial: Trial) -> None:
+    """Ask every step of the trial's case in both forms; no prefill has the mask of a tree."""
+    runner = trial.prepare()
+    for layer in layers_of(trial):
+        stage, problem = layer.stage, layer.stage.problem
+        visible = visibility(problem, stage.batch)
+        exact = prefill(problem, layer.materialised(Rounding.EXACT), Rounding.EXACT, visible)
+        if problem.mask is not Mask.TREE:
+            batch = layer.materialised()
+            rounded = prefill(problem, batch, Rounding.SPEC)
+            trial.checks += _check(problem.dtype, batch, runner.prefill(batch), exact, rounded)
 
         absorbed = absorbed_step(problem, layer.asked())
         runner.load_cache(stage.after)

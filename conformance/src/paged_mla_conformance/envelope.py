@@ -64,7 +64,7 @@ PRODUCTION: dict[str, Envelope] = {
     "invariance": {"keys": 2048},
     "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
     "queries": {"tokens": 600, "heads": 128},
-    "layer": {"keys": 1007, "queries": 20, "rows": 9},
+    "layer": {**_ALL, "tokens": 1200, "tree": 8, "steps": 3},
     "prefill": {"keys": 1000, "queries": 260, "rows": 300, "heads": 128},
     "merge": {"tokens": 600, "heads": 128, "partials": 32},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},

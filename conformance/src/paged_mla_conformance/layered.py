@@ -6,7 +6,6 @@ All answers are held against one that is exact from latents, queries and weights
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -14,37 +13,35 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.both_forms import Layer
+from paged_mla_conformance.both_forms import Layer, layers_of
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.judging import compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_shared.backend import Runner
-from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.layer import LayerBatch
-from paged_mla_shared.problem import Batch, Output
+from paged_mla_shared.problem import Batch, Mask, Output
 
 CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at its edge, and a few tokens on
 
 
 def check_layer(trial: Trial) -> None:
     """Ask every step of the trial's case as a layer."""
-    runner = trial.prepare()
-    seed = zlib.crc32(trial.case.id.encode())
-    for stage in map(Stage.of, build_steps(trial.case, trial.dims, trial.dtype)):
-        layer = Layer.of(stage, seed)
+    runner, rotated = trial.prepare(), trial.problem.rope is not None
+    for layer in layers_of(trial):
+        stage = layer.stage
         right = RightLayer.of(stage.problem, layer.asked(), stage.after)
         step = layer.asked().step
         for rows, workspace in _forms(stage):
             runner.load_cache(stage.before)
             answer = runner.layer(layer.asked(rows, workspace))
             trial.checks += _check(right, answer, workspace)
-            trial.compare_cache(runner, stage, rotated=False)
-        if (step.query_lens == step.seq_lens).all():
+            trial.compare_cache(runner, stage, rotated=rotated)
+        if stage.problem.mask is Mask.CAUSAL and (step.query_lens == step.seq_lens).all():
             runner.load_cache(stage.before)
             answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
             trial.checks += _check(right, answer, workspace)
-            trial.compare_cache(runner, stage, rotated=False)
+            trial.compare_cache(runner, stage, rotated=rotated)
 
 
 def _check(right: RightLayer, answer: Output, workspace: int) -> list[Check]:
@@ -54,8 +51,14 @@ def _check(right: RightLayer, answer: Output, workspace: int) -> list[Check]:
 
 
 def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
-    """Yield absorbed rows and workspace: half the rows and one part, then none and several."""
+    """Yield absorbed rows and workspace: half the rows and one part, then none and several.
+
+    Where the mask is not causal, all rows are absorbed.
+    """
     keys, fewest = int(stage.batch.seq_lens.sum()), stage.problem.max_query_tokens
+    if stage.problem.mask is not Mask.CAUSAL:
+        yield stage.batch.num_rows, fewest
+        return
     yield stage.batch.num_rows // 2, max(keys, fewest)
     yield 0, max(keys // 4, fewest)
 
@@ -86,6 +89,7 @@ def _chunks(step: Batch) -> Iterator[tuple[NDArray[np.int64], Batch]]:
                 step,
                 cu_seqlens_q=np.append(0, np.cumsum(stops - begins)).astype(np.int32),
                 seq_lens=stops.astype(np.int32),
+                slot_mapping=None,
                 **{name: getattr(step, name)[tokens] for name in names},
             ),
         )

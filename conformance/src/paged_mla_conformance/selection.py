@@ -11,7 +11,7 @@ from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
-from paged_mla_shared.cases import CASES, Case, SlotOrder, formats
+from paged_mla_shared.cases import CASES, Case, SlotOrder, formats, layer
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.formats import FORMATS, CacheFormat, types_id
 
@@ -102,9 +102,12 @@ def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
     """Return the formats that `case` is asked in with `dtype`; ``None`` is the plain one.
 
     Every format is asked with the first dtype of the run, and one, in turns, with each other.
-    Interpreters are slow: they are asked each case in one format.
+    Interpreters are slow: they are asked each case in one format. Layers have no budget for
+    products of 8 bits.
     """
     own = case.group == formats.GROUP
+    if case.group == layer.GROUP and run.backend.capabilities.products != "exact":
+        return (None,)
     plain: tuple[str | None, ...] = () if own and case.cache_scale == 1 else (None,)
     if not own and case.id not in formats.IN_EVERY_FORMAT:
         return plain
@@ -120,7 +123,7 @@ def allows(stored: CacheFormat, case: Case) -> bool:
 
     Where tokens share a scale, slots that a step names leave no holes between tokens.
     """
-    holes = case.explicit_slots and case.slot_order is not SlotOrder.SWAPPED
+    holes = case.explicit_slots and case.slot_order not in {SlotOrder.SWAPPED, SlotOrder.TABLE}
     return not case.block_size % stored.block_size_multiple and not (
         holes and stored.couples_tokens
     )

@@ -95,6 +95,11 @@ def check_lengths(
         check_tensor("request_ids", ids, (num_rows,), ids.dtype, device)
     else:
         check_tensor("block_table", block_table, (num_rows, None), torch.int32, device)
+    check_capacity(config, num_rows, num_tokens)
+
+
+def check_capacity(config: MlaConfig, num_rows: int, num_tokens: int) -> None:
+    """Check that a step is no larger than what buffers were made for."""
     if num_rows > config.max_rows:
         raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
     if not 0 <= num_tokens <= config.max_query_tokens:

@@ -54,8 +54,8 @@ class UpProjection:
         self, ckv: NDArray[Any], dtype: str, rounding: Rounding = Rounding.SPEC
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return ``k_nope`` [K, H, N] and ``v`` [K, H, V] of latents [K, R]."""
-        k_nope = np.einsum("kr,hnr->khn", widen(ckv), widen(self.w_uk))
-        v = np.einsum("kr,hvr->khv", widen(ckv), widen(self.w_uv))
+        k_nope = np.einsum("kr,hnr->khn", widen(ckv), widen(self.w_uk), optimize=True)
+        v = np.einsum("kr,hvr->khv", widen(ckv), widen(self.w_uv), optimize=True)
         return _handed_on(k_nope, dtype, rounding), _handed_on(v, dtype, rounding)
 
     def absorb(

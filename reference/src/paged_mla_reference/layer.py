@@ -22,7 +22,7 @@ from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 Parts = Callable[[PrefillBatch, int], list[PrefillBatch]]
 Join = Callable[[Sequence[Output]], Output]
@@ -66,7 +66,10 @@ def layer(
 
 
 def split_rows(step: Batch, rows: int) -> tuple[Batch, Batch]:
-    """Return the first `rows` rows and the others, which padded tokens follow."""
+    """Return the first `rows` rows and the others, which padded tokens follow.
+
+    A mask is of the first rows: with one they are all.
+    """
     tokens = int(step.cu_seqlens_q[rows])
     halves = []
     for row, token in (
@@ -100,7 +103,7 @@ def materialised_step(
     weights: UpProjection,
     rounding: Rounding = Rounding.SPEC,
 ) -> PrefillBatch:
-    """Return the step with keys and values of every head."""
+    """Return the step with keys and values of every head; of a tree mask it keeps nothing."""
     ckv, k_pe = gather_context(problem, step, image)
     k_nope, v = weights.materialise(ckv, problem.dtype, rounding)
     q_pe = step.q_pe
@@ -116,6 +119,7 @@ def materialised_step(
         k_nope=k_nope,
         k_pe=k_pe,
         v=v,
+        causal=problem.mask is Mask.CAUSAL,
     )
 
 

@@ -6,6 +6,7 @@ makes them from latents and says why the answer is the absorbed one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +19,12 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Problem
 
 
-def prefill(problem: Problem, batch: PrefillBatch, rounding: Rounding = Rounding.SPEC) -> Answer:
+def prefill(
+    problem: Problem,
+    batch: PrefillBatch,
+    rounding: Rounding = Rounding.SPEC,
+    visible: Sequence[NDArray[np.bool_]] | None = None,
+) -> Answer:
     """Attend every query to the keys of its row that it sees (S-4 to S-7, S-21).
 
     ``s_j = softmax_scale * (q_nope[h] . k_nope_j[h] + q_pe[h] . k_pe_j)``;
@@ -37,6 +43,9 @@ def prefill(problem: Problem, batch: PrefillBatch, rounding: Rounding = Rounding
         Where results are rounded: nowhere, or at the specification's rounding points. These are
         scores (float32), the weights that meet the values (the problem's dtype; the denominator
         sums float32 weights), ``out`` (the problem's dtype) and ``lse`` (float32).
+    visible : sequence of bool [queries, keys], optional
+        Which keys each query of a row sees, one for each row; those of ``batch.causal`` if left
+        out.
 
     Returns
     -------
@@ -45,12 +54,14 @@ def prefill(problem: Problem, batch: PrefillBatch, rounding: Rounding = Rounding
     """
     dims = problem.dims
     answer = nothing_visible(batch.num_tokens, dims.num_heads, dims.v_head_dim)
-    for queries, keys in zip(query_spans(batch), key_spans(batch), strict=True):
-        visible = sees(queries.stop - queries.start, keys.stop - keys.start, causal=batch.causal)
-        some = visible.any(axis=1)  # [q]
+    spans = list(zip(query_spans(batch), key_spans(batch), strict=True))
+    if visible is None:
+        visible = [sees(q.stop - q.start, k.stop - k.start, causal=batch.causal) for q, k in spans]
+    for (queries, keys), pairs in zip(spans, visible, strict=True):
+        some = pairs.any(axis=1)  # [q]
         if not some.any():
             continue
-        seen, tokens = visible[some], queries.start + np.flatnonzero(some)
+        seen, tokens = pairs[some], queries.start + np.flatnonzero(some)
         for head in range(dims.num_heads):
             q = np.hstack([widen(batch.q_nope[tokens, head]), widen(batch.q_pe[tokens, head])])
             k = np.hstack([widen(batch.k_nope[keys, head]), widen(batch.k_pe[keys])])

@@ -52,5 +52,5 @@ RULES: dict[str, str] = {
     "`ckv W_UV` of every head is the absorbed one with `q_nope W_UK`, its output times `W_UV`; the "
     "lse is the same, `k_nope` and `v` are rounded once, to the problem's dtype. Parts of the "
     "keys, each with its lse in nats, merge by S-8 to the whole; a row without keys in a part "
-    "contributes exactly nothing.",
+    "contributes exactly nothing. A layer's rows are all absorbed unless the mask is causal.",
 }

@@ -168,6 +168,9 @@ def validate_layer(problem: Problem, batch: LayerBatch) -> None:
     _check("kv_b_proj", batch.kv_b_proj, problem.dtype, (lines, dims.kv_lora_rank))
     if not 0 <= batch.absorbed_rows <= step.num_rows:
         raise InvalidArgument("absorbed_rows", batch.absorbed_rows, f"0 to {step.num_rows} rows")
+    if problem.mask is not Mask.CAUSAL and batch.absorbed_rows != step.num_rows:
+        allowed = f"all {step.num_rows} rows when the mask is {problem.mask}"
+        raise InvalidArgument("absorbed_rows", batch.absorbed_rows, allowed)
     if batch.workspace < problem.max_query_tokens:
         allowed = f">= max_query_tokens = {problem.max_query_tokens}"
         raise InvalidArgument("workspace", batch.workspace, allowed)

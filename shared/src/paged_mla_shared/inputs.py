@@ -72,7 +72,7 @@ def _build_step(
     def tensor(*inner: int, scale: Scale = 1.0) -> NDArray[Any]:
         values = normal(rng, (tokens, *inner), dtype, scale)
         values[~real] = np.nan
-        return _strided(values) if case.strided_inputs else values
+        return strided(values) if case.strided_inputs else values
 
     table = _block_table(case, problem, rows, rng)
     q_nope = tensor(dims.num_heads, dims.kv_lora_rank, scale=case.query_scale)
@@ -92,13 +92,13 @@ def _build_step(
     batch = Batch(
         cu_seqlens_q=cu_seqlens_q,
         seq_lens=np.array([row.seq_len for row in rows], np.int32),
-        block_table=_strided(table) if case.strided_inputs else table,
+        block_table=strided(table) if case.strided_inputs else table,
         q_nope=q_nope,
         q_pe=q_pe,
         ckv=ckv,
         k_pe=k_pe,
         mask=mask,
-        slot_mapping=_strided(slots) if case.strided_inputs and slots is not None else slots,
+        slot_mapping=strided(slots) if case.strided_inputs and slots is not None else slots,
     )
     return Step(
         problem=problem,
@@ -214,13 +214,18 @@ def _slots(
     """Return distinct slots of live blocks in the order of the case, ``None`` if it names none."""
     if not case.explicit_slots:
         return None
+    mapping = np.full(tokens, -1, np.int64)
+    if case.slot_order is SlotOrder.TABLE:
+        own = [_own_slots(table[b], row, problem.block_size) for b, row in enumerate(rows)]
+        named = np.concatenate([np.zeros(0, np.int64), *own])
+        mapping[: len(named)] = named
+        return mapping
     counts = [-(-row.seq_len // problem.block_size) for row in rows]
     used = [table[b, :n] for b, n in enumerate(counts)]
     live = np.concatenate([np.zeros(0, np.int64), *used])
     _, first = np.unique(live, return_index=True)
     live = live[np.sort(first)]  # blocks that rows share, once
     slots = (live[:, None] * problem.block_size + np.arange(problem.block_size)).ravel()
-    mapping = np.full(tokens, -1, np.int64)
     if case.slot_order is SlotOrder.NONE:
         return mapping
     if case.slot_order is not SlotOrder.SHUFFLED:
@@ -235,6 +240,14 @@ def _slots(
     mapping[: len(chosen)] = chosen
     mapping[2::3] = -1
     return mapping
+
+
+def _own_slots(blocks: NDArray[np.int32], row: Row, block_size: int) -> NDArray[np.int64]:
+    """Return where a row's table puts the tokens of this step; -1 for a padded row."""
+    if row.seq_len == 0:
+        return np.full(row.query_len, -1, np.int64)
+    keys = np.arange(row.context_len, row.seq_len)
+    return blocks[keys // block_size].astype(np.int64) * block_size + keys % block_size
 
 
 def _trees(
@@ -257,7 +270,7 @@ def _trees(
     return np.concatenate(flat) if flat else np.zeros(0, bool)
 
 
-def _strided(values: NDArray[Any]) -> NDArray[Any]:
+def strided(values: NDArray[Any]) -> NDArray[Any]:
     """Return an equal view inside a larger array whose gaps hold poison.
 
     The last axis keeps stride 1, as kernels that load vectors need; integer arrays (a block table,

@@ -22,8 +22,8 @@ class LayerBatch:
     kv_b_proj : dtype [H * (N + V), R]
         Latents to keys without position and to values, head by head.
     absorbed_rows : int
-        So many leading rows are attended to absorbed, the others over materialised keys. What the
-        answer is does not depend on it.
+        So many leading rows are attended to absorbed, the others over materialised keys: all of
+        them where the mask is not causal. What the answer is does not depend on it.
     workspace : int
         Keys that are materialised at a time, at least ``max_query_tokens``; nor on this.
     """

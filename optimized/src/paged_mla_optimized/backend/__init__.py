@@ -12,6 +12,7 @@ import paged_mla_optimized
 from paged_mla_optimized.backend.eager import EagerRunner
 from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
 from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.inspect.values import check_scale
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_shared.backend import Capabilities, mask_name
 from paged_mla_shared.dims import PRESETS
@@ -121,6 +122,11 @@ def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
         raise InvalidArgument("dtype", problem.dtype, ", ".join(TORCH_DTYPES))
     if problem.num_blocks < 1:
         raise InvalidArgument("num_blocks", problem.num_blocks, ">= 1")
+    for name in ("qk_nope_head_dim", "v_head_dim"):
+        size = getattr(problem.dims, name)
+        if size < 1:
+            raise InvalidArgument(name, size, ">= 1")
+    check_scale("cache_scale", problem.cache_scale)
     config = MlaConfig(
         num_heads=problem.dims.num_heads,
         softmax_scale=problem.softmax_scale,

@@ -13,6 +13,7 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.inspect.values import check_scale
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -73,10 +74,15 @@ class EagerRunner:
         """Merge float32 partials."""
         if not partials:
             raise InvalidArgument("partials", "none", "at least one")
-        device = self._mla.device
-        outs = torch.stack([to_torch("out", partial.out, device) for partial in partials])
-        lses = torch.stack([to_torch("lse", partial.lse, device) for partial in partials])
-        out, lse = merge_partials(outs, lses)
+        device, shape = self._mla.device, partials[0].out.shape
+        outs = [to_torch("out", partial.out, device) for partial in partials]
+        lses = [to_torch("lse", partial.lse, device) for partial in partials]
+        for out, lse in zip(outs, lses, strict=True):
+            checks.check_tensor("out", out, shape, torch.float32, device)
+            checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
+            if not (lse < torch.inf).all():
+                raise InvalidArgument("lse", "NaN or +inf", "finite values, and -inf for no key")
+        out, lse = merge_partials(torch.stack(outs), torch.stack(lses))
         return Output(to_numpy(out), to_numpy(lse))
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -96,6 +102,8 @@ class EagerRunner:
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Quantise the batch's queries."""
         tensors = self._prepare(batch)
+        if scale is not None:
+            check_scale("scale", scale)
         given = None if scale is None else torch.tensor(scale, device=self._mla.device)
         codes, scales = self._mla.quantise_queries(tensors["q_nope"], tensors["q_pe"], scale=given)
         return to_numpy(codes.view(torch.uint8)), to_numpy(scales)
@@ -111,8 +119,13 @@ class EagerRunner:
         lengths = [tensors.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
         out, lse = _unwritten(tensors["q_nope"], self._problem.dims.v_head_dim)
         prefill = self._prefill_of(batch.causal)
-        num_tokens = batch.num_tokens
+        num_tokens, config = batch.num_tokens, self._mla.config
+        checks.check_capacity(config, batch.num_rows, num_tokens)
         prefill.check(*lengths, num_tokens=num_tokens, num_keys=len(tensors["k_nope"]))
+        longest = int(batch.seq_lens.max(initial=0))
+        if longest > config.max_model_len:
+            allowed = f"rows of at most max_model_len = {config.max_model_len}"
+            raise InvalidArgument("cu_seqlens_k", f"a row of {longest} keys", allowed)
         prefill.plan(*lengths, num_tokens=num_tokens)
         prefill.attend(**tensors, out=out, lse=lse)
         return Output(to_numpy(out), to_numpy(lse))
@@ -123,10 +136,17 @@ class EagerRunner:
         step = batch.step
         tensors = {name: to_torch(name, array, device) for name, array in batch.arrays.items()}
         lengths = (tensors["cu_seqlens_q"], tensors["seq_lens"], tensors["block_table"])
-        slots = tensors.get("slot_mapping")
-        num_blocks, num_tokens = self._problem.num_blocks, step.num_tokens
-        self._mla.check(*lengths, num_blocks=num_blocks, num_tokens=num_tokens, slot_mapping=slots)
+        slots, mask = tensors.get("slot_mapping"), tensors.get("mask")
+        num_tokens = step.num_tokens
+        self._mla.check(
+            *lengths,
+            num_blocks=self._problem.num_blocks,
+            num_tokens=num_tokens,
+            mask=mask,
+            slot_mapping=slots,
+        )
         checks.check_latents(config, tensors["ckv"], tensors["k_pe"], num_tokens, device)
+        self._check_heads(tensors, num_tokens)
         weights = HeadWeights.of_kv_b_proj(
             tensors["kv_b_proj"], dims.num_heads, dims.qk_nope_head_dim
         )
@@ -139,10 +159,22 @@ class EagerRunner:
             query_lens=step.query_lens.tolist(),
             max_seq_lens=step.seq_lens.tolist(),
             absorbed_rows=batch.absorbed_rows,
+            mask=mask,
         )
         layer.append(tensors["ckv"], tensors["k_pe"], self._cache, slots)
         layer.attend(q_nope, q_pe, self._cache, weights, out=out, lse=lse)
         return Output(to_numpy(out), to_numpy(lse))
+
+    def _check_heads(self, tensors: dict[str, torch.Tensor], num_tokens: int) -> None:
+        """Check what `MlaLayer` looks at when it attends, before anything is appended."""
+        config, dims, device = self._mla.config, self._problem.dims, self._mla.device
+        heads, nope, rope = dims.num_heads, dims.qk_nope_head_dim, dims.qk_rope_head_dim
+        for name, shape in (
+            ("q_nope", (num_tokens, heads, nope)),
+            ("q_pe", (num_tokens, heads, rope)),
+            ("kv_b_proj", (heads * (nope + dims.v_head_dim), dims.kv_lora_rank)),
+        ):
+            checks.check_tensor(name, tensors[name], shape, config.dtype, device)
 
     def _layer_of(self, workspace: int) -> MlaLayer:
         if workspace not in self._layers:

@@ -15,6 +15,7 @@ from paged_mla_reference.absorb import UpProjection
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.layer import absorbed_step, materialised_step
+from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to
@@ -45,8 +46,9 @@ class RightLayer:
     def of(cls, problem: Problem, batch: LayerBatch, image: CacheImage) -> RightLayer:
         """Ask the oracle in both forms, over a cache that has the step's own tokens."""
         weights = UpProjection.of_kv_b_proj(batch.kv_b_proj, problem.dims)
+        visible = visibility(problem, batch.step)
         exact, materialised = (
-            prefill(problem, materialised_step(problem, batch.step, image, weights, r), r)
+            prefill(problem, materialised_step(problem, batch.step, image, weights, r), r, visible)
             for r in Rounding
         )
         widest, over_latents = (attended(problem, batch, image, r) for r in Rounding)

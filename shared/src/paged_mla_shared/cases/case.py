@@ -41,6 +41,7 @@ class SlotOrder(StrEnum):
     SWAPPED = "swapped"  # the first slots in order, but for two in the middle
     DESCENDING = "descending"  # the last slots first, no token without one
     NONE = "none"  # no token has one
+    TABLE = "table"  # every token's own one, as the block table gives it
 
 
 class Tree(StrEnum):

@@ -225,4 +225,8 @@ IN_EVERY_FORMAT = (
     "gather-again",
     "deterministic-mixed",
     "deterministic-drafts",
+    "layer-mixed",
+    "layer-padded",
+    "layer-rope-neox",
+    "layer-tree-full",
 )

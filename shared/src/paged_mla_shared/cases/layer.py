@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Case, Row, SlotOrder
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 GROUP = "layer"
 
@@ -13,6 +14,9 @@ def _layer(name: str, why: str, *rows: Row, **more: Any) -> Case:
     fields = {"rules": ("S-21",), "num_heads": 2, **more}
     return Case(group=GROUP, name=name, why=why, rows=rows, **fields)
 
+
+_ROWS = (Row(70, 3), Row(9, 9), Row(0, 2), Row(33, 1))
+_DRAFTS = (Row(70, 5), Row(9, 8), Row(0, 2), Row(33, 1))
 
 CASES = (
     _layer("prompts", "prompts without context", Row(65, 65), Row(1, 1), Row(33, 33)),
@@ -30,5 +34,96 @@ CASES = (
         *(Row(5 + 70 * (i % 3 == 0), 5 * (i % 5 != 4)) for i in range(9)),
         num_heads=1,
         padded_tokens=3,
+    ),
+    *(
+        _layer(
+            f"rope-{name}",
+            "queries of both forms are rotated, each once, by their positions",
+            Row(70, 3),
+            Row(9, 9),
+            rope=rope,
+            rules=("S-12", "S-21"),
+        )
+        for name, rope in (
+            ("neox", Rope(RopePairing.NEOX)),
+            ("interleaved-yarn", Rope(RopePairing.INTERLEAVED, yarn=Yarn(40.0, 4096))),
+        )
+    ),
+    *(
+        _layer(
+            f"tree-{spelling}",
+            "draft trees, whose rows are all absorbed",
+            *_DRAFTS,
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+            rope=Rope(RopePairing.NEOX),
+            padded_tokens=3,
+            rules=("S-12", "S-14", "S-21"),
+        )
+        for spelling in MaskSpelling
+    ),
+    _layer(
+        "non-causal",
+        "queries that see all of their row, all absorbed",
+        *_DRAFTS,
+        mask=Mask.NON_CAUSAL,
+        rules=("S-4", "S-21"),
+    ),
+    _layer(
+        "padded",
+        "padded rows with queries, between absorbed and materialised ones and at both ends",
+        *(Row(0, 3), Row(70, 2), Row(0, 0), Row(0, 1), Row(40, 7), Row(9, 9), Row(0, 4)),
+        padded_tokens=5,
+        rules=("S-6", "S-9", "S-21"),
+    ),
+    *(
+        _layer(f"bs{size}", "blocks of another size", Row(37, 3), Row(20, 20), block_size=size)
+        for size in (1, 16)
+    ),
+    _layer(
+        "slots",
+        "a step that names the slots of its tokens",
+        *_ROWS,
+        explicit_slots=True,
+        slot_order=SlotOrder.TABLE,
+        padded_tokens=2,
+        rules=("S-10", "S-21"),
+    ),
+    _layer(
+        "strided",
+        "queries, weights, latents, table and cache are views of larger arrays",
+        *_ROWS,
+        strided_inputs=True,
+        token_padding=32,
+        block_padding=96,
+        rules=("S-9", "S-21"),
+    ),
+    _layer("h9", "more heads, and no tile of them", Row(20, 2), Row(3, 3), num_heads=9),
+    _layer(
+        "again",
+        "other rows, more keys and other weights on one runner",
+        Row(40, 9),
+        Row(3, 3),
+        then=((Row(90, 20), Row(0, 2), Row(1, 1)), (Row(5, 5),)),
+        spare=2,
+        rules=("S-17", "S-21"),
+    ),
+    _layer(
+        "full-heads",
+        "all heads of the model, over keys in more parts than two",
+        Row(130, 1),
+        Row(66, 5),
+        num_heads=None,
+    ),
+    _layer("long", "a context past several tiles, in parts", Row(2100, 3), num_heads=1),
+    _layer(
+        "production",
+        "a far context, a long chunk, prompts and many rows in one step, in a cache past 2^31",
+        Row(33001, 1),
+        *(Row(2 + i % 60, 1) for i in range(300)),
+        Row(1700, 600),
+        Row(300, 300),
+        cache_elements=2**31 + 2**24,
+        rules=("S-1", "S-21"),
     ),
 )
