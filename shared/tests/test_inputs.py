@@ -10,7 +10,7 @@ import pytest
 from paged_mla_shared.cases import GROUPS, MERGES, Case, Row, formats
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import bits
-from paged_mla_shared.inputs import INT32_MAX, build_steps
+from paged_mla_shared.inputs import INT32_MAX, build_steps, strided
 
 ALL = [case for group in GROUPS.values() for case in group]
 
@@ -73,6 +73,27 @@ def test_strided_inputs_are_views_with_poisoned_gaps():
     assert q_nope.base is not None
     assert np.isnan(q_nope.base).sum() == q_nope.base.size - q_nope.size
     assert table.strides[1] == 2 * table.itemsize
+
+
+def test_lengths_are_strided_too():
+    """S-9: who takes them for dense memory reads what faults."""
+    case = next(c for c in GROUPS["layouts"] if c.name == "strided-inputs")
+    [step] = build_steps(case, SMALL, "float32")
+    for lengths in (step.batch.cu_seqlens_q, step.batch.seq_lens):
+        assert lengths.base is not None
+        assert lengths.strides == (8,)
+        assert (lengths.base[1::2] == INT32_MAX).all()
+
+
+def test_lines_of_bytes_are_strided_along_both_axes():
+    """S-9: a packed mask's; gaps are full of ones, and those of other masks are true."""
+    lines = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    view = strided(lines)
+    assert (view == lines).all()
+    assert view.strides == (7, 2)
+    assert view.base is not None
+    assert (view.base == 255).sum() == view.base.size - 6
+    assert strided(np.zeros(3, bool)).base.tolist() == [False, True] * 3
 
 
 def test_shared_prefix_shares_blocks_and_latents():

@@ -23,7 +23,7 @@ from paged_mla_reference.layer import absorbed_step, materialised_step
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to
-from paged_mla_shared.inputs import build_steps, normal
+from paged_mla_shared.inputs import build_steps, normal, strided
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Output, Rows
@@ -38,14 +38,16 @@ class Layer:
     kv_b_proj: NDArray[Any]
 
     @classmethod
-    def of(cls, stage: Stage, seed: int) -> Layer:
-        """Draw queries and weights; keys and values are as large as latents."""
+    def of(cls, stage: Stage, seed: int, *, strided_inputs: bool = False) -> Layer:
+        """Draw queries and weights, views if asked; keys and values are as large as latents."""
         dims, dtype = stage.problem.dims, stage.problem.dtype
         rng = np.random.default_rng(seed)
         q = normal(rng, (stage.batch.num_tokens, dims.num_heads, dims.qk_nope_head_dim), dtype)
         rows = dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
         rank = dims.kv_lora_rank
         kv_b_proj = normal(rng, (rows, rank), dtype, rank**-0.5)
+        if strided_inputs:
+            q, kv_b_proj = strided(q), strided(kv_b_proj)
         return cls(stage, q, kv_b_proj)
 
     @property
@@ -73,7 +75,7 @@ def check_both_forms(trial: Trial) -> None:
     runner = trial.prepare()
     seed = zlib.crc32(trial.case.id.encode())
     for stage in map(Stage.of, build_steps(trial.case, trial.dims, trial.dtype)):
-        layer = Layer.of(stage, seed)
+        layer = Layer.of(stage, seed, strided_inputs=trial.case.strided_inputs)
         problem, batch = stage.problem, layer.materialised()
         exact = prefill(problem, layer.materialised(Rounding.EXACT), Rounding.EXACT)
         rounded = prefill(problem, batch, Rounding.SPEC)

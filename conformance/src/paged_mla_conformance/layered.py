@@ -32,7 +32,7 @@ def check_layer(trial: Trial) -> None:
     runner = trial.prepare()
     seed = zlib.crc32(trial.case.id.encode())
     for stage in map(Stage.of, build_steps(trial.case, trial.dims, trial.dtype)):
-        layer = Layer.of(stage, seed)
+        layer = Layer.of(stage, seed, strided_inputs=trial.case.strided_inputs)
         right = RightLayer.of(stage.problem, layer.asked(), stage.after)
         step = layer.asked().step
         for rows, workspace in _forms(stage):

@@ -87,7 +87,7 @@ class Case:
     packed_padding : int
         Bytes of each line of a packed mask past those that its nodes need, full of ones.
     strided_inputs : bool
-        Queries, latents and the block table arrive as strided views of poisoned arrays.
+        Every array arrives as a strided view of a poisoned one.
     cache_elements, cache_blocks : int
         Lower bounds on the cache's size; live blocks are placed at its top.
     spare : int

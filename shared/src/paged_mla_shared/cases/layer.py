@@ -31,4 +31,12 @@ CASES = (
         num_heads=1,
         padded_tokens=3,
     ),
+    _layer(
+        "strided",
+        "weights and lengths as views too",
+        Row(70, 5),
+        Row(33, 33),
+        strided_inputs=True,
+        token_padding=32,
+    ),
 )
