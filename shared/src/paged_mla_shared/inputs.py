@@ -147,6 +147,9 @@ def _magnitudes(
         keys = keys * factors[:, 4:]
     if case.quarters:
         latents = latents * np.repeat(case.quarters, width)
+    if case.token_scales:
+        tokenwise = np.resize(case.token_scales, (tokens, 1))
+        latents, keys = latents * tokenwise, keys * tokenwise
     return latents, keys
 
 

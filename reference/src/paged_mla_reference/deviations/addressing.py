@@ -233,6 +233,27 @@ def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     )
 
 
+@breaks(Fault.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9")
+def lengths_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Lengths of rows are read by their shape; what lies between them ends with the longest."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        longest = batch.seq_lens.max(initial=0)
+        return replace(batch, seq_lens=np.minimum(_as_dense(batch.seq_lens), longest))
+
+    return reading(oracle, change)
+
+
+@breaks(Fault.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14")
+def masks_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """A mask is read by its shape, not by its strides."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        return batch if batch.mask is None else replace(batch, mask=_as_dense(batch.mask))
+
+    return reading(oracle, change)
+
+
 @breaks(Fault.STRIDE, "S-10", cites="vllm#43152")
 def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Latents to be written are read by their shape, not by their strides."""
