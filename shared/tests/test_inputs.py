@@ -150,6 +150,16 @@ def test_uneven_tokens_differ_in_magnitude():
         assert (min(spread) > 20) == (before is step)
 
 
+def test_tokens_may_be_small():
+    """S-11: factors take turns over tokens, down to zeros and to what is subnormal in float32."""
+    [step] = build_steps(case_of(token_scales=(0.0, 1.0, 1e-40)), SMALL, "float32")
+    for values in (step.context_ckv, step.context_k_pe, step.batch.ckv, step.batch.k_pe):
+        largest = np.abs(values).max(axis=1)
+        assert not largest[::3].any()
+        assert (largest[1::3] > 0.5).all()
+        assert ((largest[2::3] > 0) & (largest[2::3] < 2.0**-126)).all()
+
+
 def test_keys_have_a_scale_of_their_own():
     """S-11: outliers in the rotated part alone; the layer's scale is the problem's."""
     [step] = build_steps(case_of(key_scale=1e3, cache_scale=0.5), SMALL, "float32")
