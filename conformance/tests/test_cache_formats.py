@@ -247,6 +247,18 @@ def test_interpreters_are_asked_one_format_a_case():
     assert max(of_group.values()) <= len(run.dtypes) * len(GROUPS["formats"]) / 2
 
 
+def test_interpreters_are_not_asked_what_is_large():
+    """What would take minutes is skipped, and the reason is no lack of the backend's."""
+    param = next(
+        CaseParam(case, "float32") for case in GROUPS["decode"] if case.name == "33k-keys-h16"
+    )
+    assert why_skip(run_of(), param, ()) is None
+    skip = why_skip(run_of(replace(BACKEND, mode="interpreter")), param, ())
+    assert skip is not None
+    assert "interpreter" in skip.reason
+    assert not skip.undeclared_core
+
+
 def test_scales_count_towards_the_memory_a_case_needs():
     """S-11: a cache that only fits without its scales is not asked."""
     case = case_of("decode", "h9")

@@ -132,6 +132,15 @@ def test_the_mask_is_respelled(spelling):
     assert flat.tolist() == [*step.batch.mask[:9].tolist(), *step.batch.mask[13:].tolist()]
 
 
+@pytest.mark.parametrize("spelling", MaskSpelling)
+def test_the_mask_is_as_strided_as_the_rest(spelling):
+    """S-9: in every spelling."""
+    more = {"mask": Mask.TREE, "mask_spelling": spelling}
+    (dense, _), (batch, _) = (materialise(_step(strided_inputs=s, **more)) for s in (False, True))
+    assert (batch.mask == dense.mask).all()
+    assert batch.mask.strides[-1] == 2 * dense.mask.strides[-1]
+
+
 @pytest.mark.parametrize("cache_format", ["fp8_ds_mla", "fp8_block_token", "fp8_block_group"])
 def test_scales_may_be_powers_of_two(cache_format):
     """S-11: of the context, rounded up; codes and poison are those of other cases."""

@@ -10,7 +10,7 @@ import pytest
 from paged_mla_shared.cases import GROUPS, MERGES, Case, Row, formats
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import bits
-from paged_mla_shared.inputs import INT32_MAX, build_steps
+from paged_mla_shared.inputs import INT32_MAX, build_steps, strided
 
 ALL = [case for group in GROUPS.values() for case in group]
 
@@ -75,6 +75,27 @@ def test_strided_inputs_are_views_with_poisoned_gaps():
     assert table.strides[1] == 2 * table.itemsize
 
 
+def test_lengths_are_strided_too():
+    """S-9: who takes them for dense memory reads what faults."""
+    case = next(c for c in GROUPS["layouts"] if c.name == "strided-inputs")
+    [step] = build_steps(case, SMALL, "float32")
+    for lengths in (step.batch.cu_seqlens_q, step.batch.seq_lens):
+        assert lengths.base is not None
+        assert lengths.strides == (8,)
+        assert (lengths.base[1::2] == INT32_MAX).all()
+
+
+def test_lines_of_bytes_are_strided_along_both_axes():
+    """S-9: a packed mask's; gaps are full of ones, and those of other masks are true."""
+    lines = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    view = strided(lines)
+    assert (view == lines).all()
+    assert view.strides == (7, 2)
+    assert view.base is not None
+    assert (view.base == 255).sum() == view.base.size - 6
+    assert strided(np.zeros(3, bool)).base.tolist() == [False, True] * 3
+
+
 def test_shared_prefix_shares_blocks_and_latents():
     """S-13: two rows with one prefix read the same physical blocks."""
     case = next(c for c in GROUPS["extend"] if c.name == "shared-prefix")
@@ -127,6 +148,16 @@ def test_uneven_tokens_differ_in_magnitude():
         quarters = np.abs(ckv.reshape(len(ckv), 4, -1)).max(axis=2)
         spread = [(x.max(axis=0) / x.min(axis=0)).min() for x in (quarters, np.abs(k_pe))]
         assert (min(spread) > 20) == (before is step)
+
+
+def test_tokens_may_be_small():
+    """S-11: factors take turns over tokens, down to zeros and to what is subnormal in float32."""
+    [step] = build_steps(case_of(token_scales=(0.0, 1.0, 1e-40)), SMALL, "float32")
+    for values in (step.context_ckv, step.context_k_pe, step.batch.ckv, step.batch.k_pe):
+        largest = np.abs(values).max(axis=1)
+        assert not largest[::3].any()
+        assert (largest[1::3] > 0.5).all()
+        assert ((largest[2::3] > 0) & (largest[2::3] < 2.0**-126)).all()
 
 
 def test_keys_have_a_scale_of_their_own():

@@ -7,6 +7,7 @@ import pytest
 
 from paged_mla_shared.cases import PREFILLS, PrefillCase
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.inputs import INT32_MAX
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.prefill_inputs import SPARE_KEYS, build_prefills
 
@@ -66,6 +67,16 @@ def test_halves_of_a_projection():
     )
     assert batch.k_pe.strides[0] == SMALL.cached_dim * 4
     assert of("ragged").v.flags.c_contiguous
+
+
+def test_lengths_are_strided_with_the_rest():
+    """S-9: prefix sums of queries and of keys."""
+    batch = of("halves")
+    for sums in (batch.cu_seqlens_q, batch.cu_seqlens_k):
+        assert sums.base is not None
+        assert sums.strides == (8,)
+        assert (sums.base[1::2] == INT32_MAX).all()
+    assert of("ragged").cu_seqlens_k.flags.c_contiguous
 
 
 def test_dims_of_a_model():

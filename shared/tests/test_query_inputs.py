@@ -41,6 +41,15 @@ def test_uneven_queries(dtype: str):
     assert np.isnan(batch.q_pe[live:].astype(np.float32)).all()
 
 
+def test_small_queries():
+    """S-11: a query of zeros, and one whose every number is subnormal in float32."""
+    batch = of("small-tokens")
+    for part in (batch.q_nope, batch.q_pe):
+        assert not part[0].any()
+        assert ((part[5] != 0) & (np.abs(part[5]) < 2.0**-126)).mean() > 0.99
+    assert np.isnan(batch.q_nope[int(batch.cu_seqlens_q[-1]) :]).all()
+
+
 def test_parts_of_different_magnitude():
     """S-11: the factor is on the rotated part alone."""
     batch = of("key-parts-300")

@@ -40,8 +40,8 @@ class Layer:
     kv_b_proj: NDArray[Any]
 
     @classmethod
-    def of(cls, stage: Stage, seed: int) -> Layer:
-        """Draw queries and weights; keys and values are as large as latents.
+    def of(cls, stage: Stage, seed: int, *, strided_inputs: bool = False) -> Layer:
+        """Draw queries and weights, views if asked; keys and values are as large as latents.
 
         Both are as spread as the step's queries, and those that no rule lets anyone read are NaN.
         """
@@ -52,7 +52,7 @@ class Layer:
         rows = dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
         rank = dims.kv_lora_rank
         kv_b_proj = normal(rng, (rows, rank), dtype, rank**-0.5)
-        if not stage.batch.q_nope.flags.c_contiguous:
+        if strided_inputs:
             q, kv_b_proj = strided(q), strided(kv_b_proj)
         return cls(stage, q, kv_b_proj)
 
@@ -80,7 +80,7 @@ def layers_of(trial: Trial) -> Iterator[Layer]:
     """Yield every step of the trial's case as one of a layer, each with weights of its own."""
     seed = zlib.crc32(trial.case.id.encode())
     for number, step in enumerate(build_steps(trial.case, trial.dims, trial.dtype)):
-        yield Layer.of(Stage.of(step), seed + number)
+        yield Layer.of(Stage.of(step), seed + number, strided_inputs=trial.case.strided_inputs)
 
 
 def check_both_forms(trial: Trial) -> None:

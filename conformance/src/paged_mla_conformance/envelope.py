@@ -63,9 +63,9 @@ PRODUCTION: dict[str, Envelope] = {
     "formats": {"keys": 150, "queries": 4, "rows": 128, "heads": 32},
     "invariance": {"keys": 2048},
     "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
-    "queries": {"tokens": 600, "heads": 128},
+    "queries": {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8},
     "layer": {**_ALL, "tokens": 1200, "tree": 8, "steps": 3},
-    "prefill": {"keys": 1000, "queries": 260, "rows": 300, "heads": 128},
+    "prefill": {"keys": 8192, "queries": 600, "rows": 300, "heads": 128, "tokens": 2048},
     "merge": {"tokens": 600, "heads": 128, "partials": 32},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
 }  # fmt: skip

@@ -139,6 +139,8 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
         unmet.append(f"query_len {param.case.max_query_len} not declared")
     if unmet:
         return _skip(run, unmet)
+    if param.case.is_large and run.backend.mode == "interpreter":
+        return Skip("of production's size, which would take an interpreter minutes")
     needed = problem.num_blocks * problem.layout.block_bytes
     if needed > run.backend.memory_bytes:
         have = run.backend.memory_bytes

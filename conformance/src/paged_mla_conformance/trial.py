@@ -15,7 +15,7 @@ from paged_mla_reference.cache import append, gather_context, slots_to_write
 from paged_mla_reference.judging import budgets, compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.fast import fast_answers, may_be_fast
-from paged_mla_reference.materialise import materialise
+from paged_mla_reference.materialise import materialise, respelt
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
@@ -149,7 +149,8 @@ class Trial:
         """Quantise the queries of every step; codes and scales are exact but for rotations."""
         assert isinstance(self.case, QueryCase)
         runner, scale = self.prepare(), self.case.scale
-        for batch in build_queries(self.case, self.dims, self.dtype):
+        for built in build_queries(self.case, self.dims, self.dtype):
+            batch = respelt(self.problem, built)
             actual = runner.quantise_queries(batch, scale)
             expected = quantise_queries(self.problem, batch, scale)
             self.checks += compare.check_queries(self.problem, batch, actual, expected)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from paged_mla_reference.cache import write_slots
 from paged_mla_reference.masks import PADDED_LINE, decode_mask, spell_mask
 from paged_mla_reference.paging import context_lens, slots_of, used_blocks
-from paged_mla_shared.inputs import Step
+from paged_mla_shared.inputs import Step, strided
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE, poisoned_image
-from paged_mla_shared.problem import Batch, Mask, MaskSpelling
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem
 
 
 def materialise(step: Step) -> tuple[Batch, CacheImage]:
@@ -24,7 +24,10 @@ def materialise(step: Step) -> tuple[Batch, CacheImage]:
     :mod:`paged_mla_shared.poison` has it. Only live blocks are stored, so the number of blocks
     does not matter.
     """
-    return _respell(step), _cache_before(step)
+    batch = respelt(step.problem, step.batch, step.packed_padding)
+    if step.strided_inputs and batch.mask is not None:
+        batch = replace(batch, mask=strided(batch.mask))
+    return batch, _cache_before(step)
 
 
 def live_blocks(step: Step) -> NDArray[np.int64]:
@@ -36,8 +39,8 @@ def live_blocks(step: Step) -> NDArray[np.int64]:
     return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
 
-def _respell(step: Step) -> Batch:
-    problem, batch = step.problem, step.batch
+def respelt(problem: Problem, batch: Batch, packed_padding: int = 0) -> Batch:
+    """Return a batch whose tree mask, spelled QLEN, is spelled as the problem has it (S-14)."""
     if problem.mask is not Mask.TREE:
         return batch
     matrices = decode_mask(replace(problem, mask_spelling=MaskSpelling.QLEN), batch)
@@ -49,7 +52,7 @@ def _respell(step: Step) -> Batch:
         batch.num_tokens,
     )
     if problem.mask_spelling is MaskSpelling.PACKED:
-        mask = np.pad(mask, ((0, 0), (0, step.packed_padding)), constant_values=PADDED_LINE)
+        mask = np.pad(mask, ((0, 0), (0, packed_padding)), constant_values=PADDED_LINE)
     return replace(batch, mask=mask)
 
 

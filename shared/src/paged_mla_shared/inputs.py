@@ -38,7 +38,7 @@ class Step:
     context_k_pe : dtype [K, P]
         Their keys, already rotated.
     packed_padding : int
-    powers_of_two : bool
+    powers_of_two, strided_inputs : bool
         As of the case.
     """
 
@@ -48,6 +48,7 @@ class Step:
     context_k_pe: NDArray[Any]
     packed_padding: int = 0
     powers_of_two: bool = False
+    strided_inputs: bool = False
 
 
 def build_steps(case: Case, dims: MlaDims, dtype: str) -> list[Step]:
@@ -69,10 +70,13 @@ def _build_step(
     real = np.zeros(tokens, bool)  # tokens some rule lets one read
     real[:live_tokens] = np.repeat([row.seq_len > 0 for row in rows], query_lens)
 
+    def laid(values: NDArray[Any]) -> NDArray[Any]:
+        return strided(values) if case.strided_inputs else values
+
     def tensor(*inner: int, scale: Scale = 1.0) -> NDArray[Any]:
         values = normal(rng, (tokens, *inner), dtype, scale)
         values[~real] = np.nan
-        return strided(values) if case.strided_inputs else values
+        return laid(values)
 
     table = _block_table(case, problem, rows, rng)
     q_nope = tensor(dims.num_heads, dims.kv_lora_rank, scale=case.query_scale)
@@ -90,15 +94,15 @@ def _build_step(
     slots = _slots(case, problem, table, rows, tokens, rng=rng)
     cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     batch = Batch(
-        cu_seqlens_q=cu_seqlens_q,
-        seq_lens=np.array([row.seq_len for row in rows], np.int32),
-        block_table=strided(table) if case.strided_inputs else table,
+        cu_seqlens_q=laid(cu_seqlens_q),
+        seq_lens=laid(np.array([row.seq_len for row in rows], np.int32)),
+        block_table=laid(table),
         q_nope=q_nope,
         q_pe=q_pe,
         ckv=ckv,
         k_pe=k_pe,
         mask=mask,
-        slot_mapping=strided(slots) if case.strided_inputs and slots is not None else slots,
+        slot_mapping=None if slots is None else laid(slots),
     )
     return Step(
         problem=problem,
@@ -107,6 +111,7 @@ def _build_step(
         context_k_pe=context_k_pe,
         packed_padding=case.packed_padding,
         powers_of_two=case.powers_of_two,
+        strided_inputs=case.strided_inputs,
     )
 
 
@@ -142,6 +147,9 @@ def _magnitudes(
         keys = keys * factors[:, 4:]
     if case.quarters:
         latents = latents * np.repeat(case.quarters, width)
+    if case.token_scales:
+        tokenwise = np.resize(case.token_scales, (tokens, 1))
+        latents, keys = latents * tokenwise, keys * tokenwise
     return latents, keys
 
 
@@ -273,18 +281,20 @@ def _trees(
 def strided(values: NDArray[Any]) -> NDArray[Any]:
     """Return an equal view inside a larger array whose gaps hold poison.
 
-    The last axis keeps stride 1, as kernels that load vectors need; integer arrays (a block table,
-    slots) are strided along every axis.
+    The last axis of numbers keeps stride 1, as kernels that load vectors need; what is read one by
+    one (lengths, a block table, slots, a mask) is strided along every axis.
     """
+    whole = values.dtype.kind in "iu"
+    poison = np.iinfo(values.dtype).max if whole else np.nan  # which is true, as a bool
     if values.ndim == 1:
-        wide = np.full(2 * len(values), INT32_MAX, values.dtype)
+        wide = np.full(2 * len(values), poison, values.dtype)
         view = wide[::2]
-    elif values.dtype.kind == "i":
-        wide = np.full((values.shape[0], 2 * values.shape[1] + 1), INT32_MAX, values.dtype)
+    elif whole:
+        wide = np.full((values.shape[0], 2 * values.shape[1] + 1), poison, values.dtype)
         view = wide[:, : 2 * values.shape[1] : 2]
     else:
         extra = (2 * values.shape[0], *values.shape[1:-1], values.shape[-1] + 32)
-        wide = np.full(extra, np.nan, values.dtype)
+        wide = np.full(extra, poison, values.dtype)
         view = wide[: 2 * values.shape[0] : 2, ..., : values.shape[-1]]
     view[...] = values
     return view

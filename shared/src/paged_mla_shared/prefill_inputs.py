@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paged_mla_shared.cases.prefill import PrefillCase
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import largest_below
-from paged_mla_shared.inputs import normal
+from paged_mla_shared.inputs import normal, strided
 from paged_mla_shared.poison import HUGE
 from paged_mla_shared.prefill import PrefillBatch
 
@@ -51,11 +51,13 @@ def _build(
         "k_pe": latents[:, dims.kv_lora_rank :],
         "v": kv[..., nope:],
     }
-    if not case.strided_inputs:
+    sums = {"cu_seqlens_q": _prefix_sums(queries), "cu_seqlens_k": _prefix_sums(keys)}
+    if case.strided_inputs:
+        sums = {name: strided(array) for name, array in sums.items()}
+    else:
         parts = {name: np.ascontiguousarray(part) for name, part in parts.items()}
     return PrefillBatch(
-        cu_seqlens_q=_prefix_sums(queries),
-        cu_seqlens_k=_prefix_sums(keys),
+        **sums,
         **parts,
         causal=case.causal,
     )

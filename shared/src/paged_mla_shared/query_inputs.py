@@ -29,6 +29,12 @@ def build_queries(case: QueryCase, dims: MlaDims, dtype: str) -> list[Batch]:
             powers = np.exp2(rng.integers(-FURTHEST, FURTHEST, shape, endpoint=True))
             for part in parts:
                 part[...] *= powers.astype(part.dtype)
+        if case.token_scales:
+            for part in parts:
+                factors = np.resize(case.token_scales, (len(part), 1, 1))
+                part[...] = (part.astype(np.float32) * factors.astype(np.float32)).astype(
+                    part.dtype
+                )
         if case.odd_values:
             for part in parts:
                 for head in range(part.shape[1]):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from paged_mla_conformance.collector import SKIP
+from paged_mla_conformance.nan_codes import NAN_CODES, check_nan_code, trials
+from paged_mla_conformance.profile import Run
+from paged_mla_conformance.selection import Skip
 from paged_mla_conformance.trial import Trial
+from paged_mla_reference.judging.compare import Check
 
 pytestmark = pytest.mark.mla(group="formats", ops=("append", "attend"), rules=("S-10", "S-11"))
 
@@ -30,3 +35,19 @@ def test_read(trial: Trial) -> None:
 def test_gathered(trial: Trial) -> None:
     """S-11: each value rounded to float32, then to the model's type."""
     trial.check_gather()
+
+
+@pytest.mark.mla(group="formats", ops=("attend",), rules=("S-4", "S-11"))
+@pytest.mark.parametrize("code", NAN_CODES, ids=hex)
+def test_nan_code(
+    mla_run: Run, mla_checks: list[Check], code: int, request: pytest.FixtureRequest
+) -> None:
+    """S-11: both codes that are no number show in the answers that see them, in no other."""
+    asked = trials(mla_run)
+    if not asked:
+        skip = Skip("no cache format of 8 bits declared")
+        request.node.stash[SKIP] = skip
+        pytest.skip(skip.reason)
+    for trial in asked:
+        check_nan_code(trial, code)
+        mla_checks += trial.checks

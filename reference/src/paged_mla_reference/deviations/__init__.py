@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from paged_mla_reference.deviations import (
     addressing,
+    codes,
     emptiness,
     engine,
     formats,
@@ -41,6 +42,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         packing,
         sizes,
         formats,
+        codes,
         queries,
         prefill,
         layer,

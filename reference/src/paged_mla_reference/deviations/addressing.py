@@ -211,7 +211,7 @@ def write_strides_are_computed(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-def _as_dense(view: NDArray[Any]) -> NDArray[Any]:
+def as_dense(view: NDArray[Any]) -> NDArray[Any]:
     """Return what a reader finds that knows only the first address and the shape."""
     strides = [view.itemsize]
     for size in view.shape[:0:-1]:
@@ -222,21 +222,42 @@ def _as_dense(view: NDArray[Any]) -> NDArray[Any]:
 @breaks(Fault.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="rtp-llm#1258")
 def table_is_taken_for_dense(oracle: Oracle) -> Oracle:
     """The block table is read by its shape, not by its strides."""
-    return reading(oracle, lambda _, b: replace(b, block_table=_as_dense(b.block_table)))
+    return reading(oracle, lambda _, b: replace(b, block_table=as_dense(b.block_table)))
 
 
 @breaks(Fault.STRIDE, "S-5", "S-9", cites="vllm#43152")
 def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Queries are read by their shape, not by their strides."""
     return reading(
-        oracle, lambda _, b: replace(b, q_nope=_as_dense(b.q_nope), q_pe=_as_dense(b.q_pe))
+        oracle, lambda _, b: replace(b, q_nope=as_dense(b.q_nope), q_pe=as_dense(b.q_pe))
     )
+
+
+@breaks(Fault.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9")
+def lengths_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Lengths of rows are read by their shape; what lies between them ends with the longest."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        longest = batch.seq_lens.max(initial=0)
+        return replace(batch, seq_lens=np.minimum(as_dense(batch.seq_lens), longest))
+
+    return reading(oracle, change)
+
+
+@breaks(Fault.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14")
+def masks_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """A mask is read by its shape, not by its strides."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        return batch if batch.mask is None else replace(batch, mask=as_dense(batch.mask))
+
+    return reading(oracle, change)
 
 
 @breaks(Fault.STRIDE, "S-10", cites="vllm#43152")
 def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Latents to be written are read by their shape, not by their strides."""
-    return appending(oracle, lambda _, b: replace(b, ckv=_as_dense(b.ckv), k_pe=_as_dense(b.k_pe)))
+    return appending(oracle, lambda _, b: replace(b, ckv=as_dense(b.ckv), k_pe=as_dense(b.k_pe)))
 
 
 @breaks(Fault.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test")

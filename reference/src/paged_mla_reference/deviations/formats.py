@@ -13,6 +13,7 @@ from paged_mla_reference import fp8
 from paged_mla_reference.deviations.change import answering, reading, slots_to_write, spoilt
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.e4m3 import LARGEST, decode, encode
+from paged_mla_reference.fp8 import to_float32
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.formats import ScaleTensor
@@ -63,6 +64,12 @@ def _storing(oracle: Oracle, name: str, value: Any) -> Oracle:
 
 def _with_layer_scale(image: CacheImage, scale: float) -> CacheImage:
     return replace(image, layout=replace(image.layout, scale=scale))
+
+
+def flushed(x: NDArray[Any]) -> NDArray[np.float32]:
+    """Return numbers as float32, zeros for subnormal ones."""
+    numbers = to_float32(x)
+    return np.where(np.abs(numbers) < fp8.SMALLEST_SCALE, np.copysign(0, numbers), numbers)
 
 
 def _is_flat(problem: Problem) -> bool:
@@ -150,6 +157,30 @@ def scales_have_a_floor(oracle: Oracle) -> Oracle:
     """No scale is below 1/16: what is small becomes coarse, and then 0."""
     right = fp8.scale_of
     return _storing(oracle, "scale_of", lambda x: np.maximum(right(x), np.float32(1 / 16)))
+
+
+@breaks(Fault.SCALE, *WRITTEN, akin="mlxcel#717")
+def scales_have_a_small_floor(oracle: Oracle) -> Oracle:
+    """No scale is below 1e-12, so that a division by it is one by no zero."""
+    right = fp8.scale_of
+    return _storing(oracle, "scale_of", lambda x: np.maximum(right(x), np.float32(1e-12)))
+
+
+@breaks(Fault.SCALE, *WRITTEN)
+def zeros_take_a_unit_scale(oracle: Oracle) -> Oracle:
+    """What is all zeros has scale 1."""
+    right = fp8.scale_of
+
+    def scale_of(x: Scales) -> Scales:
+        return np.where(np.any(x, axis=-1), right(x), np.float32(1))
+
+    return _storing(oracle, "scale_of", scale_of)
+
+
+@breaks(Fault.PRECISION, *WRITTEN)
+def subnormal_numbers_are_flushed(oracle: Oracle) -> Oracle:
+    """Numbers below 2^-126 are zeros."""
+    return _storing(oracle, "to_float32", flushed)
 
 
 @breaks(Fault.SCALE, *WRITTEN, akin="vllm#49435")

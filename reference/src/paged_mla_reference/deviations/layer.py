@@ -8,6 +8,7 @@ import numpy as np
 
 from paged_mla_reference import chunked
 from paged_mla_reference.chunked import ContextChunk, context_chunks, of_keys
+from paged_mla_reference.deviations.addressing import as_dense
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.layer import Join, Parts, layer
 from paged_mla_reference.oracle import Oracle
@@ -88,5 +89,15 @@ def weights_are_split_in_halves(oracle: Oracle) -> Oracle:
         halves = [half.reshape(dims.num_heads, -1, rank) for half in np.split(weight, [keys])]
         swapped = np.concatenate(halves, axis=1).reshape(weight.shape)
         return layer(problem, replace(batch, kv_b_proj=swapped), image)
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(Fault.STRIDE, "S-9", "S-21")
+def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """kv_b_proj is read by its shape, not by its strides."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        return layer(problem, replace(batch, kv_b_proj=as_dense(batch.kv_b_proj)), image)
 
     return replace(oracle, layer=wrong)

@@ -136,6 +136,30 @@ def values_are_no_wider_than_keys(oracle: Oracle) -> Oracle:
     return _answered(oracle, change)
 
 
+@breaks(Fault.TRUNCATED, "S-4", *SEEN, akin="vllm-ascend#14464")
+def prefill_keys_past_1024_are_dropped(oracle: Oracle) -> Oracle:
+    """A buffer holds 1024 keys of a row."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        keys = batch.seq_lens.astype(np.int64)
+        return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, 1024)))
+
+    return _asked(oracle, change)
+
+
+@breaks(Fault.TRUNCATED, *SEEN, akin="flashinfer#3125")
+def prefill_queries_past_300_are_not_answered(oracle: Oracle) -> Oracle:
+    """A launch covers 300 queries of a row."""
+
+    def change(batch: PrefillBatch, answer: Output) -> Output:
+        for span in query_spans(batch):
+            late = slice(min(span.start + 300, span.stop), span.stop)
+            answer.out[late], answer.lse[late] = 0, -np.inf
+        return answer
+
+    return _answered(oracle, change)
+
+
 @breaks(Fault.TRUNCATED, "S-4", *SEEN, cites="FastDeploy#7727")
 def key_lengths_are_query_lengths(oracle: Oracle) -> Oracle:
     """One array of prefix sums serves queries and keys: cached keys are cut off."""

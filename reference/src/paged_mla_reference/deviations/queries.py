@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from paged_mla_reference import queries
 from paged_mla_reference.deviations.change import spoilt
 from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.deviations.formats import flushed
 from paged_mla_reference.e4m3 import encode
 from paged_mla_reference.fp8 import quantise, scale_of
 from paged_mla_reference.oracle import Oracle
-from paged_mla_shared.problem import Batch, Problem
+from paged_mla_shared.problem import Batch, Mask, Problem
 
 Quantised = tuple[NDArray[np.uint8], NDArray[np.float32]]
 WRITTEN = ("S-11",)
@@ -92,6 +93,35 @@ def infinite_queries_saturate(oracle: Oracle) -> Oracle:
         codes, scales = oracle.quantise_queries(problem, batch, scale)
         x = np.concatenate([batch.q_nope, batch.q_pe], axis=-1)
         return np.where(np.isinf(x), encode(x), codes), scales
+
+    return replace(oracle, quantise_queries=quantise_queries)
+
+
+@breaks(Fault.PRECISION, *WRITTEN)
+def subnormal_queries_are_flushed(oracle: Oracle) -> Oracle:
+    """Numbers of queries below 2^-126 are zeros."""
+    return _with(oracle, "to_float32", flushed)
+
+
+@breaks(Fault.ROPE, "S-3", "S-12", *WRITTEN)
+def draft_queries_are_rotated_by_index(oracle: Oracle) -> Oracle:
+    """Nodes of a tree are rotated by their place in the step, not by their depth."""
+
+    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
+        chain = replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0)
+        return oracle.quantise_queries(chain, replace(batch, mask=None), scale)
+
+    return replace(oracle, quantise_queries=quantise_queries)
+
+
+@breaks(Fault.TRUNCATED, *WRITTEN)
+def query_lines_past_1024_are_not_quantised(oracle: Oracle) -> Oracle:
+    """A launch covers 1024 pairs of token and head."""
+
+    def quantise_queries(problem: Problem, batch: Batch, scale: float | None) -> Quantised:
+        codes, scales = oracle.quantise_queries(problem, batch, scale)
+        codes.reshape(-1, codes.shape[-1])[1024:] = 0
+        return codes, scales
 
     return replace(oracle, quantise_queries=quantise_queries)
 

@@ -17,7 +17,16 @@ from paged_mla_reference.paging import context_lens, query_spans
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Mask, Metadata, Problem, Rope, RopePairing, Yarn
+from paged_mla_shared.problem import (
+    Batch,
+    Mask,
+    MaskSpelling,
+    Metadata,
+    Problem,
+    Rope,
+    RopePairing,
+    Yarn,
+)
 
 SCORED = ("S-3", "S-5", "S-7", "S-12")
 
@@ -86,6 +95,19 @@ def siblings_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Queries of a tree are rotated at their index, not at their depth."""
 
     def beyond_depth(problem: Problem, batch: Batch) -> NDArray[np.int64]:
+        by_index = RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch).positions
+        return by_index - RIGHT.metadata(problem, batch).positions
+
+    return _rotating_further(oracle, beyond_depth)
+
+
+@breaks(Fault.ROPE, "S-14", *SCORED, akin="mlxcel#1214")
+def trees_spelled_otherwise_are_rotated_by_index(oracle: Oracle) -> Oracle:
+    """Depths are known of masks that are spelled QLEN alone: other nodes take their index."""
+
+    def beyond_depth(problem: Problem, batch: Batch) -> NDArray[np.int64]:
+        if problem.mask_spelling is MaskSpelling.QLEN:
+            return np.zeros(batch.num_tokens, np.int64)
         by_index = RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch).positions
         return by_index - RIGHT.metadata(problem, batch).positions
 

@@ -88,7 +88,7 @@ class Case:
     packed_padding : int
         Bytes of each line of a packed mask past those that its nodes need, full of ones.
     strided_inputs : bool
-        Queries, latents and the block table arrive as strided views of poisoned arrays.
+        Every array arrives as a strided view of a poisoned one.
     cache_elements, cache_blocks : int
         Lower bounds on the cache's size; live blocks are placed at its top.
     spare : int
@@ -99,6 +99,9 @@ class Case:
         Factors on the four quarters of every latent; none: 1 each.
     uneven : bool
         Each quarter of a latent, and each key, is of a magnitude of its own, 2^-4 to 2^4 times.
+    token_scales : tuple of float
+        Factors on the latents and keys of tokens, in turn, cached ones and the step's; none: 1
+        each.
     coarse : bool
         Latents and keys have the 8 bits of bfloat16 in any type: more lie halfway between codes.
     cache_scale : float
@@ -109,6 +112,8 @@ class Case:
         The step's latents and keys hold -0.0, signalling NaN, infinities and subnormals.
     features : tuple of str
         Capabilities needed beyond what the problem itself implies.
+    is_large : bool
+        Of production's size: an interpreter, to which that is minutes, is not asked.
     fixed : tuple of {"num_heads", "block_size"}
         What the case is about. A backend that does not declare another of these is asked the
         case with the nearest that it does declare.
@@ -145,11 +150,13 @@ class Case:
     key_scale: float = 1.0
     quarters: tuple[float, ...] = ()
     uneven: bool = False
+    token_scales: tuple[float, ...] = ()
     coarse: bool = False
     cache_scale: float = 1.0
     powers_of_two: bool = False
     odd_values: bool = False
     features: tuple[str, ...] = ()
+    is_large: bool = False
     fixed: tuple[str, ...] = ()
 
     @property

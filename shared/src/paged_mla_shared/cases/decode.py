@@ -136,6 +136,14 @@ CASES = (
         query_scale=8,
     ),
     _decode(
+        "33k-keys-h16",
+        "a long context in every format, beside a short one",
+        (33001, 700),
+        num_heads=16,
+        is_large=True,
+    ),
+    _decode("2500-keys", "a row past 2048 keys, beside a short one", (2500, 5), num_heads=1),
+    _decode(
         "300-rows",
         "rows past 255, and more than 16384 pairs of token and head",
         tuple(1 + (7 * i) % 97 for i in range(300)),

@@ -29,6 +29,9 @@ def _format(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) -> 
     )
 
 
+# Nothing, what a floor of any size would lose, and what is subnormal in float32.
+SMALL_TOKENS = (0.0, 1e-3, 1e-6, 1e-12, 1e-30, 1e-40)
+
 CASES = (
     *(
         _format(
@@ -182,6 +185,17 @@ CASES = (
             ),
         )
     ),
+    *(
+        _format(
+            f"small-tokens-bs{bs}",
+            "no scale has a floor but 2^-126, that of a token of zeros too; subnormal numbers stay",
+            (Row(24, 24), Row(32, 8), Row(9, 1)),
+            token_scales=tuple(scale for scale in SMALL_TOKENS for _ in range(bs // 4)),
+            block_size=bs,
+            num_heads=1,
+        )
+        for bs in (4, 16)
+    ),
 )
 
 IN_EVERY_FORMAT = (
@@ -229,4 +243,12 @@ IN_EVERY_FORMAT = (
     "layer-padded",
     "layer-rope-neox",
     "layer-tree-full",
+    "masks-non-causal-edges",
+    "masks-tree-full",
+    "decode-2500-keys",
+    "decode-33k-keys-h16",
+    "rope-neox-tree-packed",
+    "rope-interleaved-tree-full",
+    "masks-non-causal-prompt",
+    "layouts-strided-tree-full",
 )

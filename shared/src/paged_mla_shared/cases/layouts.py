@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paged_mla_shared.cases.case import Case, Row, TableTail
-from paged_mla_shared.problem import Mask
+from paged_mla_shared.problem import Mask, MaskSpelling
 
 GROUP = "layouts"
 
@@ -77,6 +77,18 @@ CASES = (
         token_padding=32,
         strided_inputs=True,
         mask=Mask.TREE,
+    ),
+    *(
+        _layout(
+            f"strided-tree-{spelling}",
+            "a mask as a view",
+            rows=(Row(70, 8), Row(0, 1), Row(40, 12)),
+            num_heads=2,
+            strided_inputs=True,
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+        )
+        for spelling in (MaskSpelling.FULL, MaskSpelling.PACKED)
     ),
     _layout("wide-table", "a table far wider than any row", table_width=300),
     _layout("exact-table", "no column past the longest row", table_width=0),

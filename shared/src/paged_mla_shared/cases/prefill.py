@@ -89,6 +89,21 @@ CASES = (
     _prefill("ragged-whole", "the same, each query sees its row", *_RAGGED, causal=False),
     _prefill("1000", "a long row beside short ones", (1000, 260), (1, 1), (300, 300), num_heads=1),
     _prefill(
+        "1100",
+        "a row past 1024 keys and 300 queries, beside a short one",
+        (1100, 310),
+        (5, 5),
+        num_heads=1,
+    ),
+    _prefill(
+        "8k",
+        "a chunk of a long prompt beside a whole one",
+        (8200, 600),
+        (2100, 2100),
+        num_heads=1,
+        is_large=True,
+    ),
+    _prefill(
         "300-rows",
         "offsets of many rows",
         *((1 + i % 7, 1 + i % 3 % (1 + i % 7)) for i in range(300)),

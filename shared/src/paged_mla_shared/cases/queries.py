@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from paged_mla_shared.cases.case import Case, Row
-from paged_mla_shared.problem import Rope, RopePairing, Yarn
+from paged_mla_shared.cases.formats import SMALL_TOKENS
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 GROUP = "queries"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryCase(Case):
-    """A case whose queries are quantised; `uneven` and `odd_values` are of queries too.
+    """A case whose queries are quantised.
+
+    `uneven`, `token_scales` and `odd_values` are of queries too.
 
     Parameters
     ----------
@@ -79,7 +83,40 @@ CASES = (
             ("interleaved-yarn", Rope(RopePairing.INTERLEAVED, yarn=Yarn(40.0, 4096)), 0.03),
         )
     ),
+    _queries(
+        "small-tokens",
+        "no scale has a floor but 2^-126, that of a query of zeros too; subnormal numbers stay",
+        (Row(9, 7), Row(40, 5)),
+        token_scales=SMALL_TOKENS,
+    ),
+    *(
+        _queries(
+            f"rope-tree-{spelling}",
+            "drafts are rotated by their depth, not by their place in the step",
+            (Row(37, 6), Row(0, 1), Row(75, 9)),
+            rope=Rope(pairing),
+            mask=Mask.TREE,
+            mask_spelling=spelling,
+            num_heads=2,
+        )
+        for spelling, pairing in zip(MaskSpelling, cycle(RopePairing))
+    ),
     _queries("strided", "tokens and heads apart", strided_inputs=True, uneven=True),
     _queries("h128", "heads of a whole model", (Row(9, 2), Row(5, 1)), num_heads=128),
     _queries("600-tokens", "a prompt's tokens", (Row(600, 600),), num_heads=1, uneven=True),
+    _queries(
+        "1100-pairs",
+        "more than 1024 pairs of token and head",
+        (Row(110, 110),),
+        num_heads=10,
+        uneven=True,
+    ),
+    _queries(
+        "600-tokens-h128",
+        "a prompt's tokens, each of all heads",
+        (Row(700, 600), Row(9, 2)),
+        num_heads=128,
+        uneven=True,
+        is_large=True,
+    ),
 )

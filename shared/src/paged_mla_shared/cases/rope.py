@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paged_mla_shared.cases.case import Case, Row, Tree
-from paged_mla_shared.problem import Mask, Rope, RopePairing, Yarn
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 GROUP = "rope"
 
@@ -84,6 +84,12 @@ CASES = (
             ),
             strict=True,
         )
+    ),
+    *(
+        _rope(pairing, f"tree-{spelling}", "positions follow depth in every spelling of a mask",
+              (Row(70, 8), Row(0, 1), Row(5, 5)), Mask.TREE, mask_spelling=spelling, num_heads=2)
+        for spelling in (MaskSpelling.FULL, MaskSpelling.PACKED)
+        for pairing in RopePairing
     ),
     _rope(RopePairing.NEOX, "padded-tokens", "padding is not rotated, nor what it stands beside",
           (Row(0, 3), Row(70, 5), Row(9, 9)), padded_tokens=6),
