@@ -141,6 +141,20 @@ def test_one_plan_serves_every_layer():
         assert_right(attend(layer, step, q, weights), step, weights)
 
 
+@pytest.mark.parametrize("room", [64, 1000], ids=["parts", "whole"])
+def test_lengths_are_read_by_plan_alone(room):
+    """S-9: an engine may write the lengths of its next step once `plan` has run."""
+    step = build((150, 2), (120, 20), (30, 7), padded_tokens=2, num_heads=HEADS)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, room), "cpu")
+    lengths = step.cu_seqlens_q.clone(), step.seq_lens.clone()
+    layer.plan(*lengths, step.block_table, num_tokens=len(q), absorbed_rows=1, **lens_of(step))
+    for tensor in lengths:
+        tensor.zero_()
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
 @pytest.mark.parametrize("absorbed", [0, 1])
 def test_a_rope_inside(absorbed):
     """S-12, S-21: keys are rotated as they are cached, queries at their own positions."""

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from prefill_step import NOPE, V, assert_close, build, config, prefix_sums
+from prefill_step import NOPE, V, assert_close, build, config, dense, prefix_sums
 
 from paged_mla_optimized.launchers import prefill as launchers
 from paged_mla_optimized.launchers.prefill import PrefillPlan
@@ -130,6 +130,24 @@ def test_one_plan_serves_every_layer():
     assert_close(prefill.attend(*other.tensors), other)
     for mine, theirs in zip(prefill.attend(*step.tensors), first, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
+@pytest.mark.parametrize("num_tokens", [0, 5, 30, 45])
+def test_tokens_past_the_step_are_cut_off(num_tokens, causal):
+    """S-17: other tokens of a row longer than T are right; nothing past T is written."""
+    step = build((50, 5), (33, 40), (70, 20), causal=causal)
+    out, lse = torch.full((65, 2, V), 7.0), torch.full((65, 2), 7.0)
+    prefill = Prefill(step.config, "cpu")
+    prefill.plan(prefix_sums([5, 40, 20]), prefix_sums([50, 33, 70]), num_tokens=num_tokens)
+    queries = (tensor[:num_tokens] for tensor in step.tensors[:2])
+    prefill.attend(*queries, *step.tensors[2:], out=out[:num_tokens], lse=lse[:num_tokens])
+    expected, expected_lse = (torch.tensor(answer) for answer in dense(step))
+    close = {"rtol": 2e-5, "atol": 2e-5, "check_dtype": False}
+    torch.testing.assert_close(out[:num_tokens], expected[:num_tokens], **close)
+    torch.testing.assert_close(lse[:num_tokens], expected_lse[:num_tokens], **close)
+    assert (out[num_tokens:] == 7).all()
+    assert (lse[num_tokens:] == 7).all()
 
 
 def test_nothing_to_do():

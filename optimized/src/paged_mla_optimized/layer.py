@@ -135,9 +135,10 @@ class MlaLayer(PlannedStep):
                 mask=None,
             )
         live = np.where(queries[rows:] > 0, keys[rows:], 0)
+        # The plan's own lengths: those of the caller may change before later parts are planned.
         self.materialised.plan(
-            cu_seqlens_q[rows:],
-            seq_lens[rows:],
+            core.plan.token_starts[rows : num_rows + 1],
+            core.plan.row_lens[rows:num_rows],
             table[rows:],
             num_tokens=num_tokens - tokens,
             num_keys=int(live.sum()),
