@@ -45,6 +45,15 @@ def test_any_bucket_has_the_bits_of_the_step_alone(bucket, deterministic):
     assert (lse[4:] == -torch.inf).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "given"), [("tokens", (4.0, 2)), ("rows", (4, "2")), ("max_query_len", (4, 2, 1.5))]
+)
+def test_buckets_are_of_integers(name, given):
+    """S-17: named when made."""
+    with pytest.raises(InvalidArgument, match=name):
+        Bucket(*given)
+
+
 @pytest.mark.parametrize("fill", [0, 1])
 def test_an_idle_step_reads_and_writes_nothing(fill):
     """S-6, S-10: a cleared step answers (0, -inf) and leaves the cache alone, whatever the fill."""

@@ -256,6 +256,8 @@ def test_weights_from_both_sources():
         ("num_heads", lambda: HeadWeights.of_kv_b_proj(torch.empty(8, R), 0, N)),
         ("w_uv", lambda: HeadWeights.of_halves(torch.empty(2, N, R), torch.empty(3, V, R))),
         ("workspace_tokens", lambda: layer_config(config(), 63)),
+        ("workspace_tokens", lambda: layer_config(config(), 64.5)),
+        ("v_head_dim", lambda: LayerConfig(attention=config(), v_head_dim=32.0)),
     ],
 )
 def test_bad_weights_and_configs(argument, call):
@@ -280,7 +282,9 @@ def test_no_fixed_bits():
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 257]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 2]}),
         ("absorbed_rows", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "absorbed_rows": 3}),
+        ("absorbed_rows", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "absorbed_rows": 1.0}),
         ("absorbed_rows", {"absorbed_rows": 0}),
+        ("max_query_len", {"max_query_len": 2.5}),
         ("max_seq_lens", {"max_seq_lens": [33, 70]}),
         ("max_query_len", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "max_query_len": 3}),
     ],
@@ -290,6 +294,21 @@ def test_bad_lengths(argument, host):
     step = build((33, 1), (70, 3))
     with pytest.raises(InvalidArgument, match=argument):
         plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
+
+
+def test_integers_of_numpy():
+    """S-2: what an engine counts with NumPy is as good as Python's."""
+    step = build((33, 1), (70, 3), num_heads=HEADS)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, np.int64(64)), "cpu")
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    host = {name: np.array(lens) for name, lens in lens_of(step).items()}
+    layer.plan(*lengths, num_tokens=np.int64(4), absorbed_rows=np.int64(1), **host)
+    assert_right(attend(layer, step, q, weights), step, weights)
+    with pytest.raises(InvalidArgument, match="num_tokens"):
+        layer.plan(*lengths, num_tokens=4.0, **host)
+    assert_right(attend(layer, step, q, weights), step, weights)
 
 
 def test_all_rows_are_absorbed_where_the_mask_is_not_causal():

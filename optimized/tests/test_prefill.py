@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from prefill_step import NOPE, V, assert_close, build, config, dense, prefix_sums
@@ -235,6 +236,8 @@ def test_groups_of_heads_leave_nothing_out(monkeypatch, num_heads, group):
         ("num_heads", 0),
         ("max_rows", 0),
         ("max_tokens", -1),
+        ("num_heads", 2.0),
+        ("v_head_dim", "32"),
         ("softmax_scale", 0.0),
         ("qk_nope_head_dim", 0),
         ("qk_rope_head_dim", 15),
@@ -274,6 +277,7 @@ BAD_PLANS = {
     "cu_seqlens_q": {"cu_seqlens_q": prefix_sums([1] * 9)},
     "cu_seqlens_k": {"cu_seqlens_k": prefix_sums([1, 2, 3])},
     "num_tokens": {"num_tokens": 513},
+    "num_tokens-float": {"num_tokens": 7.0},
 }
 
 
@@ -285,8 +289,16 @@ def test_bad_plans(name, change):
         "cu_seqlens_k": prefix_sums([3, 4]),
         "num_tokens": 7,
     }
-    with pytest.raises(InvalidArgument, match=name):
+    with pytest.raises(InvalidArgument, match=name.partition("-")[0]):
         Prefill(config(), "cpu").plan(**(given | change))
+
+
+def test_integers_of_numpy():
+    """S-2: what an engine counts with NumPy is as good as Python's."""
+    step = build((20, 20), num_heads=np.int64(2), max_tokens=np.int32(40))
+    prefill = Prefill(step.config, "cpu")
+    prefill.plan(prefix_sums([20]), prefix_sums([20]), num_tokens=np.int64(20))
+    assert_close(prefill.attend(*step.tensors), step)
 
 
 NAMES = ("q_nope", "q_pe", "k_nope", "k_pe", "v")

@@ -10,6 +10,7 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
+from paged_mla_optimized.integers import integer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import Spans, launch_gather
@@ -111,6 +112,7 @@ class Core:
         mask: torch.Tensor | None,
     ) -> None:
         """Check a step and describe it in `plan`."""
+        num_tokens = integer("num_tokens", num_tokens)
         checks.check_lengths(
             self.config,
             cu_seqlens_q,

@@ -10,6 +10,7 @@ import torch
 from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.checks import answers, check_tensor
 from paged_mla_optimized.core import Core, PlannedStep
+from paged_mla_optimized.integers import integer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
 from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
@@ -95,7 +96,7 @@ class MlaLayer(PlannedStep):
             A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
             not fit together. Values of tensors are not looked at.
         """
-        num_rows = seq_lens.shape[0]
+        num_tokens, num_rows = integer("num_tokens", num_tokens), seq_lens.shape[0]
         rows = num_rows
         if query_lens is None:
             for name, given in (("max_seq_lens", max_seq_lens), ("absorbed_rows", absorbed_rows)):
@@ -217,6 +218,7 @@ class MlaLayer(PlannedStep):
         """Return how many leading rows are absorbed."""
         num_rows = len(query_lens)
         mask = self.config.attention.mask
+        absorbed = None if absorbed is None else integer("absorbed_rows", absorbed)
         if mask != "causal" and absorbed not in {None, num_rows}:
             allowed = f"{num_rows} rows, or None, when the mask is {mask}"
             raise InvalidArgument("absorbed_rows", absorbed, allowed)

@@ -9,6 +9,7 @@ import torch
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.integers import take_integers
 from paged_mla_shared.errors import InvalidArgument
 
 _NO_BLOCK = 2**31 - 1
@@ -23,11 +24,21 @@ class Bucket:
     tokens, rows : int
     max_query_len : int or None
         Longest query that its kernel is chosen for, as for :meth:`PagedMla.plan`.
+
+    Raises
+    ------
+    InvalidArgument
+        One of them is no integer.
     """
 
     tokens: int
     rows: int
     max_query_len: int | None = None
+
+    def __post_init__(self) -> None:
+        take_integers(self, "tokens", "rows")
+        if self.max_query_len is not None:
+            take_integers(self, "max_query_len")
 
     @property
     def size(self) -> tuple[int, int, float]:
