@@ -237,6 +237,57 @@ def test_an_order_that_costs_time_is_told_once(caplog):
         assert len(caplog.records) == told
 
 
+@pytest.mark.parametrize("queries", [[2, 1], [1, 2], [0, 0]])
+def test_rows_that_see_no_keys(queries):
+    """S-2: a step of padded rows is planned in any order."""
+    attention = config(num_heads=HEADS)
+    layer = MlaLayer(layer_config(attention), "cpu")
+    layer.plan(
+        torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
+        torch.zeros(2, dtype=torch.int32),
+        torch.zeros(2, 0, dtype=torch.int32),
+        num_tokens=3,
+        query_lens=queries,
+        max_seq_lens=[0, 0],
+    )
+    q, cache = torch.zeros(3, HEADS, N + P), torch.zeros(1, 16, R + P)
+    out, lse = layer.attend(q[..., :N], q[..., N:], cache, weights_of(HEADS))
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+def test_weights_that_are_parameters():
+    """S-21: a model's own, with gradients left on."""
+    step = build((33, 1), (60, 20), num_heads=HEADS)
+    by_head = torch.nn.Parameter(weights_of(HEADS).kv_b_proj.clone())
+    weights = HeadWeights.of_kv_b_proj(by_head, HEADS, N)
+    assert weights.w_uk.data_ptr() == by_head.data_ptr()
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
+@pytest.mark.parametrize("name", ["q_nope", "q_pe", "out"])
+def test_tokens_too_far_apart(name):
+    """S-5: refused before the answers of absorbed rows are written."""
+    step = build((33, 1), (70, 1), num_heads=HEADS)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    given = {
+        "q_nope": torch.zeros(2, HEADS, N),
+        "q_pe": torch.zeros(2, HEADS, P),
+        "out": torch.full((2, HEADS, V), torch.nan),
+        "lse": torch.full((2, HEADS), torch.nan),
+    }
+    far = torch.empty(2, 1 << 24)[:, : given[name][0].numel()].view(given[name].shape)
+    far.copy_(given[name])
+    with pytest.raises(InvalidArgument, match=name):
+        layer.attend(cache=step.cache, weights=weights_of(HEADS), **(given | {name: far}))
+    assert given["out"].isnan().all()
+    assert given["lse"].isnan().all()
+
+
 def test_weights_from_both_sources():
     """S-21: kv_b_proj as it lies, or W_UK and W_UV apart; a rank has its own heads."""
     by_head = torch.randn(6, N + V, R)

@@ -207,7 +207,7 @@ class Core:
     def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Check and read cached tokens of rows."""
         cache = self._as_cache(cache)
-        checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
+        checks.check_latents(self.config, ckv, k_pe, None, self.device)
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)

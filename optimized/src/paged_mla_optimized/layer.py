@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from paged_mla_optimized.cache import Cache
-from paged_mla_optimized.checks import answers, check_tensor
+from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.integers import integer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -178,6 +178,8 @@ class MlaLayer(PlannedStep):
         weights : HeadWeights
             The layer's.
         out : dtype [T, H, V] or None
+            In a step with materialised rows, a token of `q_nope`, `q_pe` and `out` is less than
+            2 ** 24 elements from the next.
         lse : float32 [T, H] or None
             Where to write; ``None`` allocates, in the graph's own memory while one is captured.
 
@@ -190,7 +192,7 @@ class MlaLayer(PlannedStep):
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong.
+            A tensor's shape, dtype, device or stride is wrong; nothing is written then.
         """
         config, core, tokens = self.config, self._core, self._absorbed_tokens
         lines = (core.plan.num_tokens, config.attention.num_heads)
@@ -199,6 +201,9 @@ class MlaLayer(PlannedStep):
         shape = (*lines, config.v_head_dim)
         out, lse = answers(out, lse, shape, config.attention.dtype, self.device)
         self._check_weights(weights)
+        if tokens < core.plan.num_tokens:
+            for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
+                check_token_stride(name, tensor.stride(0))
         if tokens > 0:
             absorbed = weights.absorb(q_nope[:tokens])
             latents = torch.empty_like(absorbed)

@@ -177,7 +177,8 @@ class Prefill:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend every query of the planned step to the keys of its row (S-4 to S-7).
 
-        Last strides are 1, others any; `k_nope` and `v` may be halves of one projection.
+        Last strides are 1, those of tokens less than 2 ** 24, others any; `k_nope` and `v` may be
+        halves of one projection.
 
         Parameters
         ----------
