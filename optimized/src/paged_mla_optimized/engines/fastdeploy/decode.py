@@ -115,7 +115,7 @@ class LatentAttention:
         widths = [config.kv_lora_rank, config.qk_rope_head_dim]
         shape = (None, config.num_heads * sum(widths))
         check_tensor("q", q, shape, config.dtype, self.mla.device, unit_stride=True)
-        heads = q.unflatten(1, (config.num_heads, sum(widths)))
+        heads = q.view(q.shape[0], config.num_heads, sum(widths))
         q_nope, q_pe = torch.split(heads, widths, dim=-1)
         out, _ = self.mla.attend(q_nope, q_pe, latent_cache.squeeze(1))
         return out.flatten(1)
