@@ -1,8 +1,9 @@
 """Shapes, dtypes, strides and devices are looked at before any launch (S-9, S-10)."""
 
+import numpy as np
 import pytest
 import torch
-from mla_step import P, R, build, config
+from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import PagedMla, core
 from paged_mla_optimized.runtime import device
@@ -124,6 +125,35 @@ def test_capacities(argument, changes):
     assert error.value.argument == argument
 
 
+def test_integers_of_numpy():
+    """S-2: what an engine counts with NumPy is as good as Python's."""
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(config(num_heads=np.int64(4), reserved_slot=np.int32(0)), "cpu")
+    assert type(mla.config.num_heads) is type(mla.config.reserved_slot) is int
+    names = ("cu_seqlens_q", "seq_lens", "block_table")
+    lengths = {name: getattr(step, name) for name in names}
+    mla.plan(**lengths, num_tokens=np.int64(4), max_query_len=np.int32(3))
+    assert_close(mla.attend(step.q_nope, step.q_pe, step.cache), dense(step))
+    mla.check(**lengths, num_blocks=9, num_tokens=np.int64(4))
+
+
+@pytest.mark.parametrize("given", [4.0, "4", None])
+def test_numbers_that_are_none(given):
+    """S-2: refused before anything is planned: the step that was is as it was."""
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    expected = step.attend(mla)
+    names = ("cu_seqlens_q", "seq_lens", "block_table")
+    lengths = {name: getattr(step, name)[:1] for name in names[1:]}
+    lengths["cu_seqlens_q"] = step.cu_seqlens_q[:2]
+    for call in (mla.plan, lambda **given: mla.check(num_blocks=9, **given)):
+        with pytest.raises(InvalidArgument, match="num_tokens"):
+            call(**lengths, num_tokens=given)
+    with pytest.raises(InvalidArgument, match="max_query_len"):
+        mla.plan(**lengths, num_tokens=3, max_query_len=given or 2.5)
+    assert mla.attend(step.q_nope, step.q_pe, step.cache)[0].equal(expected[0])
+
+
 TREE_MASKS = [
     ("tree:qlen", None),
     ("tree:qlen", torch.ones(10)),
@@ -164,7 +194,7 @@ def test_a_device_without_kernels(monkeypatch):
         ("3.6.0", "2.10.1", False),
         ("3.6.0", "2.3.5", True),
         ("3.7.0", "2.4.0", True),
-        ("3.10.0+git", "2.4.0rc1", True),
+        ("3.8.0+git", "2.4.0rc1", True),
     ],
 )
 def test_an_interpreter_that_numpy_breaks(monkeypatch, triton, numpy, works):

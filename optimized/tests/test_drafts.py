@@ -153,3 +153,12 @@ def test_an_extend_window_stays_where_it_is(committed):
         window.fill(committed)
     assert window.seq_lens is lens
     assert (lens.data_ptr(), lens.shape) == (address, (4,))
+
+
+def test_an_extend_window_is_not_its_own_input():
+    """S-16: filled from its own lengths, it would extend what it has half overwritten."""
+    window = ExtendWindow(2, 3, "cpu")
+    window.fill(torch.tensor([5, 0], dtype=torch.int32))
+    with pytest.raises(InvalidArgument, match="committed"):
+        window.fill(window.seq_lens)
+    assert window.seq_lens.tolist() == [8, 0]

@@ -73,3 +73,15 @@ def test_no_room_for_more_lines_than_are_counted():
     step = build((33, 1))
     with pytest.raises(InvalidArgument, match="ckv"):
         planned(step).gather_context(step.cache, *lines)
+
+
+def test_where_to_write_is_two_dimensional():
+    """S-1: a number, or a line, is refused by name."""
+    step = build((20, 1))
+    mla = PagedMla(step.config, "cpu")
+    step.attend(mla)
+    for ckv in (torch.tensor(1.0), torch.zeros(R)):
+        with pytest.raises(InvalidArgument, match="ckv"):
+            mla.gather_context(step.cache, ckv, torch.zeros(20, P))
+    with pytest.raises(InvalidArgument, match="k_pe"):
+        mla.gather_context(step.cache, torch.zeros(20, R), torch.zeros(19, P))

@@ -68,8 +68,9 @@ TWO_BLOCKS = DENSE[:2]
         (cache(577, 64 * 577), False),
         (cache(576, 64 * 576 + 8), False),
         (cache(576, 64 * 576, offset=1), False),
+        (DENSE[:0], False),
     ],
-    ids=["dense", "padded", "odd-token", "odd-block", "odd-start"],
+    ids=["dense", "padded", "odd-token", "odd-block", "odd-start", "no-block"],
 )
 def test_cache_must_be_rows_of_one_stride(tensor, fits):
     """Other strides are left to the portable kernel, whatever the config says."""

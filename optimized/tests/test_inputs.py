@@ -45,6 +45,15 @@ def test_any_bucket_has_the_bits_of_the_step_alone(bucket, deterministic):
     assert (lse[4:] == -torch.inf).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "given"), [("tokens", (4.0, 2)), ("rows", (4, "2")), ("max_query_len", (4, 2, 1.5))]
+)
+def test_buckets_are_of_integers(name, given):
+    """S-17: named when made."""
+    with pytest.raises(InvalidArgument, match=name):
+        Bucket(*given)
+
+
 @pytest.mark.parametrize("fill", [0, 1])
 def test_an_idle_step_reads_and_writes_nothing(fill):
     """S-6, S-10: a cleared step answers (0, -inf) and leaves the cache alone, whatever the fill."""
@@ -117,6 +126,8 @@ def test_what_does_not_fit_is_an_error():
         inputs.view(Bucket(65, 8))
     with pytest.raises(InvalidArgument, match="hidden"):
         StepInputs(config(), "cpu", {"hidden": ((63, 2), torch.float32)})
+    with pytest.raises(InvalidArgument, match="hidden"):
+        StepInputs(config(), "cpu", {"hidden": ((), torch.float32)})
 
 
 STEP = METADATA | {"q_nope": torch.ones(4, 4, R)}
@@ -141,12 +152,14 @@ NINE_ROWS = {
         ("q_nope", {"q_nope": torch.ones(65, 4, R)}),
         ("q_nope", {"q_nope": torch.ones(4, 1, R)}),
         ("q_nope", {"q_nope": torch.ones(4, 4, R).double()}),
+        ("q_nope", {"q_nope": None}),
+        ("seq_lens", {"seq_lens": None}),
         ("hidden", {"hidden": torch.ones(4, 4)}),
         ("mask", {"mask": torch.ones(9, dtype=torch.bool)}),
     ],
     ids=[
         "one-for-all", "floats", "rows", "one-start", "int64", "one-table", "width", "1d", "tokens",
-        "heads", "double", "unknown", "no-tree",
+        "heads", "double", "none", "no-lengths", "unknown", "no-tree",
     ],
 )  # fmt: skip
 def test_a_step_that_does_not_fit_is_refused(argument, changes):

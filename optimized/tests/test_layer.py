@@ -141,6 +141,20 @@ def test_one_plan_serves_every_layer():
         assert_right(attend(layer, step, q, weights), step, weights)
 
 
+@pytest.mark.parametrize("room", [64, 1000], ids=["parts", "whole"])
+def test_lengths_are_read_by_plan_alone(room):
+    """S-9: an engine may write the lengths of its next step once `plan` has run."""
+    step = build((150, 2), (120, 20), (30, 7), padded_tokens=2, num_heads=HEADS)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, room), "cpu")
+    lengths = step.cu_seqlens_q.clone(), step.seq_lens.clone()
+    layer.plan(*lengths, step.block_table, num_tokens=len(q), absorbed_rows=1, **lens_of(step))
+    for tensor in lengths:
+        tensor.zero_()
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
 @pytest.mark.parametrize("absorbed", [0, 1])
 def test_a_rope_inside(absorbed):
     """S-12, S-21: keys are rotated as they are cached, queries at their own positions."""
@@ -223,6 +237,57 @@ def test_an_order_that_costs_time_is_told_once(caplog):
         assert len(caplog.records) == told
 
 
+@pytest.mark.parametrize("queries", [[2, 1], [1, 2], [0, 0]])
+def test_rows_that_see_no_keys(queries):
+    """S-2: a step of padded rows is planned in any order."""
+    attention = config(num_heads=HEADS)
+    layer = MlaLayer(layer_config(attention), "cpu")
+    layer.plan(
+        torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
+        torch.zeros(2, dtype=torch.int32),
+        torch.zeros(2, 0, dtype=torch.int32),
+        num_tokens=3,
+        query_lens=queries,
+        max_seq_lens=[0, 0],
+    )
+    q, cache = torch.zeros(3, HEADS, N + P), torch.zeros(1, 16, R + P)
+    out, lse = layer.attend(q[..., :N], q[..., N:], cache, weights_of(HEADS))
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+def test_weights_that_are_parameters():
+    """S-21: a model's own, with gradients left on."""
+    step = build((33, 1), (60, 20), num_heads=HEADS)
+    by_head = torch.nn.Parameter(weights_of(HEADS).kv_b_proj.clone())
+    weights = HeadWeights.of_kv_b_proj(by_head, HEADS, N)
+    assert weights.w_uk.data_ptr() == by_head.data_ptr()
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
+@pytest.mark.parametrize("name", ["q_nope", "q_pe", "out"])
+def test_tokens_too_far_apart(name):
+    """S-5: refused before the answers of absorbed rows are written."""
+    step = build((33, 1), (70, 1), num_heads=HEADS)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    given = {
+        "q_nope": torch.zeros(2, HEADS, N),
+        "q_pe": torch.zeros(2, HEADS, P),
+        "out": torch.full((2, HEADS, V), torch.nan),
+        "lse": torch.full((2, HEADS), torch.nan),
+    }
+    far = torch.empty(2, 1 << 24)[:, : given[name][0].numel()].view(given[name].shape)
+    far.copy_(given[name])
+    with pytest.raises(InvalidArgument, match=name):
+        layer.attend(cache=step.cache, weights=weights_of(HEADS), **(given | {name: far}))
+    assert given["out"].isnan().all()
+    assert given["lse"].isnan().all()
+
+
 def test_weights_from_both_sources():
     """S-21: kv_b_proj as it lies, or W_UK and W_UV apart; a rank has its own heads."""
     by_head = torch.randn(6, N + V, R)
@@ -242,6 +307,8 @@ def test_weights_from_both_sources():
         ("num_heads", lambda: HeadWeights.of_kv_b_proj(torch.empty(8, R), 0, N)),
         ("w_uv", lambda: HeadWeights.of_halves(torch.empty(2, N, R), torch.empty(3, V, R))),
         ("workspace_tokens", lambda: layer_config(config(), 63)),
+        ("workspace_tokens", lambda: layer_config(config(), 64.5)),
+        ("v_head_dim", lambda: LayerConfig(attention=config(), v_head_dim=32.0)),
     ],
 )
 def test_bad_weights_and_configs(argument, call):
@@ -266,7 +333,9 @@ def test_no_fixed_bits():
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 257]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 2]}),
         ("absorbed_rows", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "absorbed_rows": 3}),
+        ("absorbed_rows", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "absorbed_rows": 1.0}),
         ("absorbed_rows", {"absorbed_rows": 0}),
+        ("max_query_len", {"max_query_len": 2.5}),
         ("max_seq_lens", {"max_seq_lens": [33, 70]}),
         ("max_query_len", {"query_lens": [1, 3], "max_seq_lens": [33, 70], "max_query_len": 3}),
     ],
@@ -276,6 +345,21 @@ def test_bad_lengths(argument, host):
     step = build((33, 1), (70, 3))
     with pytest.raises(InvalidArgument, match=argument):
         plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
+
+
+def test_integers_of_numpy():
+    """S-2: what an engine counts with NumPy is as good as Python's."""
+    step = build((33, 1), (70, 3), num_heads=HEADS)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, np.int64(64)), "cpu")
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    host = {name: np.array(lens) for name, lens in lens_of(step).items()}
+    layer.plan(*lengths, num_tokens=np.int64(4), absorbed_rows=np.int64(1), **host)
+    assert_right(attend(layer, step, q, weights), step, weights)
+    with pytest.raises(InvalidArgument, match="num_tokens"):
+        layer.plan(*lengths, num_tokens=4.0, **host)
+    assert_right(attend(layer, step, q, weights), step, weights)
 
 
 def test_all_rows_are_absorbed_where_the_mask_is_not_causal():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mla_step import P, R, build
+from torch._subclasses import FakeTensorMode
 
 from paged_mla_optimized import PagedMla, RequestMap, ops
 from paged_mla_shared.errors import InvalidArgument
@@ -95,6 +96,16 @@ def test_steps_of_other_sizes_recompile_at_most_once():
         queries = step.q_nope[:tokens], step.q_pe[:tokens]
         assert torch.equal(layer(*queries), mla.attend(*queries, step.cache)[0])
     assert counter.frame_count <= 2
+
+
+def test_merged_answers_are_dense():
+    """S-8: a compiler is told of the strides that answers have, whatever those of the partials."""
+    outs = torch.randn(4, 2, 3, R).permute(1, 2, 0, 3)
+    lses = torch.randn(4, 2, 3).permute(1, 2, 0)
+    torch.library.opcheck(ops.merge, (outs, lses), test_utils="test_faketensor")
+    with FakeTensorMode() as mode:
+        answer = ops.merge(mode.from_tensor(outs), mode.from_tensor(lses))
+    assert all(tensor.is_contiguous() for tensor in answer)
 
 
 @pytest.mark.parametrize("name", ["plan", "append", "attend", "merge"])

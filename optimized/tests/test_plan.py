@@ -109,3 +109,62 @@ def test_what_memory_held_before_a_plan_means_nothing(deterministic):
     ckv, k_pe = torch.full((90, R), torch.nan), torch.full((90, P), torch.nan)
     mla.gather_context(step.cache, ckv, k_pe)
     assert torch.equal(torch.cat([ckv, k_pe], 1), torch.cat(step.keys))
+
+
+CUT = {
+    "in-a-row": (((40, 5), (37, 5), (20, 3)), 8),
+    "between-rows": (((40, 5), (37, 5)), 5),
+    "all": (((40, 5), (0, 3)), 0),
+    "empty-row": (((40, 2), (0, 5), (30, 1)), 4),
+    "prompts": (((9, 9), (7, 7)), 12),
+}
+
+
+def kept(rows, num_tokens):
+    """Return rows without the tokens at or past `num_tokens`."""
+    for seq_len, query_len in rows:
+        count = min(query_len, num_tokens)
+        num_tokens -= count
+        yield max(seq_len - (query_len - count), 0), count
+
+
+@pytest.mark.parametrize("changes", [{}, {"deterministic": True}, {"mask": "non_causal"}])
+@pytest.mark.parametrize(("rows", "num_tokens"), CUT.values(), ids=CUT.keys())
+def test_tokens_past_the_step_are_cut_off(rows, num_tokens, changes):
+    """S-17: rows longer than T are as if those tokens had not come; nothing past T is written."""
+    step = build(*rows, **changes)
+    mla = PagedMla(step.config, "cpu")
+    outs, slots = [], []
+    for lens in (rows, list(kept(rows, num_tokens))):
+        query_lens = torch.tensor([0, *(count for _, count in lens)])
+        out = torch.full((16, 4, R), 7.0)
+        lse = torch.full((16, 4), 7.0)
+        mla.plan(
+            query_lens.cumsum(0).to(I32),
+            torch.tensor([seq_len for seq_len, _ in lens], dtype=I32),
+            step.block_table,
+            num_tokens=num_tokens,
+        )
+        queries = step.q_nope[:num_tokens], step.q_pe[:num_tokens]
+        mla.attend(*queries, step.cache, out=out[:num_tokens], lse=lse[:num_tokens])
+        assert (out[num_tokens:] == 7).all()
+        assert (lse[num_tokens:] == 7).all()
+        outs.append((out, lse))
+        slots.append((mla.positions.clone(), mla.slot_mapping.clone(), mla.cu_seqlens_k.clone()))
+    for mine, expected in zip([*outs[0], *slots[0]], [*outs[1], *slots[1]], strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_a_draft_tree_is_cut_off():
+    """S-14, S-17: answers of the row that is cut mean nothing; nothing past T is written."""
+    for spelling in ("tree:qlen", "tree:full", "tree:packed"):
+        cfg = config(block_size=4, mask=spelling, max_draft_tokens=4)
+        mask = spelled(spelling)
+        mask = mask[:3] if spelling == "tree:packed" else mask
+        mla = plan(cfg, [0, 1, 5], [6, 9], [[0, 1, -1], [2, 3, 4]], 3, mask)
+        assert mla.slot_mapping.tolist() == [1 * 4 + 1, 3 * 4 + 1, 3 * 4 + 2]
+        out, lse = torch.full((6, 4, R), 7.0), torch.full((6, 4), 7.0)
+        cache = torch.randn(5, 4, R + P)
+        mla.attend(torch.randn(3, 4, R), torch.randn(3, 4, P), cache, out=out[:3], lse=lse[:3])
+        assert (out[3:] == 7).all()
+        assert (lse[3:] == 7).all()

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 import torch
-from prefill_step import NOPE, V, assert_close, build, config, prefix_sums
+from prefill_step import NOPE, V, assert_close, build, config, dense, prefix_sums
 
 from paged_mla_optimized.launchers import prefill as launchers
 from paged_mla_optimized.launchers.prefill import PrefillPlan
@@ -132,6 +133,24 @@ def test_one_plan_serves_every_layer():
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
+@pytest.mark.parametrize("num_tokens", [0, 5, 30, 45])
+def test_tokens_past_the_step_are_cut_off(num_tokens, causal):
+    """S-17: other tokens of a row longer than T are right; nothing past T is written."""
+    step = build((50, 5), (33, 40), (70, 20), causal=causal)
+    out, lse = torch.full((65, 2, V), 7.0), torch.full((65, 2), 7.0)
+    prefill = Prefill(step.config, "cpu")
+    prefill.plan(prefix_sums([5, 40, 20]), prefix_sums([50, 33, 70]), num_tokens=num_tokens)
+    queries = (tensor[:num_tokens] for tensor in step.tensors[:2])
+    prefill.attend(*queries, *step.tensors[2:], out=out[:num_tokens], lse=lse[:num_tokens])
+    expected, expected_lse = (torch.tensor(answer) for answer in dense(step))
+    close = {"rtol": 2e-5, "atol": 2e-5, "check_dtype": False}
+    torch.testing.assert_close(out[:num_tokens], expected[:num_tokens], **close)
+    torch.testing.assert_close(lse[:num_tokens], expected_lse[:num_tokens], **close)
+    assert (out[num_tokens:] == 7).all()
+    assert (lse[num_tokens:] == 7).all()
+
+
 def test_nothing_to_do():
     """S-2: no rows, or no tokens."""
     prefill = Prefill(config(), "cpu")
@@ -217,6 +236,8 @@ def test_groups_of_heads_leave_nothing_out(monkeypatch, num_heads, group):
         ("num_heads", 0),
         ("max_rows", 0),
         ("max_tokens", -1),
+        ("num_heads", 2.0),
+        ("v_head_dim", "32"),
         ("softmax_scale", 0.0),
         ("qk_nope_head_dim", 0),
         ("qk_rope_head_dim", 15),
@@ -256,6 +277,7 @@ BAD_PLANS = {
     "cu_seqlens_q": {"cu_seqlens_q": prefix_sums([1] * 9)},
     "cu_seqlens_k": {"cu_seqlens_k": prefix_sums([1, 2, 3])},
     "num_tokens": {"num_tokens": 513},
+    "num_tokens-float": {"num_tokens": 7.0},
 }
 
 
@@ -267,8 +289,16 @@ def test_bad_plans(name, change):
         "cu_seqlens_k": prefix_sums([3, 4]),
         "num_tokens": 7,
     }
-    with pytest.raises(InvalidArgument, match=name):
+    with pytest.raises(InvalidArgument, match=name.partition("-")[0]):
         Prefill(config(), "cpu").plan(**(given | change))
+
+
+def test_integers_of_numpy():
+    """S-2: what an engine counts with NumPy is as good as Python's."""
+    step = build((20, 20), num_heads=np.int64(2), max_tokens=np.int32(40))
+    prefill = Prefill(step.config, "cpu")
+    prefill.plan(prefix_sums([20]), prefix_sums([20]), num_tokens=np.int64(20))
+    assert_close(prefill.attend(*step.tensors), step)
 
 
 NAMES = ("q_nope", "q_pe", "k_nope", "k_pe", "v")

@@ -97,6 +97,23 @@ def test_no_room(ours):
     assert pool.num_free == 4
 
 
+def test_the_last_owner_of_a_block_keeps_it(model, ours):
+    """Of rows that go on from one block all but one get a copy: no more room is needed."""
+    paged_model, pool = ours
+    others = [PagedMlaCache(pool) for _ in range(4)]
+    for cache in others:
+        forward(paged_model, IDS[:1], cache)
+    cache, ids, following = PagedMlaCache(pool), IDS[:1, :3], torch.tensor([[1], [2]])
+    forward(paged_model, ids, cache)
+    cache.batch_repeat_interleave(2)
+    assert pool.num_free == 1
+    found = forward(paged_model, following, cache)
+    assert pool.num_free == 0
+    whole = torch.cat([ids.expand(2, -1), following], dim=1)
+    expected = forward(model, whole, None, use_cache=False)
+    torch.testing.assert_close(found[:, -1], expected[:, -1], rtol=1e-4, atol=1e-5)
+
+
 def test_padding_that_changes(ours):
     model, pool = ours
     cache = PagedMlaCache(pool)

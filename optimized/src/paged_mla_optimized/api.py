@@ -13,6 +13,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
 from paged_mla_optimized.inspect.values import check_values, table_of_map
+from paged_mla_optimized.integers import integer
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.families import AttendVariant
@@ -116,7 +117,6 @@ class PagedMla(PlannedStep):
             tensors are not looked at: :meth:`check` does that.
         """
         core, plan = self._core, self._core.plan
-        self._max_query_len = max_query_len
         if not torch.compiler.is_compiling():
             core.fill(
                 plan,
@@ -127,6 +127,7 @@ class PagedMla(PlannedStep):
                 max_query_len=max_query_len,
                 mask=mask,
             )
+            self._max_query_len = max_query_len
             return
         ids, table = None, block_table
         if isinstance(block_table, RequestMap):
@@ -142,6 +143,7 @@ class PagedMla(PlannedStep):
             max_query_len=max_query_len,
             handle=self._handle,
         )
+        self._max_query_len = max_query_len
         plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
         plan.given_table = None if isinstance(block_table, RequestMap) else block_table
 
@@ -350,6 +352,7 @@ class PagedMla(PlannedStep):
         """
         if num_blocks < 1:
             raise InvalidArgument("num_blocks", num_blocks, ">= 1")
+        num_tokens = integer("num_tokens", num_tokens)
         checks.check_lengths(
             self.config,
             cu_seqlens_q,

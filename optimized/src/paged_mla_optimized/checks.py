@@ -130,13 +130,13 @@ def check_latents(
     config: MlaConfig,
     ckv: torch.Tensor,
     k_pe: torch.Tensor,
-    num_tokens: int,
+    num_tokens: int | None,
     device: torch.device,
 ) -> None:
-    """Check this step's latents and keys."""
+    """Check latents and keys of so many tokens; ``None``: of as many as there are latents."""
     shape = (num_tokens, config.kv_lora_rank)
     check_tensor("ckv", ckv, shape, config.dtype, device, unit_stride=True)
-    shape = (num_tokens, config.qk_rope_head_dim)
+    shape = (ckv.shape[0], config.qk_rope_head_dim)
     check_tensor("k_pe", k_pe, shape, config.dtype, device, unit_stride=True)
 
 

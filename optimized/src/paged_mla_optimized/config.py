@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paged_mla_optimized.integers import take_integers
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
@@ -18,6 +19,18 @@ DTYPE_NAMES = {
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 PRODUCTS = ("exact", "fast")
+_INTEGERS = (
+    "num_heads",
+    "block_size",
+    "max_rows",
+    "max_query_tokens",
+    "max_model_len",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "max_draft_tokens",
+    "table_multiple",
+    "table_fill",
+)
 MASKS = ("causal", "non_causal", *(f"tree:{spelling}" for spelling in MaskSpelling))
 
 
@@ -95,6 +108,9 @@ class MlaConfig:
     table_fill: int = -1
 
     def __post_init__(self) -> None:
+        take_integers(self, *_INTEGERS)
+        if self.reserved_slot is not None:
+            take_integers(self, "reserved_slot")
         for name in ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(name, getattr(self, name), ">= 1")

@@ -10,6 +10,7 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.explain import Buffer
+from paged_mla_optimized.integers import integer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import Spans, launch_gather
@@ -111,6 +112,7 @@ class Core:
         mask: torch.Tensor | None,
     ) -> None:
         """Check a step and describe it in `plan`."""
+        num_tokens = integer("num_tokens", num_tokens)
         checks.check_lengths(
             self.config,
             cu_seqlens_q,
@@ -205,7 +207,7 @@ class Core:
     def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Check and read cached tokens of rows."""
         cache = self._as_cache(cache)
-        checks.check_latents(self.config, ckv, k_pe, ckv.shape[0], self.device)
+        checks.check_latents(self.config, ckv, k_pe, None, self.device)
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)

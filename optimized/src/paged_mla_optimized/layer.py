@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from paged_mla_optimized.cache import Cache
-from paged_mla_optimized.checks import answers, check_tensor
+from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.core import Core, PlannedStep
+from paged_mla_optimized.integers import integer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
 from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
@@ -95,7 +96,7 @@ class MlaLayer(PlannedStep):
             A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
             not fit together. Values of tensors are not looked at.
         """
-        num_rows = seq_lens.shape[0]
+        num_tokens, num_rows = integer("num_tokens", num_tokens), seq_lens.shape[0]
         rows = num_rows
         if query_lens is None:
             for name, given in (("max_seq_lens", max_seq_lens), ("absorbed_rows", absorbed_rows)):
@@ -135,9 +136,10 @@ class MlaLayer(PlannedStep):
                 mask=None,
             )
         live = np.where(queries[rows:] > 0, keys[rows:], 0)
+        # The plan's own lengths: those of the caller may change before later parts are planned.
         self.materialised.plan(
-            cu_seqlens_q[rows:],
-            seq_lens[rows:],
+            core.plan.token_starts[rows : num_rows + 1],
+            core.plan.row_lens[rows:num_rows],
             table[rows:],
             num_tokens=num_tokens - tokens,
             num_keys=int(live.sum()),
@@ -176,6 +178,8 @@ class MlaLayer(PlannedStep):
         weights : HeadWeights
             The layer's.
         out : dtype [T, H, V] or None
+            In a step with materialised rows, a token of `q_nope`, `q_pe` and `out` is less than
+            2 ** 24 elements from the next.
         lse : float32 [T, H] or None
             Where to write; ``None`` allocates, in the graph's own memory while one is captured.
 
@@ -188,7 +192,7 @@ class MlaLayer(PlannedStep):
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong.
+            A tensor's shape, dtype, device or stride is wrong; nothing is written then.
         """
         config, core, tokens = self.config, self._core, self._absorbed_tokens
         lines = (core.plan.num_tokens, config.attention.num_heads)
@@ -197,6 +201,9 @@ class MlaLayer(PlannedStep):
         shape = (*lines, config.v_head_dim)
         out, lse = answers(out, lse, shape, config.attention.dtype, self.device)
         self._check_weights(weights)
+        if tokens < core.plan.num_tokens:
+            for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
+                check_token_stride(name, tensor.stride(0))
         if tokens > 0:
             absorbed = weights.absorb(q_nope[:tokens])
             latents = torch.empty_like(absorbed)
@@ -216,6 +223,7 @@ class MlaLayer(PlannedStep):
         """Return how many leading rows are absorbed."""
         num_rows = len(query_lens)
         mask = self.config.attention.mask
+        absorbed = None if absorbed is None else integer("absorbed_rows", absorbed)
         if mask != "causal" and absorbed not in {None, num_rows}:
             allowed = f"{num_rows} rows, or None, when the mask is {mask}"
             raise InvalidArgument("absorbed_rows", absorbed, allowed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.integers import take_integers
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -44,6 +45,9 @@ class LayerConfig:
 
     def __post_init__(self) -> None:
         attention = self.attention
+        take_integers(self, "qk_nope_head_dim", "v_head_dim")
+        if self.workspace_tokens is not None:
+            take_integers(self, "workspace_tokens")
         if attention.deterministic:
             raise Unsupported("deterministic: bits of a product depend on the batch")
         prefill = PrefillConfig(

@@ -137,4 +137,4 @@ def _nothing_returned(*_tensors: Tensor, **_rest: object) -> None:
 
 @merge.register_fake
 def _(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(outs[0]), torch.empty_like(lses[0])
+    return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])

@@ -10,6 +10,7 @@ import torch
 from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.inspect.values import check_prefix_sums
+from paged_mla_optimized.integers import integer, take_integers
 from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
 from paged_mla_optimized.launchers.prefill import (
     Heads,
@@ -68,7 +69,9 @@ class PrefillConfig:
     writes_empty: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim"):
+        counts = ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim")
+        take_integers(self, *counts, "qk_rope_head_dim")
+        for name in counts:
             if getattr(self, name) < 1:
                 raise InvalidArgument(name, getattr(self, name), ">= 1")
         if not math.isfinite(self.softmax_scale) or self.softmax_scale <= 0:
@@ -158,7 +161,7 @@ class Prefill:
             A tensor's shape, dtype or device is wrong, or a capacity is exceeded. Values of
             tensors are not looked at.
         """
-        self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
+        num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
         self._plan.fill(cu_seqlens_q, cu_seqlens_k, num_tokens)
 
     def attend(
@@ -174,7 +177,8 @@ class Prefill:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend every query of the planned step to the keys of its row (S-4 to S-7).
 
-        Last strides are 1, others any; `k_nope` and `v` may be halves of one projection.
+        Last strides are 1, those of tokens less than 2 ** 24, others any; `k_nope` and `v` may be
+        halves of one projection.
 
         Parameters
         ----------
@@ -231,13 +235,15 @@ class Prefill:
         InvalidArgument
             Names the argument that no rule allows.
         """
-        self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
+        num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
         check_prefix_sums("cu_seqlens_q", cu_seqlens_q.cpu().numpy(), "T", num_tokens)
         check_prefix_sums("cu_seqlens_k", cu_seqlens_k.cpu().numpy(), "Tk", num_keys)
 
     def _check_lengths(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, num_tokens: int
-    ) -> None:
+    ) -> int:
+        """Return T."""
+        num_tokens = integer("num_tokens", num_tokens)
         check_tensor("cu_seqlens_q", cu_seqlens_q, (None,), torch.int32, self.device)
         num_rows = cu_seqlens_q.shape[0] - 1
         if not 0 <= num_rows <= self.config.max_rows:
@@ -247,6 +253,7 @@ class Prefill:
         if not 0 <= num_tokens <= self.config.max_tokens:
             allowed = f"0 to {self.config.max_tokens} (max_tokens)"
             raise InvalidArgument("num_tokens", num_tokens, allowed)
+        return num_tokens
 
     def _check_heads(self, heads: Heads) -> None:
         num_heads, (nope, rope, value) = self.config.num_heads, self.config.head_dims

@@ -11,6 +11,8 @@ from paged_mla_shared.errors import InvalidArgument
 class HeadWeights:
     """W_UK and W_UV of one layer's heads on this rank (S-21); a rank has its own heads' alone.
 
+    Of a parameter the numbers alone are kept: there are no gradients.
+
     Parameters
     ----------
     by_head : dtype [H, N + V, R]
@@ -31,7 +33,7 @@ class HeadWeights:
         if by_head.shape[1] <= qk_nope_head_dim:
             given, allowed = f"{by_head.shape[1]} lines a head", f"more than {qk_nope_head_dim}"
             raise InvalidArgument("by_head", given, allowed)
-        by_head = by_head.contiguous()
+        by_head = by_head.detach().contiguous()
         self.w_uk, self.w_uv = by_head[:, :qk_nope_head_dim], by_head[:, qk_nope_head_dim:]
         self._projection = by_head.flatten(0, 1).T  # [R, H * (N + V)]
 

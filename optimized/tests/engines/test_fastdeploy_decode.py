@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from mla_step import R, build, dense
+from mla_step import P, R, build, config, dense
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.engines.fastdeploy.decode import LatentAttention, decode_lens
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.problem import Rope, RopePairing
 
 ROWS = (  # new tokens of a prompt, cached tokens, new tokens
     (0, 36, 1),
@@ -59,3 +62,25 @@ def test_a_mixed_step():
     torch.testing.assert_close(out.double(), dense(step)[0], rtol=2e-5, atol=2e-5)
     prompts = [token for token, row in enumerate(owner) if not is_decode[row]]
     assert (out[prompts] == 0).all()
+
+
+@pytest.mark.parametrize("k_pe", [torch.zeros(0, P), torch.zeros(0, 1, P)], ids=["2d", "3d"])
+def test_no_tokens(k_pe):
+    """S-6: the widths are the config's where no element tells them."""
+    attention = LatentAttention(PagedMla(config(), "cpu"))
+    idle = torch.zeros(2, dtype=torch.int32)
+    starts, table = torch.zeros(3, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32)
+    attention.plan(idle, idle, idle, starts, table, num_tokens=0)
+    latent_cache = torch.zeros(3, 1, 16, R + P)
+    attention.write(torch.zeros(0, R), k_pe, latent_cache)
+    assert not latent_cache.any()
+    assert attention.attend(torch.zeros(0, 4 * (R + P)), latent_cache).shape == (0, 4 * R)
+    with pytest.raises(InvalidArgument, match="q: "):
+        attention.attend(torch.zeros(0, 4 * R), latent_cache)
+
+
+def test_no_rope():
+    """S-12: FastDeploy has rotated already."""
+    mla = PagedMla(config(rope=Rope(RopePairing.NEOX)), "cpu")
+    with pytest.raises(InvalidArgument, match="mla"):
+        LatentAttention(mla)

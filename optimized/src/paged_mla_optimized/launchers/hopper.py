@@ -63,7 +63,7 @@ def cache_fits(cache: torch.Tensor) -> bool:
         and stride_token * cache.element_size() % 16 == 0
         and stride_block >= stride_token
         and stride_block % stride_token == 0
-        and cache.shape[0] * (stride_block // stride_token) < 2**31
+        and 0 < cache.shape[0] * (stride_block // stride_token) < 2**31  # no map of no rows
     )
 
 

@@ -11,6 +11,7 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.integers import integer
 from paged_mla_optimized.launchers.merge_lines import MergeLines
 from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.parallel.exchange import Exchange
@@ -123,6 +124,7 @@ class ContextParallelMla:
             A tensor's shape, dtype, device or capacity is wrong.
         """
         lengths = (cu_seqlens_q, seq_lens, block_table)
+        num_tokens = integer("num_tokens", num_tokens)
         checks.check_lengths(self.config, *lengths, num_tokens=num_tokens, device=self.device)
         shard, self._num_tokens = self._shard, num_tokens
         if num_tokens > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.integers import integer
 from paged_mla_optimized.planning.families import Demand
 from paged_mla_shared.errors import InvalidArgument
 
@@ -39,6 +40,7 @@ def step_query_len(
     (S-20).
     """
     if max_query_len is not None:
+        max_query_len = integer("max_query_len", max_query_len)
         if max_query_len < 1:
             raise InvalidArgument("max_query_len", max_query_len, ">= 1, or None")
         return max_query_len

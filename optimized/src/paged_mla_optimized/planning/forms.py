@@ -162,12 +162,13 @@ def slowdown(
     """Return how many times as long the step takes as one with each row in its better form.
 
     So many leading rows are `absorbed`. It is above 1 where rows with few queries stand behind
-    rows with many.
+    rows with many, and 1 for rows that see no keys.
     """
     forms = Forms(config, query_lens, key_lens)
     alone = forms.keys_made + np.maximum(forms.attended, forms.tile)
     is_leading = np.arange(len(query_lens)) < absorbed
-    return _step_seconds(forms, is_leading) / _step_seconds(forms, forms.absorbed <= alone)
+    least = _step_seconds(forms, forms.absorbed <= alone)
+    return _step_seconds(forms, is_leading) / least if least > 0 else 1.0
 
 
 def _step_seconds(forms: Forms, is_absorbed: NDArray[np.bool_]) -> float:

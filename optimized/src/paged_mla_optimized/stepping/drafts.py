@@ -57,10 +57,12 @@ class ExtendWindow:
         Raises
         ------
         InvalidArgument
-            Lengths of another shape, dtype or device.
+            Lengths of another shape, dtype or device, or :attr:`seq_lens` itself.
         """
         lens = self.seq_lens
         check_tensor("committed", committed, tuple(lens.shape), lens.dtype, lens.device)
+        if committed.untyped_storage().data_ptr() == lens.untyped_storage().data_ptr():
+            raise InvalidArgument("committed", "the window's own seq_lens", "another tensor")
         torch.clamp(committed, max=1, out=self.seq_lens)
         self.seq_lens.mul_(self.window).add_(committed)
 

@@ -9,6 +9,7 @@ import torch
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.integers import take_integers
 from paged_mla_shared.errors import InvalidArgument
 
 _NO_BLOCK = 2**31 - 1
@@ -23,11 +24,21 @@ class Bucket:
     tokens, rows : int
     max_query_len : int or None
         Longest query that its kernel is chosen for, as for :meth:`PagedMla.plan`.
+
+    Raises
+    ------
+    InvalidArgument
+        One of them is no integer.
     """
 
     tokens: int
     rows: int
     max_query_len: int | None = None
+
+    def __post_init__(self) -> None:
+        take_integers(self, "tokens", "rows")
+        if self.max_query_len is not None:
+            take_integers(self, "max_query_len")
 
     @property
     def size(self) -> tuple[int, int, float]:
@@ -110,9 +121,9 @@ class StepInputs:
         self.mask = _mask_buffer(config, device)
         self.tokens = {name: zeros(*shape, dtype=dtype) for name, (shape, dtype) in tokens.items()}
         for name, tensor in self.tokens.items():
-            if tensor.shape[0] != config.max_query_tokens:
+            if tensor.shape[:1] != (config.max_query_tokens,):
                 allowed = f"max_query_tokens = {config.max_query_tokens} lines"
-                raise InvalidArgument(name, f"{tensor.shape[0]} lines", allowed)
+                raise InvalidArgument(name, f"shape {[*tensor.shape]}", allowed)
         self.clear()
 
     @property
@@ -224,9 +235,11 @@ class StepInputs:
 
 
 def _check_fits(
-    name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], room: torch.Tensor
+    name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...], room: torch.Tensor
 ) -> None:
     """Hold a tensor of any device against a shape, and the dtype and size of the room for it."""
+    if tensor is None:
+        raise InvalidArgument(name, None, f"a tensor of {room.dtype}")
     check_tensor(name, tensor, shape, room.dtype, tensor.device)
     if any(size > most for size, most in zip(tensor.shape, room.shape, strict=True)):
         raise InvalidArgument(name, f"shape {list(tensor.shape)}", f"at most {list(room.shape)}")

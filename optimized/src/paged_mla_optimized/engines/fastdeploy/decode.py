@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 
 from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.checks import check_tensor
+from paged_mla_shared.errors import InvalidArgument
 
 
 def decode_lens(
@@ -42,9 +44,17 @@ class LatentAttention:
         Its config without a rope: FastDeploy rotates before it calls.
     query_len : int
         New tokens of a row with all its drafts; rows of prompts do not count.
+
+    Raises
+    ------
+    InvalidArgument
+        `mla` has a rope.
     """
 
     def __init__(self, mla: PagedMla, query_len: int = 1) -> None:
+        if mla.config.rope is not None:
+            allowed = "one without a rope: FastDeploy rotates before it calls"
+            raise InvalidArgument("mla", f"one with {mla.config.rope}", allowed)
         self.mla, self.query_len = mla, query_len
 
     def plan(
@@ -90,8 +100,7 @@ class LatentAttention:
         k_pe : dtype [T, P], or [T, 1, P]
         latent_cache : dtype [num_blocks, 1, block_size, R + P]
         """
-        k_pe = k_pe.view(k_pe.shape[0], -1)
-        self.mla.append(compressed_kv, k_pe, latent_cache.squeeze(1))
+        self.mla.append(compressed_kv, k_pe.flatten(1), latent_cache.squeeze(1))
 
     def attend(self, q: torch.Tensor, latent_cache: torch.Tensor) -> torch.Tensor:
         """Return the answers of decode rows, dtype [T, H * R], and zeros for all other tokens.
@@ -103,7 +112,10 @@ class LatentAttention:
         latent_cache : dtype [num_blocks, 1, block_size, R + P]
         """
         config = self.mla.config
-        heads = q.view(q.shape[0], config.num_heads, -1)
-        q_nope, q_pe = heads[..., : config.kv_lora_rank], heads[..., config.kv_lora_rank :]
+        widths = [config.kv_lora_rank, config.qk_rope_head_dim]
+        shape = (None, config.num_heads * sum(widths))
+        check_tensor("q", q, shape, config.dtype, self.mla.device, unit_stride=True)
+        heads = q.view(q.shape[0], config.num_heads, sum(widths))
+        q_nope, q_pe = torch.split(heads, widths, dim=-1)
         out, _ = self.mla.attend(q_nope, q_pe, latent_cache.squeeze(1))
         return out.flatten(1)

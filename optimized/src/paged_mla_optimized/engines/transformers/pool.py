@@ -144,9 +144,9 @@ class LatentPool:
             if self._owners[block] == 0:
                 self._free.append(block)
 
-    def is_shared(self, block: int) -> bool:
-        """Whether a block has several owners, so that none may write to it."""
-        return bool(self._owners[block] > 1)
+    def num_owners(self, block: int) -> int:
+        """Rows that have a block; none of several may write to it."""
+        return int(self._owners[block])
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks in all layers."""

@@ -206,11 +206,15 @@ class Rows:
         if self.columns == 0:
             self.blocks = [[] for _ in lengths]
         rows = list(zip(self.blocks, query_lens, lengths, strict=True))
-        copied = [  # rows whose next token goes to a block that is not theirs alone
-            blocks
-            for blocks, new, length in rows
-            if new > 0 and (length - new) % size and pool.is_shared(blocks[-1])
-        ]
+        copied = []  # rows whose next token goes to a block that is not theirs alone
+        owners: dict[int, int] = {}  # of such blocks, but for the rows that get a copy
+        for blocks, new, length in rows:
+            if new == 0 or (length - new) % size == 0:
+                continue
+            left = owners.setdefault(blocks[-1], pool.num_owners(blocks[-1]))
+            if left > 1:
+                copied.append(blocks)
+                owners[blocks[-1]] = left - 1
         missing = [-(-length // size) - len(blocks) for blocks, _, length in rows]
         taken = pool.take(len(copied) + sum(missing))
         if copied:

@@ -156,11 +156,15 @@ def schedule_kernel(
         return
     row = tl.arange(0, ROWS)
     is_row = row <= num_rows
-    starts = tl.load(cu_seqlens_q_ptr + row * stride_cu, mask=is_row, other=num_tokens)
+    given_starts = tl.load(cu_seqlens_q_ptr + row * stride_cu, mask=is_row, other=num_tokens)
     is_real = row < num_rows
-    ends = tl.load(cu_seqlens_q_ptr + (row + 1) * stride_cu, mask=is_real, other=num_tokens)
+    given_ends = tl.load(cu_seqlens_q_ptr + (row + 1) * stride_cu, mask=is_real, other=num_tokens)
     seq_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
+    # Tokens at or past `num_tokens` are cut off; those before them keep their positions.
+    starts, ends = tl.minimum(given_starts, num_tokens), tl.minimum(given_ends, num_tokens)
     query_lens = tl.where(is_row, ends - starts, 0)
+    cut_off = tl.where(is_real, given_ends - given_starts - query_lens, 0)
+    seq_lens = tl.maximum(seq_lens - cut_off, 0)
 
     pairs = query_lens * num_heads
     key_tiles = tl.cdiv(seq_lens, TILE_N)

@@ -17,6 +17,30 @@ BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared
 
 
 @triton.jit
+def _load_rows(
+    cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, num_rows, num_tokens,
+    CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """Return of rows the first token, how many there are, the first key, and how many there are.
+
+    Row `num_rows` is padding: it has the tokens past the last row, and no keys. Tokens at or past
+    `num_tokens` are cut off; of causal rows their own keys are too, which no other token sees.
+    """
+    is_row = row < num_rows
+    at = cu_seqlens_q_ptr + row * stride_cu_q
+    given_start = tl.load(at, mask=row <= num_rows, other=num_tokens)
+    given_end = tl.load(at + stride_cu_q, mask=is_row, other=num_tokens)
+    start, end = tl.minimum(given_start, num_tokens), tl.minimum(given_end, num_tokens)
+    at = cu_seqlens_k_ptr + row * stride_cu_k
+    key_start = tl.load(at, mask=is_row, other=0)
+    key_len = tl.load(at + stride_cu_k, mask=is_row, other=0) - key_start
+    if CAUSAL:
+        cut_off = tl.where(is_row, (given_end - given_start) - (end - start), 0)
+        key_len = tl.maximum(key_len - cut_off, 0)
+    return start, end - start, key_start, key_len
+
+
+@triton.jit
 def _tiles_above(blocks, query_lens, key_lens, CAUSAL: tl.constexpr, TILE_M: tl.constexpr):
     """Return how many tiles of each row see more than `blocks` blocks; each sees at least one.
 
@@ -68,14 +92,11 @@ def prefill_plan_kernel(
 ):
     if OVERLAP:  # it waits for the end of this one, which was launched after all before had ended
         tl.extra.cuda.gdc_launch_dependents()
-    # Row `num_rows` is padding: it has the tokens past the last row, and no keys.
     row = tl.arange(0, ROWS)
-    is_row = row < num_rows
-    at = cu_seqlens_q_ptr + row * stride_cu_q
-    starts = tl.load(at, mask=row <= num_rows, other=num_tokens)
-    query_lens = tl.load(at + stride_cu_q, mask=is_row, other=num_tokens) - starts
-    at = cu_seqlens_k_ptr + row * stride_cu_k
-    key_lens = tl.load(at + stride_cu_k, mask=is_row, other=0) - tl.load(at, mask=is_row, other=0)
+    _, query_lens, _, key_lens = _load_rows(
+        cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, num_rows, num_tokens,
+        CAUSAL,
+    )  # fmt: skip
     if not WRITES_EMPTY:
         query_lens = tl.where(key_lens > 0, query_lens, 0)
     tile_ends = tl.cumsum(tl.cdiv(query_lens, TILE_M))
@@ -86,13 +107,10 @@ def prefill_plan_kernel(
     is_before = tile_ends[None, :] <= tile[:, None]
     owner = tl.minimum(tl.sum(is_before.to(tl.int32), axis=1), num_rows)
     index = tile - tl.max(tl.where(is_before, tile_ends[None, :], 0), axis=1)
-    has_keys = exists & (owner < num_rows)
-    at = cu_seqlens_q_ptr + owner * stride_cu_q
-    row_start = tl.load(at)
-    query_len = tl.load(at + stride_cu_q, mask=owner < num_rows, other=num_tokens) - row_start
-    at = cu_seqlens_k_ptr + owner * stride_cu_k
-    key_start = tl.load(at, mask=has_keys, other=0)
-    key_len = tl.load(at + stride_cu_k, mask=has_keys, other=0) - key_start
+    row_start, query_len, key_start, key_len = _load_rows(
+        cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, owner, num_rows, num_tokens,
+        CAUSAL,
+    )  # fmt: skip
     first = index * TILE_M
     last = tl.minimum(first + TILE_M, query_len)
     seen = key_len
