@@ -23,7 +23,8 @@ from paged_mla_shared.problem import Problem
 
 pytestmark = pytest.mark.mla(
     group="errors",
-    ops=("plan", "append", "attend", "validation", "explicit_slots"),
+    ops=("plan", "append", "attend"),
+    features=("validation", "explicit_slots"),
     rules=("S-1", "S-2", "S-14"),
 )
 

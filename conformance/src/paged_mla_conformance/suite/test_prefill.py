@@ -29,7 +29,9 @@ def test_prefill(trial: Trial) -> None:
             trial.checks += compare.check_bitwise("S-20", actual, expected, name)
 
 
-@pytest.mark.mla(group="prefill", ops=("prefill", "validation"), rules=("S-4", "S-21"))
+@pytest.mark.mla(
+    group="prefill", ops=("prefill",), features=("validation",), rules=("S-4", "S-21")
+)
 @pytest.mark.parametrize("bad", BAD_PREFILLS, ids=lambda bad: bad.name)
 def test_bad_prefill(mla_run: Run, bad: BadPrefill) -> None:
     """A prefill no rule allows is refused, and the runner keeps its use."""
