@@ -26,11 +26,12 @@ from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.problem import Batch, Output
 
 CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at its edge, and a few tokens on
+IN_CHUNKS = {"mixed", "padding", "replay"}  # what steps of chunks are, some rows of which are done
 
 
 def check_layer(trial: Trial) -> None:
     """Ask every step of the trial's case as a layer."""
-    runner = trial.prepare()
+    runner, in_chunks = trial.prepare(), trial.backend.capabilities.features >= IN_CHUNKS
     seed = zlib.crc32(trial.case.id.encode())
     for stage in map(Stage.of, build_steps(trial.case, trial.dims, trial.dtype)):
         layer = Layer.of(stage, seed)
@@ -41,7 +42,7 @@ def check_layer(trial: Trial) -> None:
             answer = _ask(runner, stage, layer.asked(rows, workspace))
             trial.checks += _check(right, answer, workspace)
             trial.compare_cache(runner, stage, rotated=False)
-        if (step.query_lens == step.seq_lens).all():
+        if in_chunks and (step.query_lens == step.seq_lens).all():
             runner.load_cache(stage.before)
             answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
             trial.checks += _check(right, answer, workspace)

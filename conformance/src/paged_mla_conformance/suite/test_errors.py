@@ -24,7 +24,7 @@ from paged_mla_shared.problem import Problem
 pytestmark = pytest.mark.mla(
     group="errors",
     ops=("plan", "append", "attend"),
-    features=("validation", "explicit_slots"),
+    features=("validation", "explicit_slots", "mixed"),
     rules=("S-1", "S-2", "S-14"),
 )
 

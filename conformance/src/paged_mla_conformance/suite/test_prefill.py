@@ -30,7 +30,10 @@ def test_prefill(trial: Trial) -> None:
 
 
 @pytest.mark.mla(
-    group="prefill", ops=("prefill",), features=("validation",), rules=("S-4", "S-21")
+    group="prefill",
+    ops=("prefill",),
+    features=("validation", "mixed", "padding"),
+    rules=("S-4", "S-21"),
 )
 @pytest.mark.parametrize("bad", BAD_PREFILLS, ids=lambda bad: bad.name)
 def test_bad_prefill(mla_run: Run, bad: BadPrefill) -> None:
