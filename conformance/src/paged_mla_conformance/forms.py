@@ -125,7 +125,7 @@ def halves(stage: Stage) -> tuple[Problem, list[Batch]]:
 
 
 def unlike(problem: Problem, capabilities: Capabilities) -> Problem:
-    """Return a problem that the same steps fit, of another scale and, where declared, a rotation."""
+    """Return a problem of another scale and, where declared, a rotation; the same steps fit."""
     ropes = sorted(capabilities.ropes)
     rope = Rope(RopePairing(ropes[0])) if ropes else None
     return replace(problem, softmax_scale=2 * problem.softmax_scale, rope=rope)
