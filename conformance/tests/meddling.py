@@ -61,6 +61,22 @@ class WritesTheImage(Passing):
         image.blocks[0, 0] ^= 1
 
 
+class WritesTheImageLater(Passing):
+    """The image became the cache."""
+
+    image: CacheImage
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Keep it."""
+        self.inner.load_cache(image)
+        self.image = image
+
+    def append(self, batch: Batch) -> None:
+        """Write into it."""
+        self.inner.append(batch)
+        self.image.blocks[...] = self.inner.read_cache(self.image.block_ids)
+
+
 class WritesPartials(Passing):
     """Merged in place."""
 
@@ -236,6 +252,7 @@ _RUNNERS: dict[str, type[Passing]] = {
     "writes-lengths": WritesLengths,
     "writes-latents": WritesLatents,
     "writes-the-image": WritesTheImage,
+    "writes-the-image-later": WritesTheImageLater,
     "writes-partials": WritesPartials,
     "answers-with-its-input": AnswersWithItsInput,
     "returns-none": ReturnsNone,

@@ -52,6 +52,7 @@ def call_everything(backend: GuardedBackend) -> None:
         ("writes-lengths", "[S-10] plan wrote its input seq_lens: first at (3,)"),
         ("writes-latents", "[S-10] append wrote its input k_pe: first at (0, 0)"),
         ("writes-the-image", "[S-10] load_cache wrote its input blocks: first at (0, 0)"),
+        ("writes-the-image-later", "[S-10] append wrote the loaded image's blocks: first at "),
         ("writes-partials", "[S-10] merge wrote its input partials[0].lse: first at (0, 0)"),
         ("writes-keys", "[S-10] prefill wrote its input k_nope: first at (0, 0, 0)"),
         ("scales-queries", "[S-10] quantise_queries wrote its input q_pe: first at (0, 0, 0)"),
@@ -152,6 +153,16 @@ def test_an_exception_names_call_and_case(tmp_path: Path):
     assert NINE_HEADS in report["printed"]
     assert "backend raised NotImplementedError in attend" in report["printed"]
     assert last_line(report["printed"]) == report["verdict"]
+
+
+@pytest.mark.parametrize("strides", ["columns", "backwards", "gaps"])
+def test_answers_may_have_any_strides(strides: str, tmp_path: Path):
+    """S-20: what is read of a cache with a rope, of scales, of everything."""
+    chosen = "rope-bs16 or formats-rope or queries-rope or gather-strided"
+    report = report_of(tmp_path, "--backend", f"unusual:{strides}", "-k", chosen)
+    failed = [result["test"] for result in report["results"] if result["outcome"] == "failed"]
+    assert not failed
+    assert {result["group"] for result in report["results"]} >= {"rope", "formats", "gather"}
 
 
 def test_a_right_backend_passes_the_guard():

@@ -71,27 +71,29 @@ class GuardedRunner:
         self._inner = inner
         self._warned = warned
         self._answers: list[tuple[str, weakref.ref[NDArray[Any]]]] = []  # those somebody holds
+        self._image = _Given({})
 
     def load_cache(self, image: CacheImage) -> None:
         """Load."""
         arrays = {name: getattr(image, name) for name in ("block_ids", "blocks", "poison")}
-        with _watched("load_cache", arrays, self._warned):
+        with self._watched("load_cache", arrays):
             self._inner.load_cache(image)
+        self._image = _Given(arrays)
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Read."""
         arrays = {"block_ids": block_ids}
-        with _watched("read_cache", arrays, self._warned):
+        with self._watched("read_cache", arrays):
             blocks = self._inner.read_cache(block_ids)
         self._check("read_cache", arrays, {"blocks": (blocks, 2)})
         if blocks.dtype != np.uint8:
             raise ProtocolBroken(f"read_cache returned {blocks.dtype}; the protocol has uint8")
-        return blocks
+        return np.ascontiguousarray(blocks)  # rows and fields are views of them
 
     def plan(self, batch: Batch) -> Metadata:
         """Plan."""
         arrays = _arrays(batch)
-        with _watched("plan", arrays, self._warned):
+        with self._watched("plan", arrays):
             found = _of_type("plan", self._inner.plan(batch), Metadata)
         results = {"positions": (found.positions, 1), "slot_mapping": (found.slot_mapping, 1)}
         self._check("plan", arrays, results)
@@ -99,13 +101,13 @@ class GuardedRunner:
 
     def append(self, batch: Batch) -> None:
         """Append."""
-        with _watched("append", _arrays(batch), self._warned):
+        with self._watched("append", _arrays(batch)):
             self._inner.append(batch)
 
     def attend(self, batch: Batch) -> Output:
         """Attend."""
         arrays = _arrays(batch)
-        with _watched("attend", arrays, self._warned):
+        with self._watched("attend", arrays):
             answer = _of_type("attend", self._inner.attend(batch), Output)
         self._check("attend", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
         return answer
@@ -117,7 +119,7 @@ class GuardedRunner:
             for i, partial in enumerate(partials)
             for name, array in vars(partial).items()
         }
-        with _watched("merge", arrays, self._warned):
+        with self._watched("merge", arrays):
             merged = _of_type("merge", self._inner.merge(partials), Output)
         self._check("merge", arrays, {"out": (merged.out, 3), "lse": (merged.lse, 2)})
         return merged
@@ -125,7 +127,7 @@ class GuardedRunner:
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
         """Gather."""
         arrays = _arrays(batch)
-        with _watched("gather_context", arrays, self._warned):
+        with self._watched("gather_context", arrays):
             found = _of_type("gather_context", self._inner.gather_context(batch), tuple)
         ckv, k_pe = _pair("gather_context", found)
         self._check("gather_context", arrays, {"ckv": (ckv, 2), "k_pe": (k_pe, 2)})
@@ -136,7 +138,7 @@ class GuardedRunner:
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Quantise queries."""
         call, arrays = "quantise_queries", _arrays(batch)
-        with _watched(call, arrays, self._warned):
+        with self._watched(call, arrays):
             found = _of_type(call, self._inner.quantise_queries(batch, scale), tuple)
         codes, scales = _pair(call, found)
         self._check(call, arrays, {"codes": (codes, 3), "scales": (scales, 2)})
@@ -145,7 +147,7 @@ class GuardedRunner:
     def prefill(self, batch: PrefillBatch) -> Output:
         """Attend to keys and values."""
         arrays = _arrays(batch)
-        with _watched("prefill", arrays, self._warned):
+        with self._watched("prefill", arrays):
             answer = _of_type("prefill", self._inner.prefill(batch), Output)
         self._check("prefill", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
         return answer
@@ -153,10 +155,17 @@ class GuardedRunner:
     def layer(self, batch: LayerBatch) -> Output:
         """Append and attend, between a layer's projections."""
         arrays = batch.arrays
-        with _watched("layer", arrays, self._warned):
+        with self._watched("layer", arrays):
             answer = _of_type("layer", self._inner.layer(batch), Output)
         self._check("layer", arrays, {"out": (answer.out, 3), "lse": (answer.lse, 2)})
         return answer
+
+    @contextmanager
+    def _watched(self, call: str, inputs: Arrays) -> Iterator[None]:
+        """Watch over one call, and over the image that was loaded: a cache is no view of it."""
+        with _watched(call, inputs, self._warned):
+            yield
+        self._image.hold_unwritten(f"{call} wrote the loaded image's")
 
     def _check(self, call: str, inputs: Arrays, results: dict[str, tuple[Any, int]]) -> None:
         """Hold that each result is a NumPy array of so many axes whose memory is its own."""
@@ -214,7 +223,7 @@ def warning_text(
 @contextmanager
 def _watched(call: str, inputs: Arrays, warned: Counter[str]) -> Iterator[None]:
     """Watch over one call: its inputs, its warnings, and what it raises."""
-    before = {name: array.copy() for name, array in inputs.items()}
+    given = _Given(inputs)
     try:
         with counted_warnings(warned):
             yield
@@ -228,15 +237,23 @@ def _watched(call: str, inputs: Arrays, warned: Counter[str]) -> Iterator[None]:
         error.add_note(f"backend raised {type(error).__name__} in {call}")
         raise
     finally:
-        for name, array in inputs.items():
-            _hold_unwritten(call, name, array, before[name])
+        given.hold_unwritten(f"{call} wrote its input")
 
 
-def _hold_unwritten(call: str, name: str, array: NDArray[Any], before: NDArray[Any]) -> None:
-    now, then = _bits(array), _bits(before)
-    if not np.array_equal(now, then):
-        at = tuple(int(i) for i in np.argwhere(now != then)[0])
-        raise Mismatch("S-10", f"{call} wrote its input {name}", f"first at {at}")
+class _Given:
+    """Arrays as they were handed in."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._before = {name: array.copy() for name, array in arrays.items()}
+
+    def hold_unwritten(self, what: str) -> None:
+        """Hold that every bit is still there; `what` begins the sentence, an array's name ends."""
+        for name, array in self._arrays.items():
+            now, then = _bits(array), _bits(self._before[name])
+            if not np.array_equal(now, then):
+                at = tuple(int(i) for i in np.argwhere(now != then)[0])
+                raise Mismatch("S-10", f"{what} {name}", f"first at {at}")
 
 
 def _bits(array: NDArray[Any]) -> NDArray[Any]:

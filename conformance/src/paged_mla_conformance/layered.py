@@ -19,29 +19,41 @@ from paged_mla_reference.judging import compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_shared.backend import Runner
+from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.problem import Batch, Mask, Output
 
 CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at its edge, and a few tokens on
+IN_CHUNKS = {"mixed", "padding", "replay"}  # what steps of chunks are, some rows of which are done
 
 
 def check_layer(trial: Trial) -> None:
     """Ask every step of the trial's case as a layer."""
     runner, rotated = trial.prepare(), trial.problem.rope is not None
+    in_chunks = trial.backend.capabilities.features >= IN_CHUNKS
     for layer in layers_of(trial):
         stage = layer.stage
         right = RightLayer.of(stage.problem, layer.asked(), stage.after)
         step = layer.asked().step
         for rows, workspace in _forms(stage):
             runner.load_cache(stage.before)
-            answer = runner.layer(layer.asked(rows, workspace))
+            answer = _ask(runner, stage, layer.asked(rows, workspace))
             trial.checks += _check(right, answer, workspace)
             trial.compare_cache(runner, stage, rotated=rotated)
-        if stage.problem.mask is Mask.CAUSAL and (step.query_lens == step.seq_lens).all():
+        is_causal = stage.problem.mask is Mask.CAUSAL
+        if in_chunks and is_causal and (step.query_lens == step.seq_lens).all():
             runner.load_cache(stage.before)
             answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
             trial.checks += _check(right, answer, workspace)
             trial.compare_cache(runner, stage, rotated=rotated)
+
+
+def _ask(runner: Runner, stage: Stage, batch: LayerBatch) -> Output:
+    """Return the answer to a step, whose elements are of the problem's type (S-5)."""
+    answer, dtype = runner.layer(batch), stage.problem.dtype
+    if dtype_name(answer.out.dtype) != dtype:
+        raise compare.Mismatch("S-5", "out", f"dtype {answer.out.dtype}, expected {dtype}")
+    return answer
 
 
 def _check(right: RightLayer, answer: Output, workspace: int) -> list[Check]:
@@ -69,7 +81,8 @@ def _in_chunks(runner: Runner, layer: Layer, step: Batch) -> Output:
     lines = (step.num_tokens, problem.dims.num_heads)
     out, lse = np.zeros((*lines, problem.dims.v_head_dim)), np.full(lines, -np.inf, np.float32)
     for tokens, chunk in _chunks(step):
-        part = runner.layer(LayerBatch(chunk, layer.kv_b_proj, 0, problem.max_query_tokens))
+        asked = LayerBatch(chunk, layer.kv_b_proj, 0, problem.max_query_tokens)
+        part = _ask(runner, layer.stage, asked)
         out[tokens], lse[tokens] = part.out, part.lse
     return Output(out, lse)
 

@@ -37,8 +37,8 @@ from paged_mla_conformance.selection import (
     trace_params,
     why_left_out,
     why_skip,
-    why_skip_op,
     why_skip_trace,
+    why_skip_word,
 )
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
@@ -61,7 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the backend and everything the run needs."""
-    config.addinivalue_line("markers", "mla(group, ops, rules): what a conformance test asks")
+    config.addinivalue_line(
+        "markers", "mla(group, ops, features, rules): what a conformance test asks"
+    )
     name = config.getoption("--mla-backend")
     if name is None:
         return
@@ -220,8 +222,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if marker is None:
         return
     _skip_if(item, why_left_out(item.config.stash[RUN], marker.kwargs["group"], case_id(item)))
-    for op in marker.kwargs["ops"]:
-        _skip_if(item, why_skip_op(item.config.stash[RUN], op))
+    for word in (*marker.kwargs["ops"], *marker.kwargs.get("features", ())):
+        _skip_if(item, why_skip_word(item.config.stash[RUN], word))
 
 
 def _skip_if(item: pytest.Item, skip: Skip | None) -> None:

@@ -163,12 +163,12 @@ def why_skip_trace(run: Run, param: TraceParam) -> Skip | None:
     return _skip(run, list(dict.fromkeys(unmet))) if unmet else None
 
 
-def why_skip_op(run: Run, op: str) -> Skip | None:
-    """Return why the backend is not asked anything that needs `op` or feature `op`."""
+def why_skip_word(run: Run, word: str) -> Skip | None:
+    """Return why the backend is not asked anything that needs the op or feature `word`."""
     capabilities = run.backend.capabilities
-    if op in capabilities.ops | capabilities.features:
+    if word in capabilities.ops | capabilities.features:
         return None
-    return _skip(run, [f"{op} not declared"])
+    return _skip(run, [f"{word} not declared"])
 
 
 def check_left_out(profile: Profile) -> None:

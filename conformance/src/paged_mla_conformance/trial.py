@@ -137,19 +137,21 @@ class Trial:
             )
 
     def check_gather(self) -> None:
-        """Read every row's cached latents back, bit for bit."""
+        """Read every row's cached latents back, bit for bit; no byte of the cache may change."""
         runner = self.prepare()
         for stage in self.stages():
             runner.load_cache(stage.after)
             actual = runner.gather_context(stage.batch)
             expected = gather_context(stage.problem, stage.batch, stage.after)
             self.checks += compare.check_gathered(actual, expected)
+            self.compare_cache(runner, stage, rotated=False)
 
     def check_queries(self) -> None:
         """Quantise the queries of every step; codes and scales are exact but for rotations."""
         assert isinstance(self.case, QueryCase)
-        runner, scale = self.prepare(), self.case.scale
-        for built in build_queries(self.case, self.dims, self.dtype):
+        runner = self.prepare()
+        batches = build_queries(self.case, self.dims, self.dtype)
+        for built, scale in zip(batches, self.case.scales, strict=True):
             batch = respelt(self.problem, built)
             actual = runner.quantise_queries(batch, scale)
             expected = quantise_queries(self.problem, batch, scale)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged_mla_conformance.mutants.passing import Passing
 from paged_mla_reference.deviations import Fault
 from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Metadata, Output
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
 
@@ -92,16 +96,75 @@ class AttentionWritesTheCache(Passing):
     def attend(self, batch: Batch) -> Output:
         """Attend, and leave a mark in a block that no row uses."""
         answer = self.inner.attend(batch)
-        layout = self.problem.layout
-        if layout.num_blocks > 4096:
-            return answer
-        every = np.arange(layout.num_blocks, dtype=np.int64)
-        free = np.setdiff1d(every, batch.block_table)
-        if free.size:
-            blocks = self.inner.read_cache(every).copy()
-            blocks[free[0], 0] ^= 1
-            self.inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
+        _mark_a_free_block(self.problem, self.inner, batch)
         return answer
+
+
+@breaks(Fault.STALE, "S-10")
+class GatheringWritesTheCache(Passing):
+    """Scratch lies inside the cache: reading it back changes its first free byte."""
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Gather, and leave a mark in a block that no row uses."""
+        found = self.inner.gather_context(batch)
+        _mark_a_free_block(self.problem, self.inner, batch)
+        return found
+
+
+def _mark_a_free_block(problem: Problem, inner: Runner, batch: Batch) -> None:
+    layout = problem.layout
+    if layout.num_blocks > 4096:
+        return
+    every = np.arange(layout.num_blocks, dtype=np.int64)
+    free = np.setdiff1d(every, batch.block_table)
+    if free.size:
+        blocks = inner.read_cache(every).copy()
+        blocks[free[0], 0] ^= 1
+        inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
+
+
+@breaks(Fault.STALE, "S-10")
+class TheImageBecomesTheCache(Passing):
+    """What was loaded is kept as the cache itself, and appends write into the caller's array."""
+
+    image: CacheImage
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Keep the image."""
+        self.inner.load_cache(image)
+        self.image = image
+
+    def append(self, batch: Batch) -> None:
+        """Append to the image too."""
+        self.inner.append(batch)
+        self.image.blocks[...] = self.inner.read_cache(self.image.block_ids)
+
+
+@breaks(Fault.SCALE, "S-5", "S-7", "S-17")
+class TheScaleIsThatOfTheLastRunner(Passing):
+    """The softmax scale is one of the process: the one of the problem that was prepared last."""
+
+    scale = 1.0
+
+    def __init__(self, problem: Problem, inner: Runner) -> None:
+        super().__init__(problem, inner)
+        type(self).scale = problem.softmax_scale
+
+    def attend(self, batch: Batch) -> Output:
+        """Scale the queries from the own scale to that of the process."""
+        factor = batch.q_nope.dtype.type(self.scale / self.problem.softmax_scale)
+        scaled = replace(batch, q_nope=batch.q_nope * factor, q_pe=batch.q_pe * factor)
+        return self.inner.attend(scaled)
+
+
+@breaks(Fault.PRECISION, "S-5")
+class LayersAnswerInFloat64(Passing):
+    """What a layer hands on has the type of its sums, not of the problem."""
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Widen the answer."""
+        answer = self.inner.layer(batch)
+        return Output(answer.out.astype(np.float64), answer.lse)
 
 
 @breaks(Fault.BATCH_MATE, "S-4", "S-17", "S-19", "S-20", cites="FlashMLA#212 sglang#12000")

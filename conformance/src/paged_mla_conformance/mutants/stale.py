@@ -16,7 +16,7 @@ from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.paging import query_spans
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Mask, Output, Problem
+from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
 SHOWS = ("S-17", "S-4", "S-5", "S-6", "S-7", "S-9")  # how a stale value shows in an answer
 
@@ -335,6 +335,69 @@ class ThePaddedLastRowIsThatBefore(Passing):
         if before.seq_lens[last] >= batch.query_lens[last]:
             table[last, :width], lengths[last] = before.block_table[last], before.seq_lens[last]
         return self.inner.attend(replace(batch, block_table=table, seq_lens=lengths))
+
+
+@breaks(Fault.STALE, *SHOWS, "S-10")
+class TheLastPlanServesEveryStep(Passing):
+    """Lengths and tables of the last plan are used, where as many rows and tokens come."""
+
+    planned: Batch | None = None
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Keep the batch."""
+        found = self.inner.plan(batch)
+        self.planned = batch
+        return found
+
+    def append(self, batch: Batch) -> None:
+        """Write where the planned step would."""
+        self.inner.append(self._as_planned(batch))
+
+    def attend(self, batch: Batch) -> Output:
+        """Read what the planned step would."""
+        return self.inner.attend(self._as_planned(batch))
+
+    def _as_planned(self, batch: Batch) -> Batch:
+        plan = self.planned
+        if plan is None or plan.num_rows != batch.num_rows or plan.num_tokens != batch.num_tokens:
+            return batch
+        names = ("cu_seqlens_q", "seq_lens", "block_table")
+        return replace(batch, **{name: getattr(plan, name) for name in names})
+
+
+@breaks(Fault.HOST_SCALAR, "S-11", "S-17")
+class QueryScalesAreThoseOfTheFirstStep(Passing):
+    """The scale given at capture divides the queries of every later step."""
+
+    steps = 0
+    scale: float | None = None
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Take the first step's scale."""
+        self.scale = self.scale if self.steps else scale
+        self.steps += 1
+        return self.inner.quantise_queries(batch, self.scale)
+
+
+@breaks(Fault.HOST_SCALAR, "S-11", "S-12", "S-17")
+class QueryPositionsAreThoseOfTheFirstStep(Passing):
+    """Queries of 8 bits are rotated by the lengths recorded at capture."""
+
+    lengths: NDArray[np.int32] | None = None
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Take the first step's lengths, none longer than what is cached."""
+        if self.lengths is None:
+            self.lengths = batch.seq_lens.copy()
+        if len(self.lengths) == batch.num_rows:
+            kept = np.minimum(self.lengths, batch.seq_lens)
+            fewest = np.where(batch.seq_lens > 0, batch.query_lens, 0)
+            batch = replace(batch, seq_lens=np.maximum(kept, fewest).astype(np.int32))
+        return self.inner.quantise_queries(batch, scale)
 
 
 @breaks(Fault.STALE, "S-11", *SHOWS, "S-10", cites="sglang#26982", akin="vllm#38652")

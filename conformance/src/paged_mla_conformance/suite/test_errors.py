@@ -33,7 +33,8 @@ from paged_mla_shared.problem import Problem
 
 pytestmark = pytest.mark.mla(
     group="errors",
-    ops=("plan", "append", "attend", "validation", "explicit_slots"),
+    ops=("plan", "append", "attend"),
+    features=("validation", "explicit_slots", "mixed"),
     rules=("S-1", "S-2", "S-14"),
 )
 
@@ -86,7 +87,7 @@ def _ask(runner: Runner, call: str, good: Stage, bad: BadBatch) -> None:
         getattr(runner, call)(spoilt)
 
 
-@pytest.mark.mla(group="errors", ops=("layer", "validation"), rules=("S-21",))
+@pytest.mark.mla(group="errors", ops=("layer",), features=("validation",), rules=("S-21",))
 @pytest.mark.parametrize("bad", BAD_LAYERS, ids=lambda bad: bad.name)
 def test_bad_layer(mla_run: Run, bad: BadLayer) -> None:
     """A layer no rule allows is refused; the cache keeps every byte."""
@@ -103,7 +104,7 @@ def test_bad_layer(mla_run: Run, bad: BadLayer) -> None:
     )
 
 
-@pytest.mark.mla(group="errors", ops=("layer", "validation"), rules=("S-21",))
+@pytest.mark.mla(group="errors", ops=("layer",), features=("validation",), rules=("S-21",))
 def test_the_good_layers_are_good(mla_run: Run) -> None:
     """Every base of the bad layers passes as it is."""
     for base in ("causal", "non_causal", "qlen"):
@@ -115,7 +116,7 @@ def test_the_good_layers_are_good(mla_run: Run) -> None:
         runner.layer(Layer.of(good, 0).asked(good.batch.num_rows, problem.max_query_tokens))
 
 
-@pytest.mark.mla(group="errors", ops=("merge", "validation"), rules=("S-8",))
+@pytest.mark.mla(group="errors", ops=("merge",), features=("validation",), rules=("S-8",))
 @pytest.mark.parametrize("bad", BAD_PARTIALS, ids=lambda bad: bad.name)
 def test_bad_partials(mla_run: Run, bad: BadPartials) -> None:
     """Partial answers that no merge takes are refused."""
@@ -124,7 +125,9 @@ def test_bad_partials(mla_run: Run, bad: BadPartials) -> None:
         runner.merge(bad.spoil(GOOD_PARTIALS.build(mla_run.dims.kv_lora_rank)))
 
 
-@pytest.mark.mla(group="errors", ops=("quantise_queries", "validation"), rules=("S-11",))
+@pytest.mark.mla(
+    group="errors", ops=("quantise_queries",), features=("validation",), rules=("S-11",)
+)
 @pytest.mark.parametrize("scale", BAD_QUERY_SCALES)
 def test_bad_query_scale(mla_run: Run, scale: float) -> None:
     """Queries are divided by no scale that is not a finite float32 above 0."""

@@ -20,7 +20,7 @@ def test_written(trial: Trial) -> None:
     trial.check_append()
 
 
-@pytest.mark.mla(group="formats", ops=("append",), rules=("S-10", "S-11"))
+@pytest.mark.mla(group="formats", ops=("append",), features=("replay",), rules=("S-10", "S-11"))
 def test_written_again(trial: Trial) -> None:
     """S-10, S-11: drafts past the first of each row run again, as other tokens."""
     trial.check_append_again()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paged_mla_conformance.collector import SKIP
-from paged_mla_conformance.forms import FORMS, Form, halves
+from paged_mla_conformance.forms import FORMS, Form, halves, permuted_requests, unlike
 from paged_mla_conformance.selection import Skip
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.cache import slots_to_write
@@ -35,7 +35,9 @@ def test_form(trial: Trial, form: Callable[[Step], Form], request: pytest.Fixtur
     trial.check_same("S-19", Stage.of(step), other.tokens, whole, same)
 
 
-@pytest.mark.mla(group="invariance", ops=("append", "attend", "merge"))
+@pytest.mark.mla(
+    group="invariance", ops=("append", "attend", "merge"), features=("padding", "replay")
+)
 def test_split(trial: Trial) -> None:
     """S-8, S-20: two parts of every query's keys, merged, are the whole."""
     [stage] = trial.stages()
@@ -71,3 +73,25 @@ def test_order(trial: Trial) -> None:
         runner.append(stage.batch)
         answers.append(runner.attend(stage.batch))
     trial.checks += compare.check_bitwise("S-17", answers[1], answers[0], "after another step")
+
+
+@pytest.mark.mla(group="invariance", ops=("plan", "append", "attend"), features=("replay",))
+def test_planned(trial: Trial) -> None:
+    """S-17: a step that was planned, and never ran, has no say in another one of its shape."""
+    [step] = build_steps(trial.case, trial.dims, trial.dtype)
+    stage, planned = Stage.of(step), Stage.of(permuted_requests(step).step)
+    runner = trial.prepare()
+    runner.load_cache(stage.before)
+    runner.plan(planned.batch)
+    trial.append(runner, stage)
+    trial.attend(runner, stage)
+
+
+def test_another_runner(trial: Trial) -> None:
+    """S-5, S-12, S-17: what a process prepares and runs later does not reach an earlier runner."""
+    [stage] = trial.stages()
+    runner = trial.prepare()
+    runner.load_cache(stage.before)
+    trial.answer(replace(stage, problem=unlike(stage.problem, trial.backend.capabilities)))
+    trial.append(runner, stage)
+    trial.attend(runner, stage)

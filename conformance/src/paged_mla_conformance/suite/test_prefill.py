@@ -37,7 +37,12 @@ def _base(run: Run) -> Trial:
     return Trial(run.backend, case, run.dims, run.dtypes[0], note)
 
 
-@pytest.mark.mla(group="prefill", ops=("prefill", "validation"), rules=("S-4", "S-21"))
+@pytest.mark.mla(
+    group="prefill",
+    ops=("prefill",),
+    features=("validation", "mixed", "padding"),
+    rules=("S-4", "S-21"),
+)
 @pytest.mark.parametrize("bad", BAD_PREFILLS, ids=lambda bad: bad.name)
 def test_bad_prefill(mla_run: Run, bad: BadPrefill) -> None:
     """A prefill no rule allows is refused, and the runner keeps its use."""
@@ -49,7 +54,7 @@ def test_bad_prefill(mla_run: Run, bad: BadPrefill) -> None:
     trial.prefill(runner, good)
 
 
-@pytest.mark.mla(group="prefill", ops=("prefill", "validation"), rules=("S-21",))
+@pytest.mark.mla(group="prefill", ops=("prefill",), features=("validation",), rules=("S-21",))
 @pytest.mark.parametrize("capacity", CAPACITIES)
 def test_too_large_prefill(mla_run: Run, capacity: str) -> None:
     """A prefill past a capacity is refused."""
@@ -61,7 +66,7 @@ def test_too_large_prefill(mla_run: Run, capacity: str) -> None:
         runner.prefill(good)
 
 
-@pytest.mark.mla(group="prefill", ops=("prefill", "validation"), rules=("S-21",))
+@pytest.mark.mla(group="prefill", ops=("prefill",), features=("validation",), rules=("S-21",))
 @pytest.mark.parametrize("size", ["qk_nope_head_dim", "v_head_dim"])
 def test_heads_of_no_size(mla_run: Run, size: str) -> None:
     """A problem whose heads have no key without position, or no value, is refused."""

@@ -30,6 +30,12 @@ class PrefillCase(Case):
     causal: bool = True
     workspace: int = 0
 
+    @property
+    def required_features(self) -> tuple[str, ...]:
+        """Every feature a backend must declare; rows without keys in a part are padding there."""
+        in_parts = ("padding", "replay") if self.workspace else ()
+        return tuple(sorted({*super().required_features, *in_parts}))
+
     def problem(self, dims: MlaDims, dtype: str) -> Problem:
         """Return the static problem, of the case's own dims if it has some."""
         return super().problem(self.dims or dims, dtype)

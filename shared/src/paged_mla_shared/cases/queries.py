@@ -22,7 +22,8 @@ class QueryCase(Case):
     Parameters
     ----------
     scale : float or None
-        Of all queries; ``None`` takes one from the data for each token and head.
+        Of all queries of the first step, each further one has twice as much; ``None`` takes one
+        from the data for each token and head.
     query_key_scale : float
         Factor on ``q_pe`` beyond `query_scale`.
     """
@@ -30,7 +31,14 @@ class QueryCase(Case):
     scale: float | None = None
     query_key_scale: float = 1.0
 
+    @property
+    def scales(self) -> tuple[float | None, ...]:
+        """The scale that each step is given, ``None`` for those from the data."""
+        steps = range(len(self.steps))
+        return tuple(None if self.scale is None else self.scale * 2.0**step for step in steps)
 
+
+_RULES = {"rope": "S-12", "then": "S-17"}  # of cases that have such a field
 _ROWS = (Row(37, 5), Row(0, 1), Row(75, 3), Row(100, 1))
 
 
@@ -40,7 +48,7 @@ def _queries(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) ->
         group=GROUP,
         name=name,
         why=why,
-        rules=("S-11", "S-12") if "rope" in more else ("S-11",),
+        rules=("S-11", *(rule for field, rule in _RULES.items() if field in more)),
         rows=rows,
         **{"num_heads": 3, "padded_tokens": 2, **more},
     )
@@ -102,6 +110,18 @@ CASES = (
         for spelling, pairing in zip(MaskSpelling, cycle(RopePairing))
     ),
     _queries("strided", "tokens and heads apart", strided_inputs=True, uneven=True),
+    *(
+        _queries(
+            f"replay-{name}",
+            "nothing of an earlier step, its scale and positions included, is in the next",
+            (Row(37, 3), Row(75, 2), Row(0, 1)),
+            then=((Row(0, 1), Row(90, 2), Row(12, 3)),),
+            rope=Rope(RopePairing.NEOX),
+            query_key_scale=0.1,
+            scale=scale,
+        )
+        for name, scale in (("from-data", None), ("scale-0.03", 0.03))
+    ),
     _queries("h128", "heads of a whole model", (Row(9, 2), Row(5, 1)), num_heads=128),
     _queries("600-tokens", "a prompt's tokens", (Row(600, 600),), num_heads=1, uneven=True),
     _queries(

@@ -1,0 +1,56 @@
+"""Right backends that lack a feature: whatever needs it, they answer with ``Unsupported``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from paged_mla_conformance.mutants.backends import EVERY_FORMAT, MutantBackend
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.problem import Problem
+
+CALLS = {"plan", "append", "attend", "gather_context", "quantise_queries", "prefill", "layer"}
+
+
+class Closed:
+    """A right runner that looks at every batch for what it does not declare."""
+
+    lacking = ""
+
+    def __init__(self, _: Problem, inner: Runner) -> None:
+        self._inner = inner
+        self._first: dict[bool, tuple[bytes, bytes]] = {}  # whether of keys of every head: lengths
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand the call on, and refuse it in the end."""
+        call = getattr(self._inner, name)
+        return call if name not in CALLS else lambda batch, *more: self._ask(call, batch, *more)
+
+    def _ask(self, call: Callable[..., Any], batch: Any, *more: Any) -> Any:
+        answer = call(batch, *more)  # what is wrong with a batch is said first
+        rows = getattr(batch, "step", batch)
+        lens, live = rows.query_lens, rows.query_lens[rows.query_lens > 0]
+        lengths = rows.cu_seqlens_q.tobytes(), rows.seq_lens.tobytes()
+        first = self._first.setdefault(hasattr(rows, "k_nope"), lengths)
+        needed = {
+            "mixed": len({*live.tolist()}) > 1,
+            "padding": not rows.seq_lens.all() or not lens.all() or lens.sum() < rows.num_tokens,
+            "replay": first != lengths,
+            "explicit_slots": getattr(rows, "slot_mapping", None) is not None,
+        }
+        if needed[self.lacking]:
+            raise Unsupported(f"{self.lacking} is not declared")
+        return answer
+
+
+def __getattr__(name: str) -> Callable[[], MutantBackend]:
+    """Return the factory of a backend without a feature, ``without_padding``."""
+    _, without, lacking = name.partition("without_")
+    if not without:
+        raise AttributeError(name)
+    features = EVERY_FORMAT.features - {lacking}
+    wrap = type(name, (Closed,), {"lacking": lacking})
+    capabilities = replace(EVERY_FORMAT, features=features)
+    return lambda: MutantBackend(name=name, wrap=wrap, capabilities=capabilities)

@@ -1,0 +1,20 @@
+"""A backend is asked nothing that needs a feature which it does not declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import report_of
+
+
+@pytest.mark.parametrize("lacking", ["mixed", "padding", "replay", "explicit_slots"])
+def test_nothing_undeclared_is_asked(lacking: str, tmp_path: Path):
+    """S-20: one that refuses whatever needs the feature passes what it is asked."""
+    chosen = "invariance or layer or chunks or quarter or bad"
+    backend = f"closed:without_{lacking}"
+    report = report_of(tmp_path, "--backend", backend, "--profile", "kernel", "-k", chosen)
+    failed = [result["test"] for result in report["results"] if result["outcome"] == "failed"]
+    assert not failed
+    assert report["totals"]["passed"]
+    assert any(lacking in result["reason"] for result in report["results"])
