@@ -54,6 +54,7 @@ with warnings.catch_warnings():
     from sglang.srt.speculative import draft_utils
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from transformers import PretrainedConfig
 
     from paged_mla_optimized.engines.sglang import backend as ours
     from paged_mla_optimized.engines.sglang.backend import PagedMlaBackend
@@ -121,7 +122,9 @@ def runner_of(step, held, **changes):
             qk_nope_head_dim=NOPE,
             v_head_dim=prefill_step.V,
             context_len=128,
+            hf_config=PretrainedConfig(),
             hf_text_config=SimpleNamespace(),
+            linear_attn_registry_result=None,
         ),
         "req_to_token_pool": requests,
         "token_to_kv_pool": tokens,
