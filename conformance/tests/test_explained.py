@@ -11,7 +11,6 @@ from paged_mla_conformance.explained import dumps
 from paged_mla_conformance.explained.__main__ import main
 from paged_mla_shared.dump import load_dump
 
-ROOT = Path(__file__).parents[2]
 NAMES = (
     "lse-in-base-2",
     "the-last-token-is-not-written",
@@ -25,7 +24,7 @@ def test_mutants_faults_and_right_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """S-5, S-7, S-10: a few of each kind; dumps are kept, and the page has the totals."""
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
     some = ["--single", "5", "--healthy", "10", "--save", str(tmp_path), "--page", str(page)]
     assert main([*NAMES, "a-live-block-is-evicted", *some]) == 0
@@ -40,11 +39,25 @@ def test_mutants_faults_and_right_steps(
         assert name in load_dump(tmp_path / f"{name}.safetensors").origin
 
 
+@pytest.mark.parametrize("text", [None, "[]", "{}"])
+def test_a_matrix_that_is_none(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """S-20: one line says what is wrong with the file."""
+    path = tmp_path / "mutants.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["lse-in-base-2", "--matrix", str(path)])
+    assert ended.value.code == 2
+    assert f"--matrix: {path}: got " in capsys.readouterr().err
+
+
 def test_a_tie_is_ended_by_another_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """S-5: on one step two deviations predict the same, on the next test's only one does."""
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(tmp_path)
     name = "one-key-too-many"
     assert main([name, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]) == 0
     said = capsys.readouterr().out

@@ -153,6 +153,29 @@ def test_a_trace_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "needs"),
+    [
+        (("--token", "4", "--html", "x.html"), "an explanation"),
+        (("--token", "4", "--png", "x.png"), "an explanation"),
+        (("--head", "0"), "--token"),
+        (("--splits", "2"), "--token"),
+        (("--taps", "t.safetensors", "--token", "4"), "without --taps"),
+        (("--taps", "t.safetensors", "--html", "x.html"), "without --taps"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    arguments: tuple[str, ...], needs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """S-20: nothing that was asked for is left out in silence."""
+    path = tmp_path / "x.safetensors"
+    save_dump(dumped(), path)
+    assert main(["explain", str(path), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert needs in said
+    assert "here it has no effect" in said
+
+
+@pytest.mark.parametrize(
     ("token", "head", "splits", "message"),
     [(14, 0, 1, "token"), (0, 4, 1, "head"), (0, 0, 38, "splits")],
 )

@@ -91,7 +91,7 @@ def test_right_steps_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "No rule is broken in any of them." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--html=x", "--png=x", "--token=0"])
+@pytest.mark.parametrize("option", ["--html=x", "--png=x", "--token=0", "--head=1"])
 def test_pictures_are_of_one_dump(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Refused before anything is written."""
     assert main(["explain", *saved(tmp_path, dumped(), dumped()), option]) == 2

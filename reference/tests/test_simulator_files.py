@@ -111,8 +111,14 @@ def test_a_log_by_hand():
         ("[1]", "one JSON object"),
         ("{", "one JSON object"),
         ('{"prompt": [1], "output": [2]}', "arrival"),
-        ('{"arrival": 0, "prompt": [1]}', "one of the two"),
-        ('{"arrival": 0, "prompt": [1], "prompt_len": 1, "output": [2]}', "one of the two"),
+        (
+            '{"arrival": 0, "prompt": [1]}',
+            "got neither output nor output_len; allowed: one of the two",
+        ),
+        (
+            '{"arrival": 0, "prompt": [1], "prompt_len": 1, "output": [2]}',
+            "got both prompt and prompt_len; allowed: one of the two",
+        ),
         ('{"arrival": 0, "prompt_len": 2, "prefix_len": 3, "output_len": 1}', "prefix_len"),
         ('{"arrival": 0, "promt": [1], "output": [2]}', "promt"),
     ],

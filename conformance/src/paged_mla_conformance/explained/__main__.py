@@ -21,10 +21,11 @@ from paged_mla_reference.debug.explanation import Explanation, explain
 from paged_mla_reference.debug.together import together
 from paged_mla_reference.deviations import ENGINE, ORACLE
 from paged_mla_shared.dump import save_dump
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.options import whole
 
 MOST_DUMPS = 3  # of a mutant, as long as one deviation alone does not fit them
-PAGE = Path("conformance/docs/mutants.json")
+PAGE = Path(__file__).parents[3] / "docs" / "mutants.json"  # of a checkout; wheels have none
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,9 +41,12 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
         parser.error(f"no mutants: {sorted(unknown)}")
+    try:
+        kills = tests_that_kill(options.matrix)
+    except InvalidArgument as error:
+        parser.error(f"--matrix: {error}, as python -m paged_mla_conformance.mutants writes it")
     warnings.simplefilter("ignore")
     results = Results()
-    kills = tests_that_kill(options.matrix)
     for name, dump in healthy(options.healthy):
         found = explain(dump)
         results.healthy += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,8 +33,10 @@ from paged_mla_shared.aliases import alias_blocks
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.documents import read_object
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import Dump, load_dump, save_dump
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE
@@ -83,8 +84,16 @@ class Failed:
 
 
 def tests_that_kill(page: Path) -> dict[str, list[str]]:
-    """Return, for each mutant, the first test of each group that kills it by a rule it breaks."""
-    document = json.loads(page.read_text())
+    """Return, for each mutant, the first test of each group that kills it by a rule it breaks.
+
+    Raises
+    ------
+    InvalidArgument
+        The page cannot be read, or is no matrix of mutants.
+    """
+    document = read_object(page)
+    if "mutants" not in document:
+        raise InvalidArgument(str(page), "no mutants", "a matrix of mutants")
     found = {}
     for entry in document["mutants"]:
         kills = entry["kills"]

@@ -19,6 +19,9 @@ from paged_mla_shared.dump import load_dump
 from paged_mla_shared.options import refuse_idle, whole
 from paged_mla_shared.taps import load_taps
 
+_PICTURES = ("html", "png")
+_TRACE = ("token", "head", "splits")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``explain``."""
@@ -38,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="print how the right answer of a token comes about",
     )
-    parser.add_argument("--head", type=whole(0), default=0, metavar="H", help="of --token")
-    parser.add_argument("--splits", type=whole(1), default=1, metavar="N", help="of --token")
+    parser.add_argument("--head", type=whole(0), metavar="H", help="of --token (default: 0)")
+    parser.add_argument("--splits", type=whole(1), metavar="N", help="of --token (default: 1)")
     parser.add_argument(
         "--taps",
         type=Path,
@@ -54,17 +57,24 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
     Raises
     ------
     InvalidArgument
-        A file is no dump, or an option is of one dump and several are given.
+        A file is no dump, or an option has no effect beside the others.
     """
     if len(options.dumps) > 1:
-        refuse_idle(options, ("html", "png", "token", "taps"), "one dump")
+        refuse_idle(options, (*_PICTURES, *_TRACE, "taps"), "one dump")
+    if options.taps is not None:
+        refuse_idle(options, (*_PICTURES, *_TRACE), "a dump, without --taps")
+    if options.token is None:
+        refuse_idle(options, _TRACE, "--token")
+    else:
+        refuse_idle(options, _PICTURES, "an explanation, without --token")
+    if len(options.dumps) > 1:
         return _explain_together(options)
     dump = load_dump(options.dumps[0])
     if options.taps is not None:
         found = beside(dump, load_taps(options.taps))
         return (json.dumps(found.as_dict()) if options.json else found.text()), 0
     if options.token is not None:
-        trace = trace_of(dump, options.token, options.head, splits=options.splits)
+        trace = trace_of(dump, options.token, options.head or 0, splits=options.splits or 1)
         return (json.dumps(trace.as_dict()) if options.json else trace.text()), 0
     explanation = explain(dump)
     maps = maps_of(explanation.found)

@@ -55,7 +55,8 @@ class _Line:
         for name in ("prompt", "output"):
             length = getattr(self, f"{name}_len")
             if (getattr(self, name) is None) == (length is None):
-                raise InvalidArgument(name, f"{name} and {name}_len", "one of the two")
+                given = f"neither {name} nor" if length is None else f"both {name} and"
+                raise InvalidArgument(name, f"{given} {name}_len", "one of the two")
             if length is not None and not 1 <= length <= MOST_TOKENS:
                 raise InvalidArgument(f"{name}_len", length, f"1 to {MOST_TOKENS} tokens")
         if not 0 <= self.prefix_len <= (self.prompt_len or 0):
