@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from test_runs import run_suite
+from running import last_line, run_suite
 
 from paged_mla_reference.backend import CAPABILITIES
 from paged_mla_shared.backend import Backend, Capabilities, Runner
@@ -42,6 +42,18 @@ def test_the_backend_of_the_page_is_right(
     done = run_suite(*command.split(), "--only", case)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": 1 passed, " in done.stdout
+
+
+def test_the_verdict_is_the_one_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """S-20: the page's own command, and the words that it promises."""
+    [code] = re.findall(r"```python\n(.+?)```", YOURS, re.DOTALL)
+    (tmp_path / "my_mla.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    [command] = re.findall(r"^python -m paged_mla_conformance (.+)$", YOURS, re.MULTILINE)
+    [promised] = re.findall(r"^- `(CONFORMANT.+) \.\.\.`, exit status 0", YOURS, re.MULTILINE)
+    done = run_suite(*command.split())
+    assert last_line(done.stdout).startswith(promised)
+    assert done.returncode == 0
 
 
 def test_the_backend_of_the_page_is_short():

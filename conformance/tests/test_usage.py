@@ -29,7 +29,17 @@ from paged_mla_conformance.plugin import load_backend
         (("-o", "python_functions=test_merge"), "got -o, which changes the suite"),
         (("--setup-only",), "got --setup-only, which changes the suite"),
         (("--collect-only",), "got --collect-only, which changes the suite"),
+        (("--co",), "got --co, which changes the suite"),
+        (("--junit-xml=x",), "got --junit-xml=x, which writes a file of pytest's"),
+        (("--log-file=/proc/x",), "got --log-file=/proc/x, which writes a file of pytest's"),
+        (("--debug=/proc/x",), "got --debug=/proc/x, which writes a file of pytest's"),
+        (("--version",), "got --version, which asks the backend nothing"),
+        (("-V",), "got -V, which asks the backend nothing"),
+        (("--markers",), "got --markers, which asks the backend nothing"),
+        (("--fixtures",), "got --fixtures, which asks the backend nothing"),
         (("--mla-only=x",), "got --mla-only=x, which changes the suite"),
+        (("--report", ""), "--report: got ''; allowed: anything else"),
+        (("--report", "/"), "--report: got /, which cannot be written"),
         (("--report", "r.html"), "--report: got r.html, which cannot be written"),
     ],
 )
@@ -42,6 +52,12 @@ def test_a_wrong_option(
     assert ended.value.code == pytest.ExitCode.USAGE_ERROR
     [line] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize("argument", ["--color=yes", "--tb=long", "-x", "--maxfail=3"])
+def test_what_is_pytests_alone_is_handed_on(argument: str):
+    """S-20: an option that begins as another one does is not that one."""
+    assert parse(["--backend", REFERENCE, argument]).pytest_arguments[-1] == argument
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,24 @@ SUITE = Path(__file__).with_name("suite")
 TIME_LIMIT = 600.0
 
 _ASKING = ("--pdb", "--trace")
-_SCREEN = (*_ASKING, "-s", "-v", "--verbose", "--capture", "--durations", "--setup-show")
-_CHANGING = (  # what tests there are, or whether they run
-    "-c", "-o", "-n", "--override-ini", "--config-file", "--rootdir", "--confcutdir", "--ignore",
-    "--pyargs", "--collect-only", "--co", "--setup-only", "--setup-plan", "--assert", "--mla-",
-    "--numprocesses", "--dist", "--junit",
+_SCREEN = (
+    *_ASKING, "-s", "-v", "--verbose", "--verbosity", "--capture", "--durations", "--durations-min",
+    "--setup-show",
 )  # fmt: skip
+_REFUSED = {
+    "changes the suite; allowed: --only, -k, -x": (  # what tests there are, or whether they run
+        "-c", "-o", "-n", "--override-ini", "--config-file", "--rootdir", "--confcutdir",
+        "--ignore", "--ignore-glob", "--pyargs", "--collect-only", "--co", "--setup-only",
+        "--setup-plan", "--assert", "--numprocesses", "--dist", "--mla-",
+    ),
+    "asks the backend nothing": (
+        "-V", "--version", "--markers", "--fixtures", "--funcargs", "--fixtures-per-test",
+        "--cache-show",
+    ),
+    "writes a file of pytest's; allowed: --report": (
+        "--log-file", "--debug", "--junitxml", "--junit-xml", "--junitprefix", "--junit-prefix",
+    ),
+}  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,12 +81,13 @@ def parse(arguments: list[str] | None) -> Options:
     parser = _parser()
     given, passed_on = parser.parse_known_args(arguments)
     for argument in passed_on:
-        if argument.startswith(_CHANGING):
-            parser.error(f"got {argument}, which changes the suite; allowed: --only, -k, -x")
-    on_screen = [argument for argument in passed_on if argument.startswith(_SCREEN)]
+        for why, options in _REFUSED.items():
+            if _is_one(argument, options):
+                parser.error(f"got {argument}, which {why}")
+    on_screen = [argument for argument in passed_on if _is_one(argument, _SCREEN)]
     if on_screen and given.workers > 1:
         parser.error(f"{on_screen[0]} needs --workers 0: one process has the screen")
-    asking = [argument for argument in passed_on if argument.startswith(_ASKING)]
+    asking = [argument for argument in passed_on if _is_one(argument, _ASKING)]
     if asking and given.timeout is not None:
         parser.error(f"{asking[0]} has no --timeout: somebody sits before it")
     return Options(
@@ -85,6 +98,14 @@ def parse(arguments: list[str] | None) -> Options:
         on_screen=bool(on_screen),
         pytest_arguments=_pytest_arguments(given, passed_on),
     )
+
+
+def _is_one(argument: str, options: tuple[str, ...]) -> bool:
+    """Return whether an argument is one of the options, with or without a value."""
+    name = argument.partition("=")[0]
+    if name.startswith("--mla-"):
+        return "--mla-" in options
+    return name in options or argument[:2] in options  # the value of -n may follow at once
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -143,7 +164,7 @@ def _seconds(text: str) -> float:
 
 def _report(text: str) -> Path:
     """Return the path of a report that can be written; what lay there is removed."""
-    path = Path(text)
+    path = Path(_some(text))
     try:
         if len(set(report_files(path))) < 3:
             raise OSError("its HTML or JUnit would lie over it")
@@ -152,7 +173,7 @@ def _report(text: str) -> Path:
             pass
         for file in report_files(path):
             file.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"got {text}, which cannot be written: {error}") from error
     return path
 
