@@ -133,3 +133,12 @@ def test_schedules_are_asked_of_exact_products():
         ReferenceBackend(capabilities=FAST), "x:y", "small", load_profile(STRICT), ("bfloat16",)
     )
     assert not any("fp8" in param.id for param in trace_params(run))
+
+
+def test_layers_are_asked_over_plain_caches_alone():
+    """Layers have no budget for products of 8 bits: no format is asked that may have them."""
+    for capabilities, expected in ((FAST, 1), (CAPABILITIES, 5)):
+        backend = ReferenceBackend(capabilities=capabilities)
+        run = Run(backend, "x:y", "small", load_profile(STRICT), ("float32",))
+        params = params_of_group(run, "layer")
+        assert len({param.case.cache_format for param in params}) == expected

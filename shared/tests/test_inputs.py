@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_mla_shared.cases import GROUPS, MERGES, Case, Row, formats
+from paged_mla_shared.cases import GROUPS, MERGES, Case, Row, SlotOrder, formats
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import bits
 from paged_mla_shared.inputs import INT32_MAX, build_steps, strided
@@ -183,3 +183,16 @@ def test_cases_of_every_format_are_cases():
     named = formats.IN_EVERY_FORMAT
     assert len(set(named)) == len(named)
     assert set(named) <= {case.id for case in ALL if case.group != formats.GROUP}
+
+
+def test_steps_name_the_slots_of_their_tables():
+    """S-3: every token its own one, padded rows and tokens none."""
+    case = next(c for c in GROUPS["layer"] if c.slot_order is SlotOrder.TABLE)
+    [step] = build_steps(case, SMALL, "float32")
+    batch, size = step.batch, step.problem.block_size
+    slots = []
+    for row, blocks in zip(case.rows, batch.block_table, strict=True):
+        keys = range(row.seq_len - row.query_len, row.seq_len)
+        own = [blocks[key // size] * size + key % size for key in keys]
+        slots += own if row.seq_len else [-1] * row.query_len
+    assert batch.slot_mapping.tolist() == [*slots, *[-1] * case.padded_tokens]

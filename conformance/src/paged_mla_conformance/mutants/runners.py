@@ -16,7 +16,7 @@ from paged_mla_shared.backend import Runner
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Problem
 
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
 
@@ -53,6 +53,72 @@ class CapacityIsNotChecked(Passing):
             if "max_" not in str(error):
                 raise
             return Metadata(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+@breaks(Fault.VALIDATION, *REFUSED, "S-8", "S-11", "S-21")
+class OptionalCallsRefuseNothing(Passing):
+    """Layers, merges, gathered contexts and queries of 8 bits are not looked at."""
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Answer bad input with zeros."""
+        try:
+            return self.inner.layer(batch)
+        except ValueError:
+            return Output(np.zeros_like(batch.step.q_nope), np.zeros(0, np.float32))
+
+    def merge(self, partials: Sequence[Output]) -> Output:
+        """Answer bad input with nothing."""
+        try:
+            return self.inner.merge(partials)
+        except ValueError:
+            return Output(np.zeros((0, 0, 0), np.float32), np.zeros((0, 0), np.float32))
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Answer bad input with nothing."""
+        try:
+            return self.inner.gather_context(batch)
+        except ValueError:
+            return batch.ckv[:0], batch.k_pe[:0]
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Answer bad input with nothing."""
+        try:
+            return self.inner.quantise_queries(batch, scale)
+        except ValueError:
+            return np.zeros((0, 0, 0), np.uint8), np.zeros((0, 0), np.float32)
+
+
+@breaks(Fault.VALIDATION, "S-4", "S-21")
+class CapacityOfPrefillsIsNotChecked(Passing):
+    """Prefills larger than what was prepared are answered with zeros."""
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Refuse only what is not a matter of capacity."""
+        try:
+            return self.inner.prefill(batch)
+        except ValueError as error:
+            if "max_" not in str(error):
+                raise
+            lines = batch.q_nope.shape[:2]
+            out = np.zeros((*lines, batch.v.shape[-1]), batch.v.dtype)
+            return Output(out, np.zeros(lines, np.float32))
+
+
+@breaks(Fault.VALIDATION, *REFUSED)
+class PackedTreesAreNotLookedAt(Passing):
+    """A packed mask is taken as it comes: blind nodes, and nodes that see later ones."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Refuse only other masks."""
+        try:
+            return self.inner.attend(batch)
+        except ValueError as error:
+            packed = self.problem.mask_spelling is MaskSpelling.PACKED
+            if not packed or "a node" not in str(error):
+                raise
+            return Output(np.zeros_like(batch.q_nope), np.zeros(batch.q_nope.shape[:2], np.float32))
 
 
 @breaks(Fault.VALIDATION, *REFUSED)

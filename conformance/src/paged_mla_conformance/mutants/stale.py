@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from paged_mla_reference.deviations.deviation import breaks
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.paging import query_spans
 from paged_mla_shared.backend import Runner
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
@@ -447,3 +449,16 @@ class ReplaysAreNotCausal(_WrongInReplay):
     """A graph of several query tokens was captured without a causal mask."""
 
     deviation = ORACLE["the-future-is-seen"]
+
+
+@breaks(Fault.STALE, "S-17", "S-21")
+class WeightsOfTheFirstLayerServeAll(Passing):
+    """What a runner makes of kv_b_proj is made once, whatever layer comes next."""
+
+    weights: NDArray[Any] | None = None
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Answer with the weights that came first."""
+        if self.weights is None:
+            self.weights = batch.kv_b_proj.copy()
+        return self.inner.layer(replace(batch, kv_b_proj=self.weights))

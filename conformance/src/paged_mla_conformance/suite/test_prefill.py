@@ -13,6 +13,7 @@ from paged_mla_conformance.profile import Run
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.judging import compare
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output
 
@@ -32,9 +33,12 @@ def test_prefill(trial: Trial) -> None:
             trial.checks += compare.check_bitwise("S-20", actual, expected, name)
 
 
-def _base(run: Run) -> Trial:
+def _base(run: Run) -> tuple[Trial, PrefillBatch]:
+    """Return a trial of the base that bad prefills spoil, and its good batch."""
     case, note = bent_case(BASE, run.backend.capabilities)
-    return Trial(run.backend, case, run.dims, run.dtypes[0], note)
+    trial = Trial(run.backend, case, run.dims, run.dtypes[0], note)
+    [good] = build_prefills(case, trial.dims, trial.dtype)
+    return trial, good
 
 
 @pytest.mark.mla(
@@ -46,9 +50,8 @@ def _base(run: Run) -> Trial:
 @pytest.mark.parametrize("bad", BAD_PREFILLS, ids=lambda bad: bad.name)
 def test_bad_prefill(mla_run: Run, bad: BadPrefill) -> None:
     """A prefill no rule allows is refused, and the runner keeps its use."""
-    trial = _base(mla_run)
+    trial, good = _base(mla_run)
     runner = trial.prepare()
-    [good] = build_prefills(trial.case, trial.dims, trial.dtype)
     with pytest.raises(ValueError, match=bad.argument):
         runner.prefill(bad.spoil(good))
     trial.prefill(runner, good)
@@ -59,9 +62,8 @@ def test_bad_prefill(mla_run: Run, bad: BadPrefill) -> None:
 def test_too_large_prefill(mla_run: Run, capacity: str) -> None:
     """A prefill past a capacity is refused."""
     argument, most = CAPACITIES[capacity]
-    trial = _base(mla_run)
-    [good] = build_prefills(trial.case, trial.dims, trial.dtype)
-    runner = trial.backend.prepare(replace(trial.problem, **{capacity: most}))
+    trial, good = _base(mla_run)
+    runner = trial.backend.prepare(replace(trial.problem, **{capacity: most}))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=argument):
         runner.prefill(good)
 
@@ -70,6 +72,7 @@ def test_too_large_prefill(mla_run: Run, capacity: str) -> None:
 @pytest.mark.parametrize("size", ["qk_nope_head_dim", "v_head_dim"])
 def test_heads_of_no_size(mla_run: Run, size: str) -> None:
     """A problem whose heads have no key without position, or no value, is refused."""
-    problem = _base(mla_run).problem
+    trial, _ = _base(mla_run)
+    problem = trial.problem
     with pytest.raises((InvalidArgument, Unsupported), match=size):
         mla_run.backend.prepare(replace(problem, dims=replace(problem.dims, **{size: 0})))

@@ -15,7 +15,7 @@ from paged_mla_reference.oracle import Oracle
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Output, Problem
+from paged_mla_shared.problem import Mask, Output, Problem
 
 
 def _with(
@@ -99,5 +99,30 @@ def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
         return layer(problem, replace(batch, kv_b_proj=as_dense(batch.kv_b_proj)), image)
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(Fault.ROPE, "S-12", "S-21")
+def materialised_queries_are_not_rotated(oracle: Oracle) -> Oracle:
+    """Keys come rotated out of the cache, and queries meet them as they came."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        right = layer(problem, batch, image)
+        unrotated = layer(replace(problem, rope=None), batch, image)
+        first = int(batch.step.cu_seqlens_q[batch.absorbed_rows])
+        right.out[first:], right.lse[first:] = unrotated.out[first:], unrotated.lse[first:]
+        return right
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(Fault.MASK, "S-4", "S-14", "S-21")
+def layers_take_every_mask_for_causal(oracle: Oracle) -> Oracle:
+    """The mask is not handed on to attention."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        problem = replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0)
+        return layer(problem, replace(batch, step=replace(batch.step, mask=None)), image)
 
     return replace(oracle, layer=wrong)
