@@ -191,7 +191,7 @@ def test_steps_name_the_slots_of_their_tables():
     [step] = build_steps(case, SMALL, "float32")
     batch, size = step.batch, step.problem.block_size
     slots = []
-    for row, blocks in zip(case.rows, batch.block_table, strict=True):
+    for row, blocks in zip(case.rows, batch.block_table.tolist(), strict=True):
         keys = range(row.seq_len - row.query_len, row.seq_len)
         own = [blocks[key // size] * size + key % size for key in keys]
         slots += own if row.seq_len else [-1] * row.query_len
