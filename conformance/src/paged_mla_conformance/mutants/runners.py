@@ -90,7 +90,7 @@ class OptionalCallsRefuseNothing(Passing):
             return np.zeros((0, 0, 0), np.uint8), np.zeros((0, 0), np.float32)
 
 
-@breaks(Fault.VALIDATION, "S-4", "S-21")
+@breaks(Fault.VALIDATION, "S-21")
 class CapacityOfPrefillsIsNotChecked(Passing):
     """Prefills larger than what was prepared are answered with zeros."""
 

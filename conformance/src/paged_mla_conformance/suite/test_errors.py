@@ -23,12 +23,15 @@ from paged_mla_conformance.bad_layers import (
     BadLayer,
     BadPartials,
 )
+from paged_mla_conformance.bad_prefills import BASE as PREFILL
+from paged_mla_conformance.bad_prefills import CAPACITIES
 from paged_mla_conformance.bending import bent_case
 from paged_mla_conformance.both_forms import Layer
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Problem
 
 pytestmark = pytest.mark.mla(
@@ -158,6 +161,28 @@ def test_too_many_tokens(mla_run: Run) -> None:
     _refuses_capacity(
         mla_run, "max_query_tokens", lambda problem: replace(problem, max_query_tokens=13)
     )
+
+
+@pytest.mark.mla(group="errors", ops=("prefill",), features=("validation",), rules=("S-21",))
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_too_large_prefill(mla_run: Run, capacity: str) -> None:
+    """A prefill past a capacity is refused."""
+    argument, most = CAPACITIES[capacity]
+    case, _ = bent_case(PREFILL, mla_run.backend.capabilities)
+    problem = case.problem(mla_run.dims, mla_run.dtypes[0])
+    [good] = build_prefills(case, mla_run.dims, mla_run.dtypes[0])
+    runner = mla_run.backend.prepare(replace(problem, **{capacity: most}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=argument):
+        runner.prefill(good)
+
+
+@pytest.mark.mla(group="errors", ops=("prefill",), features=("validation",), rules=("S-21",))
+@pytest.mark.parametrize("size", ["qk_nope_head_dim", "v_head_dim"])
+def test_heads_of_no_size(mla_run: Run, size: str) -> None:
+    """A problem whose heads have no key without position, or no value, is refused."""
+    problem = _base(mla_run, "causal").problem
+    with pytest.raises((InvalidArgument, Unsupported), match=size):
+        mla_run.backend.prepare(replace(problem, dims=replace(problem.dims, **{size: 0})))
 
 
 def _refuses_capacity(run: Run, argument: str, shrink: Callable[[Problem], Problem]) -> None:
