@@ -112,7 +112,7 @@ CASES = (
     _queries("strided", "tokens and heads apart", strided_inputs=True, uneven=True),
     *(
         _queries(
-            f"replay-{name}",
+            f"two-steps-{name}",
             "nothing of an earlier step, its scale and positions included, is in the next",
             (Row(37, 3), Row(75, 2), Row(0, 1)),
             then=((Row(0, 1), Row(90, 2), Row(12, 3)),),
