@@ -78,6 +78,8 @@ class Recorder:
         group = marker_of(item).kwargs["group"]
         if self._changes.isdisjoint(_asks(item)):
             pytest.skip("the mutant does this as the right backend does")
+        if _is_large(item):
+            pytest.skip("of production's size: smaller cases ask the same")
         if _NAMED in self._kills.groups.get(group, {}):
             pytest.skip("its group has killed the mutant")
 
@@ -107,6 +109,11 @@ def _size(item: pytest.Item) -> int:
         rows = [row for step in params["trial"].case.steps for row in step]
         return sum(row.seq_len * row.query_len for row in rows)
     return params["trace_trial"].scenario.config.token_budget if "trace_trial" in params else 0
+
+
+def _is_large(item: pytest.Item) -> bool:
+    param = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
+    return isinstance(param, CaseParam) and param.case.is_large
 
 
 def _asks(item: pytest.Item) -> set[str]:

@@ -124,6 +124,7 @@ CASES = (
         Row(1700, 600),
         Row(300, 300),
         cache_elements=2**31 + 2**24,
+        is_large=True,
         rules=("S-1", "S-21"),
     ),
 )
