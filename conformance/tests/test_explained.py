@@ -68,6 +68,12 @@ def test_a_tie_is_ended_by_another_dump(
     assert len(set(origins)) == 2
 
 
+def test_an_answer_of_another_type_has_no_dump():
+    """S-5: files have answers of the problem's type alone."""
+    name, shown = "layers-answer-in-float64", "test_layer_whole[layer-prompts-fp32]"
+    assert not list(dumps.failures(name, [shown]))
+
+
 def test_cases_that_a_format_does_not_allow_are_not_tried():
     """S-11: groups of a quarter of a block ask nothing of blocks of 1 token."""
     shown = "test_gather[gather-strided-fp32-fp8_block_group]"

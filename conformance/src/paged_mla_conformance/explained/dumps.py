@@ -176,11 +176,14 @@ def failing_step(
     return _as_read(in_noise(failed.last.dump))
 
 
-def _as_read(dump: Dump) -> Dump:
-    """Return a dump as who explains it gets it: from a file."""
+def _as_read(dump: Dump) -> Dump | None:
+    """Return a dump as who explains it gets it: from a file, ``None`` if no file may hold it."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "dump.safetensors"
-        save_dump(dump, path)
+        try:
+            save_dump(dump, path)
+        except InvalidArgument:  # an answer of another type
+            return None
         return load_dump(path)
 
 
