@@ -168,3 +168,10 @@ def test_a_draft_tree_is_cut_off():
         mla.attend(torch.randn(3, 4, R), torch.randn(3, 4, P), cache, out=out[:3], lse=lse[:3])
         assert (out[3:] == 7).all()
         assert (lse[3:] == 7).all()
+
+
+def test_tokens_in_front_of_the_first_row():
+    """S-1, S-9: they have no row, so no table entry is read for them and no slot written."""
+    mla = plan(config(block_size=4), [9, 9], [200], [[5, 6]], 3)
+    assert mla.positions.tolist() == [0, 0, 0]
+    assert mla.slot_mapping.tolist() == [-1, -1, -1]

@@ -421,8 +421,8 @@ def token_kernel(
     start = tl.load(token_starts_ptr + row)
     query_len = tl.load(token_starts_ptr + row + 1) - start
     seq_len = tl.load(row_lens_ptr + row)
-    present = (token < num_tokens) & (seq_len > 0)
     index = token - start
+    present = (token < num_tokens) & (seq_len > 0) & (index >= 0)  # none in front of the first row
     key = seq_len - query_len + index  # where the token lies in its row: S-3, "index"
 
     depth = index
