@@ -111,7 +111,8 @@ def _softmax(q, keys, scale, *, causal):
         after = torch.ones(len(q), len(keys)).triu(len(keys) - len(q) + 1).bool()
         scores = scores.masked_fill(after[:, None], -torch.inf)
     lse = torch.logsumexp(scores, -1)
-    return torch.exp(scores - lse[..., None]).nan_to_num() @ keys, lse
+    sees = (lse > -torch.inf) | lse.isnan()  # a key, be it one that is no number
+    return torch.where(sees[..., None], torch.exp(scores - lse[..., None]), 0.0) @ keys, lse
 
 
 @dataclass

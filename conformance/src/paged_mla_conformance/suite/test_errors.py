@@ -90,7 +90,7 @@ def _ask(runner: Runner, call: str, good: Stage, bad: BadBatch) -> None:
         getattr(runner, call)(spoilt)
 
 
-@pytest.mark.mla(group="errors", ops=("layer",), features=("validation",), rules=("S-21",))
+@pytest.mark.mla(group="errors", ops=("layer",), features=("validation", "mixed"), rules=("S-21",))
 @pytest.mark.parametrize("bad", BAD_LAYERS, ids=lambda bad: bad.name)
 def test_bad_layer(mla_run: Run, bad: BadLayer) -> None:
     """A layer no rule allows is refused; the cache keeps every byte."""
@@ -107,7 +107,7 @@ def test_bad_layer(mla_run: Run, bad: BadLayer) -> None:
     )
 
 
-@pytest.mark.mla(group="errors", ops=("layer",), features=("validation",), rules=("S-21",))
+@pytest.mark.mla(group="errors", ops=("layer",), features=("validation", "mixed"), rules=("S-21",))
 def test_the_good_layers_are_good(mla_run: Run) -> None:
     """Every base of the bad layers passes as it is."""
     for base in ("causal", "non_causal", "qlen"):
@@ -129,7 +129,7 @@ def test_bad_partials(mla_run: Run, bad: BadPartials) -> None:
 
 
 @pytest.mark.mla(
-    group="errors", ops=("quantise_queries",), features=("validation",), rules=("S-11",)
+    group="errors", ops=("quantise_queries",), features=("validation", "mixed"), rules=("S-11",)
 )
 @pytest.mark.parametrize("scale", BAD_QUERY_SCALES)
 def test_bad_query_scale(mla_run: Run, scale: float) -> None:
