@@ -38,6 +38,7 @@ def run(*command):
         "combine-alone",
         "combine-overlapped",
         "token-m64n64-tree:packed",
+        "token-m16n64-tree:full-parts-rows4-strided",
         "rotate-overlapped-p64-bf16-neox",
         "hopper-few-m16",
         "hopper-tile-m64",

@@ -78,7 +78,7 @@ class Plan:
         Prefix sums of the query tiles of each row that have several splits, from 0; empty without
         ``deterministic``.
     mask_starts : int64 [max_rows + 1]
-        First element of a row's tree matrix.
+        Of a row's tree matrix, the first element that speaks of drafts.
     positions, slot_mapping : int64 [max_query_tokens]
         Rules S-3 and S-1.
     slots : int64 [T]

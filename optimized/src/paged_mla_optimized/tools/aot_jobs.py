@@ -254,6 +254,10 @@ def _configs() -> Iterator[MlaConfig]:
         # One token per row keeps the tile shape that this head count has in decode.
         for mask in MASKS[2:]:
             yield replace(config, mask=mask, max_draft_tokens=1)
+    for mask in MASKS:  # a search of other lengths
+        drafts = int(mask.startswith("tree"))
+        yield replace(base, mask=mask, max_draft_tokens=drafts, max_rows=1)
+        yield replace(base, mask=mask, max_draft_tokens=drafts, max_rows=4)
     yield replace(base, max_query_tokens=256)  # chunks
     for num_heads in (16, 32):  # Mistral Small 4, whole and shared by two ranks
         half = replace(base, num_heads=num_heads, kv_lora_rank=256)
@@ -369,18 +373,9 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         append, constants, warps = append_kernel_of(config, arch, run_tokens=run_tokens)
         name = f"append-{dims}-{types}-{rope}" + f"-runs{run_tokens}" * (run_tokens > 0)
         yield Job(name, append, dtype, _dense(append, constants), warps, types=cache)
+    yield from _plan_jobs(config, variant)
     for name, kernel, constants in (
         (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),
-        (
-            f"schedule-{tile}x{variant.lanes}-{config.mask}-{cut}",
-            schedule_kernel,
-            schedule_constants(config, variant, _NUM_SMS),
-        ),
-        (
-            f"token-{tile}-{config.mask}-{cut}",
-            token_kernel,
-            token_constants(config, variant),
-        ),
         ("draft-rows", draft_rows_kernel, draft_rows_constants()),
         (f"copy-tails-{dims}-{types}", copy_tails_kernel, _copy_tails_constants(config)),
         (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
@@ -389,6 +384,24 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
     ):
         pointers = "fp32" if kernel is merge_kernel else dtype
         yield Job(name, kernel, pointers, _dense(kernel, constants), types=cache)
+
+
+def _plan_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+    """Yield the kernels of a plan, over dense inputs and over inputs of any strides."""
+    tile = f"m{variant.tile_m}n{variant.tile_n}"
+    cut = "fixed" if config.deterministic else "parts"
+    of_step = f"{config.mask}-{cut}-rows{config.max_rows}"
+    for name, kernel, constants in (
+        (
+            f"schedule-{tile}x{variant.lanes}-{of_step}",
+            schedule_kernel,
+            schedule_constants(config, variant, _NUM_SMS),
+        ),
+        (f"token-{tile}-{of_step}", token_kernel, token_constants(config, variant)),
+    ):
+        dtype = _SHORT[config.dtype]
+        yield Job(name, kernel, dtype, _dense(kernel, constants))
+        yield Job(f"{name}-strided", kernel, dtype, constants)
 
 
 def _copy_tails_constants(config: MlaConfig) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def schedule_kernel(
     # [5 + B + 1]: units of a part, lanes, units, padding of a group, overhead of a split, and the
     # key tiles of each row's splits
     join_starts_ptr,  # out int32 [B + 2], with FIXED_SPLITS: query tiles to join
-    mask_starts_ptr,  # out int64 [B + 1]: first element of a row's tree matrix
+    mask_starts_ptr,  # out int64 [B + 1]: first of a row's tree matrix that speaks of drafts
     table_ptr,  # out int32 [B, width]
     stride_cu,
     stride_lens,
@@ -215,12 +215,13 @@ def schedule_kernel(
     if MASK == "tree:qlen" or MASK == "tree:full":
         columns = query_lens if MASK == "tree:qlen" else seq_lens
         elements = query_lens.to(tl.int64) * columns
-        tl.store(mask_starts_ptr + row, tl.cumsum(elements) - elements, mask=is_row)
+        first = tl.cumsum(elements) - elements + columns - query_lens  # past the context
+        tl.store(mask_starts_ptr + row, first, mask=is_row)
 
 
 @triton.jit
 def _tree_bits(
-    mask_ptr, stride_line, stride_element, token, index, column, inside, start, seq_len, query_len,
+    mask_ptr, stride_line, stride_element, token, index, column, inside, start, columns,
     MASK: tl.constexpr,
 ):  # fmt: skip
     """Return 0 or 1 for (token, draft node) pairs in any spelling, int32 [TOKENS, 32]."""
@@ -231,10 +232,7 @@ def _tree_bits(
         )
         bits = (byte.to(tl.int32) >> (column % 8)[None, :]) & 1
     else:
-        if MASK == "tree:full":
-            line = start + index.to(tl.int64) * seq_len + (seq_len - query_len)
-        else:
-            line = start + index.to(tl.int64) * query_len
+        line = start + index.to(tl.int64) * columns
         byte = tl.load(
             mask_ptr + (line[:, None] + column[None, :]) * stride_element, mask=inside, other=0
         )
@@ -428,6 +426,7 @@ def token_kernel(
     depth = index
     if TREE_WORDS > 0:
         mask_start = tl.load(mask_starts_ptr + row) if MASK != "tree:packed" else seq_len
+        columns = query_len if MASK == "tree:qlen" else seq_len
         ancestors = index * 0
         bit = tl.arange(0, 32)
         for word in tl.static_range(TREE_WORDS):
@@ -435,7 +434,7 @@ def token_kernel(
             inside = present[:, None] & (column[None, :] < query_len[:, None])
             sees = _tree_bits(
                 mask_ptr, stride_mask_line, stride_mask_element, token, index, column, inside,
-                mask_start, seq_len, query_len, MASK,
+                mask_start, columns, MASK,
             )  # fmt: skip
             ancestors += tl.sum(sees, axis=1)
             packed = tl.sum(sees << bit[None, :], axis=1)
