@@ -41,6 +41,7 @@ _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
 # Registers on average: more for those that compute, fewer for those that copy.
 _FEW_REGISTERS = 152
 _FEW_FP8_REGISTERS = 168
+_LONG = 64  # tokens of a row, on average: see `rotates_inside`
 MAX_CACHES = 4096
 """Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
 MAX_KERNELS = 64
@@ -92,9 +93,9 @@ class Origin:
 
 
 class Rows(NamedTuple):
-    """A cache as rows: the kernel for its strides, and its descriptors."""
+    """A cache as rows: kernels for its strides by whether they rotate, and its descriptors."""
 
-    kernel: Launcher
+    kernels: dict[bool, Launcher]
     descriptors: Descriptors
 
 
@@ -126,10 +127,9 @@ class HopperAttention:
         self.variant = variant
         self.programs = programs
         self._quantise = quantise if variant.family == TILE_FP8 else None
-        inside = rotates_inside(config, variant)
-        self._tables = rotate.tables if rotate is not None and inside else ()
-        self._rotate = None if self._quantise is not None or inside else rotate
-        self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
+        self._rotate = None if self._quantise is not None else rotate
+        self._inside = [rotates_inside(config, variant, is_long=long) for long in (False, True)]
+        self._kernels: Bounded[tuple[int, int, int], dict[bool, Launcher]] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def takes(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
@@ -137,8 +137,7 @@ class HopperAttention:
         if self._quantise is not None:
             return True
         # What is rotated is loaded, in whatever pieces it lies.
-        is_rotated = self._tables or self._rotate is not None
-        return queries_fit(q_nope) if is_rotated else queries_fit(q_nope, q_pe)
+        return queries_fit(q_nope) if self._rotate is not None else queries_fit(q_nope, q_pe)
 
     def rows_of(self, latents: torch.Tensor, stride_scales: int = 0) -> Rows | None:
         """Return a cache's latents as rows, None where TMA cannot address them.
@@ -169,17 +168,21 @@ class HopperAttention:
         `rows` are those of the cache's latents.
         """
         table = plan.block_table
+        is_inside = self._inside[len(q_nope) >= _LONG * plan.num_rows]
+        rotation: tuple[torch.Tensor, ...] = ()
         if self._rotate is not None:
-            q_pe = self._rotate.launch(q_pe, plan.positions)
+            if is_inside:
+                rotation = (plan.positions, *self._rotate.tables)
+            else:
+                q_pe = self._rotate.launch(q_pe, plan.positions)
         of_queries = (*q_nope.stride()[:2], *q_pe.stride()[:2])
         queries = (q_nope, q_pe)
-        rotation = (plan.positions, *self._tables) if self._tables else ()
         if self._quantise is not None:
             queries = self._quantise.launch(q_nope, q_pe, plan.positions)
-            of_queries, rotation = (), ()
+            of_queries = ()
         scales = scales_and_stride(cache)[:1] if self.config.is_fp8 else ()
         of_table, of_out = table.stride(), out.stride()
-        rows.kernel(
+        rows.kernels[is_inside](
             (self.programs, 1, 1),
             (of_queries, of_table[1], of_out),
             (
@@ -212,31 +215,34 @@ class HopperAttention:
         # Kernels read words of 16 bits, whatever the cache keeps in them.
         stride_row, width = (n * cache.element_size() // 2 for n in (stride_token, width))
         geometry = (block_rows, stride_row, stride_scales)
-        kernel = self._kernels.get(geometry)
-        if kernel is None:
-            kernel = self._kernels[geometry] = Launcher(
-                hopper_kernel(self.variant),
-                hopper_constants(self.config, self.variant, *geometry),
-                cluster=_cluster(self.variant, self.programs),
-                **hopper_options(self.variant),
-            )
+        kernels = self._kernels.get(geometry)
+        if kernels is None:
+            kernels = self._kernels[geometry] = {
+                is_inside: Launcher(
+                    hopper_kernel(self.variant),
+                    hopper_constants(self.config, self.variant, *geometry, is_inside=is_inside),
+                    cluster=_cluster(self.variant, self.programs),
+                    **hopper_options(self.variant),
+                )
+                for is_inside in set(self._inside)
+            }
         origin = Origin(cache.data_ptr(), hopper_dtype(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
             TensorDescriptor(origin, shape, [stride_row, 1], box, hopper_layout(box))
             for box in hopper_boxes(self.config, self.variant)
         )
-        return Rows(kernel, Descriptors(*descriptors))
+        return Rows(kernels, Descriptors(*descriptors))
 
 
-def rotates_inside(config: MlaConfig, variant: AttendVariant) -> bool:
+def rotates_inside(config: MlaConfig, variant: AttendVariant, *, is_long: bool) -> bool:
     """Return whether a kernel rotates the queries that it stages, if there is a rope.
 
-    An interleaved one slows the kernel for tiles by 3 to 5 % where a token fills several of them,
-    which is more than a launch before it costs.
+    An interleaved one slows the kernel for tiles by 3 to 5 % where a token fills several of them
+    or a step is long, 64 tokens and more a row: a launch before it costs less.
     """
-    has_many = variant.family == TILE and config.num_heads > variant.tile_m
-    return not (has_many and config.rope_pairing == "interleaved")
+    is_slower = variant.family == TILE and config.rope_pairing == "interleaved"
+    return not (is_slower and (is_long or config.num_heads > variant.tile_m))
 
 
 def hopper_kernel(variant: AttendVariant) -> Any:
@@ -318,13 +324,15 @@ def hopper_constants(
     block_rows: int,
     stride_row: int,
     stride_scales: int = 0,
+    *,
+    is_inside: bool = True,
 ) -> dict[str, Any]:
     """Return what a kernel is specialised for.
 
     `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
-    of 16 bits, `stride_scales` that of a block in the scale tensor.
+    of 16 bits, `stride_scales` that of a block in the scale tensor; `is_inside` says whether it
+    rotates queries, if there is a rope.
     """
-    is_inside = rotates_inside(config, variant)
     constants = {
         "num_heads": config.num_heads,
         "block_size": config.block_size,

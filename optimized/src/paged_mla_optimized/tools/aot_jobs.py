@@ -44,6 +44,7 @@ from paged_mla_optimized.launchers.hopper import (
     hopper_kernel,
     hopper_layout,
     hopper_options,
+    rotates_inside,
 )
 from paged_mla_optimized.launchers.hopper_prefill import (
     BOXES,
@@ -443,19 +444,21 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     stride_row = config.stored.token_bytes(config) // 2
     stride_scales = config.stored.scales_per_block(config.block_size)
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
-    constants = hopper_constants(config, variant, config.block_size, stride_row, stride_scales)
-    rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
-    rope = "-rotated" if constants.get("ROTATED") else rope
-    yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
-        f"-box{hopper_box(config.block_size)}-{cut}{rope}",
-        kernel,
-        dtype,
-        _dense(kernel, constants),
-        options["num_warps"],
-        max_registers=options.get("maxnreg"),
-        types=types,
-    )
+    geometry = config.block_size, stride_row, stride_scales
+    for is_inside in {rotates_inside(config, variant, is_long=long) for long in (False, True)}:
+        constants = hopper_constants(config, variant, *geometry, is_inside=is_inside)
+        rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
+        rope = "-rotated" if constants.get("ROTATED") else rope
+        yield Job(
+            f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
+            f"-box{hopper_box(config.block_size)}-{cut}{rope}",
+            kernel,
+            dtype,
+            _dense(kernel, constants),
+            options["num_warps"],
+            max_registers=options.get("maxnreg"),
+            types=types,
+        )
 
 
 def prefill_jobs(arch: str) -> Iterator[Job]:
