@@ -27,10 +27,12 @@ def decode_kernel(codes_ptr, values_ptr, N: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def quotient_kernel(x_ptr, scale_ptr, codes_ptr, N: tl.constexpr, NATIVE: tl.constexpr):
+def quotient_kernel(
+    x_ptr, scale_ptr, codes_ptr, N: tl.constexpr, NATIVE: tl.constexpr, BOUNDED: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
-    codes = encode(quotient(tl.load(x_ptr + at), tl.load(scale_ptr + at), NATIVE), NATIVE=True)
-    tl.store(codes_ptr + at, codes)
+    ratio = quotient(tl.load(x_ptr + at), tl.load(scale_ptr + at), NATIVE, BOUNDED)
+    tl.store(codes_ptr + at, encode(ratio, NATIVE=True))
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +69,9 @@ def test_values_of_every_code(dtype):
         assert torch.equal(values.signbit() & ~values.isnan(), expected.signbit() & ~values.isnan())
 
 
+@pytest.mark.parametrize("bounded", [False, True], ids=["any", "bounded"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_quotients_have_the_codes_of_divisions(dtype):
+def test_quotients_have_the_codes_of_divisions(dtype, bounded):
     """S-11: whatever the number, over scales that put it between two codes, or any."""
     every = torch.arange(1 << 16, dtype=torch.int32, device=CUDA).to(torch.int16).view(dtype)
     values = torch.arange(127, dtype=torch.int32, device=CUDA).to(torch.uint8)
@@ -79,12 +82,13 @@ def test_quotients_have_the_codes_of_divisions(dtype):
         scale = (every.double().abs().nan_to_num(posinf=0.0) / middle).float()
         scale = scale.clamp(2.0**-126, torch.finfo(torch.float32).max)
         scale = (scale.view(torch.int32)[:, None] + near).clamp(1, 0x7F7FFFFF).view(torch.float32)
-        other = torch.randint(1, 0x7F800000, (len(every), 1), dtype=torch.int32, device=CUDA)
-        scale = torch.cat([scale, other.view(torch.float32)], dim=1).contiguous()
+        if not bounded:
+            other = torch.randint(1, 0x7F800000, (len(every), 1), dtype=torch.int32, device=CUDA)
+            scale = torch.cat([scale, other.view(torch.float32)], dim=1).contiguous()
         x = every[:, None].expand_as(scale).contiguous()
         found = []
         for native in (False, True):
             codes = torch.zeros_like(x, dtype=torch.uint8)
-            quotient_kernel[(x.numel() // 1024,)](x, scale, codes, 1024, native)
+            quotient_kernel[(x.numel() // 1024,)](x, scale, codes, 1024, native, bounded)
             found.append(codes)
         assert torch.equal(*found)
