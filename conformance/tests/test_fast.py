@@ -127,6 +127,28 @@ def test_a_wrong_scale_is_outside(oracle: Oracle, name: str):
         trial.check_attention()
 
 
+def longer(factor: float) -> Oracle:
+    """Return an oracle that rounds to 8 bits, and whose answers are longer by a factor."""
+    of_8_bits = IMPLEMENTATIONS["a scale per head"]
+    return answering(of_8_bits, lambda _p, _b, a: replace(a, out=a.out * a.out.dtype.type(factor)))
+
+
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+@pytest.mark.parametrize("group", ["decode", "verify", "formats"])
+def test_answers_of_another_length_are_outside(factor: float, group: str):
+    """S-5: single elements hide 3 % among errors that are not all of the same sign."""
+
+    def is_killed(case: Case) -> bool:
+        backend = ReferenceBackend(capabilities=FAST, oracle=longer(factor))
+        try:
+            Trial(backend, case, SMALL, "bfloat16").check_attention()
+        except Mismatch as mismatch:
+            return str(mismatch).startswith("[S-5] mean gain of out")
+        return False
+
+    assert any(map(is_killed, cases(group)))
+
+
 def test_schedules_are_asked_of_exact_products():
     """S-19: dense answers have no allowance."""
     run = Run(

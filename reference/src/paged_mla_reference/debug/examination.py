@@ -16,7 +16,7 @@ from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import Check, Mismatch
-from paged_mla_reference.judging.fast import fast_answers, may_be_fast
+from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
@@ -35,7 +35,7 @@ class Right:
     exact, rounded : Answer
     out_budget : float64 [T]
     lse_budget : float64 [T, H]
-    allowance : Answer or None
+    allowance : Allowance or None
         Of products of 8 bits, where the dump allows them.
     """
 
@@ -43,7 +43,7 @@ class Right:
     rounded: Answer
     out_budget: NDArray[np.float64]
     lse_budget: NDArray[np.float64]
-    allowance: Answer | None = None
+    allowance: Allowance | None = None
 
     @classmethod
     def of(cls, step: Step, batch: Batch, image: CacheImage) -> Right:

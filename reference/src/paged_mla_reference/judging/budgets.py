@@ -84,6 +84,13 @@ def out_budget(
     return 2 * distance + floor + _largest(weights)  # weights [T, H]
 
 
+def gain_budget(dtype: str, rounded: float, bias: float, deviation: float) -> NDArray[np.float64]:
+    """Return how far a mean gain may be from 0, given the rounded oracle's."""
+    info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
+    own = 2 * abs(rounded) + float(info.eps)
+    return np.array([own + bias + _DOT_CONFIDENCE * deviation])
+
+
 def lse_budget(
     exact: Answer, rounded: Answer, keys: NDArray[np.integer[Any]], terms: int
 ) -> NDArray[np.float64]:

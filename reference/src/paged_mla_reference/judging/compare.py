@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paged_mla_reference.attention import Answer
 from paged_mla_reference.e4m3 import decode
 from paged_mla_reference.judging import budgets
+from paged_mla_reference.judging.fast import Allowance, gain_of
 from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.rounding import widen
@@ -45,7 +46,7 @@ def check_output(
     exact: Answer,
     rounded: Answer,
     *,
-    allowance: Answer | None = None,
+    allowance: Allowance | None = None,
 ) -> list[Check]:
     """Hold an attention output against the oracle (S-5, S-6, S-7).
 
@@ -74,15 +75,35 @@ def check_output(
     budget = budgets.out_budget(problem.dtype, exact, rounded, keys, terms)[:, None, None]
     lse_budget = budgets.lse_budget(exact, rounded, keys, terms)
     if allowance is not None:
-        allowance = _of_tokens(allowance, asked)
+        allowance = allowance.of_tokens(asked)
         budget = budget + allowance.out.max(axis=(1, 2), keepdims=True)
         lse_budget = lse_budget + allowance.lse
     exact_lse = np.where(seen, exact.lse, 0.0)
     place = Place(batch, asked)
-    return [
+    checks = [
         _within("S-5", "out", out[asked], exact.out, budget, place=place),
         _within("S-7", "lse", lse, exact_lse, lse_budget, place=place),
     ]
+    if allowance is not None and np.isfinite(allowance.gain).any():
+        checks.append(_check_gain(problem.dtype, out[asked], exact.out, rounded.out, allowance))
+    return checks
+
+
+def _check_gain(
+    dtype: str,
+    out: NDArray[np.float64],
+    exact: NDArray[np.float64],
+    rounded: NDArray[np.float64],
+    allowance: Allowance,
+) -> Check:
+    """Hold the mean gain of a step's queries, which single elements do not show."""
+    counts = allowance.gain**-2.0  # [n, H]; 0 where it may be anything
+    gain, own, bias = (
+        (counts * x).sum() / counts.sum()
+        for x in (gain_of(out, exact), gain_of(rounded, exact), allowance.bias)
+    )
+    budget = budgets.gain_budget(dtype, own, bias, counts.sum() ** -0.5)
+    return _within("S-5", "mean gain of out", np.array([gain]), np.zeros(1), budget)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,28 @@ e4m3 rounds x by at most 2^-4 |x|, evenly spread: with a standard deviation of a
 Four deviations are allowed, as for sums in float32. Where four deviations of a score pass 1, an
 answer may be that of another key: then out may be off by twice the largest value.
 
+Each element may be off by as much, but not all of them the same way. The **gain** of an answer is
+by what part of the exact one it is longer along it, ``(out - exact) * exact / |exact|^2`` (``*``
+the inner product). With ``a_j = (v_j - exact) * exact / |exact|^2``, rounding makes of it
+
+* for scores, whose errors all come from those of one query, ``sum p_j d_j a_j`` to first order, of
+  deviation ``u scale |q sum p_j a_j k_j|`` (the product by elements);
+* to second order ``sum p_j a_j d_j^2 / 2 - sum p_j d_j sum p_j a_j d_j``, whose mean and deviation
+  are at most ``b = 3/2 z^2 sum p_j |a_j|``, z the largest deviation of a score;
+* for weights ``sum p_j e_j (1 + a_j)`` where the sum is of weights as they were, of deviation
+  ``u |p (1 + a)|``, and less where it is of rounded ones.
+
+The mean of a step's gains, each counted by the inverse of its variance, may be four of its
+deviations, the mean of b, twice that of the oracle that rounds, and an ulp of 1 for the output's
+own rounding. Queries whose score may be off by 1 do not count.
+
 Rule ids: S-5, S-7.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +62,36 @@ _CONFIDENCE = 4.0
 _WEIGHT_SCALE = 2.0**8
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """What rounding to 8 bits adds to the budgets of a step, 0 where nothing is visible.
+
+    Parameters
+    ----------
+    out : float64 [T, H, R]
+    lse : float64 [T, H]
+    gain, bias : float64 [T, H]
+        Deviation of the gain, and how far its mean may be from 0. Infinite where nothing is
+        visible, or an answer may be that of another key.
+    """
+
+    out: Array
+    lse: Array
+    gain: Array
+    bias: Array
+
+    def of_tokens(self, tokens: NDArray[np.int64]) -> Allowance:
+        """Return what `tokens` are allowed."""
+        return Allowance(self.out[tokens], self.lse[tokens], self.gain[tokens], self.bias[tokens])
+
+
+def gain_of(out: Array, exact: Array) -> Array:
+    """Return by what part of `exact` [.., R] `out` is longer along it, [..]; 0 where that is 0."""
+    squared = (exact**2).sum(axis=-1)
+    along = ((out - exact) * exact).sum(axis=-1)
+    return np.asarray(np.divide(along, squared, out=np.zeros_like(squared), where=squared > 0))
+
+
 def may_be_fast(problem: Problem, products: str) -> bool:
     """Return whether a backend that declares `products` may round what meets this cache."""
     return products == "fast" and FORMATS[problem.cache_format].ckv_dtype == "float8_e4m3"
@@ -53,21 +99,19 @@ def may_be_fast(problem: Problem, products: str) -> bool:
 
 def fast_answers(
     problem: Problem, batch: Batch, image: CacheImage, asked: NDArray[np.bool_] | None = None
-) -> tuple[Answer, Answer]:
-    """Return an answer rounded as a backend with products of 8 bits does, and its allowance.
-
-    The allowance is an answer in form: ``out`` and ``lse`` are the four deviations of each element
-    and query, 0 where nothing is visible.
-    """
+) -> tuple[Answer, Allowance]:
+    """Return an answer rounded as a backend with products of 8 bits does, and its allowance."""
     visible = visibility(problem, batch)
-    rounded, allowance = (
+    rounded, allowed = (
         attend_visible(
             problem, batch, image, visible, Rounding.SPEC, asked=asked, attend_query=attend_query
         )
         for attend_query in (_attend_in_e4m3, _allow)
     )
-    allowance.lse[np.isneginf(allowance.lse)] = 0
-    return rounded, allowance
+    allowed.lse[np.isneginf(allowed.lse)] = 0
+    # What `_allow` says of the gain stands where an answer has the bounds of its numbers.
+    gain = np.where(allowed.score_bound > 0, allowed.score_bound, np.inf)
+    return rounded, Allowance(allowed.out, allowed.lse, gain, allowed.value_bound)
 
 
 def _attend_in_e4m3(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
@@ -84,9 +128,9 @@ def _attend_in_e4m3(problem: Problem, query: Array, keys: Array, rounding: Round
     return out, lse, score_bound, value_bound
 
 
-def _allow(problem: Problem, query: Array, keys: Array, _: Rounding) -> QueryAnswer:
-    """Return four deviations of what a query gets, as the module derives them."""
-    out, lse, score_bound, value_bound = attend_one(problem, query, keys, Rounding.EXACT)
+def _allow(problem: Problem, query: Array, keys: Array, _rounding: Rounding) -> QueryAnswer:
+    """Return what out and lse are allowed, and the gain's deviation and bias: see the module."""
+    out, lse, _, value_bound = attend_one(problem, query, keys, Rounding.EXACT)
     values = keys[:, : problem.dims.kv_lora_rank]  # [K, R]
     scale = problem.softmax_scale
     weights = np.exp(scale * (query @ keys.T) - lse[:, None])  # [H, K]
@@ -103,4 +147,12 @@ def _allow(problem: Problem, query: Array, keys: Array, _: Rounding) -> QueryAns
     variance = of_scores[:, None] ** 2 * spread + _DEVIATION**2 * by_weight
     of_out = _CONFIDENCE * np.sqrt(np.maximum(variance, 0))
     of_out = np.where(most[:, None] > 1, 2 * value_bound, of_out)
-    return of_out, of_lse, score_bound, value_bound
+
+    squared = (out**2).sum(axis=1, keepdims=True)  # [H, 1]
+    along = out @ values.T / np.where(squared > 0, squared, 1.0)  # [H, K]: 1 + a_j
+    pulls = weights * (along - 1)  # [H, K]
+    variance = (scale * query * (pulls @ keys)) ** 2  # [H, R+P]
+    of_gain = _DEVIATION**2 * (variance.sum(axis=1) + (squares * along**2).sum(axis=1))
+    bias = 1.5 * of_scores**2 * np.abs(pulls).sum(axis=1)
+    known = (most <= 1) & (squared[:, 0] > 0)
+    return of_out, of_lse, np.where(known, np.sqrt(of_gain + bias**2), np.inf), bias
