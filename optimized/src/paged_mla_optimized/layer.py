@@ -260,12 +260,14 @@ class MlaLayer(PlannedStep):
             raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
         found = []
         for name, lens in (("query_lens", query_lens), ("max_seq_lens", max_seq_lens)):
-            array = np.asarray(lens, dtype=np.int64)
+            array = np.asarray(lens)
             if array.shape != (num_rows,):
                 raise InvalidArgument(name, f"shape {array.shape}", f"one for each of {num_rows}")
+            if num_rows and array.dtype.kind not in "iu":
+                raise InvalidArgument(name, f"elements of {array.dtype}", "integers")
             if array.min(initial=0) < 0:
                 raise InvalidArgument(name, array.min(), ">= 0")
-            found.append(array)
+            found.append(array.astype(np.int64))
         queries, keys = found
         if ((keys > 0) & (keys < queries)).any():
             row = int(((keys > 0) & (keys < queries)).argmax())
