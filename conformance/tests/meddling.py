@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.mutants.backends import MutantBackend
 from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.mutants.runners import TheImageBecomesTheCache
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
@@ -59,22 +60,6 @@ class WritesTheImage(Passing):
         """Clear a byte."""
         self.inner.load_cache(image)
         image.blocks[0, 0] ^= 1
-
-
-class WritesTheImageLater(Passing):
-    """The image became the cache."""
-
-    image: CacheImage
-
-    def load_cache(self, image: CacheImage) -> None:
-        """Keep it."""
-        self.inner.load_cache(image)
-        self.image = image
-
-    def append(self, batch: Batch) -> None:
-        """Write into it."""
-        self.inner.append(batch)
-        self.image.blocks[...] = self.inner.read_cache(self.image.block_ids)
 
 
 class WritesPartials(Passing):
@@ -247,12 +232,12 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-_RUNNERS: dict[str, type[Passing]] = {
+_RUNNERS: dict[str, Callable[..., Passing]] = {
     "writes-queries": WritesQueries,
     "writes-lengths": WritesLengths,
     "writes-latents": WritesLatents,
     "writes-the-image": WritesTheImage,
-    "writes-the-image-later": WritesTheImageLater,
+    "writes-the-image-later": TheImageBecomesTheCache.change,
     "writes-partials": WritesPartials,
     "answers-with-its-input": AnswersWithItsInput,
     "returns-none": ReturnsNone,
