@@ -84,11 +84,10 @@ def out_budget(
     return 2 * distance + floor + _largest(weights)  # weights [T, H]
 
 
-def gain_budget(dtype: str, rounded: float, bias: float, deviation: float) -> NDArray[np.float64]:
+def gain_budget(dtype: str, rounded: float, bias: float, deviation: float) -> float:
     """Return how far a mean gain may be from 0, given the rounded oracle's."""
     info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
-    own = 2 * abs(rounded) + float(info.eps)
-    return np.array([own + bias + _DOT_CONFIDENCE * deviation])
+    return float(2 * abs(rounded) + info.eps + bias + _DOT_CONFIDENCE * deviation)
 
 
 def lse_budget(
