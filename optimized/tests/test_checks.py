@@ -32,6 +32,9 @@ PLAN = [
     ("block_table", "rows", short),
     ("block_table", "meta", on_meta),
     ("block_table", "none", lambda _: None),
+    ("cu_seqlens_q", "list", lambda t: t.tolist()),
+    ("seq_lens", "none", lambda _: None),
+    ("seq_lens", "array", torch.Tensor.numpy),
 ]
 ATTEND = [
     ("q_nope", "double", torch.Tensor.double),
@@ -48,6 +51,13 @@ ATTEND = [
     ("out", "strided", wide),
     ("lse", "half", torch.Tensor.half),
     ("lse", "tokens", short),
+    ("q_nope", "none", lambda _: None),
+    ("q_nope", "array", torch.Tensor.numpy),
+    ("q_pe", "list", lambda t: t.tolist()),
+    ("cache", "none", lambda _: None),
+    ("out", "list", lambda t: t.tolist()),
+    ("out", "one-place", lambda t: t[:1].expand(t.shape)),
+    ("lse", "one-place", lambda t: t[:1].expand(t.shape)),
 ]
 APPEND = [
     ("ckv", "tokens", short),
@@ -58,6 +68,9 @@ APPEND = [
     ("cache", "2d", lambda t: t.flatten(0, 1)),
     ("slot_mapping", "int32", torch.Tensor.int),
     ("slot_mapping", "short", short),
+    ("ckv", "array", torch.Tensor.numpy),
+    ("k_pe", "none", lambda _: None),
+    ("slot_mapping", "list", lambda t: t.tolist()),
 ]
 
 
@@ -123,6 +136,33 @@ def test_capacities(argument, changes):
     with pytest.raises(InvalidArgument) as error:
         step.attend()
     assert error.value.argument == argument
+
+
+def test_queries_are_tensors_where_answers_are_allocated():
+    """S-5: their shape is asked first."""
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    step.attend(mla)
+    with pytest.raises(InvalidArgument, match="q_nope: got a ndarray; allowed: a Tensor"):
+        mla.attend(step.q_nope.numpy(), step.q_pe, step.cache)
+
+
+@pytest.mark.parametrize("name", ["ckv", "k_pe"])
+def test_gathered_tokens_have_a_place_each(name):
+    """S-9: one line of an expanded tensor would hold whatever came last."""
+    step = build((20, 3), (33, 1))
+    mla = PagedMla(step.config, "cpu")
+    step.attend(mla)
+    room = {"ckv": torch.zeros(53, R), "k_pe": torch.zeros(53, P)}
+    room[name] = room[name][:1].expand(room[name].shape)
+    with pytest.raises(InvalidArgument, match=f"{name}: got strides"):
+        mla.gather_context(step.cache, **room)
+
+
+def test_a_device_that_there_is_not():
+    """S-17: said as what this build of torch does not have."""
+    with pytest.raises(Unsupported, match="device nonsense"):
+        PagedMla(config(), "nonsense")
 
 
 def test_integers_of_numpy():

@@ -99,7 +99,7 @@ def test_two_rows_of_one_group(order):
     step = {
         "cu_seqlens_q": [0, 4, 8], "seq_lens": order, "block_table": [[1], [1]], "num_tokens": 8
     }  # fmt: skip
-    with pytest.raises(InvalidArgument, match="one group"):
+    with pytest.raises(InvalidArgument, match="group of slot 64"):
         check(step, **config)
     check(step | {"slot_mapping": [*range(72, 76), *range(68, 72)]}, **config)
     check(step | {"seq_lens": [16, 20]}, **config)

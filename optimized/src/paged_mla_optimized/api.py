@@ -11,15 +11,14 @@ from paged_mla_optimized import checks, ops
 from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core, PlannedStep
+from paged_mla_optimized.given import check_at_least, check_kind, integer
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
 from paged_mla_optimized.inspect.values import check_values, table_of_map
-from paged_mla_optimized.integers import integer
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
-from paged_mla_shared.errors import InvalidArgument
 
 
 class PagedMla(PlannedStep):
@@ -222,6 +221,7 @@ class PagedMla(PlannedStep):
             A tensor's shape, dtype, device or last stride is wrong.
         """
         core, plan = self._core, self._core.plan
+        check_kind("q_nope", q_nope, torch.Tensor)
         out = q_nope.new_empty(q_nope.shape) if out is None else out
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
@@ -315,10 +315,14 @@ class PagedMla(PlannedStep):
         Parameters are those of :meth:`plan`; without `num_tokens` the step has no padding.
         """
         core = self._core
+        checks.check_tensor("seq_lens", seq_lens, (None,), torch.int32, None)
+        num_rows = seq_lens.shape[0]
+        checks.check_tensor("cu_seqlens_q", cu_seqlens_q, (num_rows + 1,), torch.int32, None)
         starts = cu_seqlens_q.tolist()
-        tokens = starts[-1] if num_tokens is None else num_tokens
+        tokens = starts[-1] if num_tokens is None else integer("num_tokens", num_tokens)
+        checks.check_capacity(core.config, num_rows, tokens)
         plan = copy.copy(core.plan)
-        core.choose(plan, seq_lens.shape[0], tokens, max_query_len)
+        core.choose(plan, num_rows, tokens, max_query_len)
         return explain(
             core.config,
             core.variants[plan.choice],
@@ -350,8 +354,7 @@ class PagedMla(PlannedStep):
         InvalidArgument
             Names the argument that no rule allows.
         """
-        if num_blocks < 1:
-            raise InvalidArgument("num_blocks", num_blocks, ">= 1")
+        check_at_least(1, num_blocks=num_blocks)
         num_tokens = integer("num_tokens", num_tokens)
         checks.check_lengths(
             self.config,

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from paged_mla_optimized.config import TORCH_DTYPES
+from paged_mla_optimized.given import check_kind
 from paged_mla_shared.errors import InvalidArgument
 
 ROW_DTYPES = TORCH_DTYPES | {"float8_e4m3": torch.float8_e4m3fn, "uint8": torch.uint8}
@@ -46,8 +47,10 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
     InvalidArgument
         It is of another format.
     """
+    check_kind("cache", cache, torch.Tensor, LatentCache)
     if isinstance(cache, torch.Tensor):
         cache = LatentCache(cache_format, cache)
+    check_kind("cache.latents", cache.latents, torch.Tensor)
     if cache.format != cache_format:
         raise InvalidArgument("cache", f"format {cache.format}", cache_format)
     latents = as_bytes(cache.latents)

@@ -9,6 +9,7 @@ import torch
 
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.given import check_kind
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import SCALE_DTYPE
@@ -21,24 +22,33 @@ def check_tensor(
     name: str,
     tensor: torch.Tensor,
     shape: tuple[int | None, ...],
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
     *,
     unit_stride: bool = False,
 ) -> None:
-    """Hold one tensor against a shape (``None`` fits any size), a dtype and a device.
+    """Hold one tensor against a shape, a dtype and a device; ``None`` fits any, of a size too.
 
     With `unit_stride` the last axis must be dense, as kernels that load vectors need.
     """
-    if tensor.dtype != dtype:
+    check_kind(name, tensor, torch.Tensor)
+    if dtype is not None and tensor.dtype != dtype:
         raise InvalidArgument(name, tensor.dtype, str(dtype))
     if tensor.shape != shape and not _fits(tensor.shape, shape):
         expected = "[" + ", ".join("any" if n is None else str(n) for n in shape) + "]"
         raise InvalidArgument(name, f"shape {list(tensor.shape)}", expected)
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise InvalidArgument(name, f"on {tensor.device}", str(device))
     if unit_stride and tensor.stride(-1) != 1 and tensor.numel() > 0:
         raise InvalidArgument(name, f"last stride {tensor.stride(-1)}", "1")
+
+
+def check_written(**tensors: torch.Tensor) -> None:
+    """Check that no two elements of what is written lie in one place because of a stride of 0."""
+    for name, tensor in tensors.items():
+        axes = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(size > 1 and stride == 0 for size, stride in axes):
+            raise InvalidArgument(name, f"strides {tensor.stride()}", "a place for each element")
 
 
 def check_token_stride(name: str, stride: int) -> None:
@@ -61,6 +71,7 @@ def answers(
         lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
     check_tensor("out", out, shape, dtype, device, unit_stride=True)
     check_tensor("lse", lse, shape[:-1], torch.float32, device)
+    check_written(out=out, lse=lse)
     return out, lse
 
 
@@ -90,9 +101,10 @@ def check_lengths(
             raise InvalidArgument("block_table", "a request map", "a tensor if table_multiple is 0")
         check_tensor("req_to_token", block_table.req_to_token, (None, None), torch.int32, device)
         ids = block_table.request_ids
+        check_kind("request_ids", ids, torch.Tensor)
         if ids.dtype not in {torch.int32, torch.int64}:
             raise InvalidArgument("request_ids", ids.dtype, "int32 or int64")
-        check_tensor("request_ids", ids, (num_rows,), ids.dtype, device)
+        check_tensor("request_ids", ids, (num_rows,), None, device)
     else:
         check_tensor("block_table", block_table, (num_rows, None), torch.int32, device)
     check_capacity(config, num_rows, num_tokens)

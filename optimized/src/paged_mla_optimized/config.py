@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_optimized.integers import take_integers
+from paged_mla_optimized.given import check_flag, check_scale, check_word, take_integers
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
@@ -114,16 +114,16 @@ class MlaConfig:
         for name in ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(name, getattr(self, name), ">= 1")
-        if not math.isfinite(self.softmax_scale) or self.softmax_scale <= 0:
-            raise InvalidArgument("softmax_scale", self.softmax_scale, "finite and > 0")
-        if self.products not in PRODUCTS:
-            raise InvalidArgument("products", self.products, ", ".join(PRODUCTS))
-        if self.lse_base not in {"e", "2"}:
-            raise InvalidArgument("lse_base", self.lse_base, "e, 2")
+        check_scale("softmax_scale", self.softmax_scale)
+        check_word("products", self.products, PRODUCTS)
+        check_word("lse_base", self.lse_base, ("e", "2"))
+        check_flag("deterministic", self.deterministic)
         if self.reserved_slot is not None and self.reserved_slot < 0:
             raise InvalidArgument("reserved_slot", self.reserved_slot, ">= 0, or None")
         if self.table_multiple < 0:
             raise InvalidArgument("table_multiple", self.table_multiple, ">= 0")
+        if not -(2**31) <= self.table_fill < 2**31:
+            raise InvalidArgument("table_fill", self.table_fill, "an int32")
         self._check_mask()
         self._check_format()
         self._check_dims()
@@ -179,8 +179,7 @@ class MlaConfig:
         return self.max_rows.bit_length()
 
     def _check_mask(self) -> None:
-        if self.mask not in MASKS:
-            raise InvalidArgument("mask", self.mask, ", ".join(MASKS))
+        check_word("mask", self.mask, MASKS)
         if self.is_tree and self.max_draft_tokens < 1:
             raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, ">= 1 with a tree")
         if not self.is_tree and self.max_draft_tokens != 0:
@@ -198,10 +197,9 @@ class MlaConfig:
                 raise Unsupported(f"{name} {value}: powers of two from 16 to {largest}")
 
     def _check_format(self) -> None:
-        if self.cache_format not in FORMATS:
-            raise InvalidArgument("cache_format", self.cache_format, ", ".join(FORMATS))
+        check_word("cache_format", self.cache_format, FORMATS)
         if self.dtype not in DTYPE_NAMES:
-            raise Unsupported(f"dtype {self.dtype}: float32, float16 or bfloat16")
+            raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
         multiple = self.stored.block_size_multiple
         if self.block_size % multiple:
             allowed = f"a multiple of {multiple} in {self.cache_format}"
@@ -214,6 +212,8 @@ class MlaConfig:
 
 
 def _check_rope(rope: Rope) -> None:
+    if not isinstance(rope, Rope):
+        raise InvalidArgument("rope", repr(rope), "a Rope, or None")
     if rope.pairing not in set(RopePairing):
         raise InvalidArgument("rope.pairing", rope.pairing, " or ".join(RopePairing))
     numbers = [rope.theta]

@@ -9,8 +9,8 @@ import torch
 from paged_mla_optimized import checks
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.given import device_of, integer
 from paged_mla_optimized.inspect.explain import Buffer
-from paged_mla_optimized.integers import integer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import Spans, launch_gather
@@ -49,7 +49,7 @@ class Core:
         workspace: torch.Tensor | None,
     ) -> None:
         self.config = config
-        self.device = torch.empty(0, device=device).device  # "cuda" names its index
+        self.device = device_of(device)
         self.facts = device_facts(self.device)
         check_computes(self.facts.arch, config.dtype)
         cos, sin = torch.empty(0), torch.empty(0)
@@ -176,6 +176,7 @@ class Core:
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
             checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
             checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
+            checks.check_written(out=out, lse=lse)
             self._checked[layout] = None
         if num_tokens > 0:
             self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
@@ -208,6 +209,7 @@ class Core:
         """Check and read cached tokens of rows."""
         cache = self._as_cache(cache)
         checks.check_latents(self.config, ckv, k_pe, None, self.device)
+        checks.check_written(ckv=ckv, k_pe=k_pe)
         if ckv.shape[0] > _MAX_KEYS:
             raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
         checks.check_cache(self.config, cache, self.device)
@@ -261,5 +263,10 @@ class PlannedStep:
 
 
 def _layout(*tensors: torch.Tensor | None) -> Hashable:
-    """Return all that checks look at."""
-    return tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+    """Return all that checks look at; nothing that has passed them if one is no tensor."""
+    try:
+        return tuple(
+            [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+        )
+    except (AttributeError, TypeError):
+        return None

@@ -10,7 +10,7 @@ import torch
 from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.core import Core, PlannedStep
-from paged_mla_optimized.integers import integer
+from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
 from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
@@ -281,6 +281,7 @@ class MlaLayer(PlannedStep):
         return queries, keys
 
     def _check_weights(self, weights: HeadWeights) -> None:
+        check_kind("weights", weights, HeadWeights)
         attention, config = self.config.attention, self.config
         for name, tensor, width in (
             ("weights.w_uk", weights.w_uk, config.qk_nope_head_dim),

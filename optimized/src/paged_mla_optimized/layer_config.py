@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.integers import take_integers
+from paged_mla_optimized.given import take_integers
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_optimized.given import (
+    check_at_least,
+    check_flag,
+    check_scale,
+    device_of,
+    integer,
+    take_integers,
+)
 from paged_mla_optimized.inspect.values import check_prefix_sums
-from paged_mla_optimized.integers import integer, take_integers
 from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
 from paged_mla_optimized.launchers.prefill import (
     Heads,
@@ -38,7 +44,7 @@ class PrefillConfig:
     max_rows, max_tokens : int
         Largest B and T of any step; >= 1. Keys have no limit.
     qk_nope_head_dim : int
-        16 to 256: a power of two, or the sum of two of at least 16.
+        16 to 256: a power of two, or the sum of two powers of two, each at least 16.
     qk_rope_head_dim, v_head_dim : int
         Powers of two in 16..64 and 16..256.
     dtype : torch.dtype
@@ -74,12 +80,13 @@ class PrefillConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise InvalidArgument(name, getattr(self, name), ">= 1")
-        if not math.isfinite(self.softmax_scale) or self.softmax_scale <= 0:
-            raise InvalidArgument("softmax_scale", self.softmax_scale, "finite and > 0")
+        check_scale("softmax_scale", self.softmax_scale)
+        check_flag("causal", self.causal)
+        check_flag("writes_empty", self.writes_empty)
         if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
             raise InvalidArgument("qk_rope_head_dim", self.qk_rope_head_dim, "even and > 0")
         if self.dtype not in DTYPE_NAMES:
-            raise Unsupported(f"dtype {self.dtype}: float32, float16 or bfloat16")
+            raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
         for name, largest in (("qk_rope_head_dim", 64), ("v_head_dim", _LARGEST_DIM)):
             value = getattr(self, name)
             if not _is_dim(value, largest):
@@ -88,8 +95,8 @@ class PrefillConfig:
         rest = nope - largest_power_of_two(nope)
         if nope > _LARGEST_DIM or nope < _SMALLEST_DIM or (rest and not _is_dim(rest, nope)):
             raise Unsupported(
-                f"qk_nope_head_dim {nope}: up to {_LARGEST_DIM}, a power of two of at least "
-                f"{_SMALLEST_DIM} or the sum of two"
+                f"qk_nope_head_dim {nope}: {_SMALLEST_DIM} to {_LARGEST_DIM}, a power of two or "
+                f"the sum of two powers of two, each at least {_SMALLEST_DIM}"
             )
 
     @property
@@ -126,7 +133,7 @@ class Prefill:
 
     def __init__(self, config: PrefillConfig, device: str | torch.device = "cuda") -> None:
         self.config = config
-        self.device = torch.empty(0, device=device).device  # "cuda" names its index
+        self.device = device_of(device)
         facts = device_facts(self.device)
         check_computes(facts.arch, config.dtype)
         demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
@@ -236,6 +243,7 @@ class Prefill:
             Names the argument that no rule allows.
         """
         num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
+        check_at_least(0, num_keys=num_keys)
         check_prefix_sums("cu_seqlens_q", cu_seqlens_q.cpu().numpy(), "T", num_tokens)
         check_prefix_sums("cu_seqlens_k", cu_seqlens_k.cpu().numpy(), "Tk", num_keys)
 
@@ -257,10 +265,11 @@ class Prefill:
 
     def _check_heads(self, heads: Heads) -> None:
         num_heads, (nope, rope, value) = self.config.num_heads, self.config.head_dims
-        tokens, keys = self._plan.num_tokens, heads.k_nope.shape[0]
+        tokens = self._plan.num_tokens
         self._check_one("q_nope", heads.q_nope, (tokens, num_heads, nope))
         self._check_one("q_pe", heads.q_pe, (tokens, num_heads, rope))
         self._check_one("k_nope", heads.k_nope, (None, num_heads, nope))
+        keys = heads.k_nope.shape[0]
         self._check_one("k_pe", heads.k_pe, (keys, rope))
         self._check_one("v", heads.v, (keys, num_heads, value))
 

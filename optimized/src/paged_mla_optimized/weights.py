@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -27,9 +28,8 @@ class HeadWeights:
     """
 
     def __init__(self, by_head: torch.Tensor, qk_nope_head_dim: int) -> None:
-        check_tensor("by_head", by_head, (None, None, None), by_head.dtype, by_head.device)
-        if qk_nope_head_dim < 1:
-            raise InvalidArgument("qk_nope_head_dim", qk_nope_head_dim, ">= 1")
+        check_tensor("by_head", by_head, (None, None, None), None, None)
+        check_at_least(1, qk_nope_head_dim=qk_nope_head_dim)
         if by_head.shape[1] <= qk_nope_head_dim:
             given, allowed = f"{by_head.shape[1]} lines a head", f"more than {qk_nope_head_dim}"
             raise InvalidArgument("by_head", given, allowed)
@@ -42,9 +42,8 @@ class HeadWeights:
         cls, kv_b_proj: torch.Tensor, num_heads: int, qk_nope_head_dim: int
     ) -> HeadWeights:
         """Take ``kv_b_proj`` [H * (N + V), R] as checkpoints have it; no copy of a dense one."""
-        check_tensor("kv_b_proj", kv_b_proj, (None, None), kv_b_proj.dtype, kv_b_proj.device)
-        if num_heads < 1:
-            raise InvalidArgument("num_heads", num_heads, ">= 1")
+        check_tensor("kv_b_proj", kv_b_proj, (None, None), None, None)
+        check_at_least(1, num_heads=num_heads)
         if len(kv_b_proj) % num_heads:
             allowed = f"a multiple of {num_heads} heads"
             raise InvalidArgument("kv_b_proj", f"{len(kv_b_proj)} lines", allowed)
@@ -55,7 +54,7 @@ class HeadWeights:
     @classmethod
     def of_halves(cls, w_uk: torch.Tensor, w_uv: torch.Tensor) -> HeadWeights:
         """Take W_UK [H, N, R] and W_UV [H, V, R]; copied."""
-        check_tensor("w_uk", w_uk, (None, None, None), w_uk.dtype, w_uk.device)
+        check_tensor("w_uk", w_uk, (None, None, None), None, None)
         shape = (w_uk.shape[0], None, w_uk.shape[2])
         check_tensor("w_uv", w_uv, shape, w_uk.dtype, w_uk.device)
         return cls(torch.cat([w_uk, w_uv], dim=1), w_uk.shape[1])
@@ -68,6 +67,7 @@ class HeadWeights:
     def of_heads(self, heads: range) -> HeadWeights:
         """Return the weights of heads that follow each other, as one rank has them; no copy."""
         num_heads, qk_nope_head_dim, rank = self.w_uk.shape
+        check_kind("heads", heads, range)
         if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
             raise InvalidArgument("heads", heads, f"some that follow each other, of {num_heads}")
         by_head = self.kv_b_proj.view(num_heads, -1, rank)

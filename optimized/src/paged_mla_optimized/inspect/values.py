@@ -84,7 +84,9 @@ def check_prefix_sums(
     if sums[0] != 0:
         raise InvalidArgument(name, f"first entry {sums[0]}", "0")
     if (lengths < 0).any():
-        raise InvalidArgument(name, "decreasing entries", "prefix sums")
+        at = int((lengths < 0).argmax())
+        given = f"{sums[at]} and then {sums[at + 1]} at entry {at + 1}"
+        raise InvalidArgument(name, given, "prefix sums, which never fall")
     if sums[-1] > most:
         raise InvalidArgument(name, f"last entry {sums[-1]}", f"at most {limit} = {most}")
     return lengths
@@ -100,7 +102,8 @@ def _check_lengths(
         raise InvalidArgument("seq_lens", given, f"0 to max_model_len = {config.max_model_len}")
     short = (seq_lens > 0) & (seq_lens < query_lens)
     if short.any():
-        given = f"row {short.argmax()} shorter than its query"
+        row = int(short.argmax())
+        given = f"{seq_lens[row]} in row {row}, whose query has {query_lens[row]}"
         raise InvalidArgument("seq_lens", given, "0, or at least query_len")
     if config.is_tree and (query_lens > config.max_draft_tokens).any():
         given = f"a row of {query_lens.max()} drafts"
@@ -135,14 +138,15 @@ def _check_planned_slots(
         keys = np.arange(max(seq_len - query_len, 0), seq_len)
         block = block_table[row, keys // config.block_size].astype(np.int64)
         written.append(block * config.block_size + keys % config.block_size)
-    if _has_duplicates(_stored(config, np.concatenate(written))):
-        raise InvalidArgument("block_table", "two tokens write one slot", "a slot each")
+    if twice := _twice(_stored(config, np.concatenate(written))):
+        raise InvalidArgument("block_table", f"two tokens for slot {twice[0]}", "a slot each")
     if config.scales == "per_group":
         size = config.block_size // GROUPS_PER_BLOCK
         groups = [np.unique(_stored(config, slots) // size) for slots in written]
-        if _has_duplicates(np.concatenate(groups)):
+        if twice := _twice(np.concatenate(groups)):
+            given = f"two rows for the group of slot {twice[0] * size}"
             allowed = "groups of a row each, or slot_mapping, which may come in any order"
-            raise InvalidArgument("block_table", "two rows write to one group of a block", allowed)
+            raise InvalidArgument("block_table", given, allowed)
 
 
 def _stored(config: MlaConfig, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -152,8 +156,10 @@ def _stored(config: MlaConfig, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     return stored
 
 
-def _has_duplicates(numbers: NDArray[np.int64]) -> bool:
-    return len(np.unique(numbers)) < len(numbers)
+def _twice(numbers: NDArray[np.int64]) -> list[int]:
+    """Return those that come more than once."""
+    found, counts = np.unique(numbers, return_counts=True)
+    return [int(number) for number in found[counts > 1]]
 
 
 def _check_mask(
@@ -199,5 +205,5 @@ def _check_slots(config: MlaConfig, slot_mapping: NDArray[np.int64], num_slots: 
     if ((slot_mapping < -1) | (slot_mapping >= num_slots)).any():
         given = f"slots from {slot_mapping.min()} to {slot_mapping.max()}"
         raise InvalidArgument("slot_mapping", given, f"-1 to {num_slots - 1}")
-    if _has_duplicates(_stored(config, slot_mapping)):
-        raise InvalidArgument("slot_mapping", "one slot twice", "a slot each")
+    if twice := _twice(_stored(config, slot_mapping)):
+        raise InvalidArgument("slot_mapping", f"two tokens for slot {twice[0]}", "a slot each")

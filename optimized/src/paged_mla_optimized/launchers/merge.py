@@ -39,7 +39,7 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     -----
     Rule S-8. Returns new tensors; strided inputs are copied.
     """
-    check_tensor("outs", outs, (None, None, None, None), torch.float32, outs.device)
+    check_tensor("outs", outs, (None, None, None, None), torch.float32, None)
     check_tensor("lses", lses, tuple(outs.shape[:3]), torch.float32, outs.device)
     num_partials, tokens, heads, width = outs.shape
     if num_partials < 1:

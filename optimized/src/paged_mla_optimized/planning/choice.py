@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.integers import integer
+from paged_mla_optimized.given import integer
 from paged_mla_optimized.planning.families import Demand
 from paged_mla_shared.errors import InvalidArgument
 

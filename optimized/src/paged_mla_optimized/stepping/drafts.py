@@ -9,17 +9,12 @@ import triton
 
 from paged_mla_optimized.cache import Cache, tensors_of_blocks
 from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.given import check_at_least
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_shared.errors import InvalidArgument
 
 _ENTRIES_PER_PROGRAM = 512
 _TOKENS_PER_PROGRAM = 8
-
-
-def _check_at_least_one(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise InvalidArgument(name, size, ">= 1")
 
 
 class ExtendWindow:
@@ -43,7 +38,7 @@ class ExtendWindow:
     """
 
     def __init__(self, max_rows: int, window: int, device: torch.device | str) -> None:
-        _check_at_least_one(max_rows=max_rows, window=window)
+        check_at_least(1, max_rows=max_rows, window=window)
         self.window = window
         ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.cu_seqlens_q = ends * window
@@ -107,11 +102,10 @@ class DraftSteps:
         block_size: int,
         device: torch.device | str,
     ) -> None:
-        _check_at_least_one(
-            max_requests=max_requests, branches=branches, steps=steps, block_size=block_size
+        check_at_least(
+            1, max_requests=max_requests, branches=branches, steps=steps, block_size=block_size
         )
-        if prefix_width < 0:
-            raise InvalidArgument("prefix_width", prefix_width, ">= 0")
+        check_at_least(0, prefix_width=prefix_width, own_width=own_width)
         if own_width * block_size < block_size - 1 + steps:
             given = f"{own_width} blocks of {block_size}"
             raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")

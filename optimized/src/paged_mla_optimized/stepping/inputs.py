@@ -9,7 +9,7 @@ import torch
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.integers import take_integers
+from paged_mla_optimized.given import check_at_least, check_kind, take_integers
 from paged_mla_shared.errors import InvalidArgument
 
 _NO_BLOCK = 2**31 - 1
@@ -110,8 +110,9 @@ class StepInputs:
 
         if pad_seq_len not in {0, 1}:
             raise InvalidArgument("pad_seq_len", pad_seq_len, "0 or 1")
-        if table_width is not None and table_width < 1:
-            raise InvalidArgument("table_width", table_width, ">= 1, or None")
+        check_kind("config", config, MlaConfig)
+        if table_width is not None:
+            check_at_least(1, table_width=table_width)
         self.config = config
         self.pad_seq_len, self.pad_block = pad_seq_len, pad_block
         rows, width = config.max_rows, table_width or -(-config.max_model_len // config.block_size)
@@ -224,6 +225,7 @@ class StepInputs:
             given, allowed = (None, "a mask") if mask is None else ("a mask", None)
             raise InvalidArgument("mask", given, f"{allowed} when the mask is {self.config.mask}")
         if mask is not None and self.mask is not None:
+            check_kind("mask", mask, torch.Tensor)
             is_packed = mask.ndim == self.mask.ndim == 2
             lines = mask[:, : self.mask.shape[1]] if is_packed else mask
             _check_fits("mask", lines, (None, *self.mask.shape[1:]), self.mask)
@@ -240,7 +242,7 @@ def _check_fits(
     """Hold a tensor of any device against a shape, and the dtype and size of the room for it."""
     if tensor is None:
         raise InvalidArgument(name, None, f"a tensor of {room.dtype}")
-    check_tensor(name, tensor, shape, room.dtype, tensor.device)
+    check_tensor(name, tensor, shape, room.dtype, None)
     if any(size > most for size, most in zip(tensor.shape, room.shape, strict=True)):
         raise InvalidArgument(name, f"shape {list(tensor.shape)}", f"at most {list(room.shape)}")
 

@@ -1,0 +1,78 @@
+"""Arguments of the kind that they have to be; ``InvalidArgument`` names those that are not."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+
+def integer(name: str, value: Any) -> int:
+    """Return an argument as Python's integer, which launches take; NumPy's are as good."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(name, repr(value), "an integer") from None
+
+
+def take_integers(config: object, *names: str) -> None:
+    """Leave Python's integers in fields of a frozen dataclass, see :func:`integer`."""
+    for name in names:
+        object.__setattr__(config, name, integer(name, getattr(config, name)))
+
+
+def check_at_least(least: int, **sizes: Any) -> None:
+    """Check that each of `sizes` is an integer, and no less."""
+    for name, size in sizes.items():
+        if integer(name, size) < least:
+            raise InvalidArgument(name, size, f">= {least}")
+
+
+def check_scale(name: str, value: Any) -> None:
+    """Check a number that kernels multiply scores by."""
+    if isinstance(value, numbers.Real):
+        with np.errstate(over="ignore"):
+            in_kernels = float(np.float32(float(value)))
+        if math.isfinite(in_kernels) and in_kernels > 0:
+            return
+    raise InvalidArgument(name, repr(value), "a number > 0 that float32 holds")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that an argument is one of two."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgument(name, repr(value), "True or False")
+
+
+def check_word(name: str, value: Any, words: Collection[str]) -> None:
+    """Check that an argument is one of the words there are."""
+    if not isinstance(value, str) or value not in words:
+        raise InvalidArgument(name, repr(value), ", ".join(map(repr, words)))
+
+
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Check that an argument is of one of these types."""
+    if not isinstance(value, kinds):
+        given = None if value is None else f"a {type(value).__name__}"
+        raise InvalidArgument(name, given, " or ".join(f"a {kind.__name__}" for kind in kinds))
+
+
+def device_of(device: str | torch.device) -> torch.device:
+    """Return a device with its index.
+
+    Raises
+    ------
+    Unsupported
+        There is none of that name, or this build of torch does not know it.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        raise Unsupported(f"device {device}: {str(error).splitlines()[0]}") from None
