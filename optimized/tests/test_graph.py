@@ -1,5 +1,6 @@
 """What is left when capturing fails. There is nothing to record on a CPU: stand-ins take notes."""
 
+import itertools
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -16,10 +17,14 @@ TOKENS = {"q_nope": ((64, 4, R), torch.float32), "q_pe": ((64, 4, P), torch.floa
 
 
 class Graph:
-    """Stands in for a graph; counts its replays."""
+    """Stands in for a graph; counts its replays, and knows its pool."""
 
     def __init__(self):
         self.replays = 0
+        self.pool_id = None
+
+    def pool(self):
+        return self.pool_id
 
     def replay(self):
         self.replays += 1
@@ -42,8 +47,8 @@ def streams(monkeypatch):
     class Capture:
         """Does not leave its stream if what it recorded raised, as torch's does at times."""
 
-        def __init__(self, _graph, *, pool, stream):
-            assert pool == "pool"
+        def __init__(self, graph, *, pool, stream):
+            graph.pool_id = pool
             self.stream = stream
 
         def __enter__(self):
@@ -53,9 +58,10 @@ def streams(monkeypatch):
             if kind is None:
                 entered.pop()
 
+    pools = itertools.count()
     made = SimpleNamespace(wait_stream=lambda _other: None)
     stand_ins = {
-        "graph_pool_handle": lambda: "pool",
+        "graph_pool_handle": lambda: next(pools),
         "Stream": lambda: made,
         "stream": stream,
         "current_stream": lambda: made,
@@ -103,6 +109,19 @@ def test_inputs_are_idle_after_a_failed_capture(call, streams):
     assert_idle(model.inputs)
     assert streams == ["default"]
     model.graphed(SMALL, LARGE).replay(2, 4)
+
+
+def test_graphs_share_a_pool_until_they_are_captured_again():
+    """S-17: answers of earlier replays may keep the old one, into which torch does not capture."""
+    step = Model().graphed(SMALL, LARGE)
+
+    def pools():
+        return {graph.pool() for graph, _ in step._graphs.values()}
+
+    before = pools()
+    step.recapture()
+    assert len(before) == len(pools()) == 1
+    assert before.isdisjoint(pools())
 
 
 @pytest.mark.parametrize("call", [1, 3, 4, 6], ids=["warm-up", "capture", "second", "last"])

@@ -57,6 +57,74 @@ def test_a_compiled_step_with_a_built_table():
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.parametrize("name", ["positions", "slot_mapping", "cu_seqlens_k", "block_table"])
+def test_what_a_compiled_plan_leaves_is_read_behind_it(name):
+    """S-1, S-3: not what was there before; with a table that plan builds."""
+    step = build((20, 1), (33, 2), table_multiple=1)
+    slots = torch.arange(256, dtype=torch.int32)[None, :] + torch.tensor([[64], [0]])
+    request_map = RequestMap(slots.int(), torch.tensor([1, 0]))
+
+    def planned(mla):
+        mla.plan(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=3)
+        return getattr(mla, name)
+
+    eager = planned(PagedMla(step.config, "cpu"))
+    compiled = torch.compile(planned, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(PagedMla(step.config, "cpu")), eager)
+
+
+def test_slots_of_a_compiled_plan_may_be_handed_back():
+    """S-10: as a graph that appends what it chose itself does."""
+    step = build((40, 3), (17, 1))
+    latents = torch.randn(4, R + P, generator=torch.Generator().manual_seed(0))
+    mla = PagedMla(step.config, "cpu")
+
+    def appended(cache):
+        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+        mla.append(latents[:, :R], latents[:, R:], cache, mla.slot_mapping)
+        return cache
+
+    expected = appended(step.cache.clone())
+    found = torch.compile(appended, fullgraph=True, backend="aot_eager")(step.cache.clone())
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+def test_queries_are_quantised_inside():
+    """S-11, S-12: rotated by the positions that the graph planned."""
+    step = build((40, 3), (17, 1), rope=Rope(RopePairing.NEOX), cache_format="fp8_e4m3")
+    mla = PagedMla(step.config, "cpu")
+
+    def quantised():
+        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+        codes, scales = mla.quantise_queries(step.q_nope, step.q_pe)
+        return codes.view(torch.uint8), scales
+
+    compiled = torch.compile(quantised, fullgraph=True, backend="aot_eager")
+    for mine, theirs in zip(compiled(), quantised(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_what_is_not_compiled_follows_a_compiled_plan():
+    """S-17: kernels and slots are those of the step that was planned, not of the one before."""
+    step = build((40, 30), (17, 1), num_heads=16)
+    decode = build((40, 1), (17, 1), num_heads=16)
+    mla = PagedMla(step.config, "cpu")
+    latents = torch.randn(31, R + P, generator=torch.Generator().manual_seed(0))
+    expected_cache, cache = step.cache.clone(), step.cache.clone()
+    plan = torch.compile(PagedMla.plan, fullgraph=True, backend="aot_eager")
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    mla.plan(*lengths, num_tokens=31)
+    mla.append(latents[:, :R], latents[:, R:], expected_cache)
+    expected = mla.attend(step.q_nope, step.q_pe, step.cache)
+    mla.plan(decode.cu_seqlens_q, decode.seq_lens, decode.block_table, num_tokens=2)
+    plan(mla, *lengths, num_tokens=31)
+    mla.append(latents[:, :R], latents[:, R:], cache)
+    found = mla.attend(step.q_nope, step.q_pe, step.cache)
+    assert torch.equal(cache.view(torch.int32), expected_cache.view(torch.int32))
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
 @pytest.mark.parametrize("call", ["append", "attend"])
 def test_a_compiled_step_takes_as_many_tokens_as_were_planned(call):
     """Bad input: the plan's tokens reach the ops, so tensors of more are refused there too."""

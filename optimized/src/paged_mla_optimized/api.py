@@ -75,7 +75,7 @@ class PagedMla(PlannedStep):
         Sums past 2 ** 31 - 1, of rows that share their blocks, stay there: int32 is what engines
         take, and :meth:`gather_context` writes no more lines.
         """
-        return self._core.plan.key_starts[: self._core.plan.num_rows + 1]
+        return self._core.plan.planned("key_starts", self._core.plan.num_rows + 1)
 
     def plan(
         self,
@@ -144,6 +144,7 @@ class PagedMla(PlannedStep):
         )
         self._max_query_len = max_query_len
         plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
+        core.choose(plan, plan.num_rows, num_tokens, max_query_len)  # for what is not compiled
         plan.given_table = None if isinstance(block_table, RequestMap) else block_table
 
     def append(
@@ -274,7 +275,14 @@ class PagedMla(PlannedStep):
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        return self._core.quantise_queries(self._core.plan, q_nope, q_pe, scale)
+        plan = self._core.plan
+        if not torch.compiler.is_compiling():
+            return self._core.quantise_queries(plan, q_nope, q_pe, scale)
+        num_tokens, handle = plan.num_tokens, self._handle
+        found: tuple[torch.Tensor, torch.Tensor] = ops.quantise_queries(
+            plan.state, q_nope, q_pe, scale, num_tokens=num_tokens, handle=handle
+        )
+        return found
 
     def gather_context(self, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Read every planned row's cached tokens, row after row (S-1, S-9). One launch.

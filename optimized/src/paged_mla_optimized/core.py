@@ -242,19 +242,22 @@ class Core:
 
 
 class PlannedStep:
-    """What can be read of the step that was planned last; its buffers are a :class:`Core`'s."""
+    """What can be read of the step that was planned last; its buffers are a :class:`Core`'s.
+
+    In a compiled function they are copies.
+    """
 
     _core: Core
 
     @property
     def positions(self) -> torch.Tensor:
         """Positions of the planned step (S-3), int64 [T]; 0 for padding."""
-        return self._core.plan.positions[: self._core.plan.num_tokens]
+        return self._core.plan.planned("positions", self._core.plan.num_tokens)
 
     @property
     def slot_mapping(self) -> torch.Tensor:
         """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
-        return self._core.plan.slot_mapping[: self._core.plan.num_tokens]
+        return self._core.plan.planned("slot_mapping", self._core.plan.num_tokens)
 
     @property
     def block_table(self) -> torch.Tensor:

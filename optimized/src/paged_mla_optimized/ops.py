@@ -86,7 +86,7 @@ def append(  # noqa: PLR0917 - ops take tensors by position
     """Write this step's latents to the cache that `latents` and `scales` are."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
-    plan.num_tokens, plan.slots = num_tokens, plan.slot_mapping[:num_tokens]
+    plan.num_tokens = num_tokens
     cache = LatentCache(core.config.cache_format, latents, scales)
     core.append(plan, ckv, k_pe, cache, slot_mapping)
 
@@ -120,6 +120,32 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     core.choose(plan, num_rows, num_tokens, max_query_len)
     cache = LatentCache(core.config.cache_format, latents, scales)
     core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
+
+
+@torch.library.custom_op("paged_mla::quantise_queries", mutates_args=())
+def quantise_queries(
+    state: Tensor,
+    q_nope: Tensor,
+    q_pe: Tensor,
+    scale: Tensor | None,
+    *,
+    num_tokens: int,
+    handle: int,
+) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of the planned step's queries."""
+    core = _INSTANCES[handle]
+    plan = core.plan.on(state)
+    plan.num_tokens = num_tokens
+    return core.quantise_queries(plan, q_nope, q_pe, scale)
+
+
+@quantise_queries.register_fake
+def _(
+    _state: Tensor, q_nope: Tensor, q_pe: Tensor, _scale: Tensor | None, **_rest: object
+) -> tuple[Tensor, Tensor]:
+    lines, width = q_nope.shape[:2], q_nope.shape[2] + q_pe.shape[2]
+    codes = q_nope.new_empty((*lines, width), dtype=torch.float8_e4m3fn)
+    return codes, q_nope.new_empty(lines, dtype=torch.float32)
 
 
 @torch.library.custom_op("paged_mla::merge", mutates_args=())

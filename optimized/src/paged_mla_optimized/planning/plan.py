@@ -121,7 +121,9 @@ class Plan:
     ) -> None:
         self.config = config
         self._buffers = _buffers(config, variants, num_sms)
-        words = sum(_words(shape, dtype) for shape, dtype in self._buffers.values())
+        self._offsets, words = {}, 0
+        for name, (shape, dtype) in self._buffers.items():
+            self._offsets[name], words = words, words + _words(shape, dtype)
         self._bind(torch.zeros(words, dtype=torch.int64, device=device))
         self.given_table: torch.Tensor | None = None
         self.num_rows = 0
@@ -132,12 +134,24 @@ class Plan:
     @property
     def block_table(self) -> torch.Tensor:
         """Block table of the planned step, int32 [B, M]."""
-        return self.table[: self.num_rows] if self.given_table is None else self.given_table
+        if self.given_table is not None:
+            return self.given_table
+        return self.planned("table", self.num_rows)
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
         """Every buffer, by name."""
         return {name: getattr(self, name) for name in self._buffers}
+
+    def planned(self, name: str, length: int) -> torch.Tensor:
+        """Return the first lines of a buffer; of a compiled step a copy.
+
+        A compiler knows that ``plan`` writes :attr:`state`, not what else lies there.
+        """
+        if not torch.compiler.is_compiling():
+            buffer: torch.Tensor = getattr(self, name)
+            return buffer[:length]
+        return self._buffer_in(self.state, name)[:length].clone()
 
     def on(self, state: torch.Tensor) -> Plan:
         """Return this plan, or one like it whose buffers lie in `state`."""
@@ -149,13 +163,9 @@ class Plan:
 
     def _bind(self, state: torch.Tensor) -> None:
         self.state = state
-        offset = 0
-        for name, (shape, dtype) in self._buffers.items():
-            words = _words(shape, dtype)
-            flat = state[offset : offset + words].view(dtype)
-            setattr(self, name, flat[: math.prod(shape)].view(shape))
-            offset += words
-        self.slots = self.slot_mapping[:0]
+        for name in self._buffers:
+            setattr(self, name, self._buffer_in(state, name))
+        self._slots = self.slot_mapping[:0]
         self.work = (
             self.unit_starts,
             self.cut,
@@ -163,6 +173,18 @@ class Plan:
             self.token_starts,
             self.row_lens,
         )
+
+    def _buffer_in(self, state: torch.Tensor, name: str) -> torch.Tensor:
+        (shape, dtype), offset = self._buffers[name], self._offsets[name]
+        flat = state[offset : offset + _words(shape, dtype)].view(dtype)
+        return flat[: math.prod(shape)].view(shape)
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """Slots of the planned step, int64 [T]."""
+        if self._slots.shape[0] != self.num_tokens:  # once a step, not in each of its layers
+            self._slots = self.slot_mapping[: self.num_tokens]
+        return self._slots
 
     def fill(
         self,
@@ -177,7 +199,6 @@ class Plan:
         """Rewrite every buffer for a step, in two launches and without synchronising."""
         self.num_rows = seq_lens.shape[0]
         self.num_tokens = num_tokens
-        self.slots = self.slot_mapping[:num_tokens]
         self._schedule(kernels, cu_seqlens_q, seq_lens, block_table)
         if num_tokens > 0:
             self._describe_tokens(kernels, mask)

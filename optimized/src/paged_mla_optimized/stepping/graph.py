@@ -55,7 +55,6 @@ class GraphedStep:
         self._model_fn = model_fn
         self.inputs = inputs
         self._caches = tuple(caches)
-        self._pool = torch.cuda.graph_pool_handle()
         self.graph_bytes: dict[Bucket, int] = {}
         """Device memory that capturing each bucket took."""
         self._ascending: list[Bucket] = []
@@ -83,6 +82,8 @@ class GraphedStep:
         self._caches = self._caches if caches is None else tuple(caches)
         self._addresses = self._addresses_now()
         self._forget()
+        # Another pool: torch may not capture into one that only answers of earlier replays hold.
+        self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.device(self.inputs.seq_lens.get_device()):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types
             try:
