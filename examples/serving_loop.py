@@ -173,7 +173,7 @@ class Server:
                 right += 1
             request.tokens += answers[known - 1 : known + right]
             request.cached += right
-            self.counts += Counter(right=right, wrong=drafts - right)
+            self.counts += Counter(accepted_drafts=right, rejected_drafts=drafts - right)
         self.blocks.commit(request, first)
 
 

@@ -16,6 +16,7 @@ from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_shared.cases import CASES, MERGES, Case, MergeCase
 from paged_mla_shared.dims import SMALL
+from paged_mla_shared.folders import make_folders
 from paged_mla_shared.problem import Mask
 
 Envelope = dict[str, float]
@@ -181,6 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, metavar="MARKDOWN")
     options = parser.parse_args(arguments)
     if options.page:
+        make_folders(options.page)
         options.page.write_text(page())
     found = [phrase for group, e in envelopes().items() for phrase in shortfalls(group, e)]
     print("\n".join(found) or "no group stays below production")

@@ -22,6 +22,7 @@ from paged_mla_reference.debug.together import together
 from paged_mla_reference.deviations import ENGINE, ORACLE
 from paged_mla_shared.dump import save_dump
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import whole
 
 MOST_DUMPS = 3  # of a mutant, as long as one deviation alone does not fit them
@@ -65,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(case.line, flush=True)
     print(results.summary())
     if options.page:
+        make_folders(options.page)
         options.page.write_text(results.markdown())
     return 1 if results.accused else 0
 

@@ -16,6 +16,7 @@ from paged_mla_reference.debug.summary import summary, summary_of_several
 from paged_mla_reference.debug.together import explain_together
 from paged_mla_reference.debug.trace import trace_of
 from paged_mla_shared.dump import load_dump
+from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import refuse_idle, whole
 from paged_mla_shared.taps import load_taps
 
@@ -78,6 +79,7 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
         return (json.dumps(trace.as_dict()) if options.json else trace.text()), 0
     explanation = explain(dump)
     maps = maps_of(explanation.found)
+    make_folders(options.html, options.png)
     if options.html:
         options.html.write_text(render(explanation, maps))
     if options.png:

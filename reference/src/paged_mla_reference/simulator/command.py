@@ -17,6 +17,7 @@ from paged_mla_reference.simulator.trace_file import save_trace
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import read_object
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.folders import make_folders
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.options import refuse_idle, whole
 
@@ -78,6 +79,7 @@ def simulate(options: argparse.Namespace) -> str:
     timeline = timeline_of(scenario)
     tokens = sum(row[3] for step in timeline["steps"] for row in step["rows"])
     written: list[Path] = []
+    make_folders(options.html, options.save, options.trace)
     if options.html:
         options.html.write_text(render(timeline, mark))
         written.append(options.html)

@@ -15,6 +15,10 @@ from paged_mla_optimized.tools.bench.table import head_of, row_of
 
 _COLUMNS = ["scene", "steps", "nats apart, most; with prefix hits", "median", "likeliest differs"]
 _COLUMNS += ["gap there, most", "own two: nats apart, most", "gap, most", "commit"]
+_FAILS = (
+    "A scene fails where it is further from the yardstick than any two passes of the engine's own "
+    "backends are from each other in all scenes of the same model and cache."
+)
 
 
 Result: TypeAlias = dict[str, Any]
@@ -178,7 +182,7 @@ def page(scenes: dict[str, Result], ours: str) -> str:
     lines = [*places(scenes), "", head_of(_COLUMNS)]
     lines += [_line(name, scene, ours) for name, scene in sorted(scenes.items())]
     problems = [f"{name}: {found['problem']}" for name, found in scenes.items() if found["problem"]]
-    return "\n".join([*lines, "", *(problems or ["No scene failed."])]) + "\n"
+    return "\n".join([*lines, "", *(problems or ["No scene failed."]), _FAILS]) + "\n"
 
 
 def _line(name: str, scene: Result, ours: str) -> str:
