@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.trial import Stage
 from paged_mla_reference.paging import NO_SLOT, blocks_of, context_lens
-from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.inputs import INT32_MAX, Step
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Problem, Rope, RopePairing
+from paged_mla_shared.problem import Batch, Problem
 
 
 @dataclass(frozen=True)
@@ -122,13 +121,6 @@ def halves(stage: Stage) -> tuple[Problem, list[Batch]]:
         )
         parts.append(part)
     return replace(stage.problem, max_rows=len(rows)), parts
-
-
-def unlike(problem: Problem, capabilities: Capabilities) -> Problem:
-    """Return a problem of another scale and, where declared, a rotation; the same steps fit."""
-    ropes = sorted(capabilities.ropes)
-    rope = Rope(RopePairing(ropes[0])) if ropes else None
-    return replace(problem, softmax_scale=2 * problem.softmax_scale, rope=rope)
 
 
 def _every(batch: Batch) -> NDArray[np.int64]:

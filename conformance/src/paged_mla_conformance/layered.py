@@ -29,7 +29,7 @@ IN_CHUNKS = {"mixed", "padding", "replay"}  # what steps of chunks are, some row
 
 def check_layer(trial: Trial) -> None:
     """Ask every step of the trial's case as a layer."""
-    runner, rotated = trial.prepare(), trial.problem.rope is not None
+    runner, rotated = trial.prepare_first(), trial.problem.rope is not None
     in_chunks = trial.backend.capabilities.features >= IN_CHUNKS
     for layer in layers_of(trial):
         stage = layer.stage
@@ -63,7 +63,7 @@ def _check(right: RightLayer, answer: Output, workspace: int) -> list[Check]:
 
 
 def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
-    """Yield absorbed rows and workspace: half the rows and one part, then none and several.
+    """Yield absorbed rows and workspace: half the rows and one part, none and several, then all.
 
     Where the mask is not causal, all rows are absorbed.
     """
@@ -73,6 +73,7 @@ def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
         return
     yield stage.batch.num_rows // 2, max(keys, fewest)
     yield 0, max(keys // 4, fewest)
+    yield stage.batch.num_rows, fewest
 
 
 def _in_chunks(runner: Runner, layer: Layer, step: Batch) -> Output:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.sampling import asked_tokens
+from paged_mla_conformance.unlike import unlike
 from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
@@ -83,6 +84,12 @@ class Trial:
         """Build a runner of the case's problem."""
         return self.backend.prepare(self.problem)
 
+    def prepare_first(self) -> Runner:
+        """Build a runner of the case's problem, then one of another problem that nobody asks."""
+        runner = self.prepare()
+        self.backend.prepare(unlike(self.problem, self.backend.capabilities))
+        return runner
+
     def check_metadata(self) -> None:
         """Plan every step; positions and slots are exact."""
         runner = self.prepare()
@@ -149,7 +156,7 @@ class Trial:
     def check_queries(self) -> None:
         """Quantise the queries of every step; codes and scales are exact but for rotations."""
         assert isinstance(self.case, QueryCase)
-        runner = self.prepare()
+        runner = self.prepare_first()
         batches = build_queries(self.case, self.dims, self.dtype)
         for built, scale in zip(batches, self.case.scales, strict=True):
             batch = respelt(self.problem, built)
@@ -160,7 +167,7 @@ class Trial:
     def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:
         """Attend to keys and values of every head; in chunks of context too, where asked."""
         assert isinstance(self.case, PrefillCase)
-        runner, answers = self.prepare(), []
+        runner, answers = self.prepare_first(), []
         for batch in build_prefills(self.case, self.dims, self.dtype):
             answers.append((batch, self.prefill(runner, batch).answer))
             if self.case.workspace:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from paged_mla_conformance.collector import SKIP
-from paged_mla_conformance.forms import FORMS, Form, halves, permuted_requests, unlike
+from paged_mla_conformance.forms import FORMS, Form, halves, permuted_requests
 from paged_mla_conformance.selection import Skip
 from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_conformance.unlike import unlike
 from paged_mla_reference.cache import slots_to_write
 from paged_mla_reference.judging import compare
 from paged_mla_reference.paging import NO_SLOT

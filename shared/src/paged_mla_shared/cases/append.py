@@ -40,7 +40,14 @@ CASES = (
     _append("padded-tokens", "padded tokens write nothing", padded_tokens=7),
     _append("padded-rows", "padded rows write nothing", (Row(0, 3), Row(70, 6), Row(0, 1))),
     _append("idle", "an idle step leaves every byte", (Row(0, 1), Row(0, 2))),
+    _append("2050-tokens", "more tokens of a step than 2048", (Row(2050, 2050),), is_large=True),
     _append("explicit-slots", "the engine's own slots, -1 skipped", explicit_slots=True),
+    _append(
+        "explicit-slots-rope",
+        "named slots say where tokens go, not what their positions are",
+        explicit_slots=True,
+        rope=Rope(RopePairing.NEOX),
+    ),
     _append(
         "explicit-slots-swapped",
         "named slots that look like a run from its ends",

@@ -53,4 +53,11 @@ CASES = (
         2,
     ),
     _rows("drafts", "draft trees of two lengths", (Row(68, 5), Row(530, 3)), 16, Mask.TREE),
+    _rows(
+        "non-causal",
+        "queries that see all of their row",
+        (Row(90, 3), Row(400, 5)),
+        8,
+        Mask.NON_CAUSAL,
+    ),
 )

@@ -143,4 +143,25 @@ CASES = (
         tuple(Row(6 + i % 50, 1 + i % 5) for i in range(300)),
         num_heads=2,
     ),
+    _extend(
+        "prefix-of-all",
+        "every row of many shares hundreds of tokens with the others",
+        (Row(300, 1), *(Row(270 + 3 * i, 1, shares_prefix_of=0) for i in range(8))),
+        num_heads=2,
+    ),
+    _extend("513-rows", "more rows than 512", tuple(Row(3, 1) for _ in range(513)), num_heads=1),
+    _extend(
+        "fresh-q1030",
+        "more queries of a row than 1024",
+        (Row(1030, 1030),),
+        num_heads=1,
+        is_large=True,
+    ),
+    _extend(
+        "fresh-q2050",
+        "more tokens of a step than 2048",
+        (Row(2050, 2050),),
+        num_heads=1,
+        is_large=True,
+    ),
 )

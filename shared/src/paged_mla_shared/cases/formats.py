@@ -196,6 +196,31 @@ CASES = (
         )
         for bs in (4, 16)
     ),
+    _format(
+        "softmax-scale",
+        "kernels of 8 bits take the problem's scale too, not one of the widths",
+        (Row(65, 1), Row(70, 3)),
+        softmax_scale=0.3,
+    ),
+    _format(
+        "rope-theta-50000-yarn",
+        "kernels that rotate and quantise take the rope's own numbers",
+        (Row(40, 2), Row(9, 9)),
+        rope=Rope(
+            RopePairing.NEOX, theta=5e4, yarn=Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=0.707)
+        ),
+    ),
+    _format(
+        "rope-5001-keys",
+        "positions past what 8 bits of a bfloat16 count",
+        (Row(5001, 1), Row(700, 2)),
+        rope=Rope(RopePairing.NEOX),
+        num_heads=1,
+    ),
+    _format("q70", "queries past the first tile of a row", (Row(90, 70), Row(9, 9))),
+    _format("q140", "more queries than a tile of 128", (Row(150, 140),), num_heads=1),
+    _format("260-rows", "more rows than 256", tuple(Row(3, 1) for _ in range(260)), num_heads=1),
+    _format("bs128", "blocks of more than 64 tokens", (Row(130, 1), Row(127, 3)), block_size=128),
 )
 
 IN_EVERY_FORMAT = (
@@ -203,6 +228,7 @@ IN_EVERY_FORMAT = (
     "append-padded-tokens",
     "append-padded-rows",
     "append-explicit-slots",
+    "append-explicit-slots-rope",
     "append-explicit-slots-swapped",
     "append-explicit-slots-descending",
     "append-block-padding",
@@ -218,12 +244,14 @@ IN_EVERY_FORMAT = (
     "decode-bs16",
     "decode-one-long-many-short",
     "decode-scores-large",
+    "decode-scores-past-a-sentinel",
     "extend-continue-ctx63-q7",
     "extend-full-heads",
     "mixed-rotation0",
     "verify-chain-q4",
     "verify-tree-forest",
     "verify-tree-bs16",
+    "verify-tree-100-nodes",
     "empty-middle",
     "empty-all-rows",
     "layouts-strided-everything",
@@ -242,6 +270,7 @@ IN_EVERY_FORMAT = (
     "layer-mixed",
     "layer-padded",
     "layer-rope-neox",
+    "layer-cache-scale",
     "layer-tree-full",
     "masks-non-causal-edges",
     "masks-tree-full",

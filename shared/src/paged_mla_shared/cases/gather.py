@@ -81,4 +81,6 @@ CASES = (
         )
         for size, elements in (("2g", 2**31), ("4g", 2**32))
     ),
+    _gather("65600-keys", "rows past any workspace of 2^16 tokens", (Row(65600, 1), Row(3, 1))),
+    _gather("no-keys", "no row has any token", (Row(0, 1),)),
 )

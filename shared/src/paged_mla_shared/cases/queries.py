@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.cases.formats import SMALL_TOKENS
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
@@ -139,4 +139,28 @@ CASES = (
         uneven=True,
         is_large=True,
     ),
+    _queries(
+        "rope-theta-50000-yarn",
+        "queries take the rope's own numbers",
+        (Row(40, 2), Row(9, 9)),
+        rope=Rope(
+            RopePairing.NEOX, theta=5e4, yarn=Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=0.707)
+        ),
+    ),
+    _queries(
+        "rope-5001-keys",
+        "positions past what 8 bits of a bfloat16 count",
+        (Row(5001, 1), Row(700, 2)),
+        rope=Rope(RopePairing.INTERLEAVED),
+    ),
+    _queries(
+        "rope-tree-of-40",
+        "depths past the first word of a mask",
+        (Row(70, 40),),
+        rope=Rope(RopePairing.NEOX),
+        mask=Mask.TREE,
+        tree=Tree.CHAIN,
+        num_heads=1,
+    ),
+    _queries("no-tokens", "a step without queries", (Row(70, 0),), padded_tokens=0),
 )

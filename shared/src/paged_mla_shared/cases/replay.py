@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paged_mla_shared.cases.case import Case, Row, TableTail
+from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
 GROUP = "replay"
@@ -160,4 +160,22 @@ CASES = (
         num_heads=1,
     ),
     _replay("padded-tokens", "padding after padding", _decode(65, 3), _decode(9), padded_tokens=3),
+    _replay(
+        "trees-rope",
+        "drafts are rotated where they are now",
+        _drafts(8, 62),
+        _drafts(8, 82),
+        mask=Mask.TREE,
+        rope=Rope(RopePairing.NEOX),
+        num_heads=2,
+    ),
+    _replay(
+        "slots",
+        "slots are read anew",
+        (Row(200, 4), Row(9, 2)),
+        (Row(200, 4), Row(9, 2)),
+        explicit_slots=True,
+        slot_order=SlotOrder.TABLE,
+        num_heads=2,
+    ),
 )

@@ -112,6 +112,8 @@ CASES = (
           Mask.TREE, tree=Tree.CHAIN, num_heads=2),
     _rope(RopePairing.INTERLEAVED, "131072", "positions up to the longest context served",
           (Row(131072, 2), Row(4097, 1)), num_heads=1),
+    _rope(RopePairing.INTERLEAVED, "163840", "the context that DeepSeek-V3 is served with",
+          (Row(163840, 1),), num_heads=1, is_large=True),
     _rope(RopePairing.NEOX, "yarn-33k", "positions past 2^15, far past the original context",
           (Row(33001, 1), Row(900, 600)), theta=5e4, yarn=UNEQUAL, num_heads=1),
 )  # fmt: skip

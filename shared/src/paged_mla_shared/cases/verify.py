@@ -157,4 +157,17 @@ CASES = (
     ),
     _tree("short-contexts", "more nodes than context", (Row(12, 9), Row(40, 33)), num_heads=2),
     _tree("padded", "a row with no drafts between trees", (Row(20, 5), Row(0, 0), Row(80, 9))),
+    _tree(
+        "shared-prefix",
+        "drafts behind blocks that rows share",
+        (Row(150, 5), Row(140, 8, shares_prefix_of=0)),
+        num_heads=2,
+    ),
+    _tree(
+        "100-nodes",
+        "nodes past the third word of a mask",
+        (Row(140, 100),),
+        num_heads=1,
+        tree=Tree.CHAIN,
+    ),
 )
