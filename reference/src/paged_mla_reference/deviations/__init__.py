@@ -12,6 +12,7 @@ from __future__ import annotations
 from paged_mla_reference.deviations import (
     addressing,
     codes,
+    eight_bits,
     emptiness,
     engine,
     formats,
@@ -43,6 +44,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         sizes,
         formats,
         codes,
+        eight_bits,
         queries,
         prefill,
         layer,
