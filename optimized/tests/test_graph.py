@@ -21,10 +21,7 @@ class Graph:
 
     def __init__(self):
         self.replays = 0
-        self.pool_id = None
-
-    def pool(self):
-        return self.pool_id
+        self.pool = None
 
     def replay(self):
         self.replays += 1
@@ -48,7 +45,7 @@ def streams(monkeypatch):
         """Does not leave its stream if what it recorded raised, as torch's does at times."""
 
         def __init__(self, graph, *, pool, stream):
-            graph.pool_id = pool
+            graph.pool = pool
             self.stream = stream
 
         def __enter__(self):
@@ -116,7 +113,7 @@ def test_graphs_share_a_pool_until_they_are_captured_again():
     step = Model().graphed(SMALL, LARGE)
 
     def pools():
-        return {graph.pool() for graph, _ in step._graphs.values()}
+        return {graph.pool for graph, _ in step._graphs.values()}
 
     before = pools()
     step.recapture()

@@ -38,11 +38,16 @@ def test_a_compiled_step_is_the_eager_one(rope):
     assert torch.equal(caches[0].view(torch.int32), caches[1].view(torch.int32))
 
 
-def test_a_compiled_step_with_a_built_table():
-    """S-1: the table that plan builds reaches attend through the state."""
-    step = build((20, 1), (33, 2), table_multiple=1)
+def mapped():
+    """Return a step, and where its requests' tokens are."""
     slots = torch.arange(256, dtype=torch.int32)[None, :] + torch.tensor([[64], [0]])
     request_map = RequestMap(slots.int(), torch.tensor([1, 0]))
+    return build((20, 1), (33, 2), table_multiple=1), request_map
+
+
+def test_a_compiled_step_with_a_built_table():
+    """S-1: the table that plan builds reaches attend through the state."""
+    step, request_map = mapped()
     cache = torch.randn(24, 16, R + P, generator=torch.Generator().manual_seed(0))
     mla = PagedMla(step.config, "cpu")
 
@@ -60,9 +65,7 @@ def test_a_compiled_step_with_a_built_table():
 @pytest.mark.parametrize("name", ["positions", "slot_mapping", "cu_seqlens_k", "block_table"])
 def test_what_a_compiled_plan_leaves_is_read_behind_it(name):
     """S-1, S-3: not what was there before; with a table that plan builds."""
-    step = build((20, 1), (33, 2), table_multiple=1)
-    slots = torch.arange(256, dtype=torch.int32)[None, :] + torch.tensor([[64], [0]])
-    request_map = RequestMap(slots.int(), torch.tensor([1, 0]))
+    step, request_map = mapped()
 
     def planned(mla):
         mla.plan(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=3)

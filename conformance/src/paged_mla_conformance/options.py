@@ -13,6 +13,7 @@ from typing import NoReturn
 import pytest
 
 from paged_mla_shared.dims import PRESETS
+from paged_mla_shared.folders import make_folders
 
 SUITE = Path(__file__).with_name("suite")
 TIME_LIMIT = 600.0
@@ -168,7 +169,7 @@ def _report(text: str) -> Path:
     try:
         if len(set(report_files(path))) < 3:
             raise OSError("its HTML or JUnit would lie over it")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
         for file in report_files(path):

@@ -47,10 +47,11 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
     InvalidArgument
         It is of another format.
     """
-    check_kind("cache", cache, torch.Tensor, LatentCache)
     if isinstance(cache, torch.Tensor):
         cache = LatentCache(cache_format, cache)
-    check_kind("cache.latents", cache.latents, torch.Tensor)
+    else:
+        check_kind("cache", cache, torch.Tensor, LatentCache)
+        check_kind("cache.latents", cache.latents, torch.Tensor)
     if cache.format != cache_format:
         raise InvalidArgument("cache", f"format {cache.format}", cache_format)
     latents = as_bytes(cache.latents)

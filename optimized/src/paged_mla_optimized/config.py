@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_optimized.given import check_flag, check_scale, check_word, take_integers
+from paged_mla_optimized.given import (
+    check_at_least,
+    check_flag,
+    check_scale,
+    check_word,
+    take_integers,
+)
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
@@ -111,17 +117,15 @@ class MlaConfig:
         take_integers(self, *_INTEGERS)
         if self.reserved_slot is not None:
             take_integers(self, "reserved_slot")
-        for name in ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(name, getattr(self, name), ">= 1")
+        counts = ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len")
+        check_at_least(1, **{name: getattr(self, name) for name in counts})
         check_scale("softmax_scale", self.softmax_scale)
         check_word("products", self.products, PRODUCTS)
         check_word("lse_base", self.lse_base, ("e", "2"))
         check_flag("deterministic", self.deterministic)
         if self.reserved_slot is not None and self.reserved_slot < 0:
             raise InvalidArgument("reserved_slot", self.reserved_slot, ">= 0, or None")
-        if self.table_multiple < 0:
-            raise InvalidArgument("table_multiple", self.table_multiple, ">= 0")
+        check_at_least(0, table_multiple=self.table_multiple)
         if not -(2**31) <= self.table_fill < 2**31:
             raise InvalidArgument("table_fill", self.table_fill, "an int32")
         self._check_mask()

@@ -174,9 +174,7 @@ class Core:
             checks.check_queries(config, q_nope, q_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
-            checks.check_tensor("out", out, shape, config.dtype, device, unit_stride=True)
-            checks.check_tensor("lse", lse, shape[:2], torch.float32, device)
-            checks.check_written(out=out, lse=lse)
+            checks.answers(out, lse, shape, config.dtype, device)
             self._checked[layout] = None
         if num_tokens > 0:
             self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)

@@ -36,13 +36,13 @@ def check_at_least(least: int, **sizes: Any) -> None:
 
 
 def check_scale(name: str, value: Any) -> None:
-    """Check a number that kernels multiply scores by."""
+    """Check a number that kernels multiply or divide by (S-5, S-11)."""
     if isinstance(value, numbers.Real):
         with np.errstate(over="ignore"):
             in_kernels = float(np.float32(float(value)))
         if math.isfinite(in_kernels) and in_kernels > 0:
             return
-    raise InvalidArgument(name, repr(value), "a number > 0 that float32 holds")
+    raise InvalidArgument(name, repr(value), "a finite float32 > 0")
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -77,9 +77,7 @@ class PrefillConfig:
     def __post_init__(self) -> None:
         counts = ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim")
         take_integers(self, *counts, "qk_rope_head_dim")
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise InvalidArgument(name, getattr(self, name), ">= 1")
+        check_at_least(1, **{name: getattr(self, name) for name in counts})
         check_scale("softmax_scale", self.softmax_scale)
         check_flag("causal", self.causal)
         check_flag("writes_empty", self.writes_empty)

@@ -108,7 +108,7 @@ def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
 
 
 def _keep(failed: Failed, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path)
     save_dump(replace(failed.dump, origin=f"mutant {failed.mutant}, {failed.test}"), path)
 
 

@@ -13,6 +13,7 @@ from paged_mla_conformance.mutants.kill import Kills
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
 from paged_mla_reference.deviations.reports import link
+from paged_mla_shared.folders import make_folders
 
 
 class Matrix:
@@ -87,7 +88,7 @@ class Matrix:
 
     def write(self, path: Path) -> None:
         """Write Markdown to `path`, and JSON beside it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
         path.write_text(self.markdown())
         path.with_suffix(".json").write_text(json.dumps(self.as_dict(), indent=1) + "\n")
 

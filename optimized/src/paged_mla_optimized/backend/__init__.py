@@ -12,7 +12,7 @@ import paged_mla_optimized
 from paged_mla_optimized.backend.eager import EagerRunner
 from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
 from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.inspect.values import check_scale
+from paged_mla_optimized.given import check_at_least, check_scale
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_shared.backend import Capabilities, mask_name
 from paged_mla_shared.dims import PRESETS
@@ -120,12 +120,9 @@ class TritonBackend:
 def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:
     if problem.dtype not in TORCH_DTYPES:
         raise InvalidArgument("dtype", problem.dtype, ", ".join(TORCH_DTYPES))
-    if problem.num_blocks < 1:
-        raise InvalidArgument("num_blocks", problem.num_blocks, ">= 1")
-    for name in ("qk_nope_head_dim", "v_head_dim"):
-        size = getattr(problem.dims, name)
-        if size < 1:
-            raise InvalidArgument(name, size, ">= 1")
+    dims = problem.dims
+    check_at_least(1, num_blocks=problem.num_blocks)
+    check_at_least(1, qk_nope_head_dim=dims.qk_nope_head_dim, v_head_dim=dims.v_head_dim)
     check_scale("cache_scale", problem.cache_scale)
     config = MlaConfig(
         num_heads=problem.dims.num_heads,

@@ -13,7 +13,7 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.inspect.values import check_scale
+from paged_mla_optimized.given import check_scale
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig

@@ -34,14 +34,6 @@ def check_values(
         _check_slots(config, slot_mapping, num_blocks * config.block_size)
 
 
-def check_scale(name: str, scale: float) -> None:
-    """Raise ``InvalidArgument`` unless codes can be divided by `scale` in float32 (S-11)."""
-    with np.errstate(over="ignore"):
-        rounded = np.float32(scale)
-    if not (np.isfinite(rounded) and rounded > 0):
-        raise InvalidArgument(name, scale, "a finite float32 > 0")
-
-
 def table_of_map(
     config: MlaConfig,
     req_to_token: NDArray[np.int32],

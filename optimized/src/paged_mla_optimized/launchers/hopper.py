@@ -128,7 +128,7 @@ class HopperAttention:
         self.programs = programs
         self._quantise = quantise if variant.family == TILE_FP8 else None
         self._rotate = None if self._quantise is not None else rotate
-        self._inside = [rotates_inside(config, variant, is_long=long) for long in (False, True)]
+        self._inside = rotates_inside(config, variant)
         self._kernels: Bounded[tuple[int, int, int], dict[bool, Launcher]] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
@@ -235,14 +235,16 @@ class HopperAttention:
         return Rows(kernels, Descriptors(*descriptors))
 
 
-def rotates_inside(config: MlaConfig, variant: AttendVariant, *, is_long: bool) -> bool:
+def rotates_inside(config: MlaConfig, variant: AttendVariant) -> tuple[bool, bool]:
     """Return whether a kernel rotates the queries that it stages, if there is a rope.
 
-    An interleaved one slows the kernel for tiles by 3 to 5 % where a token fills several of them
-    or a step is long, 64 tokens and more a row: a launch before it costs less.
+    In steps of fewer than 64 tokens a row, and in others. An interleaved rope slows the kernel for
+    tiles by 3 to 5 % where a token fills several of them or a step is long: a launch before it
+    costs less.
     """
-    is_slower = variant.family == TILE and config.rope_pairing == "interleaved"
-    return not (is_slower and (is_long or config.num_heads > variant.tile_m))
+    if variant.family == TILE and config.rope_pairing == "interleaved":
+        return config.num_heads <= variant.tile_m, False
+    return True, True
 
 
 def hopper_kernel(variant: AttendVariant) -> Any:

@@ -445,7 +445,7 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     stride_scales = config.stored.scales_per_block(config.block_size)
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
     geometry = config.block_size, stride_row, stride_scales
-    for is_inside in {rotates_inside(config, variant, is_long=long) for long in (False, True)}:
+    for is_inside in set(rotates_inside(config, variant)):
         constants = hopper_constants(config, variant, *geometry, is_inside=is_inside)
         rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
         rope = "-rotated" if constants.get("ROTATED") else rope

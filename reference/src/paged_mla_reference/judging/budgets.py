@@ -86,8 +86,8 @@ def out_budget(
 
 def gain_budget(dtype: str, rounded: float, bias: float, deviation: float) -> float:
     """Return how far a mean gain may be from 0, given the rounded oracle's."""
-    info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
-    return float(2 * abs(rounded) + info.eps + bias + _DOT_CONFIDENCE * deviation)
+    own = 2 * abs(rounded) + float(ulp(np.ones(()), dtype))
+    return own + bias + _DOT_CONFIDENCE * deviation
 
 
 def lse_budget(

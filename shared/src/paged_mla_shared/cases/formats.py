@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.rope import UNEQUAL
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 GROUP = "formats"
@@ -206,9 +207,7 @@ CASES = (
         "rope-theta-50000-yarn",
         "kernels that rotate and quantise take the rope's own numbers",
         (Row(40, 2), Row(9, 9)),
-        rope=Rope(
-            RopePairing.NEOX, theta=5e4, yarn=Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=0.707)
-        ),
+        rope=Rope(RopePairing.NEOX, theta=5e4, yarn=UNEQUAL),
     ),
     _format(
         "rope-5001-keys",

@@ -8,6 +8,7 @@ from typing import Any
 
 from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.cases.formats import SMALL_TOKENS
+from paged_mla_shared.cases.rope import UNEQUAL
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 GROUP = "queries"
@@ -143,9 +144,7 @@ CASES = (
         "rope-theta-50000-yarn",
         "queries take the rope's own numbers",
         (Row(40, 2), Row(9, 9)),
-        rope=Rope(
-            RopePairing.NEOX, theta=5e4, yarn=Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=0.707)
-        ),
+        rope=Rope(RopePairing.NEOX, theta=5e4, yarn=UNEQUAL),
     ),
     _queries(
         "rope-5001-keys",

@@ -110,7 +110,7 @@ CASES = (
           (Row(70, 5), Row(9, 9)), num_heads=2, then=((Row(300, 5), Row(40, 9)), (Row(3, 1),))),
     _rope(RopePairing.NEOX, "deep-tree", "positions follow depth however deep", (Row(130, 40),),
           Mask.TREE, tree=Tree.CHAIN, num_heads=2),
-    _rope(RopePairing.INTERLEAVED, "131072", "positions up to the longest context served",
+    _rope(RopePairing.INTERLEAVED, "131072", "positions up to 2^17",
           (Row(131072, 2), Row(4097, 1)), num_heads=1),
     _rope(RopePairing.INTERLEAVED, "163840", "the context that DeepSeek-V3 is served with",
           (Row(163840, 1),), num_heads=1, is_large=True),

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from paged_mla_optimized.engines.tools.history import beyond, told
 from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.tools.bench.table import head_of, row_of
+from paged_mla_shared.folders import make_folders
 
 _COLUMNS = ["scene", "steps", "nats apart, most; with prefix hits", "median", "likeliest differs"]
 _COLUMNS += ["gap there, most", "own two: nats apart, most", "gap, most", "commit"]
@@ -166,7 +167,7 @@ def add(
     scenes = json.loads(path.read_text()) if path.exists() else {}
     facts = _facts(engine)
     scenes |= {name: {"facts": facts} | result for name, result in results.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path)
     path.write_text(json.dumps(scenes) + "\n")
     stem.with_suffix(".md").write_text(page_of(scenes))
 

@@ -10,6 +10,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from paged_mla_optimized.tools.bench.table import head_of
+from paged_mla_shared.folders import make_folders
 
 _MARKERS = "os^vD<>phP*X"
 
@@ -35,7 +36,7 @@ def header(peers: list[str]) -> str:
 
 def write(stem: Path, facts: dict[str, Any], rows: list[dict[str, Any]], peers: list[str]) -> None:
     """Write what was measured so far as JSON and Markdown."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(stem)
     stem.with_suffix(".json").write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
     ceiling = f"Copy {facts['copy_gbs']:.0f} GB/s, product {facts['matmul_tflops']:.0f} TFLOP/s."
     made = f"Commit {facts['commit']}, {facts['date']}."
