@@ -152,8 +152,7 @@ class Launches:
     def into(launches):
         return lambda _grid, _key, pointers, *_: launches.append(pointers)
 
-    def attend(self, q_nope, q_pe, num_rows=4):
-        self.plan.num_rows = num_rows
+    def attend(self, q_nope, q_pe):
         dtype = torch.uint8 if self.config.is_fp8 else torch.bfloat16
         scales = torch.ones(()) if self.config.is_fp8 else None
         latents = LatentCache(self.config.cache_format, cache(576, 64 * 576, dtype=dtype), scales)
@@ -161,44 +160,17 @@ class Launches:
 
 
 @pytest.mark.parametrize("q_pe", [Q_PE, queries(64, 16 * 65, 65, offset=1)], ids=["even", "odd"])
+@pytest.mark.parametrize("pairing", [RopePairing.INTERLEAVED, RopePairing.NEOX])
 @pytest.mark.parametrize("name", ["few", "tile", "few-fp8", "tile-exact"])
-def test_queries_are_rotated_where_they_are_read(monkeypatch, name, q_pe):
+def test_queries_are_rotated_where_they_are_read(monkeypatch, name, pairing, q_pe):
     """S-12: kernels get q_pe as it is, however it lies, with positions and tables."""
-    launches = Launches(monkeypatch, ROTATED[name])
+    launches = Launches(monkeypatch, replace(ROTATED[name], rope=Rope(pairing)))
     launches.attend(Q_NOPE, q_pe)
     (pointers,) = launches.hopper
     assert pointers[1] is q_pe
     expected = (launches.plan.positions, *launches.tables)
     assert all(mine is theirs for mine, theirs in zip(pointers[-3:], expected, strict=True))
     assert not launches.rotate + launches.portable + launches.quantise
-
-
-SIDE_BY_SIDE = replace(CONFIG, rope=Rope(RopePairing.INTERLEAVED))
-CHUNK = queries(512, 16 * 512, 512).expand(4, 16, 512).repeat(64, 1, 1)  # 256 tokens
-CHUNK_PE = CHUNK[..., :64]
-
-
-@pytest.mark.parametrize(
-    ("config", "num_rows", "before"),
-    [
-        (SIDE_BY_SIDE, 1, False),
-        (replace(SIDE_BY_SIDE, num_heads=64), 256, False),
-        (replace(SIDE_BY_SIDE, num_heads=64), 5, False),
-        (replace(SIDE_BY_SIDE, num_heads=64), 4, True),
-        (replace(SIDE_BY_SIDE, num_heads=64, rope=Rope(RopePairing.NEOX)), 1, False),
-        (replace(SIDE_BY_SIDE, num_heads=128), 256, True),
-        (replace(SIDE_BY_SIDE, num_heads=128, cache_format="fp8_e4m3"), 1, False),
-    ],
-    ids=["few", "decode", "51-a-row", "64-a-row", "neox", "128-heads", "tile-exact"],
-)
-def test_pairs_side_by_side_are_rotated_before_many_tiles(monkeypatch, config, num_rows, before):
-    """S-12: where a launch costs less than what the rotation does to the kernel for tiles."""
-    launches = Launches(monkeypatch, config)
-    launches.attend(CHUNK, CHUNK_PE, num_rows)
-    (pointers,) = launches.hopper
-    assert (pointers[1] is launches.rotated) is before
-    assert bool(launches.rotate) is before
-    assert (pointers[-1] is launches.attention.partial_lse) is before
 
 
 def test_queries_are_rotated_where_they_are_quantised(monkeypatch):
@@ -460,8 +432,8 @@ def test_remembered_kernels_are_bounded(monkeypatch):
     monkeypatch.setattr(hopper, "MAX_KERNELS", 2)
     attention = HopperAttention(CONFIG, served(CONFIG), programs=132)
     caches = [cache(width, 64 * width) for width in (576, 584, 592)]
-    first, second, third = [attention.rows_of(each).kernels for each in caches]
-    again = [attention.rows_of(each[:2]).kernels for each in reversed(caches)]
+    first, second, third = [attention.rows_of(each).kernel for each in caches]
+    again = [attention.rows_of(each[:2]).kernel for each in reversed(caches)]
     assert again[0] is third
     assert again[1] is not second
     assert again[2] is not first

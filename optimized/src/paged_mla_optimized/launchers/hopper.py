@@ -41,7 +41,6 @@ _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
 # Registers on average: more for those that compute, fewer for those that copy.
 _FEW_REGISTERS = 152
 _FEW_FP8_REGISTERS = 168
-_LONG = 64  # tokens of a row, on average: see `rotates_inside`
 MAX_CACHES = 4096
 """Caches, one a layer, whose tensor maps are kept before all of them are forgotten."""
 MAX_KERNELS = 64
@@ -93,9 +92,9 @@ class Origin:
 
 
 class Rows(NamedTuple):
-    """A cache as rows: kernels for its strides by whether they rotate, and its descriptors."""
+    """A cache as rows: the kernel for its strides, and its descriptors."""
 
-    kernels: dict[bool, Launcher]
+    kernel: Launcher
     descriptors: Descriptors
 
 
@@ -128,8 +127,7 @@ class HopperAttention:
         self.programs = programs
         self._quantise = quantise if variant.family == TILE_FP8 else None
         self._rotate = None if self._quantise is not None else rotate
-        self._inside = rotates_inside(config, variant)
-        self._kernels: Bounded[tuple[int, int, int], dict[bool, Launcher]] = Bounded(MAX_KERNELS)
+        self._kernels: Bounded[tuple[int, int, int], Launcher] = Bounded(MAX_KERNELS)
         self._caches: Bounded[Hashable, Rows] = Bounded(MAX_CACHES)
 
     def takes(self, q_nope: torch.Tensor, q_pe: torch.Tensor) -> bool:
@@ -168,13 +166,9 @@ class HopperAttention:
         `rows` are those of the cache's latents.
         """
         table = plan.block_table
-        is_inside = self._inside[len(q_nope) >= _LONG * plan.num_rows]
         rotation: tuple[torch.Tensor, ...] = ()
         if self._rotate is not None:
-            if is_inside:
-                rotation = (plan.positions, *self._rotate.tables)
-            else:
-                q_pe = self._rotate.launch(q_pe, plan.positions)
+            rotation = (plan.positions, *self._rotate.tables)
         of_queries = (*q_nope.stride()[:2], *q_pe.stride()[:2])
         queries = (q_nope, q_pe)
         if self._quantise is not None:
@@ -182,7 +176,7 @@ class HopperAttention:
             of_queries = ()
         scales = scales_and_stride(cache)[:1] if self.config.is_fp8 else ()
         of_table, of_out = table.stride(), out.stride()
-        rows.kernels[is_inside](
+        rows.kernel(
             (self.programs, 1, 1),
             (of_queries, of_table[1], of_out),
             (
@@ -215,36 +209,21 @@ class HopperAttention:
         # Kernels read words of 16 bits, whatever the cache keeps in them.
         stride_row, width = (n * cache.element_size() // 2 for n in (stride_token, width))
         geometry = (block_rows, stride_row, stride_scales)
-        kernels = self._kernels.get(geometry)
-        if kernels is None:
-            kernels = self._kernels[geometry] = {
-                is_inside: Launcher(
-                    hopper_kernel(self.variant),
-                    hopper_constants(self.config, self.variant, *geometry, is_inside=is_inside),
-                    cluster=_cluster(self.variant, self.programs),
-                    **hopper_options(self.variant),
-                )
-                for is_inside in set(self._inside)
-            }
+        kernel = self._kernels.get(geometry)
+        if kernel is None:
+            kernel = self._kernels[geometry] = Launcher(
+                hopper_kernel(self.variant),
+                hopper_constants(self.config, self.variant, *geometry),
+                cluster=_cluster(self.variant, self.programs),
+                **hopper_options(self.variant),
+            )
         origin = Origin(cache.data_ptr(), hopper_dtype(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
             TensorDescriptor(origin, shape, [stride_row, 1], box, hopper_layout(box))
             for box in hopper_boxes(self.config, self.variant)
         )
-        return Rows(kernels, Descriptors(*descriptors))
-
-
-def rotates_inside(config: MlaConfig, variant: AttendVariant) -> tuple[bool, bool]:
-    """Return whether a kernel rotates the queries that it stages, if there is a rope.
-
-    In steps of fewer than 64 tokens a row, and in others. An interleaved rope slows the kernel for
-    tiles by 3 to 5 % where a token fills several of them or a step is long: a launch before it
-    costs less.
-    """
-    if variant.family == TILE and config.rope_pairing == "interleaved":
-        return config.num_heads <= variant.tile_m, False
-    return True, True
+        return Rows(kernel, Descriptors(*descriptors))
 
 
 def hopper_kernel(variant: AttendVariant) -> Any:
@@ -326,14 +305,11 @@ def hopper_constants(
     block_rows: int,
     stride_row: int,
     stride_scales: int = 0,
-    *,
-    is_inside: bool = True,
 ) -> dict[str, Any]:
     """Return what a kernel is specialised for.
 
     `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
-    of 16 bits, `stride_scales` that of a block in the scale tensor; `is_inside` says whether it
-    rotates queries, if there is a rope.
+    of 16 bits, `stride_scales` that of a block in the scale tensor.
     """
     constants = {
         "num_heads": config.num_heads,
@@ -349,8 +325,7 @@ def hopper_constants(
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
         "SHARES": _shares(config),
-        "ROPE": config.rope_pairing if is_inside else "none",
-        "ROTATED": config.rope is not None and not is_inside,
+        "ROPE": config.rope_pairing,
     } | cut_constants(config, variant)
     if constants["ROPE"] == "none":
         constants |= dict.fromkeys(("positions_ptr", "cos_ptr", "sin_ptr"))

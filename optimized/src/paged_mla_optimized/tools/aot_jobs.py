@@ -44,7 +44,6 @@ from paged_mla_optimized.launchers.hopper import (
     hopper_kernel,
     hopper_layout,
     hopper_options,
-    rotates_inside,
 )
 from paged_mla_optimized.launchers.hopper_prefill import (
     BOXES,
@@ -445,20 +444,18 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     stride_scales = config.stored.scales_per_block(config.block_size)
     stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
     geometry = config.block_size, stride_row, stride_scales
-    for is_inside in set(rotates_inside(config, variant)):
-        constants = hopper_constants(config, variant, *geometry, is_inside=is_inside)
-        rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
-        rope = "-rotated" if constants.get("ROTATED") else rope
-        yield Job(
-            f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
-            f"-box{hopper_box(config.block_size)}-{cut}{rope}",
-            kernel,
-            dtype,
-            _dense(kernel, constants),
-            options["num_warps"],
-            max_registers=options.get("maxnreg"),
-            types=types,
-        )
+    constants = hopper_constants(config, variant, *geometry)
+    rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
+    yield Job(
+        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
+        f"-box{hopper_box(config.block_size)}-{cut}{rope}",
+        kernel,
+        dtype,
+        _dense(kernel, constants),
+        options["num_warps"],
+        max_registers=options.get("maxnreg"),
+        types=types,
+    )
 
 
 def prefill_jobs(arch: str) -> Iterator[Job]:

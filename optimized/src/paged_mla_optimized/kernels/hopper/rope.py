@@ -25,17 +25,10 @@ def stage_q_pe(step, segment, q_pe, rope, buffer):
 
     Copies that were begun before go on while this waits for tables.
     """
-    loaded = load_q_pe(step, segment, q_pe, rope, buffer.shape[1], 4)
-    stage_loaded(step, segment, loaded, q_pe, rope, buffer)
-
-
-@gluon.jit
-def stage_loaded(step, segment, loaded, q_pe, rope, buffer):
-    """Do what ``stage_q_pe`` does with what ``load_q_pe`` has loaded."""
     if rope.ROPE == "none":
         copy_queries(step, segment, q_pe, buffer, 0, buffer.shape[1])
     else:
-        buffer.store(rotated(loaded, rope))
+        buffer.store(rotated(load_q_pe(step, segment, q_pe, rope, buffer.shape[1], 4), rope))
 
 
 @gluon.jit
