@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from paged_mla_conformance.mutants.backends import MutantBackend
 from paged_mla_conformance.mutants.passing import Passing
 from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output
 
@@ -25,6 +26,10 @@ class Base2(Passing):
     def prefill(self, batch: PrefillBatch) -> Output:
         """Divide by ln 2."""
         return _bits(self.inner.prefill(batch))
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Divide by ln 2."""
+        return _bits(self.inner.layer(batch))
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Merge nats."""
@@ -42,6 +47,10 @@ class HeadsFirst(Passing):
     def prefill(self, batch: PrefillBatch) -> Output:
         """Transpose."""
         return _transposed(self.inner.prefill(batch))
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Transpose."""
+        return _transposed(self.inner.layer(batch))
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Transpose both ways."""
@@ -61,6 +70,11 @@ class PlusInfinity(Passing):
         answer = self.inner.prefill(batch)
         return Output(answer.out, _turned(answer.lse))
 
+    def layer(self, batch: LayerBatch) -> Output:
+        """Turn the sign."""
+        answer = self.inner.layer(batch)
+        return Output(answer.out, _turned(answer.lse))
+
     def merge(self, partials: Sequence[Output]) -> Output:
         """Turn the sign both ways."""
         merged = self.inner.merge([Output(p.out, _turned(p.lse)) for p in partials])
@@ -78,6 +92,11 @@ class Silent(Passing):
     def prefill(self, batch: PrefillBatch) -> Output:
         """Return NaN for it."""
         answer = self.inner.prefill(batch)
+        return Output(answer.out, np.full_like(answer.lse, np.nan))
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Return NaN for it."""
+        answer = self.inner.layer(batch)
         return Output(answer.out, np.full_like(answer.lse, np.nan))
 
 
@@ -103,6 +122,11 @@ class EmptyRowsAreNaN(Passing):
         keyless = keys_of_tokens(batch)[:, None] == 0
         return _nan_where(keyless, self.inner.prefill(batch))
 
+    def layer(self, batch: LayerBatch) -> Output:
+        """Divide zero by zero."""
+        answer = self.inner.layer(batch)
+        return _nan_where(np.isneginf(answer.lse), answer)
+
 
 class Vllm(HeadsFirst, EmptyRowsAreNaN, TableOfIds):
     """The lse of partials is [H, T], that of answers [T, H]; block 0 holds nothing."""
@@ -122,6 +146,10 @@ class Vllm(HeadsFirst, EmptyRowsAreNaN, TableOfIds):
         """Attend to keys and values."""
         return EmptyRowsAreNaN.prefill(self, batch)
 
+    def layer(self, batch: LayerBatch) -> Output:
+        """Append and attend, between a layer's projections."""
+        return EmptyRowsAreNaN.layer(self, batch)
+
 
 class Sglang(TableOfIds):
     """Slot 0 is no slot, every token has one, and no row has length 0 but in trees."""
@@ -138,6 +166,10 @@ class Sglang(TableOfIds):
         """Refuse rows of length 0."""
         assert batch.mask is not None or (batch.seq_lens > 0).all()
         return super().attend(_without_slot_0(batch))
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Skip slot 0."""
+        return super().layer(replace(batch, step=_without_slot_0(batch.step)))
 
 
 def _without_slot_0(batch: Batch) -> Batch:

@@ -1,5 +1,8 @@
 """Whole layers: each step in both forms and in parts, and prompts in chunks of tokens (S-21, S-19).
 
+Later steps of a runner have the bits of a fresh one (S-17), rows of a deterministic backend those
+that they have beside any others (S-20).
+
 All answers are held against one that is exact from latents, queries and weights
 (:mod:`paged_mla_reference.judging.layers`).
 """
@@ -14,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.both_forms import Layer, layers_of
+from paged_mla_conformance.forms import arrangements, of_rows
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.judging import compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.dtypes import dtype_name
+from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.problem import Batch, Mask, Output
 
@@ -31,7 +36,7 @@ def check_layer(trial: Trial) -> None:
     """Ask every step of the trial's case as a layer."""
     runner, rotated = trial.prepare_first(), trial.problem.rope is not None
     in_chunks = trial.backend.capabilities.features >= IN_CHUNKS
-    for layer in layers_of(trial):
+    for number, layer in enumerate(layers_of(trial)):
         stage = layer.stage
         right = RightLayer.of(stage.problem, layer.asked(), stage.after)
         step = layer.asked().step
@@ -40,12 +45,47 @@ def check_layer(trial: Trial) -> None:
             answer = _ask(runner, stage, layer.asked(rows, workspace))
             trial.checks += _check(right, answer, workspace)
             trial.compare_cache(runner, stage, rotated=rotated)
+            if trial.case.then:
+                fresh = _alone(trial, layer, rows, workspace)
+                why = f"step {number}, {rows} rows absorbed, against a fresh runner"
+                trial.checks += compare.check_bitwise("S-17", answer, fresh, why)
         is_causal = stage.problem.mask is Mask.CAUSAL
         if in_chunks and is_causal and (step.query_lens == step.seq_lens).all():
             runner.load_cache(stage.before)
             answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
             trial.checks += _check(right, answer, workspace)
             trial.compare_cache(runner, stage, rotated=rotated)
+
+
+def check_layer_bits(trial: Trial) -> None:
+    """Ask some rows of a right answer in each arrangement; they keep their bits (S-20).
+
+    Which form a row has and what parts its keys come in is the caller's choice, and stays: all rows
+    are absorbed, or none and the keys are in one part.
+    """
+    [step], [layer] = build_steps(trial.case, trial.dims, trial.dtype), layers_of(trial)
+    stage, problem = layer.stage, layer.stage.problem
+    right = RightLayer.of(problem, layer.asked(), stage.after)
+    workspace = problem.max_rows * max(problem.max_model_len, problem.max_query_tokens)
+    forms = {"absorbed": True, "materialised": False}
+    if problem.mask is not Mask.CAUSAL:
+        del forms["materialised"]
+    for form, absorbed in forms.items():
+        whole = _alone(trial, layer, absorbed * stage.batch.num_rows, workspace)
+        trial.checks += _check(right, whole, workspace)
+        for name, rows in arrangements(step.batch).items():
+            some = of_rows(step, rows)
+            part = Layer(Stage.of(some.step), layer.q[some.tokens], layer.kv_b_proj)
+            actual = _alone(trial, part, absorbed * len(rows), workspace)
+            expected = Output(whole.out[some.tokens], whole.lse[some.tokens])
+            trial.checks += compare.check_bitwise("S-20", actual, expected, f"{name}, {form}")
+
+
+def _alone(trial: Trial, layer: Layer, absorbed_rows: int, workspace: int) -> Output:
+    """Return the answer of a runner that is asked nothing else."""
+    runner = trial.prepare()
+    runner.load_cache(layer.stage.before)
+    return _ask(runner, layer.stage, layer.asked(absorbed_rows, workspace))
 
 
 def _ask(runner: Runner, stage: Stage, batch: LayerBatch) -> Output:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from paged_mla_conformance.beside import Beside
 from paged_mla_conformance.sampling import asked_tokens
 from paged_mla_conformance.unlike import unlike
 from paged_mla_reference import chunked
@@ -85,10 +86,15 @@ class Trial:
         return self.backend.prepare(self.problem)
 
     def prepare_first(self) -> Runner:
-        """Build a runner of the case's problem, then one of another problem that nobody asks."""
-        runner = self.prepare()
-        self.backend.prepare(unlike(self.problem, self.backend.capabilities))
-        return runner
+        """Build a runner of the case's problem, then one of another, unless their caches are huge.
+
+        Where plans are declared, the other one plans between the calls of the first.
+        """
+        runner, problem, capabilities = self.prepare(), self.problem, self.backend.capabilities
+        if self.case.cache_elements:
+            return runner
+        other = self.backend.prepare(unlike(problem, capabilities))
+        return Beside(problem, runner, other) if "plan" in capabilities.ops else runner
 
     def check_metadata(self) -> None:
         """Plan every step; positions and slots are exact."""
@@ -143,9 +149,21 @@ class Trial:
                 "S-17", answer, fresh.attend(stage.batch), f"step {number} against a fresh runner"
             )
 
+    def check_beside(self) -> None:
+        """Append and attend every step in turns with a runner of another problem."""
+        runner, problem = self.prepare_first(), unlike(self.problem, self.backend.capabilities)
+        other = self.backend.prepare(problem)
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            other.load_cache(replace(stage.before, layout=problem.layout))
+            self.append(runner, stage)
+            other.append(stage.batch)
+            other.attend(stage.batch)
+            self.attend(runner, stage)
+
     def check_gather(self) -> None:
         """Read every row's cached latents back, bit for bit; no byte of the cache may change."""
-        runner = self.prepare()
+        runner = self.prepare_first()
         for stage in self.stages():
             runner.load_cache(stage.after)
             actual = runner.gather_context(stage.batch)

@@ -13,11 +13,13 @@ from paged_mla_conformance.mutants.passing import Passing
 from paged_mla_reference.deviations import Fault
 from paged_mla_reference.deviations.deviation import breaks
 from paged_mla_shared.backend import Runner
+from paged_mla_shared.formats import FORMATS, ScaleTensor
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Problem
 
+SCALED = ("S-11", "S-17", "S-10", "S-5", "S-7", "S-1", "S-21")  # how a wrong cache scale shows
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
 
 
@@ -223,6 +225,69 @@ class TheScaleIsThatOfTheLastRunner(Passing):
         return self.inner.attend(scaled)
 
 
+class _TheCacheScaleIsThatOfTheProcess(Passing):
+    """Caches with one scale are written and read by another one, which lies in the process."""
+
+    scale = 1.0
+
+    def append(self, batch: Batch) -> None:
+        """Scale what the right scale will divide."""
+        ckv, k_pe = (times(x, 1 / self._factor) for x in (batch.ckv, batch.k_pe))
+        self.inner.append(replace(batch, ckv=ckv, k_pe=k_pe))
+
+    def attend(self, batch: Batch) -> Output:
+        """Scale what meets latents, and their mean."""
+        q_nope, q_pe = (times(x, self._factor) for x in (batch.q_nope, batch.q_pe))
+        answer = self.inner.attend(replace(batch, q_nope=q_nope, q_pe=q_pe))
+        return Output(times(answer.out, self._factor), answer.lse)
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Scale what was read."""
+        ckv, k_pe = self.inner.gather_context(batch)
+        return times(ckv, self._factor), times(k_pe, self._factor)
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Scale what meets latents and keys, which are written by the right scale."""
+        step = replace(batch.step, q_pe=times(batch.step.q_pe, self._factor))
+        weights = times(batch.kv_b_proj, self._factor)
+        return self.inner.layer(replace(batch, step=step, kv_b_proj=weights))
+
+    @property
+    def _factor(self) -> float:
+        stored = FORMATS[self.problem.cache_format]
+        kept = stored.scale_tensor is ScaleTensor.SCALAR
+        return self.scale / self.problem.cache_scale if kept else 1.0
+
+
+def times(array: NDArray[Any], factor: float) -> NDArray[Any]:
+    """Return an array times a factor, of which 1 keeps every bit."""
+    return array if factor == 1 else array * array.dtype.type(factor)
+
+
+@breaks(Fault.SCALE, *SCALED)
+class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
+    """The layer's scale is one of the process: the one of the problem that was prepared last."""
+
+    def __init__(self, problem: Problem, inner: Runner) -> None:
+        super().__init__(problem, inner)
+        type(self).scale = problem.cache_scale
+
+
+@breaks(Fault.SCALE, *SCALED)
+class TheCacheScaleIsThatOfTheLastWrite(_TheCacheScaleIsThatOfTheProcess):
+    """Whoever loads or appends leaves the scale of its layer where every runner reads it."""
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Load, and leave the own scale."""
+        type(self).scale = self.problem.cache_scale
+        self.inner.load_cache(image)
+
+    def append(self, batch: Batch) -> None:
+        """Append by the own scale, and leave it."""
+        type(self).scale = self.problem.cache_scale
+        self.inner.append(batch)
+
+
 @breaks(Fault.PRECISION, "S-5")
 class LayersAnswerInFloat64(Passing):
     """What a layer hands on has the type of its sums, not of the problem."""
@@ -282,6 +347,18 @@ class PrefillTilesFollowTheBatch(Passing):
         return answer
 
 
+@breaks(Fault.BATCH_MATE, "S-20")
+class LayerTilesFollowTheBatch(Passing):
+    """Long rows of a layer are cut over their keys where no other row fills the device."""
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Round otherwise where one row is alone."""
+        answer = self.inner.layer(batch)
+        if batch.step.num_rows == 1:
+            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+        return answer
+
+
 @breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
 class SplitsFollowTheFirstStep(Passing):
     """The order of summation stays as the first step chose it, so that bits differ."""
@@ -291,6 +368,21 @@ class SplitsFollowTheFirstStep(Passing):
     def attend(self, batch: Batch) -> Output:
         """Round otherwise from the second step on."""
         answer = self.inner.attend(batch)
+        self.steps += 1
+        if self.steps > 1:
+            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+        return answer
+
+
+@breaks(Fault.STALE, "S-17")
+class LayerSplitsFollowTheFirstStep(Passing):
+    """The order of summation in layers stays as the first step chose it, so that bits differ."""
+
+    steps = 0
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Round otherwise from the second step on."""
+        answer = self.inner.layer(batch)
         self.steps += 1
         if self.steps > 1:
             return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)

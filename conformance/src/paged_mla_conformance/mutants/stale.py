@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -353,18 +353,67 @@ class TheLastPlanServesEveryStep(Passing):
 
     def append(self, batch: Batch) -> None:
         """Write where the planned step would."""
-        self.inner.append(self._as_planned(batch))
+        self.inner.append(_as_planned(batch, self.planned))
 
     def attend(self, batch: Batch) -> Output:
         """Read what the planned step would."""
-        return self.inner.attend(self._as_planned(batch))
+        return self.inner.attend(_as_planned(batch, self.planned))
+
+
+def _as_planned(batch: Batch, plan: Batch | None) -> Batch:
+    """Return a step with the lengths and tables of a planned one, if it is as large."""
+    if plan is None or plan.num_rows != batch.num_rows or plan.num_tokens != batch.num_tokens:
+        return batch
+    names = ("cu_seqlens_q", "seq_lens", "block_table", "mask")
+    return replace(batch, **{name: getattr(plan, name) for name in names})
+
+
+class _PlansLieInTheProcess(Passing):
+    """Runners that differ in scales and ropes alone plan into the same buffers."""
+
+    plans: ClassVar[dict[Problem, Batch]] = {}
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Keep the batch for all of them."""
+        found = self.inner.plan(batch)
+        self.plans[self._key] = batch
+        return found
 
     def _as_planned(self, batch: Batch) -> Batch:
-        plan = self.planned
-        if plan is None or plan.num_rows != batch.num_rows or plan.num_tokens != batch.num_tokens:
-            return batch
-        names = ("cu_seqlens_q", "seq_lens", "block_table")
-        return replace(batch, **{name: getattr(plan, name) for name in names})
+        return _as_planned(batch, self.plans.get(self._key))
+
+    @property
+    def _key(self) -> Problem:
+        return replace(self.problem, softmax_scale=1.0, cache_scale=1.0, rope=None)
+
+
+@breaks(Fault.STALE, "S-17", "S-1", "S-5")
+class GathersFollowTheLastPlan(_PlansLieInTheProcess):
+    """Context is gathered by the plan that was made last, whichever runner made it."""
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Gather what the planned step has."""
+        return self.inner.gather_context(self._as_planned(batch))
+
+
+@breaks(Fault.STALE, "S-17", "S-11", "S-12")
+class QueriesFollowTheLastPlan(_PlansLieInTheProcess):
+    """Queries of 8 bits are rotated by the plan that was made last, whichever runner made it."""
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Take the planned step's positions."""
+        return self.inner.quantise_queries(self._as_planned(batch), scale)
+
+
+@breaks(Fault.STALE, *SHOWS, "S-10", "S-21")
+class LayersFollowTheLastPlan(_PlansLieInTheProcess):
+    """Layers run by the plan that was made last, whichever runner made it."""
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Answer the planned step."""
+        return self.inner.layer(replace(batch, step=self._as_planned(batch.step)))
 
 
 @breaks(Fault.HOST_SCALAR, "S-11", "S-17")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paged_mla_conformance.forms import arrangements, of_rows
+from paged_mla_conformance.layered import check_layer_bits
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference.judging import compare
 from paged_mla_shared.inputs import build_steps
@@ -24,3 +25,9 @@ def test_deterministic(trial: Trial) -> None:
         expected = Output(whole.out[form.tokens], whole.lse[form.tokens])
         actual = trial.answer(Stage.of(form.step))
         trial.checks += compare.check_bitwise("S-20", actual, expected, name)
+
+
+@pytest.mark.mla(group="deterministic", ops=("layer",))
+def test_deterministic_layer(trial: Trial) -> None:
+    """S-20: rows of whole layers too, absorbed and materialised."""
+    check_layer_bits(trial)

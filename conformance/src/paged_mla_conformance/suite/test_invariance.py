@@ -12,7 +12,6 @@ from paged_mla_conformance.collector import SKIP
 from paged_mla_conformance.forms import FORMS, Form, halves, permuted_requests
 from paged_mla_conformance.selection import Skip
 from paged_mla_conformance.trial import Stage, Trial
-from paged_mla_conformance.unlike import unlike
 from paged_mla_reference.cache import slots_to_write
 from paged_mla_reference.judging import compare
 from paged_mla_reference.paging import NO_SLOT
@@ -90,9 +89,4 @@ def test_planned(trial: Trial) -> None:
 
 def test_another_runner(trial: Trial) -> None:
     """S-5, S-12, S-17: what a process prepares and runs later does not reach an earlier runner."""
-    [stage] = trial.stages()
-    runner = trial.prepare()
-    runner.load_cache(stage.before)
-    trial.answer(replace(stage, problem=unlike(stage.problem, trial.backend.capabilities)))
-    trial.append(runner, stage)
-    trial.attend(runner, stage)
+    trial.check_beside()

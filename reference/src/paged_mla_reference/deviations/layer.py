@@ -126,3 +126,16 @@ def layers_take_every_mask_for_causal(oracle: Oracle) -> Oracle:
         return layer(problem, replace(batch, step=replace(batch.step, mask=None)), image)
 
     return replace(oracle, layer=wrong)
+
+
+@breaks(Fault.RANGE, "S-6", "S-21", akin="flashinfer#4401 flashinfer#4267")
+def layer_scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
+    """Queries of a layer whose scores all lie below -5e4 are taken for masked ones."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        answer = layer(problem, batch, image)
+        below = (answer.lse < -5e4) & np.isfinite(answer.lse)
+        answer.out[below], answer.lse[below] = 0, -5e4
+        return answer
+
+    return replace(oracle, layer=wrong)

@@ -157,6 +157,15 @@ CASES = (
         softmax_scale=8.0,
     ),
     _layer(
+        "scores-past-a-sentinel",
+        "a row whose scores all lie below -5e4 is no masked row, in either form",
+        *[Row(1, 1)] * 5,
+        Row(2, 2),
+        query_scale=1e4,
+        softmax_scale=10.0,
+        rules=("S-6", "S-21"),
+    ),
+    _layer(
         "shared",
         "rows that share blocks, each materialised with all of its own",
         Row(150, 5),
