@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
@@ -65,7 +64,7 @@ class Gather:
         of_table_row, of_table_column = table.stride()
         of_cache, of_ckv, of_k_pe = latents.stride(), ckv.stride(), k_pe.stride()
         self._kernel(
-            (triton.cdiv(capacity, self._tokens), 1, 1),
+            (-(-capacity // self._tokens), 1, 1),
             (of_cache, scales_stride, of_table_column, of_ckv, of_k_pe),
             (latents, scales, *spans, ckv, k_pe),
             (
