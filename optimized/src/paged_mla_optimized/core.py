@@ -123,6 +123,28 @@ class Core:
             device=self.device,
         )
         checks.check_mask(self.config, mask, num_tokens, self.device)
+        self.describe(
+            plan,
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            max_query_len=max_query_len,
+            mask=mask,
+        )
+
+    def describe(
+        self,
+        plan: Plan,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        *,
+        num_tokens: int,
+        max_query_len: int | None,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """Describe in `plan` a step whose tensors are known to be right."""
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
