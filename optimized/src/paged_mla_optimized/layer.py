@@ -97,8 +97,9 @@ class MlaLayer(PlannedStep):
             A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
             not fit together. Values of tensors are not looked at.
         """
-        num_tokens, num_rows = integer("num_tokens", num_tokens), seq_lens.shape[0]
-        rows = num_rows
+        num_tokens = integer("num_tokens", num_tokens)
+        check_tensor("seq_lens", seq_lens, (None,), torch.int32, self.device)
+        rows = num_rows = seq_lens.shape[0]
         if query_lens is None:
             for name, given in (("max_seq_lens", max_seq_lens), ("absorbed_rows", absorbed_rows)):
                 if given is not None:
@@ -263,7 +264,9 @@ class MlaLayer(PlannedStep):
         for line, (name, lens) in zip(lengths, given, strict=True):
             array = np.asarray(lens)
             if array.shape != (num_rows,):
-                raise InvalidArgument(name, f"shape {array.shape}", f"one for each of {num_rows}")
+                raise InvalidArgument(
+                    name, f"shape {array.shape}", f"one for each of {num_rows} rows"
+                )
             if num_rows and array.dtype.kind not in "iu":
                 raise InvalidArgument(name, f"elements of {array.dtype}", "integers")
             line[:] = array
@@ -276,7 +279,9 @@ class MlaLayer(PlannedStep):
             told = f"{keys[row]} in row {row}"
             raise InvalidArgument("max_seq_lens", told, f"0, or at least {queries[row]} queries")
         if queries.sum() > num_tokens:
-            raise InvalidArgument("query_lens", f"{queries.sum()} in all", f"up to {num_tokens}")
+            raise InvalidArgument(
+                "query_lens", f"{queries.sum()} in all", f"up to num_tokens = {num_tokens}"
+            )
         longest = self.config.attention.max_model_len
         if keys.max(initial=0) > longest:
             raise InvalidArgument("max_seq_lens", keys.max(), f"up to max_model_len = {longest}")
