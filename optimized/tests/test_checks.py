@@ -1,5 +1,7 @@
 """Shapes, dtypes, strides and devices are looked at before any launch (S-9, S-10)."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -125,17 +127,31 @@ def test_append_refuses(argument, spoil):
     torch.testing.assert_close(step.cache, before, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("argument", "changes"),
-    [("max_rows", {"max_rows": 1}), ("max_query_tokens", {"max_query_tokens": 3})],
-    ids=["rows", "tokens"],
-)
-def test_capacities(argument, changes):
-    """S-17: a step larger than the buffers is refused."""
+CAPACITIES = [
+    ({"max_rows": 1}, "seq_lens: got 2 rows; allowed: at most max_rows = 1"),
+    ({"max_query_tokens": 3}, "num_tokens: got 4; allowed: 0 to max_query_tokens = 3"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CAPACITIES, ids=["rows", "tokens"])
+@pytest.mark.parametrize("call", ["plan", "check", "explain"])
+def test_capacities(call, changes, message):
+    """S-17: a step larger than the buffers is refused: what was given, and which capacity."""
     step = build((20, 3), (33, 1), **changes)
-    with pytest.raises(InvalidArgument) as error:
-        step.attend()
-    assert error.value.argument == argument
+    mla = PagedMla(step.config, "cpu")
+    given = {name: getattr(step, name) for name in ("cu_seqlens_q", "seq_lens")}
+    given |= {} if call == "explain" else {"block_table": step.block_table}
+    given |= {"num_blocks": 9} if call == "check" else {}
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(message)}$"):
+        getattr(mla, call)(**given, num_tokens=4)
+
+
+def test_tokens_that_are_counted_from_the_lengths():
+    """S-17: without `num_tokens`, the prefix sums are what was given."""
+    step = build((20, 3), (33, 1), max_query_tokens=3)
+    message = "cu_seqlens_q: got 4; allowed: 0 to max_query_tokens = 3"
+    with pytest.raises(InvalidArgument, match=f"^{message}$"):
+        PagedMla(step.config, "cpu").explain(step.cu_seqlens_q, step.seq_lens)
 
 
 def test_queries_are_tensors_where_answers_are_allocated():

@@ -30,6 +30,7 @@ BAD = [
     ("lse_base", {"lse_base": ["e"]}),
     ("reserved_slot", {"reserved_slot": 0.5}),
     ("max_rows", {"max_rows": 0}),
+    ("max_rows", {"max_rows": True}),
     ("max_query_tokens", {"max_query_tokens": -1}),
     ("max_model_len", {"max_model_len": 0}),
     ("qk_rope_head_dim", {"qk_rope_head_dim": 15}),

@@ -18,9 +18,10 @@ def draft_steps(**changes):
 
 @pytest.mark.parametrize("name", ["max_requests", "branches", "steps", "block_size"])
 def test_drafts_of_nothing(name):
-    """S-15: every size is at least 1."""
-    with pytest.raises(InvalidArgument, match=name):
-        draft_steps(**{name: 0})
+    """S-15: every size is an integer, at least 1."""
+    for size in (0, 1.0, True):
+        with pytest.raises(InvalidArgument, match=name):
+            draft_steps(**{name: size})
 
 
 @pytest.mark.parametrize(("name", "rows", "window"), [("max_rows", 0, 3), ("window", 2, -3)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paged_mla_optimized import LayerConfig, MlaConfig
-from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
+from paged_mla_optimized.planning.forms import RATES, absorbed_rows, slowdown
 
 
 def layer(num_heads=16, dims=(128, 128)):
@@ -88,6 +88,84 @@ def test_rows_without_queries_decide_nothing():
     """S-2: they cost nothing either way, and no rows are absorbed too."""
     assert choose((1, 5000), (0, 900), (0, 0)) == 3
     assert choose() == 0
+
+
+def seconds(config, rows, is_absorbed):
+    """Return the time of a step as the page of layers counts it, row after row."""
+    mla, heads = config.attention, config.attention.num_heads
+    rank, rope = mla.kv_lora_rank, mla.qk_rope_head_dim
+    token = (rank + rope) * mla.dtype.itemsize
+    widths = config.qk_nope_head_dim + config.v_head_dim
+    pair, moved = 2 * heads * (widths + rope), heads * widths * mla.dtype.itemsize / RATES.memory
+    absorbed = made = attended = tile = 0.0
+    longest = 0
+    for (queries, context), alone in zip(rows, is_absorbed, strict=True):
+        if queries == 0:
+            continue
+        keys = queries + context
+        seen = keys - (queries - 1) / 2
+        products = 2 * heads * rank * widths / RATES.projection
+        if alone:
+            attention = 2 * heads * (2 * rank + rope) * queries * seen / RATES.absorbed
+            absorbed += max(attention, keys * token / RATES.memory) + products * queries
+            longest = max(longest, queries)
+        else:
+            made += keys * (2 * token / RATES.memory + max(products, moved))
+            padded = -(-queries // 128) * 128
+            attended += max(pair * padded * seen / RATES.materialised, keys * moved)
+            tile = max(tile, keys * 128 * pair / heads / RATES.tile)
+    if absorbed:
+        absorbed += RATES.absorbed_start + (longest > 1) * RATES.several_start
+    if made:
+        made += RATES.materialised_start
+    return absorbed + made + max(attended, tile)
+
+
+def some_rows(generator):
+    """Return rows of decode, verification, chunks and prompts, in order or in none."""
+    kinds = generator.choice(["idle", "decode", "verify", "chunk", "any"], generator.integers(40))
+    longest = {"idle": 0, "decode": 1, "verify": 8, "chunk": 2048, "any": 8192}
+    rows = [
+        (
+            int(generator.integers(min(1, longest[kind]), longest[kind] + 1)),
+            int(2 ** generator.uniform(0, 17)) - 1,
+        )
+        for kind in kinds
+    ]
+    return rows if generator.random() < 0.3 else sorted(rows)
+
+
+@pytest.mark.parametrize("num_heads", [2, 16, 128])
+@pytest.mark.parametrize("dims", [(128, 128), (192, 256)], ids=["deepseek", "glm"])
+def test_the_whole_step_takes_least_time(num_heads, dims):
+    """S-21: of all cuts, the one with fewest materialised rows where several take as long."""
+    config, generator = layer(num_heads, dims), np.random.default_rng(num_heads)
+    for _ in range(60):
+        rows = some_rows(generator)
+        count = len(rows)
+        times = [seconds(config, rows, np.arange(count) < cut) for cut in range(count + 1)]
+        least = min(times) * (1 + 1e-9)
+        last = max(cut for cut in range(count + 1) if times[cut] <= least)
+        assert absorbed_rows(config, *lens_of(rows)) == last
+
+
+@pytest.mark.parametrize("num_heads", [2, 16, 128])
+def test_what_an_order_costs(num_heads):
+    """S-21: beside each row in the form that is better for it alone."""
+    config, generator = layer(num_heads), np.random.default_rng(num_heads)
+    for _ in range(60):
+        rows = some_rows(generator)
+        cut = int(generator.integers(len(rows) + 1))
+        found = slowdown(config, *lens_of(rows), cut)
+        starts = RATES.absorbed_start, RATES.several_start, RATES.materialised_start
+        better = [
+            seconds(config, [row], [True]) - (row[0] > 0) * starts[0] - (row[0] > 1) * starts[1]
+            <= seconds(config, [row], [False]) - (row[0] > 0) * starts[2] + 1e-18
+            for row in rows
+        ]
+        least = seconds(config, rows, better)
+        expected = seconds(config, rows, np.arange(len(rows)) < cut) / least if least else 1.0
+        assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_default_workspace():

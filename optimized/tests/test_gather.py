@@ -85,3 +85,15 @@ def test_where_to_write_is_two_dimensional():
             mla.gather_context(step.cache, ckv, torch.zeros(20, P))
     with pytest.raises(InvalidArgument, match="k_pe"):
         mla.gather_context(step.cache, torch.zeros(20, R), torch.zeros(19, P))
+
+
+def test_what_is_refused_is_refused_after_what_passed():
+    """S-1: a layout that was right is remembered, and no other."""
+    step = build((20, 1))
+    mla = planned(step)
+    for _ in range(2):
+        mla.gather_context(step.cache, torch.zeros(20, R), torch.zeros(20, P))
+        with pytest.raises(InvalidArgument, match="k_pe"):
+            mla.gather_context(step.cache, torch.zeros(20, R), torch.zeros(19, P))
+        with pytest.raises(InvalidArgument, match="ckv: got strides"):
+            mla.gather_context(step.cache, torch.zeros(1, R).expand(20, R), torch.zeros(20, P))

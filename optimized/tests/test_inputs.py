@@ -234,3 +234,10 @@ def test_loading_never_waits(spelling, mask):
     with HostCopies() as copies:
         inputs.load(**STEP, mask=mask)
     assert copies.waits == [False] * 5
+
+
+@pytest.mark.parametrize("value", [2, 1.0, True, "0"])
+def test_the_length_of_padded_rows_is_an_integer(value):
+    """S-17: 0 or 1."""
+    with pytest.raises(InvalidArgument, match="pad_seq_len"):
+        StepInputs(config(), "cpu", {}, pad_seq_len=value)

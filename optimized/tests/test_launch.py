@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mla_step import P, R, build
 from triton.backends.nvidia import driver as nvidia
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.driver import driver
 
-from paged_mla_optimized import DraftSteps, PagedMla, merge_partials
+from paged_mla_optimized import DraftSteps, merge_partials
 from paged_mla_optimized.runtime import launch
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
@@ -306,21 +305,17 @@ def test_remembered_binaries_are_bounded(notes, monkeypatch):
 
 def unremembered():
     """Return the calls whose kernels Triton launches itself, ready to be made."""
-    step = build((5, 1))
-    mla = PagedMla(step.config, "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=1)
     shape = {"max_requests": 1, "branches": 1, "steps": 1, "prefix_width": 2, "own_width": 1}
     drafts = DraftSteps(**shape, block_size=4, device="cpu")
     rows = (torch.ones(1).int(), torch.zeros(1, 2).int(), torch.ones(1, 1, 1).int())
     return {
         "merge": partial(merge_partials, torch.zeros(2, 1, 1, 4), torch.zeros(2, 1, 1)),
-        "gather": partial(mla.gather_context, step.cache, torch.zeros(5, R), torch.zeros(5, P)),
         "drafts": partial(drafts.fill, *rows),
         "tails": partial(drafts.copy_tails, torch.zeros(2, 4, 6), *rows),
     }
 
 
-@pytest.mark.parametrize("name", ["merge", "gather", "drafts", "tails"])
+@pytest.mark.parametrize("name", ["merge", "drafts", "tails"])
 def test_other_launches_ask_for_the_device_of_their_tensors(monkeypatch, name):
     """Triton itself starts a kernel on the current device."""
     call, asked = unremembered()[name], []

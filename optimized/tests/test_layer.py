@@ -1,5 +1,7 @@
 """The layer between its projections, held against float64 attention over the same latents."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -331,6 +333,8 @@ def test_no_fixed_bits():
         ("query_lens", {"query_lens": [1, 4], "max_seq_lens": [33, 70]}),
         ("query_lens", {"query_lens": [1, -1], "max_seq_lens": [33, 70]}),
         ("query_lens", {"query_lens": [1, 2.5], "max_seq_lens": [33, 70]}),
+        ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 2**63]}),
+        ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [-33, 70]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33.0, 70.0]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 257]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 2]}),
@@ -346,6 +350,29 @@ def test_bad_lengths(argument, host):
     """What the host tells has to fit the step; before any launch."""
     step = build((33, 1), (70, 3))
     with pytest.raises(InvalidArgument, match=argument):
+        plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
+
+
+def test_what_lengths_of_the_host_have_to_fit():
+    """S-2: the argument, what was given, and what it is held against."""
+    step = build((33, 1), (70, 3))
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    for name, host, told in (
+        ("query_lens", ([1, 4], [33, 70]), "5 in all; allowed: up to num_tokens = 4"),
+        ("query_lens", ([1], [33, 70]), "shape (1,); allowed: one for each of 2 rows"),
+        ("max_seq_lens", ([1, 3], [33, 257]), "257; allowed: up to max_model_len = 256"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^{re.escape(f'{name}: got {told}')}$"):
+            plan(layer, step, query_lens=host[0], max_seq_lens=host[1])
+
+
+@pytest.mark.parametrize("lens", [[33, 70], torch.tensor(33), torch.tensor([33, 70])])
+@pytest.mark.parametrize("host", [{}, {"query_lens": [1, 3], "max_seq_lens": [33, 70]}])
+def test_lengths_that_are_none(lens, host):
+    """S-2: no tensor of a length for each row."""
+    step = build((33, 1), (70, 3))
+    step.seq_lens = lens
+    with pytest.raises(InvalidArgument, match="seq_lens"):
         plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
 
 

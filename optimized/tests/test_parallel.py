@@ -38,7 +38,17 @@ def test_heads_of_ranks(num_heads, counts):
 
 
 @pytest.mark.parametrize(
-    ("argument", "given"), [("world", (4, 0, 0)), ("rank", (4, 2, 2)), ("num_heads", (2, 3, 0))]
+    ("argument", "given"),
+    [
+        ("world", (4, 0, 0)),
+        ("world", (4, 2.0, 0)),
+        ("world", (4, True, 0)),
+        ("rank", (4, 2, 2)),
+        ("rank", (4, 2, 0.5)),
+        ("rank", (4, 2, False)),
+        ("num_heads", (2, 3, 0)),
+        ("num_heads", (4.0, 2, 0)),
+    ],
 )
 def test_ranks_that_cannot_be(argument, given):
     """Refused by name."""
@@ -143,13 +153,14 @@ def test_what_a_rank_refuses():
         ("table_multiple", {"table_multiple": 1}, 1),
         ("interleave", {}, 0),
         ("interleave", {}, 3),
+        ("interleave", {}, 1.0),
     ):
         with pytest.raises(InvalidArgument) as error:
             ContextParallelMla(config(**changes), device="cpu", interleave=interleave)
         assert error.value.argument == argument
     mla = ContextParallelMla(config(), device="cpu")
     starts, lens = torch.tensor([0, 1], dtype=I32), torch.tensor([1], dtype=I32)
-    with pytest.raises(InvalidArgument, match="max_query_tokens"):
+    with pytest.raises(InvalidArgument, match=r"num_tokens: got 65; .*max_query_tokens = 64"):
         mla.plan(starts, lens, lens[None], num_tokens=65)
     with pytest.raises(InvalidArgument, match="seq_lens"):
         mla.plan(starts, lens.long(), lens[None], num_tokens=1)
@@ -180,7 +191,11 @@ def test_no_group():
         ("world", {"seq_len": 10, "world": 0, "rank": 0}),
         ("rank", {"seq_len": 10, "world": 2, "rank": 5}),
         ("rank", {"seq_len": 10, "world": 2, "rank": -1}),
+        ("rank", {"seq_len": 10, "world": 2, "rank": 0.0}),
+        ("world", {"seq_len": 10, "world": 2.0, "rank": 0}),
+        ("seq_len", {"seq_len": 10.5, "world": 2, "rank": 0}),
         ("interleave", {"seq_len": 10, "world": 2, "rank": 0, "interleave": 0}),
+        ("interleave", {"seq_len": 10, "world": 2, "rank": 0, "interleave": 1.0}),
     ],
 )
 def test_shares_of_no_rank(argument, shares):

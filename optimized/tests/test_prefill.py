@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -248,6 +250,20 @@ def test_bad_configs(name, value):
     """What no implementation could accept is named."""
     with pytest.raises(InvalidArgument, match=name):
         config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_tokens", "message"),
+    [
+        (9, 9, "cu_seqlens_q: got 10 entries; allowed: 1 to max_rows + 1 = 9"),
+        (1, 513, "num_tokens: got 513; allowed: 0 to max_tokens = 512"),
+    ],
+)
+def test_capacities(rows, num_tokens, message):
+    """S-17: what was given, and which capacity it is past."""
+    sums = prefix_sums([1] * rows)
+    with pytest.raises(InvalidArgument, match=f"^{re.escape(message)}$"):
+        Prefill(config(), "cpu").plan(sums, sums, num_tokens=num_tokens)
 
 
 @pytest.mark.parametrize(

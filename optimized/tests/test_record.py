@@ -161,3 +161,26 @@ def test_the_recipe_of_a_prefill(tmp_path: Path):
     assert {name.removeprefix("prefill_") for name in arrays} == {
         *shapes, "cu_seqlens_q", "cu_seqlens_k", "causal",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("every", 0),
+        ("every", 1.5),
+        ("every", True),
+        ("layers", [0, 1.0]),
+        ("layers", [-1]),
+        ("layers", 3),
+        ("most_bytes", 1e9),
+        ("most_bytes", -1),
+    ],
+)
+def test_samples_are_counted_in_integers(tmp_path, name, value):
+    """Refused by name, before a folder is made."""
+    with (
+        pytest.raises(InvalidArgument, match=f"^{name}: got "),
+        record(PagedMla(config(), "cpu"), tmp_path / "dumps", **{name: value}),
+    ):
+        pass
+    assert not (tmp_path / "dumps").exists()

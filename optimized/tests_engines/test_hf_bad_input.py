@@ -205,8 +205,13 @@ def test_models_that_no_pool_is_for(model):
         LatentPool(adapted, 4)
     with pytest.raises(Unsupported, match=r"dtype torch\.float64"):
         LatentPool(copy.deepcopy(model).double(), 4)
-    with pytest.raises(InvalidArgument, match="num_blocks: got 0"):
-        LatentPool(model, 0)
+    for size in (0, 4.0, True):
+        with pytest.raises(InvalidArgument, match=f"num_blocks: got {size}"):
+            LatentPool(model, size)
+    for name in ("block_size", "max_rows", "max_step_tokens", "max_length"):
+        for size in (0, 4.0, True):
+            with pytest.raises(InvalidArgument, match=f"{name}: got {size}"):
+                LatentPool(model, 4, **{name: size})
     with pytest.raises(Unsupported, match=r"DeepseekV3Model|Sequential: layers other than"):
         LatentPool(
             torch.nn.Sequential(*[layer.self_attn for layer in reversed(model.model.layers)]), 4

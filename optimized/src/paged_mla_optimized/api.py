@@ -327,8 +327,9 @@ class PagedMla(PlannedStep):
         num_rows = seq_lens.shape[0]
         checks.check_tensor("cu_seqlens_q", cu_seqlens_q, (num_rows + 1,), torch.int32, None)
         starts = cu_seqlens_q.tolist()
+        source = "cu_seqlens_q" if num_tokens is None else "num_tokens"
         tokens = starts[-1] if num_tokens is None else integer("num_tokens", num_tokens)
-        checks.check_capacity(core.config, num_rows, tokens)
+        checks.check_capacity(core.config, num_rows, tokens, tokens=source)
         plan = copy.copy(core.plan)
         core.choose(plan, num_rows, tokens, max_query_len)
         return explain(

@@ -110,13 +110,23 @@ def check_lengths(
     check_capacity(config, num_rows, num_tokens)
 
 
-def check_capacity(config: MlaConfig, num_rows: int, num_tokens: int) -> None:
-    """Check that a step is no larger than what buffers were made for."""
+def check_capacity(
+    config: MlaConfig,
+    num_rows: int,
+    num_tokens: int,
+    *,
+    rows: str = "seq_lens",
+    tokens: str = "num_tokens",
+) -> None:
+    """Check that a step is no larger than what buffers were made for.
+
+    `rows` and `tokens` are the arguments that B and T come from.
+    """
     if num_rows > config.max_rows:
-        raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
+        raise InvalidArgument(rows, f"{num_rows} rows", f"at most max_rows = {config.max_rows}")
     if not 0 <= num_tokens <= config.max_query_tokens:
-        allowed = f"0 to {config.max_query_tokens}"
-        raise InvalidArgument("max_query_tokens", f"{num_tokens} tokens", allowed)
+        allowed = f"0 to max_query_tokens = {config.max_query_tokens}"
+        raise InvalidArgument(tokens, num_tokens, allowed)
 
 
 def check_mask(

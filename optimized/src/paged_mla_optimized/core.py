@@ -13,7 +13,7 @@ from paged_mla_optimized.given import device_of, integer
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
-from paged_mla_optimized.launchers.gather import Spans, launch_gather
+from paged_mla_optimized.launchers.gather import Gather, Spans
 from paged_mla_optimized.launchers.quantise import Quantise, QuantiseQueries
 from paged_mla_optimized.launchers.rotary import rope_tables
 from paged_mla_optimized.launchers.rotate import RotateQueries
@@ -81,6 +81,7 @@ class Core:
             for v in self.variants
         ]
         self._append = Append(config, self.facts.arch, self.tables)
+        self._gather = Gather(config, self.facts.arch)
         self._quantise = Quantise(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
         # Layouts that passed: looking again costs host time.
@@ -122,6 +123,28 @@ class Core:
             device=self.device,
         )
         checks.check_mask(self.config, mask, num_tokens, self.device)
+        self.describe(
+            plan,
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            max_query_len=max_query_len,
+            mask=mask,
+        )
+
+    def describe(
+        self,
+        plan: Plan,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        *,
+        num_tokens: int,
+        max_query_len: int | None,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """Describe in `plan` a step whose tensors are known to be right."""
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
@@ -206,13 +229,16 @@ class Core:
     def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Check and read cached tokens of rows."""
         cache = self._as_cache(cache)
-        checks.check_latents(self.config, ckv, k_pe, None, self.device)
-        checks.check_written(ckv=ckv, k_pe=k_pe)
-        if ckv.shape[0] > _MAX_KEYS:
-            raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
-        checks.check_cache(self.config, cache, self.device)
+        layout = _layout(ckv, k_pe, cache.latents, cache.scales)
+        if layout not in self._checked:
+            checks.check_latents(self.config, ckv, k_pe, None, self.device)
+            checks.check_written(ckv=ckv, k_pe=k_pe)
+            if ckv.shape[0] > _MAX_KEYS:
+                raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
+            checks.check_cache(self.config, cache, self.device)
+            self._checked[layout] = None
         if ckv.shape[0] > 0 and len(spans.block_table) > 0:
-            launch_gather(self.config, self.facts.arch, spans, cache, ckv=ckv, k_pe=k_pe)
+            self._gather.launch(spans, cache, ckv=ckv, k_pe=k_pe)
 
     def _as_cache(self, cache: Cache) -> LatentCache:
         """Return `cache` as an object; its address is no part of a layout."""

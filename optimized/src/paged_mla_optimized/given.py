@@ -15,7 +15,12 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an argument as Python's integer, which launches take; NumPy's are as good."""
+    """Return an argument as Python's integer, which launches take; NumPy's are as good.
+
+    A flag is none, which Python would take for 0 or 1.
+    """
+    if isinstance(value, bool):
+        raise InvalidArgument(name, value, "an integer")
     try:
         return operator.index(value)
     except TypeError:
@@ -33,6 +38,13 @@ def check_at_least(least: int, **sizes: Any) -> None:
     for name, size in sizes.items():
         if integer(name, size) < least:
             raise InvalidArgument(name, size, f">= {least}")
+
+
+def check_rank(world: int, rank: int) -> None:
+    """Check that there is a rank among so many."""
+    check_at_least(1, world=world)
+    if not 0 <= integer("rank", rank) < world:
+        raise InvalidArgument("rank", rank, f"0 to {world - 1}")
 
 
 def check_scale(name: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
-from paged_mla_optimized.planning.forms import absorbed_rows, slowdown
+from paged_mla_optimized.planning.forms import Forms, Prices
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights
@@ -55,6 +55,7 @@ class MlaLayer(PlannedStep):
         self._absorbed_tokens = 0
         self.absorbed_rows = 0
         """Leading rows of the planned step that are attended to absorbed."""
+        self._prices = Prices.of(config)
         self._told_of_order = False
         self.materialised = Materialised(config, core)
         """What attends to the materialised rows."""
@@ -96,8 +97,9 @@ class MlaLayer(PlannedStep):
             A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
             not fit together. Values of tensors are not looked at.
         """
-        num_tokens, num_rows = integer("num_tokens", num_tokens), seq_lens.shape[0]
-        rows = num_rows
+        num_tokens = integer("num_tokens", num_tokens)
+        check_tensor("seq_lens", seq_lens, (None,), torch.int32, self.device)
+        rows = num_rows = seq_lens.shape[0]
         if query_lens is None:
             for name, given in (("max_seq_lens", max_seq_lens), ("absorbed_rows", absorbed_rows)):
                 if given is not None:
@@ -107,7 +109,7 @@ class MlaLayer(PlannedStep):
                 raise InvalidArgument("max_query_len", max_query_len, "None beside query_lens")
             queries, keys = self._check_host(query_lens, max_seq_lens, num_rows, num_tokens)
             rows = self._choose(queries, keys, absorbed_rows)
-            max_query_len = max(int(queries[:rows].max(initial=1)), 1)
+            max_query_len = int(queries[:rows].max(initial=1))
         core = self._core
         core.fill(
             core.plan,
@@ -126,7 +128,7 @@ class MlaLayer(PlannedStep):
         table = core.plan.block_table
         if rows > 0:
             self._absorbed = self._leading
-            core.fill(
+            core.describe(
                 self._leading,
                 cu_seqlens_q[: rows + 1],
                 seq_lens[:rows],
@@ -230,18 +232,17 @@ class MlaLayer(PlannedStep):
         if mask != "causal":
             return num_rows
         if absorbed is None:
-            rows = absorbed_rows(self.config, query_lens, key_lens)
-            self._tell_of_order(query_lens, key_lens, rows)
+            forms = Forms(self._prices, query_lens, key_lens)
+            rows = forms.absorbed_rows()
+            if not self._told_of_order and (query_lens[1:] < query_lens[:-1]).any():
+                self._tell_of_order(forms.slowdown(rows))
             return rows
         if not 0 <= absorbed <= num_rows:
             raise InvalidArgument("absorbed_rows", absorbed, f"0 to {num_rows} rows, or None")
         return absorbed
 
-    def _tell_of_order(self, query_lens: np.ndarray, key_lens: np.ndarray, absorbed: int) -> None:
+    def _tell_of_order(self, times: float) -> None:
         """Say once that another order of rows would be faster."""
-        if self._told_of_order or not (query_lens[1:] < query_lens[:-1]).any():
-            return
-        times = slowdown(self.config, query_lens, key_lens, absorbed)
         if times > _SLOW:
             self._told_of_order = True
             LOGGER.warning(
@@ -258,23 +259,29 @@ class MlaLayer(PlannedStep):
         """Return the lengths that the host knows, int64 [B]."""
         if max_seq_lens is None:
             raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
-        found = []
-        for name, lens in (("query_lens", query_lens), ("max_seq_lens", max_seq_lens)):
+        lengths = np.empty((2, num_rows), dtype=np.int64)
+        given = (("query_lens", query_lens), ("max_seq_lens", max_seq_lens))
+        for line, (name, lens) in zip(lengths, given, strict=True):
             array = np.asarray(lens)
             if array.shape != (num_rows,):
-                raise InvalidArgument(name, f"shape {array.shape}", f"one for each of {num_rows}")
+                raise InvalidArgument(
+                    name, f"shape {array.shape}", f"one for each of {num_rows} rows"
+                )
             if num_rows and array.dtype.kind not in "iu":
                 raise InvalidArgument(name, f"elements of {array.dtype}", "integers")
-            if array.min(initial=0) < 0:
-                raise InvalidArgument(name, array.min(), ">= 0")
-            found.append(array.astype(np.int64))
-        queries, keys = found
-        if ((keys > 0) & (keys < queries)).any():
-            row = int(((keys > 0) & (keys < queries)).argmax())
-            given = f"{keys[row]} in row {row}"
-            raise InvalidArgument("max_seq_lens", given, f"0, or at least {queries[row]} queries")
+            line[:] = array
+            if line.min(initial=0) < 0:  # so are those past int64 here
+                raise InvalidArgument(name, array[line.argmin()], "0 to 2 ** 63 - 1")
+        queries, keys = lengths
+        short = keys < queries
+        if short.any() and (short := short & (keys > 0)).any():
+            row = int(short.argmax())
+            told = f"{keys[row]} in row {row}"
+            raise InvalidArgument("max_seq_lens", told, f"0, or at least {queries[row]} queries")
         if queries.sum() > num_tokens:
-            raise InvalidArgument("query_lens", f"{queries.sum()} in all", f"up to {num_tokens}")
+            raise InvalidArgument(
+                "query_lens", f"{queries.sum()} in all", f"up to num_tokens = {num_tokens}"
+            )
         longest = self.config.attention.max_model_len
         if keys.max(initial=0) > longest:
             raise InvalidArgument("max_seq_lens", keys.max(), f"up to max_model_len = {longest}")

@@ -103,8 +103,8 @@ class Materialised:
         """Describe which keys a part has, and the work of attending to them."""
         rows, spans = self._rows, self._spans[part > 0]
         spans.fill(rows.cu_seqlens_q, rows.seq_lens, part, self._keys_of(part))
-        attention = self._attention[part > 0]
-        attention.plan(spans.query_starts, spans.key_starts, num_tokens=rows.num_tokens)
+        tiles = self._attention[part > 0].tiles
+        tiles.fill(spans.query_starts, spans.key_starts, rows.num_tokens)
 
     def gather(self, part: int, cache: Cache) -> None:
         """Read the latents of a planned part."""

@@ -253,11 +253,11 @@ class Prefill:
         check_tensor("cu_seqlens_q", cu_seqlens_q, (None,), torch.int32, self.device)
         num_rows = cu_seqlens_q.shape[0] - 1
         if not 0 <= num_rows <= self.config.max_rows:
-            allowed = f"1 to {self.config.max_rows + 1} entries"
+            allowed = f"1 to max_rows + 1 = {self.config.max_rows + 1}"
             raise InvalidArgument("cu_seqlens_q", f"{num_rows + 1} entries", allowed)
         check_tensor("cu_seqlens_k", cu_seqlens_k, (num_rows + 1,), torch.int32, self.device)
         if not 0 <= num_tokens <= self.config.max_tokens:
-            allowed = f"0 to {self.config.max_tokens} (max_tokens)"
+            allowed = f"0 to max_tokens = {self.config.max_tokens}"
             raise InvalidArgument("num_tokens", num_tokens, allowed)
         return num_tokens
 

@@ -120,7 +120,9 @@ class EagerRunner:
         out, lse = _unwritten(tensors["q_nope"], self._problem.dims.v_head_dim)
         prefill = self._prefill_of(batch.causal)
         num_tokens, config = batch.num_tokens, self._mla.config
-        checks.check_capacity(config, batch.num_rows, num_tokens)
+        checks.check_capacity(
+            config, batch.num_rows, num_tokens, rows="cu_seqlens_q", tokens="q_nope"
+        )
         prefill.check(*lengths, num_tokens=num_tokens, num_keys=len(tensors["k_nope"]))
         longest = int(batch.seq_lens.max(initial=0))
         if longest > config.max_model_len:

@@ -50,7 +50,7 @@ def record(
     Raises
     ------
     InvalidArgument
-        `every` is below 1.
+        `every` is no integer or below 1, or `layers` or `most_bytes` none or below 0.
     Unsupported
         A :class:`Prefill` does not write answers of rows without keys.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_shared.aliases import alias_blocks
 from paged_mla_shared.dump import Dump, save_dump
-from paged_mla_shared.errors import InvalidArgument
 
 
 class Samples:
@@ -39,14 +39,19 @@ class Samples:
     Raises
     ------
     InvalidArgument
-        `every` is below 1.
+        `every` is no integer or below 1, or `layers` or `most_bytes` none or below 0.
     """
 
     def __init__(
         self, folder: Path | str, every: int, layers: Sequence[int] | None, most_bytes: int
     ) -> None:
-        if every < 1:
-            raise InvalidArgument("every", every, ">= 1")
+        check_at_least(1, every=every)
+        check_at_least(0, most_bytes=most_bytes)
+        if layers is not None:
+            check_kind("layers", layers, Iterable)
+            layers = tuple(layers)
+            for layer in layers:
+                check_at_least(0, layers=layer)
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.written: list[Path] = []
         self.skipped = 0

@@ -99,7 +99,8 @@ def _check_lengths(
         raise InvalidArgument("seq_lens", given, "0, or at least query_len")
     if config.is_tree and (query_lens > config.max_draft_tokens).any():
         given = f"a row of {query_lens.max()} drafts"
-        raise InvalidArgument("max_draft_tokens", given, f"at most {config.max_draft_tokens}")
+        allowed = f"at most max_draft_tokens = {config.max_draft_tokens}"
+        raise InvalidArgument("cu_seqlens_q", given, allowed)
     return query_lens
 
 

@@ -103,7 +103,7 @@ class Append:
             run_tokens = run_tokens_of(num_tokens, planned_rows, few=few)
         kernel, tokens = self._kernels[few, run_tokens]
         kernel(
-            (triton.cdiv(num_tokens, tokens), 1, 1),
+            (-(-num_tokens // tokens), 1, 1),
             (*strides, of_scales),
             (ckv, k_pe, latents, *scales, slot_mapping, positions, *self.tables),
             (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.planning.families import INTERPRETER, WITH_E4M3
 from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.launch import Launcher
 
 _TOKENS_PER_PROGRAM = 16
 _TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
@@ -39,34 +39,45 @@ class Spans(NamedTuple):
         return cls(plan.block_table, plan.key_starts, plan.firsts)
 
 
-def launch_gather(
-    config: MlaConfig,
-    arch: str,
-    spans: Spans,
-    cache: LatentCache,
-    *,
-    ckv: torch.Tensor,
-    k_pe: torch.Tensor,
-) -> None:
-    """Write the first ``key_starts[B]`` lines of `ckv` and `k_pe`; B and K > 0."""
-    capacity, latents, constants = ckv.shape[0], cache.latents, gather_constants(config, arch)
-    scales, scales_stride = scales_and_stride(cache)
-    with torch.cuda.device(latents.get_device()):
-        gather_kernel[(triton.cdiv(capacity, constants["TOKENS"]),)](
-            latents,
-            scales,
-            *spans,
-            ckv,
-            k_pe,
-            *latents.stride()[:2],
-            scales_stride,
-            *spans.block_table.stride(),
-            ckv.stride(0),
-            k_pe.stride(0),
-            len(spans.block_table),
-            capacity,
-            config.block_size,
-            **constants,
+class Gather:
+    """The gather launch of one :class:`PagedMla`.
+
+    Parameters
+    ----------
+    config : MlaConfig
+    arch : str
+        As ``planning/families.py`` names it.
+    """
+
+    def __init__(self, config: MlaConfig, arch: str) -> None:
+        self._block_size = config.block_size
+        constants = gather_constants(config, arch)
+        self._tokens = constants["TOKENS"]
+        self._kernel = Launcher(gather_kernel, constants)
+
+    def launch(
+        self, spans: Spans, cache: LatentCache, *, ckv: torch.Tensor, k_pe: torch.Tensor
+    ) -> None:
+        """Write the first ``key_starts[B]`` lines of `ckv` and `k_pe`; B and K > 0."""
+        capacity, latents, table = ckv.shape[0], cache.latents, spans.block_table
+        scales, scales_stride = scales_and_stride(cache)
+        of_table_row, of_table_column = table.stride()
+        of_cache, of_ckv, of_k_pe = latents.stride(), ckv.stride(), k_pe.stride()
+        self._kernel(
+            (-(-capacity // self._tokens), 1, 1),
+            (of_cache, scales_stride, of_table_column, of_ckv, of_k_pe),
+            (latents, scales, *spans, ckv, k_pe),
+            (
+                *of_cache[:2],
+                scales_stride,
+                of_table_row,
+                of_table_column,
+                of_ckv[0],
+                of_k_pe[0],
+                table.shape[0],
+                capacity,
+                self._block_size,
+            ),
         )
 
 

@@ -49,7 +49,7 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     pairs = tokens * heads
     if pairs > 0:
         with torch.cuda.device(outs.get_device()):
-            merge_kernel[(triton.cdiv(pairs, _ROWS_PER_PROGRAM),)](
+            merge_kernel[(-(-pairs // _ROWS_PER_PROGRAM),)](
                 outs.contiguous(),
                 lses.contiguous(),
                 out,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.merge_lines import merge_lines_kernel
@@ -48,7 +47,7 @@ class MergeLines:
         strides = (*out.stride()[:2], *lse.stride())
         pairs = num_tokens * num_heads
         self._kernel(
-            (triton.cdiv(pairs, _ROWS), 1, 1),
+            (-(-pairs // _ROWS), 1, 1),
             strides,
             (lines, lines.view(torch.float32), out, lse),
             (

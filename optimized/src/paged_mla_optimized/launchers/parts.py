@@ -10,6 +10,8 @@ import triton
 from paged_mla_optimized.kernels.common.parts import part_kernel
 from paged_mla_optimized.runtime.launch import Launcher
 
+_ALIGNED = 4  # entries: 16 bytes, where kernels that read a line expect it to begin
+
 
 class Part:
     """Launcher of ``part_kernel``, and the buffers it fills.
@@ -24,24 +26,25 @@ class Part:
 
     def __init__(self, max_rows: int, room: int, device: torch.device) -> None:
         self._room = room
-        self._buffers = torch.zeros((3, max_rows + 1), dtype=torch.int32, device=device)
+        width = -(-(max_rows + 1) // _ALIGNED) * _ALIGNED
+        self._buffers = torch.zeros((3, width), dtype=torch.int32, device=device).unbind()
         self.num_rows = 0
         self._kernel = Launcher(part_kernel, part_constants(max_rows))
 
     @property
     def query_starts(self) -> torch.Tensor:
         """Prefix sums of the rows' queries, from 0, int32 [B + 1]."""
-        return self._buffers[0, : self.num_rows + 1]
+        return self._buffers[0][: self.num_rows + 1]
 
     @property
     def key_starts(self) -> torch.Tensor:
         """Prefix sums of the rows' keys in this part, int32 [B + 1]."""
-        return self._buffers[1, : self.num_rows + 1]
+        return self._buffers[1][: self.num_rows + 1]
 
     @property
     def firsts(self) -> torch.Tensor:
         """The first of each row's keys in this part, int32 [B]."""
-        return self._buffers[2, : self.num_rows]
+        return self._buffers[2][: self.num_rows]
 
     def fill(
         self, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor, part: int, lines: int

@@ -79,7 +79,7 @@ class PrefillPlan:
         self.num_rows, self.num_tokens = cu_seqlens_q.shape[0] - 1, num_tokens
         strides = (*cu_seqlens_q.stride(), *cu_seqlens_k.stride())
         self._kernel(
-            (triton.cdiv(self.most_tiles, self._tiles_of_program), 1, 1),
+            (-(-self.most_tiles // self._tiles_of_program), 1, 1),
             strides,
             (cu_seqlens_q, cu_seqlens_k, self.tiles, self.work),
             (*strides, self.num_rows, num_tokens, self.config.num_heads, self._programs),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.quantise import quantise_kernel
@@ -54,7 +53,7 @@ class Quantise:
         given = unread if scale is None else scale
         positions = unread if positions is None else positions
         self._kernels[scale is not None](
-            (triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM), 1, 1),
+            (-(-num_pairs // _PAIRS_PER_PROGRAM), 1, 1),
             (of_q_nope, of_q_pe),
             (q_nope, q_pe, codes, scales, given, positions, *self.tables),
             (*of_q_nope[:2], *of_q_pe[:2], num_pairs, self.config.num_heads),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paged_mla_optimized.given import check_rank, integer
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -21,11 +22,8 @@ def heads_of_rank(num_heads: int, world: int, rank: int) -> range:
     ------
     InvalidArgument
     """
-    if world < 1:
-        raise InvalidArgument("world", world, ">= 1")
-    if not 0 <= rank < world:
-        raise InvalidArgument("rank", rank, f"0 to {world - 1}")
-    if num_heads < world:
+    check_rank(world, rank)
+    if integer("num_heads", num_heads) < world:
         raise InvalidArgument("num_heads", num_heads, f"at least one for each of {world} ranks")
     each, more = divmod(num_heads, world)
     first = rank * each + min(rank, more)

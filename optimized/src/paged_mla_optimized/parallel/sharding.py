@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.given import check_at_least, check_rank, integer
 from paged_mla_optimized.parallel.heads import heads_of_rank
 from paged_mla_shared.errors import InvalidArgument
 
@@ -20,15 +21,9 @@ def local_len(seq_len: int, *, world: int, rank: int, interleave: int = 1) -> in
     InvalidArgument
         No rank of no world, or tokens below 0.
     """
-    for name, value, least in (
-        ("seq_len", seq_len, 0),
-        ("world", world, 1),
-        ("interleave", interleave, 1),
-    ):
-        if value < least:
-            raise InvalidArgument(name, value, f">= {least}")
-    if not 0 <= rank < world:
-        raise InvalidArgument("rank", rank, f"0 to {world - 1}")
+    check_at_least(0, seq_len=seq_len)
+    check_at_least(1, interleave=interleave)
+    check_rank(world, rank)
     rounds, left = divmod(seq_len, world * interleave)
     return rounds * interleave + min(max(left - rank * interleave, 0), interleave)
 
@@ -53,7 +48,7 @@ def local_config(config: MlaConfig, *, world: int, interleave: int) -> MlaConfig
     if config.table_multiple:
         allowed = "0: block tables are given"
         raise InvalidArgument("table_multiple", config.table_multiple, allowed)
-    if interleave < 1 or config.block_size % interleave:
+    if integer("interleave", interleave) < 1 or config.block_size % interleave:
         allowed = f"a divisor of block_size = {config.block_size}"
         raise InvalidArgument("interleave", interleave, allowed)
     longest = local_len(config.max_model_len, world=world, rank=0, interleave=interleave)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,130 +72,145 @@ RATES = Rates(
 proportions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What rows of one config are charged, seconds at :data:`RATES`.
+
+    Parameters
+    ----------
+    absorbed_pair, absorbed_key, absorbed_query : float
+        A pair of query and key, a key that is read, and the products of a query with weights.
+    made_key : float
+        A key gathered and projected.
+    attended_pair, attended_key, tile_key : float
+        A pair of materialised heads, a key of theirs that is read, and a key of one tile.
+    """
+
+    absorbed_pair: float
+    absorbed_key: float
+    absorbed_query: float
+    made_key: float
+    attended_pair: float
+    attended_key: float
+    tile_key: float
+
+    @classmethod
+    def of(cls, config: LayerConfig) -> Prices:
+        """Return those of a config."""
+        mla = config.attention
+        token_bytes, latent = mla.stored.token_bytes(mla), mla.kv_lora_rank + mla.qk_rope_head_dim
+        absorbed_pair = 2 * mla.num_heads * (latent + mla.kv_lora_rank)
+        materialised_pair = 2 * sum(config.prefill.head_dims)  # of one head
+        products = 2 * config.projected * mla.kv_lora_rank / RATES.projection
+        moved = config.projected * mla.dtype.itemsize / RATES.memory  # written, or read
+        gathered = (token_bytes + latent * mla.dtype.itemsize) / RATES.memory
+        return cls(
+            absorbed_pair=absorbed_pair / RATES.absorbed,
+            absorbed_key=token_bytes / RATES.memory,
+            absorbed_query=products,
+            made_key=gathered + max(products, moved),
+            attended_pair=mla.num_heads * materialised_pair / RATES.materialised,
+            attended_key=moved,
+            tile_key=materialised_pair * _QUERY_TILE / RATES.tile,
+        )
+
+
 class Forms:
     """What each row of a step takes in both forms.
 
     Parameters
     ----------
-    config : LayerConfig
+    prices : Prices
     query_lens, key_lens : [B], int64
         Keys that the last query of a row sees, its context and itself included.
+
+    Attributes
+    ----------
+    absorbed : float64 [B]
+        Seconds absorbed.
+    keys_made : float64 [B]
+        Seconds to gather and project the keys and values of materialised rows.
+    attended : float64 [B]
+        Seconds of materialised attention, were the device full.
     """
 
-    config: LayerConfig
-    query_lens: NDArray[np.int64]
-    key_lens: NDArray[np.int64]
-
-    @cached_property
-    def absorbed(self) -> NDArray[np.float64]:
-        """Seconds absorbed, [B]."""
-        config, mla = self.config, self.config.attention
-        pair = 2 * mla.num_heads * (2 * mla.kv_lora_rank + mla.qk_rope_head_dim)
-        attention = pair * self._pairs(self.query_lens) / RATES.absorbed
-        reading = self._keys * mla.stored.token_bytes(mla) / RATES.memory
-        weights = 2 * config.projected * mla.kv_lora_rank * self.query_lens / RATES.projection
-        return np.maximum(attention, reading) + weights
-
-    @cached_property
-    def keys_made(self) -> NDArray[np.float64]:
-        """Seconds to gather and project the keys and values of materialised rows, [B]."""
-        config, mla = self.config, self.config.attention
-        latent = mla.kv_lora_rank + mla.qk_rope_head_dim
-        gathered = (mla.stored.token_bytes(mla) + latent * mla.dtype.itemsize) / RATES.memory
-        products = 2 * config.projected * mla.kv_lora_rank / RATES.projection
-        return self._keys * (gathered + max(products, self._moved))
-
-    @cached_property
-    def attended(self) -> NDArray[np.float64]:
-        """Seconds of materialised attention, were the device full, [B]."""
-        padded = -(-self.query_lens // _QUERY_TILE) * _QUERY_TILE
-        pairs = self.config.attention.num_heads * self._pairs(padded)
-        seconds: NDArray[np.float64] = np.maximum(
-            self._pair * pairs / RATES.materialised, self._keys * self._moved
-        )
-        return seconds
+    def __init__(
+        self, prices: Prices, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
+    ) -> None:
+        self._prices = prices
+        queries: NDArray[np.float64] = query_lens.astype(np.float64)
+        # Of rows without queries nothing is read.
+        keys: NDArray[np.float64] = np.multiply(key_lens, query_lens > 0, dtype=np.float64)
+        self._queries, self._keys = queries, keys
+        # Queries see this many keys on average: of a row's own keys those that are causal.
+        seen = np.maximum(keys - 0.5 * queries + 0.5, 0.0)
+        padded = (query_lens + (_QUERY_TILE - 1)) & -_QUERY_TILE
+        # Sums run over leading rows absorbed and over last rows materialised, from none on.
+        self._rows = rows = np.zeros((3, len(queries) + 1))
+        self.absorbed, self.keys_made, self.attended = rows[0, 1:], rows[1, :0:-1], rows[2, :0:-1]
+        attention = prices.absorbed_pair * (queries * seen)
+        np.maximum(attention, prices.absorbed_key * keys, out=self.absorbed)
+        self.absorbed += prices.absorbed_query * queries
+        np.multiply(keys, prices.made_key, out=self.keys_made)
+        tiled = prices.attended_pair * (padded * seen)
+        np.maximum(tiled, prices.attended_key * keys, out=self.attended)
 
     @cached_property
     def tile(self) -> NDArray[np.float64]:
         """Seconds of one materialised tile, [B]; a step takes the longest at least."""
-        return self._keys * (self._pair * _QUERY_TILE / RATES.tile)
+        return self._prices.tile_key * self._keys
 
-    @property
-    def _keys(self) -> NDArray[np.float64]:
-        return np.where(self.query_lens > 0, self.key_lens, 0).astype(np.float64)
+    def absorbed_rows(self) -> int:
+        """Return how many leading rows are absorbed, so that the whole step takes least time."""
+        absorbed, made, attended = np.add.accumulate(self._rows, axis=1)
+        longest = np.zeros((2, len(absorbed)))
+        longest[0, 1:], longest[1, :0:-1] = self._queries, self._keys
+        longest_query, longest_row = np.maximum.accumulate(longest, axis=1)
+        absorbed += _absorbed_start(absorbed, longest_query)
+        materialised = made + np.maximum(attended, self._prices.tile_key * longest_row)
+        materialised += (materialised > 0) * RATES.materialised_start
+        total = absorbed[::-1] + materialised  # by materialised rows
+        return len(self._keys) - int(total.argmin())  # those without queries cost nothing
 
-    @property
-    def _moved(self) -> float:
-        """Seconds to write or read the keys and values of one token."""
-        return self.config.projected * self.config.attention.dtype.itemsize / RATES.memory
+    def slowdown(self, absorbed: int) -> float:
+        """Return how many times as long the step takes as one with each row in its better form.
 
-    @property
-    def _pair(self) -> int:
-        """Operations of a materialised pair of query and key in one head."""
-        return 2 * sum(self.config.prefill.head_dims)
+        So many leading rows are `absorbed`. It is above 1 where rows with few queries stand behind
+        rows with many, and 1 for rows that see no keys.
+        """
+        alone = self.keys_made + np.maximum(self.attended, self.tile)
+        is_leading = np.arange(len(alone)) < absorbed
+        least = self._step_seconds(self.absorbed <= alone)
+        return self._step_seconds(is_leading) / least if least > 0 else 1.0
 
-    def _pairs(self, computed: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return pairs of query and key; of a row's own keys those that causal queries see."""
-        seen: NDArray[np.float64] = np.maximum(self.key_lens - (self.query_lens - 1) / 2, 0.0)
-        return computed.astype(np.float64) * seen
+    def _step_seconds(self, is_absorbed: NDArray[np.bool_]) -> float:
+        """Return the time of both groups."""
+        absorbed = self.absorbed[is_absorbed].sum()
+        absorbed += _absorbed_start(absorbed, self._queries[is_absorbed].max(initial=0.0))
+        rest = ~is_absorbed
+        materialised = self.keys_made[rest].sum()
+        materialised += max(self.attended[rest].sum(), self.tile[rest].max(initial=0.0))
+        materialised += RATES.materialised_start if materialised > 0 else 0.0
+        return float(absorbed + materialised)
 
 
 def absorbed_rows(
     config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
 ) -> int:
-    """Return how many leading rows are absorbed, so that the whole step takes least time."""
-    forms = Forms(config, query_lens, key_lens)
-    absorbed = _up_to(np.add, forms.absorbed)  # of rows before each cut, [B + 1]
-    absorbed += _absorbed_start(absorbed, _up_to(np.maximum, query_lens))
-    attended = np.maximum(_from(np.add, forms.attended), _from(np.maximum, forms.tile))
-    materialised = _from(np.add, forms.keys_made) + attended  # of rows behind each cut, [B + 1]
-    materialised += np.where(materialised > 0, RATES.materialised_start, 0.0)
-    total = absorbed + materialised
-    fewest_materialised = np.argmin(total[::-1])  # rows without queries cost nothing either way
-    return int(len(query_lens) - fewest_materialised)
+    """Return how many leading rows are absorbed, see :meth:`Forms.absorbed_rows`."""
+    return Forms(Prices.of(config), query_lens, key_lens).absorbed_rows()
 
 
 def slowdown(
     config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64], absorbed: int
 ) -> float:
-    """Return how many times as long the step takes as one with each row in its better form.
-
-    So many leading rows are `absorbed`. It is above 1 where rows with few queries stand behind
-    rows with many, and 1 for rows that see no keys.
-    """
-    forms = Forms(config, query_lens, key_lens)
-    alone = forms.keys_made + np.maximum(forms.attended, forms.tile)
-    is_leading = np.arange(len(query_lens)) < absorbed
-    least = _step_seconds(forms, forms.absorbed <= alone)
-    return _step_seconds(forms, is_leading) / least if least > 0 else 1.0
-
-
-def _step_seconds(forms: Forms, is_absorbed: NDArray[np.bool_]) -> float:
-    """Return the time of both groups."""
-    absorbed = forms.absorbed[is_absorbed].sum()
-    absorbed += _absorbed_start(absorbed, forms.query_lens[is_absorbed].max(initial=0))
-    rest = ~is_absorbed
-    materialised = forms.keys_made[rest].sum()
-    materialised += max(forms.attended[rest].sum(), forms.tile[rest].max(initial=0.0))
-    materialised += RATES.materialised_start if materialised > 0 else 0.0
-    return float(absorbed + materialised)
+    """Return what the order of rows costs, see :meth:`Forms.slowdown`."""
+    return Forms(Prices.of(config), query_lens, key_lens).slowdown(absorbed)
 
 
 def _absorbed_start(
-    seconds: NDArray[np.float64], longest_query: NDArray[np.int64]
+    seconds: NDArray[np.float64], longest_query: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return what groups of rows take however short they are; empty ones take nothing."""
-    start = RATES.absorbed_start + np.where(longest_query > 1, RATES.several_start, 0.0)
-    return np.where(seconds > 0, start, 0.0)
-
-
-def _up_to(ufunc: np.ufunc, x: NDArray[Any]) -> NDArray[Any]:
-    """Return the sum or the maximum of what is before each place, 0 for none, [B + 1]."""
-    run: NDArray[Any] = np.append(np.zeros(1, x.dtype), ufunc.accumulate(x))
-    return run
-
-
-def _from(ufunc: np.ufunc, x: NDArray[Any]) -> NDArray[Any]:
-    """Return the sum or the maximum of each place and all behind it, 0 for none, [B + 1]."""
-    return _up_to(ufunc, x[::-1])[::-1]
+    start = RATES.absorbed_start + (longest_query > 1) * RATES.several_start
+    return (seconds > 0) * start

@@ -214,7 +214,7 @@ class Plan:
         if isinstance(block_table, RequestMap):
             slots, ids = block_table.req_to_token, block_table.request_ids
             self.given_table = None
-            builders = self.num_rows * triton.cdiv(config.table_width, _ENTRIES_PER_PROGRAM)
+            builders = self.num_rows * -(-config.table_width // _ENTRIES_PER_PROGRAM)
         else:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
             self.given_table = block_table
@@ -260,7 +260,7 @@ class Plan:
         )
         described = max(self.num_tokens, kernels.programs + 1, joins)
         kernels.tokens(
-            (triton.cdiv(described, _TOKENS_PER_PROGRAM), 1, 1),
+            (-(-described // _TOKENS_PER_PROGRAM), 1, 1),
             (block_table.stride(1), words.stride()),
             (
                 self.unit_starts,

@@ -141,7 +141,7 @@ class DraftSteps:
         width = self.block_table.shape[1]
         self._check(prefix_lens, prefix_table, branch_blocks)
         with torch.cuda.device(self.block_table.get_device()):
-            draft_rows_kernel[(rows, triton.cdiv(width, _ENTRIES_PER_PROGRAM))](
+            draft_rows_kernel[(rows, -(-width // _ENTRIES_PER_PROGRAM))](
                 prefix_lens,
                 prefix_table,
                 branch_blocks,
@@ -191,7 +191,7 @@ class DraftSteps:
         self._check(prefix_lens, prefix_table, branch_blocks)
         per_block = 0 if scales is None else scales.shape[2]
         width = latents.shape[2]
-        chunks = triton.cdiv(self.block_size, _TOKENS_PER_PROGRAM)
+        chunks = -(-self.block_size // _TOKENS_PER_PROGRAM)
         with torch.cuda.device(latents.get_device()):
             copy_tails_kernel[(requests * branches, chunks)](
                 latents,

@@ -9,7 +9,7 @@ import torch
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import check_at_least, check_kind, take_integers
+from paged_mla_optimized.given import check_at_least, check_kind, integer, take_integers
 from paged_mla_shared.errors import InvalidArgument
 
 _NO_BLOCK = 2**31 - 1
@@ -108,7 +108,7 @@ class StepInputs:
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        if pad_seq_len not in {0, 1}:
+        if integer("pad_seq_len", pad_seq_len) not in {0, 1}:
             raise InvalidArgument("pad_seq_len", pad_seq_len, "0 or 1")
         check_kind("config", config, MlaConfig)
         if table_width is not None:

@@ -15,6 +15,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.engines.transformers.attention import take_latents
+from paged_mla_optimized.given import check_at_least
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -49,7 +50,7 @@ class LatentPool:
     Raises
     ------
     InvalidArgument
-        No block, or a size below 1.
+        A size that is no integer, or below 1.
     Unsupported
         Another attention, or one that is adapted, quantised, cut in parts or of a sliding window.
     """
@@ -64,8 +65,10 @@ class LatentPool:
         max_step_tokens: int = 8192,
         max_length: int | None = None,
     ) -> None:
-        if num_blocks < 1:
-            raise InvalidArgument("num_blocks", num_blocks, ">= 1")
+        sizes = {"block_size": block_size, "max_rows": max_rows, "max_step_tokens": max_step_tokens}
+        check_at_least(1, num_blocks=num_blocks, **sizes)
+        if max_length is not None:
+            check_at_least(1, max_length=max_length)
         modules = attention_modules(model)
         first, weight = modules[0], modules[0].kv_b_proj.weight
         self.model_config = first.config

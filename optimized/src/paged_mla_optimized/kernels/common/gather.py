@@ -13,7 +13,12 @@ from paged_mla_optimized.kernels.common.schedule import count_at_most
 
 @triton.jit(
     do_not_specialize=["num_rows", "capacity", "stride_table_row"],
-    do_not_specialize_on_alignment=["scales_ptr"],
+    do_not_specialize_on_alignment=[
+        "scales_ptr",
+        "block_table_ptr",
+        "key_starts_ptr",
+        "firsts_ptr",
+    ],
 )
 def gather_kernel(
     cache_ptr,  # [num_blocks, block_size, R + P], or bytes

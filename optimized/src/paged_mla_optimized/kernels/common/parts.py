@@ -16,7 +16,10 @@ def _within(contexts, starts, position):
     return tl.minimum(tl.maximum(position - starts, 0), contexts)
 
 
-@triton.jit(do_not_specialize=["num_rows", "part", "room", "lines"])
+@triton.jit(
+    do_not_specialize=["num_rows", "part", "room", "lines"],
+    do_not_specialize_on_alignment=["cu_seqlens_q_ptr", "seq_lens_ptr"],  # rows begin anywhere
+)
 def part_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1], of any start
     seq_lens_ptr,  # int32 [B]
