@@ -31,11 +31,6 @@ def test_read(trial: Trial) -> None:
     trial.check_attention()
 
 
-def test_another_runner(trial: Trial) -> None:
-    """S-11, S-17: what runners of another scale write and read does not reach an earlier one."""
-    trial.check_beside()
-
-
 @pytest.mark.mla(group="formats", ops=("gather_context",), rules=("S-11",))
 def test_gathered(trial: Trial) -> None:
     """S-11: each value rounded to float32, then to the model's type."""

@@ -11,3 +11,9 @@ pytestmark = pytest.mark.mla(group="replay", ops=("plan", "append", "attend"))
 
 def test_replay(trial: Trial) -> None:
     trial.check_replay()
+
+
+@pytest.mark.mla(group="replay", ops=("append", "attend"))
+def test_another_runner(trial: Trial) -> None:
+    """S-11, S-17: what a runner of another problem writes and reads does not reach this one."""
+    trial.check_beside()

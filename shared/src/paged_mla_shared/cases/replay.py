@@ -48,7 +48,10 @@ CASES = (
     ),
     _replay("more-rows", "schedule grows", _decode(70), _decode(*range(60, 68))),
     _replay(
-        "8-3-1-8", "batch sizes up and down", *(_decode(*range(50, 50 + n)) for n in (8, 3, 1, 8))
+        "8-3-1-8",
+        "batch sizes up and down",
+        *(_decode(*range(50, 50 + n)) for n in (8, 3, 1, 8)),
+        cache_scale=7.0,
     ),
     _replay(
         "empty-then-full", "an idle step before a full one", (Row(0, 1),), _decode(100, 200, 1)
