@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_shared.problem import Batch, Output
 
 

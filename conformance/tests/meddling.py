@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.mutants.passing import Passing
 from paged_mla_conformance.mutants.runners import TheImageBecomesTheCache
+from paged_mla_conformance.passing import Passing
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch

@@ -10,7 +10,7 @@ import pytest
 from paged_mla_conformance.beside import Beside
 from paged_mla_conformance.layered import check_layer, check_layer_bits
 from paged_mla_conformance.mutants.backends import MutantBackend, mutant
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_conformance.unlike import unlike, unlike_step
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend

@@ -16,7 +16,7 @@ from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.fuzz.corpus import load_case, save_case
 from paged_mla_conformance.guarded import GuardedBackend
 from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_conformance.presented import presented
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.selection import CaseParam, params_of_group, trace_params, why_skip

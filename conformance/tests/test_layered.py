@@ -7,7 +7,7 @@ import pytest
 
 from paged_mla_conformance.layered import check_layer
 from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES
 from paged_mla_reference.judging.compare import Mismatch

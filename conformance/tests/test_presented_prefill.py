@@ -9,7 +9,7 @@ import pytest
 
 from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_conformance.presented import presented
 from paged_mla_shared.cases import PREFILLS
 from paged_mla_shared.dims import SMALL

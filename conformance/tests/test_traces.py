@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paged_mla_conformance.mutants.backends import MutantBackend, mutant
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_conformance.traces import TraceCrash, TraceMismatch, TraceTrial
 from paged_mla_reference.backend import create
 from paged_mla_reference.simulator.scenarios import CORE, core_scenario

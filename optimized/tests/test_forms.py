@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paged_mla_optimized import LayerConfig, MlaConfig
-from paged_mla_optimized.planning.forms import RATES, absorbed_rows, slowdown
+from paged_mla_optimized.planning.forms import RATES, Forms, Prices
 
 
 def layer(num_heads=16, dims=(128, 128)):
@@ -31,9 +31,14 @@ def lens_of(rows):
     return queries, queries + contexts
 
 
+def forms_of(config, rows):
+    """Return what rows of (query, context) take."""
+    return Forms(Prices.of(config), *lens_of(rows))
+
+
 def choose(*rows, num_heads=16, dims=(128, 128)):
     """Return how many leading rows of (query, context) are absorbed."""
-    return absorbed_rows(layer(num_heads, dims), *lens_of(rows))
+    return forms_of(layer(num_heads, dims), rows).absorbed_rows()
 
 
 @pytest.mark.parametrize("num_heads", [16, 128])
@@ -79,9 +84,9 @@ def test_rows_in_another_order():
     decode, prompt = [(1, 5000)] * 30, (2048, 0)
     assert choose(prompt, *decode) in {0, 31}
     best, worst = [*decode, prompt], [prompt, *decode]
-    assert slowdown(layer(), *lens_of(best), 30) == pytest.approx(1)
-    assert slowdown(layer(), *lens_of(worst), choose(*worst)) > 1.25
-    assert slowdown(layer(), *lens_of(best), 0) > 1.25
+    assert forms_of(layer(), best).slowdown(30) == pytest.approx(1)
+    assert forms_of(layer(), worst).slowdown(choose(*worst)) > 1.25
+    assert forms_of(layer(), best).slowdown(0) > 1.25
 
 
 def test_rows_without_queries_decide_nothing():
@@ -146,7 +151,7 @@ def test_the_whole_step_takes_least_time(num_heads, dims):
         times = [seconds(config, rows, np.arange(count) < cut) for cut in range(count + 1)]
         least = min(times) * (1 + 1e-9)
         last = max(cut for cut in range(count + 1) if times[cut] <= least)
-        assert absorbed_rows(config, *lens_of(rows)) == last
+        assert forms_of(config, rows).absorbed_rows() == last
 
 
 @pytest.mark.parametrize("num_heads", [2, 16, 128])
@@ -156,7 +161,7 @@ def test_what_an_order_costs(num_heads):
     for _ in range(60):
         rows = some_rows(generator)
         cut = int(generator.integers(len(rows) + 1))
-        found = slowdown(config, *lens_of(rows), cut)
+        found = forms_of(config, rows).slowdown(cut)
         starts = RATES.absorbed_start, RATES.several_start, RATES.materialised_start
         better = [
             seconds(config, [row], [True]) - (row[0] > 0) * starts[0] - (row[0] > 1) * starts[1]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_conformance.unlike import unlike_step
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.layer import LayerBatch

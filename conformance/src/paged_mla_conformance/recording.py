@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_reference.cache import slots_to_write
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dtypes import numpy_dtype

@@ -111,40 +111,20 @@ class Core:
         num_tokens: int,
         max_query_len: int | None,
         mask: torch.Tensor | None,
+        is_checked: bool = False,
     ) -> None:
-        """Check a step and describe it in `plan`."""
+        """Check a step, unless it is part of one that was, and describe it in `plan`."""
         num_tokens = integer("num_tokens", num_tokens)
-        checks.check_lengths(
-            self.config,
-            cu_seqlens_q,
-            seq_lens,
-            block_table,
-            num_tokens=num_tokens,
-            device=self.device,
-        )
-        checks.check_mask(self.config, mask, num_tokens, self.device)
-        self.describe(
-            plan,
-            cu_seqlens_q,
-            seq_lens,
-            block_table,
-            num_tokens=num_tokens,
-            max_query_len=max_query_len,
-            mask=mask,
-        )
-
-    def describe(
-        self,
-        plan: Plan,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
-        *,
-        num_tokens: int,
-        max_query_len: int | None,
-        mask: torch.Tensor | None,
-    ) -> None:
-        """Describe in `plan` a step whose tensors are known to be right."""
+        if not is_checked:
+            checks.check_lengths(
+                self.config,
+                cu_seqlens_q,
+                seq_lens,
+                block_table,
+                num_tokens=num_tokens,
+                device=self.device,
+            )
+            checks.check_mask(self.config, mask, num_tokens, self.device)
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)

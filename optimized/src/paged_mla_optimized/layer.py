@@ -128,7 +128,7 @@ class MlaLayer(PlannedStep):
         table = core.plan.block_table
         if rows > 0:
             self._absorbed = self._leading
-            core.describe(
+            core.fill(
                 self._leading,
                 cu_seqlens_q[: rows + 1],
                 seq_lens[:rows],
@@ -136,6 +136,7 @@ class MlaLayer(PlannedStep):
                 num_tokens=tokens,
                 max_query_len=max_query_len,
                 mask=None,
+                is_checked=True,
             )
         live = np.where(queries[rows:] > 0, keys[rows:], 0)
         # The plan's own lengths: those of the caller may change before later parts are planned.

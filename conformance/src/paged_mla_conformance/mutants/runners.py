@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_reference.deviations import Fault
 from paged_mla_reference.deviations.deviation import breaks
 from paged_mla_shared.backend import Runner
@@ -264,6 +264,11 @@ def times(array: NDArray[Any], factor: float) -> NDArray[Any]:
     return array if factor == 1 else array * array.dtype.type(factor)
 
 
+def rounded_otherwise(answer: Output) -> Output:
+    """Return an answer whose elements are one float32 nearer to 0."""
+    return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+
+
 @breaks(Fault.SCALE, *SCALED)
 class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
     """The layer's scale is one of the process: the one of the problem that was prepared last."""
@@ -319,7 +324,7 @@ class SplitsFollowTheLongestRow(Passing):
         """Round otherwise where some row is longer than four blocks."""
         answer = self.inner.attend(batch)
         if batch.seq_lens.max(initial=0) > 4 * self.problem.block_size:
-            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+            return rounded_otherwise(answer)
         return answer
 
 
@@ -343,7 +348,7 @@ class PrefillTilesFollowTheBatch(Passing):
         """Round otherwise where one row is alone."""
         answer = self.inner.prefill(batch)
         if batch.num_rows == 1:
-            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+            return rounded_otherwise(answer)
         return answer
 
 
@@ -355,7 +360,7 @@ class LayerTilesFollowTheBatch(Passing):
         """Round otherwise where one row is alone."""
         answer = self.inner.layer(batch)
         if batch.step.num_rows == 1:
-            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+            return rounded_otherwise(answer)
         return answer
 
 
@@ -370,7 +375,7 @@ class SplitsFollowTheFirstStep(Passing):
         answer = self.inner.attend(batch)
         self.steps += 1
         if self.steps > 1:
-            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+            return rounded_otherwise(answer)
         return answer
 
 
@@ -385,7 +390,7 @@ class LayerSplitsFollowTheFirstStep(Passing):
         answer = self.inner.layer(batch)
         self.steps += 1
         if self.steps > 1:
-            return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
+            return rounded_otherwise(answer)
         return answer
 
 

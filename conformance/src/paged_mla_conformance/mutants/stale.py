@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.mutants.passing import Passing
+from paged_mla_conformance.passing import Passing
 from paged_mla_reference.backend import ReferenceRunner
 from paged_mla_reference.deviations import ORACLE, Deviation, Fault
 from paged_mla_reference.deviations.change import of_rows, wide_table

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
@@ -51,7 +50,7 @@ class RotateQueries:
         num_pairs = len(q_pe) * self.config.num_heads
         strides = q_pe.stride()
         self._kernel(
-            (triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM), 1, 1),
+            (-(-num_pairs // _PAIRS_PER_PROGRAM), 1, 1),
             strides,
             (q_pe, self.q_pe, positions, *self.tables),
             (*strides[:2], num_pairs, self.config.num_heads),

@@ -194,20 +194,6 @@ class Forms:
         return float(absorbed + materialised)
 
 
-def absorbed_rows(
-    config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64]
-) -> int:
-    """Return how many leading rows are absorbed, see :meth:`Forms.absorbed_rows`."""
-    return Forms(Prices.of(config), query_lens, key_lens).absorbed_rows()
-
-
-def slowdown(
-    config: LayerConfig, query_lens: NDArray[np.int64], key_lens: NDArray[np.int64], absorbed: int
-) -> float:
-    """Return what the order of rows costs, see :meth:`Forms.slowdown`."""
-    return Forms(Prices.of(config), query_lens, key_lens).slowdown(absorbed)
-
-
 def _absorbed_start(
     seconds: NDArray[np.float64], longest_query: NDArray[np.float64]
 ) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.launchers.merge_tiles import MergeTiles
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
-from paged_mla_optimized.planning.forms import absorbed_rows
+from paged_mla_optimized.planning.forms import Forms, Prices
 from paged_mla_optimized.prefill import Prefill
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import P, R
@@ -130,7 +130,8 @@ class Problem:
     def chosen(self) -> str:
         """What the cost model would take."""
         lens = np.array([self.step.query_len]), np.array([self.keys])
-        return "absorbed" if absorbed_rows(self.config, *lens) else "materialised"
+        absorbed = Forms(Prices.of(self.config), *lens).absorbed_rows()
+        return "absorbed" if absorbed else "materialised"
 
     def error(self, out: torch.Tensor) -> float:
         """Return the largest relative error of a few heads' last and first queries.
