@@ -13,9 +13,9 @@ from paged_mla_optimized.planning.plan import Plan, most_joins
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
-NUM_WARPS = 2
+NUM_WARPS = 1
 """Small programs, since many begin at once where the attend kernel's have just ended."""
-_MOST_WORKERS = 256  # programs that join one query tile: of 16 pairs, 128 partials keep all busy
+_MOST_WORKERS = 256  # programs that join one query tile: of 16 pairs, 64 partials keep all busy
 
 
 class Combine:

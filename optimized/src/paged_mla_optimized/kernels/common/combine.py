@@ -102,9 +102,12 @@ def _join_share(
 
 @triton.jit
 def _join_group(group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr):
-    """Join a share of a group, with as many partials at a time as it has, up to 128."""
-    for step in tl.static_range(7):
-        if (group.count > 1 << step) & ((group.count <= 2 << step) | (step == 6)):
+    """Join a share of a group, with as many partials at a time as it has, up to 64.
+
+    More would leave less than a line of memory for each, and take registers of all programs.
+    """
+    for step in tl.static_range(6):
+        if (group.count > 1 << step) & ((group.count <= 2 << step) | (step == 5)):
             _join_share(group, answers, num_heads, R, PLACES, 2 << step)
 
 
