@@ -167,6 +167,12 @@ class Sglang(TableOfIds):
         assert batch.mask is not None or (batch.seq_lens > 0).all()
         return super().attend(_without_slot_0(batch))
 
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Skip slot 0."""
+        return self.inner.quantise_queries(_without_slot_0(batch), scale)
+
     def layer(self, batch: LayerBatch) -> Output:
         """Skip slot 0."""
         return super().layer(replace(batch, step=_without_slot_0(batch.step)))

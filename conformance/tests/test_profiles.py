@@ -15,7 +15,10 @@ from paged_mla_conformance.mutants.kill import kill
 from paged_mla_conformance.presented import presented
 from paged_mla_shared.errors import InvalidArgument
 
-TOUCHED = "decode or empty or merge or replay or layouts or metadata or append or split"
+TOUCHED = (
+    "decode or empty or merge or replay or layouts or metadata or append or split"
+    " or queries-two-steps or layer-strided"
+)
 SPEAKERS = [
     ('lse = "base 2"', "base-2"),
     ('lse_layout = "[H, T]"\nmerge_lse_layout = "[H, T]"', "heads-first"),

@@ -98,6 +98,19 @@ def test_a_row_without_context_contributes_nothing():
     assert merged.lse[2:].tobytes() == answers[-1].lse[2:].tobytes()
 
 
+def test_padding_that_reads_what_nobody_wrote_is_no_error():
+    """S-17, S-21: a part that is NaN makes its own tokens NaN; the others have the same bits."""
+    answers = [exactly(part) for part in parts_of(rows((9, 2), (7, 3)), 4)]
+    whole = merge_parts(answers)
+    answers[0].out[:2] = np.nan
+    answers[0].lse[:2] = np.nan
+    merged = merge_parts(answers)
+    assert np.isnan(merged.out[:2]).all()
+    assert np.isnan(merged.lse[:2]).all()
+    assert merged.out[2:].tobytes() == whole.out[2:].tobytes()
+    assert merged.lse[2:].tobytes() == whole.lse[2:].tobytes()
+
+
 def test_a_row_without_a_query_costs_nothing():
     """S-9, S-21: none of its keys, which may hold anything, is in a part."""
     parts = parts_of(rows((9, 2), (7, 0), (4, 4)), 4)

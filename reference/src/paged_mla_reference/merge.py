@@ -36,6 +36,11 @@ def merge(partials: Sequence[Output]) -> Output:
         Shapes or dtypes differ, or an ``lse`` is NaN or +inf.
     """
     validate_partials(partials)
+    return merge_unchecked(partials)
+
+
+def merge_unchecked(partials: Sequence[Output]) -> Output:
+    """Merge as :func:`merge` does; what is NaN in a part is NaN in the whole, and no error."""
     lses = np.stack([widen(partial.lse) for partial in partials])  # [n, T, H]
     outs = np.stack([widen(partial.out) for partial in partials])  # [n, T, H, R]
     empty = np.isneginf(lses)  # [n, T, H]
