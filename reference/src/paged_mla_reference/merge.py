@@ -24,6 +24,7 @@ def merge(partials: Sequence[Output]) -> Output:
     ----------
     partials : sequence of Output
         At least one; ``out`` float32 [T, H, R], ``lse`` float32 [T, H] in nats, finite or -inf.
+        Any strides, but for the last of ``out``, which is 1.
 
     Returns
     -------

@@ -118,7 +118,10 @@ class Runner(Protocol):
         """Attend every query to what the cache holds now (S-4 to S-7)."""
 
     def merge(self, partials: Sequence[Output]) -> Output:
-        """Merge float32 partials of one query set into one float32 answer (S-8)."""
+        """Merge float32 partials of one query set into one float32 answer (S-8).
+
+        They may be views: only the last stride of ``out`` is known, 1.
+        """
         raise Unsupported(f"merge of {len(partials)} partials is not declared")
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:

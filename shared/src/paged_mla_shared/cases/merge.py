@@ -26,19 +26,31 @@ class Part(StrEnum):
 
 @dataclass(frozen=True)
 class MergeCase:
-    """Partials of one query set: id, why, and what each holds."""
+    """Partials of one query set: id, why, and what each holds.
+
+    Parameters
+    ----------
+    name, why : str
+    parts : tuple of Part
+    tokens, num_heads : int
+    are_views : bool
+        Each lse is [num_heads, tokens] in memory, and each out a part of a larger array, as
+        kernels with layouts of their own hand them on.
+    """
 
     name: str
     why: str
     parts: tuple[Part, ...]
     tokens: int = 5
     num_heads: int = 3
+    are_views: bool = False
 
     def build(self, width: int) -> list[Output]:
         """Return the float32 partials: out [tokens, num_heads, width], lse [tokens, num_heads]."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         shape = (self.tokens, self.num_heads, width)
-        return [_partial(part, shape, rng) for part in self.parts]
+        partials = [_partial(part, shape, rng) for part in self.parts]
+        return [_viewed(partial) for partial in partials] if self.are_views else partials
 
 
 def _partial(part: Part, shape: tuple[int, int, int], rng: np.random.Generator) -> Output:
@@ -58,6 +70,15 @@ def _partial(part: Part, shape: tuple[int, int, int], rng: np.random.Generator) 
     lse[empty] = -np.inf
     out[empty] = 0 if part is Part.EMPTY else np.nan
     return Output(out, lse)
+
+
+def _viewed(partial: Output) -> Output:
+    """Return a partial as it was, in memory that holds more, in another order."""
+    tokens, heads, width = partial.out.shape
+    memory = np.full((tokens, heads + 1, width + 8), np.nan, np.float32)
+    out = memory[:, :heads, :width]
+    out[:] = partial.out
+    return Output(out, np.ascontiguousarray(partial.lse.T).T)
 
 
 _P = Part
@@ -107,6 +128,9 @@ MERGES = (
             f"h{h}", "head counts that are no tile multiple", (_P.PLAIN, _P.HOLES, _P.PLAIN), 3, h
         )
         for h in (1, 17, 128)
+    ),
+    MergeCase(
+        "views", "arrays with strides of their own", (_P.PLAIN, _P.HOLES, _P.PLAIN), are_views=True
     ),
     MergeCase("scattered", "heads of one token are empty in other partials", (_P.SCATTERED,) * 5),
     MergeCase(
