@@ -1,71 +1,53 @@
-"""Partial answers of one group, joined by their lse."""
+from dataclasses import replace
 
 import pytest
 import torch
+from mla_step import TILES, assert_close, build, dense
 
-from paged_mla_optimized.kernels.common.combine import combine_kernel
-
-R = 32
-ROOM, PAIRS = 16, 12  # pairs that a group has room for, and that exist
+from paged_mla_optimized import PagedMla
 
 
-def joined(outs, lses, *, workers=2, shares=1):
-    """Join partials [n, ROOM, R] of one token of PAIRS heads, by so many programs."""
-    joins = torch.tensor(
-        [[0, len(outs), 0, 0, PAIRS, share, shares, ROOM] for share in range(shares)],
-        dtype=torch.int32,
-    )
-    slots = torch.zeros(1, dtype=torch.int64)
-    out, lse = torch.full((1, PAIRS, R), torch.nan), torch.full((1, PAIRS), torch.nan)
-    combine_kernel[(shares, workers)](
-        joins, slots, outs, lses, out, lse, *out.stride()[:2], *lse.stride(), shares, 1, PAIRS,
-        R=R, PLACES=1, OVERLAP=False,
-    )  # fmt: skip
-    return out[0], lse[0]
+@pytest.mark.parametrize("queries", [0, 1], ids=["no-queries", "no-keys"])
+@pytest.mark.parametrize("seq_len", [200, 320], ids=["few-partials", "many-partials"])
+def test_rows_beside_do_not_change_the_bits(seq_len, queries):
+    """S-17: alone, or in a bucket of 70 rows of which the others are empty."""
+    sizes = {"max_rows": 70, "max_query_tokens": 71, "max_model_len": 512}
+    alone = build((seq_len, 1), **sizes)
+    padded = build((seq_len, 1), *[(0, queries)] * 69, **sizes)
+    padded.q_nope[0], padded.q_pe[0] = alone.q_nope[0], alone.q_pe[0]
+    padded.cache, padded.block_table[0] = alone.cache, alone.block_table[0]
+    first, second = alone.attend(), padded.attend()
+    assert_close(first, dense(alone))
+    assert torch.equal(first[0], second[0][:1])
+    assert torch.equal(first[1], second[1][:1])
 
 
-def partials(count):
-    """Return answers [count, ROOM, R] and lses [count, ROOM]; no pair has room behind PAIRS."""
-    torch.manual_seed(count)
-    outs, lses = torch.randn(count, ROOM, R), 3 * torch.randn(count, ROOM)
-    outs[:, PAIRS:] = torch.nan
-    lses[:, PAIRS:] = torch.nan
-    return outs, lses
+@pytest.mark.parametrize("seq_len", [40, 200, 320])
+def test_joins_any_number_of_partials(seq_len):
+    """S-8, S-20: one, up to eight, or more of them come to the same answer."""
+    step = build((seq_len, 3), (65, 1), num_heads=6, max_model_len=512)
+    mla = PagedMla(step.config, "cpu")
+    assert_close(step.attend(mla), dense(step))
+    assert_close(step.attend(mla), dense(step))
 
 
-@pytest.mark.parametrize("count", [2, 3, 33, 64, 65, 130])
-def test_partials_are_weighed_by_their_lse(count):
-    """S-8: any number of them, in one pass or several."""
-    outs, lses = partials(count)
-    out, lse = joined(outs, lses)
-    exact = lses[:, :PAIRS].double()
-    weights = exact.softmax(0)[:, :, None]
-    torch.testing.assert_close(out, (weights * outs[:, :PAIRS]).sum(0).float(), rtol=0, atol=2e-6)
-    torch.testing.assert_close(lse, exact.logsumexp(0).float(), rtol=1e-6, atol=0)
+@pytest.mark.parametrize("heads", [1, 3, 5])
+def test_pairs_of_a_row_stay_in_it(heads):
+    """S-8: a row joined from two partials leaves the next row, and what lies behind, alone."""
+    step = build((64, 1), (3, 1), num_heads=heads)
+    assert_close(step.attend(), dense(step))
 
 
-@pytest.mark.parametrize("count", [2, 65])
-def test_programs_that_join_change_no_bit(count):
-    """S-17: how the partials are added depends on their number alone."""
-    outs, lses = partials(count)
-    for one, other in zip(joined(outs, lses), joined(outs, lses, workers=5, shares=3), strict=True):
-        assert torch.equal(one, other)
+@pytest.mark.parametrize("parts", [64, 70, 140])
+def test_joins_partials_of_a_hundred_parts(parts):
+    """S-8, S-20: up to 64 are loaded at a time, and what is left after them."""
+    step = build((16 * parts, 1), num_heads=2, max_model_len=16 * parts)
+    mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=parts))
+    assert_close(step.attend(mla), dense(step))
+    assert mla._core.plan.joins[:, 1].max() == parts
 
 
-@pytest.mark.parametrize("empty", [0, 1, 69])
-def test_an_empty_partial_may_hold_anything(empty):
-    """S-7: lse -inf counts for nothing, whatever lies beside it."""
-    outs, lses = partials(70)
-    outs[empty] = torch.nan
-    lses[empty] = -torch.inf
-    kept = [number for number in range(70) if number != empty]
-    for one, other in zip(joined(outs, lses), joined(outs[kept], lses[kept]), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_nothing_but_empty_partials_is_empty():
-    """S-7: out 0 and lse -inf, never NaN."""
-    outs, lses = partials(3)
-    out, lse = joined(torch.full_like(outs, torch.nan), torch.full_like(lses, -torch.inf))
-    assert not out.any()
-    assert (lse == -torch.inf).all()
+def test_joins_dozens_of_partials():
+    """S-8, S-20: 35 splits of one row, more than one program holds at a time."""
+    step = build((1100, 1), (40, 1), num_heads=2, max_model_len=1200, deterministic=True)
+    assert_close(step.attend(), dense(step))
