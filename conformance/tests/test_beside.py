@@ -91,6 +91,16 @@ def test_bits_of_later_layers_are_compared(name: str):
         check_layer(trial)
 
 
+@pytest.mark.parametrize("name", ["again", "padded-again"])
+def test_bits_of_later_prefills_are_compared(name: str):
+    """S-17: a rounding that only a runner's later prefills have."""
+    case = _case("prefill", name)
+    Trial(mutant("right"), case, SMALL, "float32").check_prefill()
+    wrong = mutant("prefill-tiles-follow-the-first-step")
+    with pytest.raises(Mismatch, match="against a fresh runner"):
+        Trial(wrong, case, SMALL, "float32").check_prefill()
+
+
 @pytest.mark.parametrize("name", ["mixed", "drafts", "non-causal"])
 def test_bits_of_layers_of_other_rows_are_compared(name: str):
     """S-20: a rounding that only rows which are alone have."""

@@ -183,11 +183,19 @@ class Trial:
             self.checks += compare.check_queries(self.problem, batch, actual, expected)
 
     def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:
-        """Attend to keys and values of every head; in chunks of context too, where asked."""
+        """Attend to keys and values of every head; in chunks of context too, where asked.
+
+        Later steps of a runner have the bits of a fresh one (S-17).
+        """
         assert isinstance(self.case, PrefillCase)
         runner, answers = self.prepare_first(), []
-        for batch in build_prefills(self.case, self.dims, self.dtype):
-            answers.append((batch, self.prefill(runner, batch).answer))
+        for number, batch in enumerate(build_prefills(self.case, self.dims, self.dtype)):
+            answer = self.prefill(runner, batch).answer
+            answers.append((batch, answer))
+            if self.case.then:
+                why = f"step {number}, against a fresh runner"
+                fresh = self.prepare().prefill(batch)
+                self.checks += compare.check_bitwise("S-17", answer, fresh, why)
             if self.case.workspace:
                 self._check_chunks(runner, batch, self.case.workspace)
         return answers

@@ -364,34 +364,42 @@ class LayerTilesFollowTheBatch(Passing):
         return answer
 
 
-@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
-class SplitsFollowTheFirstStep(Passing):
+class _RoundsLaterSteps(Passing):
     """The order of summation stays as the first step chose it, so that bits differ."""
 
     steps = 0
 
+    def later(self, answer: Output) -> Output:
+        """Round an answer otherwise from the second step on."""
+        self.steps += 1
+        return rounded_otherwise(answer) if self.steps > 1 else answer
+
+
+@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
+class SplitsFollowTheFirstStep(_RoundsLaterSteps):
+    """The order of summation stays as the first step chose it, so that bits differ."""
+
     def attend(self, batch: Batch) -> Output:
         """Round otherwise from the second step on."""
-        answer = self.inner.attend(batch)
-        self.steps += 1
-        if self.steps > 1:
-            return rounded_otherwise(answer)
-        return answer
+        return self.later(self.inner.attend(batch))
 
 
 @breaks(Fault.STALE, "S-17")
-class LayerSplitsFollowTheFirstStep(Passing):
+class LayerSplitsFollowTheFirstStep(_RoundsLaterSteps):
     """The order of summation in layers stays as the first step chose it, so that bits differ."""
-
-    steps = 0
 
     def layer(self, batch: LayerBatch) -> Output:
         """Round otherwise from the second step on."""
-        answer = self.inner.layer(batch)
-        self.steps += 1
-        if self.steps > 1:
-            return rounded_otherwise(answer)
-        return answer
+        return self.later(self.inner.layer(batch))
+
+
+@breaks(Fault.STALE, "S-17")
+class PrefillTilesFollowTheFirstStep(_RoundsLaterSteps):
+    """The order of summation in prefills stays as the first step chose it, so that bits differ."""
+
+    def prefill(self, batch: PrefillBatch) -> Output:
+        """Round otherwise from the second step on."""
+        return self.later(self.inner.prefill(batch))
 
 
 @breaks(Fault.PARTIAL, "S-8", cites="FastDeploy#5921")
