@@ -391,3 +391,7 @@ def test_alone_each_is_timed_in_both_orders_on_a_warm_device(monkeypatch):
     assert replayed[-200:] == ours + theirs + theirs + ours
     assert replayed[:-200].count("ours") == replayed[:-200].count("theirs") == 100
     assert times["ours"] == pytest.approx(times["theirs"], rel=1e-3)
+    replayed.clear()
+    timing.alone({"ours": print, "theirs": print}, passes=4)
+    ours, theirs = ["ours"] * 25, ["theirs"] * 25
+    assert replayed[-200:] == 2 * (ours + theirs + theirs + ours)

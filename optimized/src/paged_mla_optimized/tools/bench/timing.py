@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
@@ -13,23 +14,25 @@ from triton.testing import do_bench
 _GRAPH_MS = 10.0  # of one replay: long enough for its own start not to count
 _ROUNDS = 20
 _ROUNDS_BEFORE = 200  # two seconds: a cold device is faster at its limit, by up to 4 %
-_ROUNDS_ALONE = 50  # twice half a second: longer than the period in which a device slows down
+_ROUNDS_ALONE = 100  # a second in all: longer than the period in which a device slows down
 
 Launch = Callable[[], Any]
 Graph = tuple[torch.cuda.CUDAGraph, int]  # of so many calls
 
 
-def alone(launches: Mapping[str, Launch]) -> dict[str, float]:
+def alone(launches: Mapping[str, Launch], passes: int = 2) -> dict[str, float]:
     """Return the median time of one call of each in microseconds, replayed by itself for a while.
 
     At its power limit the device sets the clock by the power that this kernel takes, and lowers it
     further for a quarter of every second. It goes on growing warmer, and takes more power then: all
-    are timed once more in the reverse order.
+    are timed in several passes, every second in the reverse order. More and shorter ones suit
+    kernels that take the same power.
     """
     graphs = _captured(launches, _GRAPH_MS)
     _replayed(_turns(graphs, -(-_ROUNDS_BEFORE // len(graphs))))
-    each = [item for item in graphs.items() for _ in range(_ROUNDS_ALONE)]
-    return _replayed(each + each[::-1])
+    each = [item for item in graphs.items() for _ in range(_ROUNDS_ALONE // passes)]
+    orders = itertools.cycle((each, each[::-1]))
+    return _replayed(itertools.chain.from_iterable(itertools.islice(orders, passes)))
 
 
 def in_turns(
