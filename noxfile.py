@@ -113,6 +113,9 @@ def tests(session: nox.Session, package: str) -> None:
         *session.posargs,
         env={"OMP_NUM_THREADS": "1"},  # a process for each core already
     )
+    if package == "optimized" and not session.posargs:  # every model in one engine, prompts whole
+        install(session, RELEASES[-1])
+        session.run("pytest", "optimized/tests_engines", "-k", "one_piece", env=INTERPRETER)
 
 
 @nox.session

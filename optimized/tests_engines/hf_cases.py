@@ -39,7 +39,7 @@ def assert_case(kind: str, schedule: str, size: Size) -> None:
     ours, pool = paged(model, block_size, num_blocks=2 * ROWS * -(-longest // block_size))
     trial = Trial(ours, pool, requests, expected, size.scale)
     if KINDS[kind].materialised:  # else short prompts are absorbed
-        with patch("paged_mla_optimized.layer.absorbed_rows", lambda *_lengths: 0):
+        with patch("paged_mla_optimized.planning.forms.Forms.absorbed_rows", lambda _forms: 0):
             SCHEDULES[schedule](trial)
     else:
         SCHEDULES[schedule](trial)
