@@ -23,10 +23,11 @@ nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
 RECORDED = "recorded"
+TRANSFORMERS = ("transformers==5.17.0", "transformers==5.24.0")
 RELEASES = (
     *("vllm==0.25.0", "vllm==0.33.0"),
     *("sglang==0.5.17", "sglang==0.5.23"),
-    *("transformers==5.17.0", "transformers==5.24.0"),
+    *TRANSFORMERS,
 )
 ENGINES = (RECORDED, *RELEASES)  # of each, the oldest that the adapter is for, and the newest tried
 TRITONS = ("3.6.0", "3.8.0", "3.9.0")  # that may be installed, beside the pinned one
@@ -114,7 +115,7 @@ def tests(session: nox.Session, package: str) -> None:
         env={"OMP_NUM_THREADS": "1"},  # a process for each core already
     )
     if package == "optimized" and not session.posargs:  # every model in one engine, prompts whole
-        install(session, RELEASES[-1])
+        install(session, TRANSFORMERS[-1])
         session.run("pytest", "optimized/tests_engines", "-k", "one_piece", env=INTERPRETER)
 
 

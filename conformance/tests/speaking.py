@@ -16,87 +16,68 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output
 
 
-class Base2(Passing):
-    """Its lse, and that of partials, is in bits."""
+class Saying(Passing):
+    """It says every answer in the same way of its own."""
+
+    def said(self, answer: Output) -> Output:
+        """Return an answer as it is said."""
+        raise NotImplementedError
 
     def attend(self, batch: Batch) -> Output:
-        """Divide by ln 2."""
-        return _bits(self.inner.attend(batch))
+        """Say it."""
+        return self.said(self.inner.attend(batch))
 
     def prefill(self, batch: PrefillBatch) -> Output:
-        """Divide by ln 2."""
-        return _bits(self.inner.prefill(batch))
+        """Say it."""
+        return self.said(self.inner.prefill(batch))
 
     def layer(self, batch: LayerBatch) -> Output:
+        """Say it."""
+        return self.said(self.inner.layer(batch))
+
+
+class Base2(Saying):
+    """Its lse, and that of partials, is in bits."""
+
+    def said(self, answer: Output) -> Output:
         """Divide by ln 2."""
-        return _bits(self.inner.layer(batch))
+        return Output(answer.out, (answer.lse / np.log(2)).astype(np.float32))
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Merge nats."""
         nats = [Output(p.out, p.lse * np.float32(np.log(2))) for p in partials]
-        return _bits(self.inner.merge(nats))
+        return self.said(self.inner.merge(nats))
 
 
-class HeadsFirst(Passing):
+class HeadsFirst(Saying):
     """Its lse, and that of partials, is [H, T]."""
 
-    def attend(self, batch: Batch) -> Output:
+    def said(self, answer: Output) -> Output:
         """Transpose."""
-        return _transposed(self.inner.attend(batch))
-
-    def prefill(self, batch: PrefillBatch) -> Output:
-        """Transpose."""
-        return _transposed(self.inner.prefill(batch))
-
-    def layer(self, batch: LayerBatch) -> Output:
-        """Transpose."""
-        return _transposed(self.inner.layer(batch))
+        return Output(answer.out, np.ascontiguousarray(answer.lse.T))
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Transpose both ways."""
-        return _transposed(self.inner.merge([_transposed(p) for p in partials]))
+        return self.said(self.inner.merge([self.said(partial) for partial in partials]))
 
 
-class PlusInfinity(Passing):
+class PlusInfinity(Saying):
     """A query that sees nothing has lse +inf."""
 
-    def attend(self, batch: Batch) -> Output:
+    def said(self, answer: Output) -> Output:
         """Turn the sign."""
-        answer = self.inner.attend(batch)
-        return Output(answer.out, _turned(answer.lse))
-
-    def prefill(self, batch: PrefillBatch) -> Output:
-        """Turn the sign."""
-        answer = self.inner.prefill(batch)
-        return Output(answer.out, _turned(answer.lse))
-
-    def layer(self, batch: LayerBatch) -> Output:
-        """Turn the sign."""
-        answer = self.inner.layer(batch)
-        return Output(answer.out, _turned(answer.lse))
+        return Output(answer.out, np.where(np.isinf(answer.lse), -answer.lse, answer.lse))
 
     def merge(self, partials: Sequence[Output]) -> Output:
         """Turn the sign both ways."""
-        merged = self.inner.merge([Output(p.out, _turned(p.lse)) for p in partials])
-        return Output(merged.out, _turned(merged.lse))
+        return self.said(self.inner.merge([self.said(partial) for partial in partials]))
 
 
-class Silent(Passing):
+class Silent(Saying):
     """It has no lse."""
 
-    def attend(self, batch: Batch) -> Output:
+    def said(self, answer: Output) -> Output:
         """Return NaN for it."""
-        answer = self.inner.attend(batch)
-        return Output(answer.out, np.full_like(answer.lse, np.nan))
-
-    def prefill(self, batch: PrefillBatch) -> Output:
-        """Return NaN for it."""
-        answer = self.inner.prefill(batch)
-        return Output(answer.out, np.full_like(answer.lse, np.nan))
-
-    def layer(self, batch: LayerBatch) -> Output:
-        """Return NaN for it."""
-        answer = self.inner.layer(batch)
         return Output(answer.out, np.full_like(answer.lse, np.nan))
 
 
@@ -189,18 +170,6 @@ def _nan_where(empty: NDArray[np.bool_], answer: Output) -> Output:
         np.where(empty[..., None], np.array(np.nan, answer.out.dtype), answer.out),
         np.where(empty, np.float32(np.nan), answer.lse),
     )
-
-
-def _bits(answer: Output) -> Output:
-    return Output(answer.out, (answer.lse / np.log(2)).astype(np.float32))
-
-
-def _transposed(answer: Output) -> Output:
-    return Output(answer.out, np.ascontiguousarray(answer.lse.T))
-
-
-def _turned(lse: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.where(np.isinf(lse), -lse, lse)
 
 
 SPEAKERS: dict[str, type[Passing]] = {

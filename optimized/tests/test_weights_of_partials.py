@@ -25,7 +25,7 @@ def joined(outs, lses, *, workers=2, shares=1):
 
 
 def partials(count):
-    """Return answers [count, ROOM, R] and lses [count, ROOM]; no pair has room behind PAIRS."""
+    """Return answers [count, ROOM, R] and lses [count, ROOM], NaN where there is room alone."""
     torch.manual_seed(count)
     outs, lses = torch.randn(count, ROOM, R), 3 * torch.randn(count, ROOM)
     outs[:, PAIRS:] = torch.nan

@@ -10,7 +10,8 @@ import pytest
 from paged_mla_shared.cases import GROUPS, MERGES, Case, Row, SlotOrder, formats
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import bits
-from paged_mla_shared.inputs import INT32_MAX, build_steps, strided
+from paged_mla_shared.inputs import INT32_MAX, build_steps
+from paged_mla_shared.strides import strided
 
 ALL = [case for group in GROUPS.values() for case in group]
 

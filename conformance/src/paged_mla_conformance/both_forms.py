@@ -25,10 +25,11 @@ from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to
-from paged_mla_shared.inputs import build_steps, normal, strided
+from paged_mla_shared.inputs import build_steps, normal
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Mask, Output, Rows
+from paged_mla_shared.strides import strided
 
 
 @dataclass(frozen=True)

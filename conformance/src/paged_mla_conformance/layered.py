@@ -47,8 +47,7 @@ def check_layer(trial: Trial) -> None:
             trial.compare_cache(runner, stage, rotated=rotated)
             if trial.case.then:
                 fresh = _alone(trial, layer, rows, workspace)
-                why = f"step {number}, {rows} rows absorbed, against a fresh runner"
-                trial.checks += compare.check_bitwise("S-17", answer, fresh, why)
+                trial.check_fresh(answer, fresh, f"step {number}, {rows} rows absorbed")
         is_causal = stage.problem.mask is Mask.CAUSAL
         if in_chunks and is_causal and (step.query_lens == step.seq_lens).all():
             runner.load_cache(stage.before)

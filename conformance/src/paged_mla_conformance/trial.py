@@ -145,9 +145,12 @@ class Trial:
             fresh = self.prepare()
             fresh.load_cache(stage.before)
             fresh.append(stage.batch)
-            self.checks += compare.check_bitwise(
-                "S-17", answer, fresh.attend(stage.batch), f"step {number} against a fresh runner"
-            )
+            self.check_fresh(answer, fresh.attend(stage.batch), f"step {number}")
+
+    def check_fresh(self, answer: Output, fresh: Output, what: str) -> None:
+        """Hold an answer bit for bit against that of a runner which was asked nothing else."""
+        why = f"{what}, against a fresh runner"
+        self.checks += compare.check_bitwise("S-17", answer, fresh, why)
 
     def check_beside(self) -> None:
         """Append and attend every step in turns with a runner of another problem."""
@@ -193,9 +196,7 @@ class Trial:
             answer = self.prefill(runner, batch).answer
             answers.append((batch, answer))
             if self.case.then:
-                why = f"step {number}, against a fresh runner"
-                fresh = self.prepare().prefill(batch)
-                self.checks += compare.check_bitwise("S-17", answer, fresh, why)
+                self.check_fresh(answer, self.prepare().prefill(batch), f"step {number}")
             if self.case.workspace:
                 self._check_chunks(runner, batch, self.case.workspace)
         return answers

@@ -365,15 +365,8 @@ class PagedMla(PlannedStep):
         """
         check_at_least(1, num_blocks=num_blocks)
         num_tokens = integer("num_tokens", num_tokens)
-        checks.check_lengths(
-            self.config,
-            cu_seqlens_q,
-            seq_lens,
-            block_table,
-            num_tokens=num_tokens,
-            device=self.device,
-        )
-        checks.check_mask(self.config, mask, num_tokens, self.device)
+        step = (cu_seqlens_q, seq_lens, block_table, mask)
+        checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
         step_query_len(self.config, seq_lens.shape[0], num_tokens, max_query_len)
         if slot_mapping is not None:
             checks.check_tensor(

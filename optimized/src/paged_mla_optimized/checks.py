@@ -129,6 +129,22 @@ def check_capacity(
         raise InvalidArgument(tokens, num_tokens, allowed)
 
 
+def check_step(
+    config: MlaConfig,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor | RequestMap | None,
+    mask: torch.Tensor | None,
+    *,
+    num_tokens: int,
+    device: torch.device,
+) -> None:
+    """Check what a plan of the config's mask needs."""
+    lengths = (cu_seqlens_q, seq_lens, block_table)
+    check_lengths(config, *lengths, num_tokens=num_tokens, device=device)
+    check_mask(config, mask, num_tokens, device)
+
+
 def check_mask(
     config: MlaConfig, mask: torch.Tensor | None, num_tokens: int, device: torch.device
 ) -> None:

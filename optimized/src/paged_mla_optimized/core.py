@@ -116,15 +116,8 @@ class Core:
         """Check a step, unless it is part of one that was, and describe it in `plan`."""
         num_tokens = integer("num_tokens", num_tokens)
         if not is_checked:
-            checks.check_lengths(
-                self.config,
-                cu_seqlens_q,
-                seq_lens,
-                block_table,
-                num_tokens=num_tokens,
-                device=self.device,
-            )
-            checks.check_mask(self.config, mask, num_tokens, self.device)
+            step = (cu_seqlens_q, seq_lens, block_table, mask)
+            checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)

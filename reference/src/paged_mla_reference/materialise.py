@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from paged_mla_reference.cache import write_slots
 from paged_mla_reference.masks import PADDED_LINE, decode_mask, spell_mask
 from paged_mla_reference.paging import context_lens, slots_of, used_blocks
-from paged_mla_shared.inputs import Step, strided
+from paged_mla_shared.inputs import Step
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE, poisoned_image
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem
+from paged_mla_shared.strides import strided
 
 
 def materialise(step: Step) -> tuple[Batch, CacheImage]:

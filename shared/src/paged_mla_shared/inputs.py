@@ -18,6 +18,7 @@ from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import bits, numpy_dtype
 from paged_mla_shared.problem import Batch, Mask, Problem
+from paged_mla_shared.strides import strided
 
 INT32_MAX = 2**31 - 1
 
@@ -276,25 +277,3 @@ def _trees(
                 sees[node] |= sees[parent]
         flat.append(sees.ravel())
     return np.concatenate(flat) if flat else np.zeros(0, bool)
-
-
-def strided(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an equal view inside a larger array whose gaps hold poison.
-
-    The last axis of numbers keeps stride 1, as kernels that load vectors need; what is read one by
-    one (lengths, a block table, slots, a mask) is strided along every axis.
-    """
-    whole = values.dtype.kind in "iu"
-    poison = np.iinfo(values.dtype).max if whole else np.nan  # which is true, as a bool
-    if values.ndim == 1:
-        wide = np.full(2 * len(values), poison, values.dtype)
-        view = wide[::2]
-    elif whole:
-        wide = np.full((values.shape[0], 2 * values.shape[1] + 1), poison, values.dtype)
-        view = wide[:, : 2 * values.shape[1] : 2]
-    else:
-        extra = (2 * values.shape[0], *values.shape[1:-1], values.shape[-1] + 32)
-        wide = np.full(extra, poison, values.dtype)
-        view = wide[: 2 * values.shape[0] : 2, ..., : values.shape[-1]]
-    view[...] = values
-    return view

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from paged_mla_shared.cases.prefill import PrefillCase
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import largest_below
-from paged_mla_shared.inputs import normal, strided
+from paged_mla_shared.inputs import normal
 from paged_mla_shared.poison import HUGE
 from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.strides import strided
 
 SPARE_KEYS = 70  # behind the last row: more than a tile
 

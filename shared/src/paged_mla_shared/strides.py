@@ -16,6 +16,28 @@ MOST_AXES = 8
 MOST_GAPS = 64  # times the elements that an array may be spread over
 
 
+def strided(values: NDArray[Any]) -> NDArray[Any]:
+    """Return an equal view inside a larger array whose gaps hold poison.
+
+    The last axis of numbers keeps stride 1, as kernels that load vectors need; what is read one by
+    one (lengths, a block table, slots, a mask) is strided along every axis.
+    """
+    whole = values.dtype.kind in "iu"
+    poison = np.iinfo(values.dtype).max if whole else np.nan  # which is true, as a bool
+    if values.ndim == 1:
+        wide = np.full(2 * len(values), poison, values.dtype)
+        view = wide[::2]
+    elif whole:
+        wide = np.full((values.shape[0], 2 * values.shape[1] + 1), poison, values.dtype)
+        view = wide[:, : 2 * values.shape[1] : 2]
+    else:
+        extra = (2 * values.shape[0], *values.shape[1:-1], values.shape[-1] + 32)
+        wide = np.full(extra, poison, values.dtype)
+        view = wide[: 2 * values.shape[0] : 2, ..., : values.shape[-1]]
+    view[...] = values
+    return view
+
+
 def memory_of(array: NDArray[Any]) -> NDArray[Any]:
     """Return the memory from the first element to the last, [n].
 

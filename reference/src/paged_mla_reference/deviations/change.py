@@ -56,6 +56,13 @@ def answering(oracle: Oracle, change: Callable[[Problem, Batch, Output], Output]
     return replace(oracle, attend=attend)
 
 
+def masked_below_a_sentinel(answer: Output) -> Output:
+    """Take queries whose scores all lie below -5e4 for masked ones, in place."""
+    below = (answer.lse < -5e4) & np.isfinite(answer.lse)
+    answer.out[below], answer.lse[below] = 0, -5e4
+    return answer
+
+
 def seeing(oracle: Oracle, change: Callable[[Problem, Batch, int, Seen], Seen]) -> Oracle:
     """Change which keys the queries of a row see: more columns reach past the row's length."""
 

@@ -9,6 +9,7 @@ import numpy as np
 from paged_mla_reference import chunked
 from paged_mla_reference.chunked import ContextChunk, context_chunks, of_keys
 from paged_mla_reference.deviations.addressing import as_dense
+from paged_mla_reference.deviations.change import masked_below_a_sentinel
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.layer import Join, Parts, layer
 from paged_mla_reference.oracle import Oracle
@@ -133,9 +134,6 @@ def layer_scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
     """Queries of a layer whose scores all lie below -5e4 are taken for masked ones."""
 
     def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
-        answer = layer(problem, batch, image)
-        below = (answer.lse < -5e4) & np.isfinite(answer.lse)
-        answer.out[below], answer.lse[below] = 0, -5e4
-        return answer
+        return masked_below_a_sentinel(layer(problem, batch, image))
 
     return replace(oracle, layer=wrong)

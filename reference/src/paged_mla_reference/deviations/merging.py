@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import QueryAnswer, attend_one
+from paged_mla_reference.deviations.addressing import as_dense
 from paged_mla_reference.deviations.change import (
     answering,
     context_of,
@@ -191,26 +192,22 @@ def merge_reads_lse_as_heads_by_tokens(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(Fault.LAYOUT, "S-8", cites="vllm#21996")
+@breaks(Fault.STRIDE, "S-8", cites="vllm#21996")
 def merge_takes_lse_for_dense(oracle: Oracle) -> Oracle:
     """The strides of lse are ignored: what follows in memory is taken for the next query's."""
 
     def change(partials: Partials) -> Partials:
-        return [Output(p.out, p.lse.ravel(order="K").reshape(p.lse.shape)) for p in partials]
+        return [Output(p.out, as_dense(p.lse)) for p in partials]
 
     return _merging(oracle, change)
 
 
-@breaks(Fault.LAYOUT, "S-8", akin="vllm#21996")
+@breaks(Fault.STRIDE, "S-8", akin="vllm#21996")
 def merge_takes_out_for_dense(oracle: Oracle) -> Oracle:
     """The strides of out are ignored, in arrays that are parts of larger ones."""
 
-    def dense(out: NDArray[np.float32]) -> NDArray[np.float32]:
-        memory = out if out.base is None else np.ravel(out.base)
-        return memory.ravel()[: out.size].reshape(out.shape)
-
     def change(partials: Partials) -> Partials:
-        return [Output(dense(p.out), p.lse) for p in partials]
+        return [Output(as_dense(p.out), p.lse) for p in partials]
 
     return _merging(oracle, change)
 

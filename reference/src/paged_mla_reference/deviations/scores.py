@@ -11,6 +11,7 @@ from paged_mla_reference.attention import QueryAnswer, attend_one
 from paged_mla_reference.deviations.change import (
     answering,
     appending,
+    masked_below_a_sentinel,
     of_rows,
     posed,
     reading,
@@ -215,13 +216,7 @@ def exponentials_are_not_shifted(oracle: Oracle) -> Oracle:
 @breaks(Fault.RANGE, "S-5", "S-6", "S-7", cites="flashinfer#4401 flashinfer#4267")
 def scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
     """Queries whose scores all lie below -5e4 are taken for masked ones."""
-
-    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
-        below = (answer.lse < -5e4) & np.isfinite(answer.lse)
-        answer.out[below], answer.lse[below] = 0, -5e4
-        return answer
-
-    return answering(oracle, change)
+    return answering(oracle, lambda _p, _b, answer: masked_below_a_sentinel(answer))
 
 
 @breaks(Fault.PRECISION, "S-7", cites="vllm@TRITON_MLA")

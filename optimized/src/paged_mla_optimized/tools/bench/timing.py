@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
@@ -31,8 +30,8 @@ def alone(launches: Mapping[str, Launch], passes: int = 2) -> dict[str, float]:
     graphs = _captured(launches, _GRAPH_MS)
     _replayed(_turns(graphs, -(-_ROUNDS_BEFORE // len(graphs))))
     each = [item for item in graphs.items() for _ in range(_ROUNDS_ALONE // passes)]
-    orders = itertools.cycle((each, each[::-1]))
-    return _replayed(itertools.chain.from_iterable(itertools.islice(orders, passes)))
+    orders = each, each[::-1]
+    return _replayed(item for number in range(passes) for item in orders[number % 2])
 
 
 def in_turns(
