@@ -15,6 +15,8 @@ from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
 NUM_WARPS = 1
 """Small programs, since many begin at once where the attend kernel's have just ended."""
+MAX_REGISTERS = 128
+"""Of a thread, so that 16 programs run on a multiprocessor at once."""
 _MOST_WORKERS = 256  # programs that join one query tile: of 16 pairs, 64 partials keep all busy
 
 
@@ -38,8 +40,8 @@ class Combine:
         workers = 16 if variant.tile_m <= 32 else 16 * max(lanes, 2)
         self.workers = self.parts * (2 if is_interpreting() else workers)
         constants = combine_constants(config, variant)
-        options = overlap_options(constants)
-        self._kernel = Launcher(combine_kernel, constants, num_warps=NUM_WARPS, **options)
+        options = {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS, **overlap_options(constants)}
+        self._kernel = Launcher(combine_kernel, constants, **options)
 
     def launch(
         self,

@@ -33,6 +33,7 @@ from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
 from paged_mla_optimized.launchers.append import RUN_TOKENS, append_kernel_of
+from paged_mla_optimized.launchers.combine import MAX_REGISTERS as COMBINE_REGISTERS
 from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
@@ -368,6 +369,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         dtype,
         combine_constants(config, variant),
         COMBINE_WARPS,
+        max_registers=COMBINE_REGISTERS,
     )
     for run_tokens in (0, *RUN_TOKENS) if config.scales == "per_group" else (0,):
         append, constants, warps = append_kernel_of(config, arch, run_tokens=run_tokens)

@@ -82,8 +82,8 @@ def _join_share(
     group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr, SOURCES: tl.constexpr
 ):
     """Join every `shares`-th piece of the `alive` pairs of a group, SOURCES partials at a time."""
-    # As many loads with any SOURCES and R, of pairs of one query tile.
-    PAIRS: tl.constexpr = min(max(2048 // (SOURCES * R), 1), 16)
+    # As many loads with any SOURCES, and whole lines of memory.
+    PAIRS: tl.constexpr = max(32 // SOURCES, 1)
     COLUMNS: tl.constexpr = min(2048 // (PAIRS * SOURCES), R)
     pieces = R // COLUMNS
     for piece in range(group.share, tl.cdiv(group.alive, PAIRS) * pieces, group.shares):
@@ -102,13 +102,17 @@ def _join_share(
 
 @triton.jit
 def _join_group(group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr):
-    """Join a share of a group, with as many partials at a time as it has, up to 64.
+    """Join a share of a group, with 4, 16 or 64 partials at a time.
 
-    More would leave less than a line of memory for each, and take registers of all programs.
+    More would leave less than a line of memory for each. Other sizes would be more code, and a
+    program waits for code too: it runs most of it once.
     """
-    for step in tl.static_range(6):
-        if (group.count > 1 << step) & ((group.count <= 2 << step) | (step == 5)):
-            _join_share(group, answers, num_heads, R, PLACES, 2 << step)
+    if group.count <= 4:
+        _join_share(group, answers, num_heads, R, PLACES, 4)
+    elif group.count <= 16:
+        _join_share(group, answers, num_heads, R, PLACES, 16)
+    else:
+        _join_share(group, answers, num_heads, R, PLACES, 64)
 
 
 @triton.jit(do_not_specialize=["joins", "num_tokens", "stride_lse_token",
