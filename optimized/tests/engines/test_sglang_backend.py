@@ -48,6 +48,7 @@ def test_a_replay_of_fewer_windows_than_were_captured():
                 req_pool_indices=buffers.ids,
                 seq_lens=buffers.lens,
                 out_cache_loc=buffers.slots[:tokens],
+                extend_seq_lens_cpu=[WINDOW] * rows,
                 spec_info=None,
             )
 
@@ -81,6 +82,7 @@ def test_a_step_that_is_padded_after_it_was_planned(mode):
             req_pool_indices=held.request_ids,
             seq_lens=cached.long(),
             out_cache_loc=held.out_cache_loc,
+            extend_seq_lens_cpu=[WINDOW] * 2,
             spec_info=SimpleNamespace(draft_token_num=WINDOW, custom_mask=None),
         )
         backend.init_forward_metadata(batch)
@@ -96,6 +98,37 @@ def test_a_step_that_is_padded_after_it_was_planned(mode):
         torch.testing.assert_close(out[: 2 * WINDOW].double(), dense(step)[0], rtol=2e-5, atol=2e-5)
         assert not out[2 * WINDOW :].any()
         assert torch.equal(held.pool[0], before)
+
+
+@pytest.mark.parametrize("rows", [1, 3], ids=["rows-as-before", "rows-padded"])
+def test_a_window_is_as_long_as_it_was_before_its_step_was_padded(rows):
+    """S-16: each layer of drafts plans the step that the layer before it left, slots padded."""
+    step = build((36, WINDOW))
+    held = hold(step)
+    padding = 2 * WINDOW + 3
+    with stubbed(speculative_num_draft_tokens=WINDOW) as module:
+        runner = runner_of(step, held, is_draft_worker=True)
+        backend = module.PagedMlaBackend(runner)
+        [slots] = padded([held.out_cache_loc], padding)
+        batch = SimpleNamespace(
+            forward_mode=Mode("draft-extend"),
+            batch_size=rows,
+            req_pool_indices=torch.cat([held.request_ids, torch.zeros(2).long()]),
+            seq_lens=torch.cat([step.seq_lens.long(), torch.ones(2).long()]),
+            out_cache_loc=slots,
+            extend_seq_lens_cpu=[WINDOW],
+            spec_info=None,
+        )
+        backend.init_forward_metadata(batch)
+        out = attended(
+            backend,
+            runner,
+            batch,
+            padded([step.q_nope, step.q_pe], padding),
+            padded([held.latents, held.keys], padding),
+        )
+        torch.testing.assert_close(out[:WINDOW].double(), dense(step)[0], rtol=2e-5, atol=2e-5)
+        assert out.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,7 @@ def test_a_draft_models_window_and_steps(settings, monkeypatch):
         req_pool_indices=torch.tensor([SPARE, SPARE + 1, 0, 0]),
         seq_lens=torch.tensor([36, 20, 1, 1]),
         out_cache_loc=torch.cat([held.out_cache_loc, torch.zeros(3).long()]),
+        extend_seq_lens_cpu=[3] * 3,
     )
     backend.init_forward_metadata_out_graph(padded, in_capture=True)
     replayed = SimpleNamespace(**(vars(padded) | {"out_cache_loc": held.out_cache_loc}))

@@ -49,6 +49,7 @@ READ = {  # attributes of SGLang's objects, by what the objects are
         "attn_attend_prefix_cache",
         "batch_size",
         "extend_seq_lens",
+        "extend_seq_lens_cpu",
         "forward_mode",
         "mha_one_shot",
         "mha_return_lse",

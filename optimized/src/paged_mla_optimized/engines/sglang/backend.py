@@ -286,8 +286,8 @@ class PagedMlaBackend(AttentionBackend):
 
 
 def _window(batch: Any) -> int:
-    """Return how many tokens of each row a draft model extends, of a batch that is not padded."""
-    return int(len(batch.out_cache_loc) // batch.batch_size)
+    """Return how many tokens of each row a draft model extends; slots and rows may be padded."""
+    return int(batch.extend_seq_lens_cpu[0])
 
 
 def _refuse(runner: Any) -> None:
