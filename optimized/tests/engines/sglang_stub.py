@@ -61,11 +61,14 @@ def stubbed(**context: Any) -> Iterator[Any]:
     """Yield the module of our backend class, made on the stub; `context` is what SGLang runs in."""
     settings = {
         "attn_cp_size": 1,
+        "attn_tp_size": 1,
         "chunked_prefill_size": 32,
         "dcp_enabled": False,
         "deterministic": SimpleNamespace(enable_deterministic_inference=False),
         "disable_radix_cache": False,
+        "enable_dynamic_chunking": False,
         "max_prefill_tokens": 64,
+        "pp_size": 1,
         "speculative_eagle_topk": None,
         "speculative_num_draft_tokens": None,
         "two_batch_overlap": False,

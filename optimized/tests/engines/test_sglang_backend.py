@@ -67,6 +67,51 @@ def test_a_replay_of_fewer_windows_than_were_captured():
         assert attended(backend, runner, captured, q, new).isfinite().all()
 
 
+def test_more_rows_than_requests():
+    """S-6: a pool of eight, and steps padded to a multiple of the three ranks that share them."""
+    step = build(*(((20, 1),) * 7))
+    held = hold(step)
+    with stubbed(attn_tp_size=3) as module:
+        runner = runner_of(step, held)
+        backend = module.PagedMlaBackend(runner)
+        ids, slots = padded([held.request_ids, held.out_cache_loc], 2)
+        batch = SimpleNamespace(
+            forward_mode=Mode("decode"),
+            batch_size=9,
+            req_pool_indices=ids,
+            seq_lens=torch.cat([step.seq_lens.long(), torch.ones(2).long()]),
+            out_cache_loc=slots,
+        )
+        backend.init_forward_metadata(batch)
+        q, new = (
+            padded(tensors, 2) for tensors in ([step.q_nope, step.q_pe], [held.latents, held.keys])
+        )
+        out = attended(backend, runner, batch, q, new)
+        torch.testing.assert_close(out[:7].double(), dense(step)[0], rtol=2e-5, atol=2e-5)
+
+
+def test_a_chunk_that_has_grown():
+    """Dynamic chunking in pipelines: longer than the option says, up to a step's tokens."""
+    step = build((60, 50))
+    held = hold(step)
+    with stubbed(enable_dynamic_chunking=True, pp_size=2) as module:
+        runner = runner_of(step, held)
+        backend = module.PagedMlaBackend(runner)
+        batch = SimpleNamespace(
+            forward_mode=Mode("extend"),
+            batch_size=1,
+            req_pool_indices=held.request_ids,
+            seq_lens=step.seq_lens.long(),
+            extend_seq_lens=torch.tensor([50]).int(),
+            positions=torch.zeros(50),
+            out_cache_loc=held.out_cache_loc,
+        )
+        backend.init_forward_metadata(batch)
+        q, new = (step.q_nope, step.q_pe), (held.latents, held.keys)
+        out = attended(backend, runner, batch, q, new)
+        torch.testing.assert_close(out.double(), dense(step)[0], rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("mode", ["verify", "draft-extend"])
 def test_a_step_that_is_padded_after_it_was_planned(mode):
     """S-6: ranks of data parallelism have as many tokens as the busiest of them."""

@@ -52,12 +52,52 @@ def test_other_pools_are_refused(stored):
 def test_the_largest_step(chunk, query_len, tokens):
     found = capacities(
         max_requests=64,
+        rank_multiple=1,
         chunked_prefill_size=chunk,
+        chunks_grow=False,
         max_prefill_tokens=16384,
         context_len=40000,
         query_len=query_len,
     )
     assert found == (64, tokens)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "prompts"),
+    [
+        (2048, 16384),  # the scheduler's own limit
+        (16384, 20480),  # a quarter more, which it tries before it serves
+        (100_000, 40000),
+        (-1, 40000),
+    ],
+)
+def test_chunks_that_grow(chunk, prompts):
+    """Of dynamic chunking in pipelines: a scheduler chooses them by what is cached."""
+    rows, tokens = capacities(
+        max_requests=64,
+        rank_multiple=1,
+        chunked_prefill_size=chunk,
+        chunks_grow=True,
+        max_prefill_tokens=16384,
+        context_len=40000,
+        query_len=1,
+    )
+    assert (rows, tokens) == (64, prompts + 64)
+
+
+@pytest.mark.parametrize(("requests", "rows"), [(5, 8), (8, 8), (1, 4)])
+def test_rows_that_ranks_share_are_rounded_up(requests, rows):
+    """S-6: eager steps of data parallelism are padded to a multiple of the ranks beside."""
+    found = capacities(
+        max_requests=requests,
+        rank_multiple=4,
+        chunked_prefill_size=2048,
+        chunks_grow=False,
+        max_prefill_tokens=16384,
+        context_len=40000,
+        query_len=3,
+    )
+    assert found == (rows, 2048 + rows * 3)
 
 
 def test_a_pool_is_seen_as_blocks_where_it_lies():

@@ -78,10 +78,13 @@ class PagedMlaBackend(AttentionBackend):
         self.req_to_token_pool = requests = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.max_context_len = model.context_len
+        schedule, parallel = get_schedule(), get_parallel()
         rows, tokens = capacities(
             max_requests=requests.size,
-            chunked_prefill_size=get_schedule().chunked_prefill_size,
-            max_prefill_tokens=get_schedule().max_prefill_tokens,
+            rank_multiple=parallel.attn_tp_size,
+            chunked_prefill_size=schedule.chunked_prefill_size,
+            chunks_grow=schedule.enable_dynamic_chunking and parallel.pp_size > 1,
+            max_prefill_tokens=schedule.max_prefill_tokens,
             context_len=model.context_len,
             query_len=drafts,
         )

@@ -33,7 +33,9 @@ def cache_format(stored: torch.dtype, dtype: torch.dtype) -> str:
 def capacities(
     *,
     max_requests: int,
+    rank_multiple: int,
     chunked_prefill_size: int | None,
+    chunks_grow: bool,
     max_prefill_tokens: int,
     context_len: int,
     query_len: int,
@@ -44,16 +46,26 @@ def capacities(
     ----------
     max_requests : int
         Of the pool of requests: no graph is larger.
+    rank_multiple : int
+        Ranks that share a batch's heads: of data parallelism, eager steps are padded to as many
+        rows, or a multiple.
     chunked_prefill_size : int or None
         Of the scheduler; -1 or ``None`` lets a prompt be as long as the context.
+    chunks_grow : bool
+        The scheduler chooses longer chunks too, up to ``max_prefill_tokens``, and before it serves
+        it tries up to a quarter more than ``chunked_prefill_size``.
     max_prefill_tokens, context_len : int
     query_len : int
         New tokens of a row with all its drafts, 1 without.
     """
+    rows = -(-max_requests // rank_multiple) * rank_multiple
     prompts = max(max_prefill_tokens, context_len)
     if chunked_prefill_size is not None and chunked_prefill_size > 0:
-        prompts = min(prompts, chunked_prefill_size)
-    return max_requests, prompts + max_requests * query_len  # MIXED steps have both
+        chunk = chunked_prefill_size
+        if chunks_grow:
+            chunk = max(chunk * 5 // 4, max_prefill_tokens)
+        prompts = min(prompts, chunk)
+    return rows, prompts + rows * query_len  # MIXED steps have both
 
 
 def as_blocks(slots: torch.Tensor, page_size: int) -> torch.Tensor:
