@@ -215,6 +215,39 @@ def test_prompts_that_are_padded_before_they_are_planned(counted, padding, hande
         assert not out[7:].any()
 
 
+def test_a_row_that_is_made_up_for_an_idle_rank():
+    """S-6: as long as the step of the busiest rank, which may be longer than any request."""
+    step = build((128, 1), max_model_len=128)
+    held = hold(step)
+    with stubbed(chunked_prefill_size=160, max_prefill_tokens=160) as module:
+        runner = runner_of(step, held)
+        runner.req_to_token_pool.req_to_token[1] = held.out_cache_loc  # NaN
+        backend = module.PagedMlaBackend(runner)
+        batch = SimpleNamespace(
+            forward_mode=Mode("decode"),
+            batch_size=2,
+            req_pool_indices=torch.tensor([0, 1]),
+            seq_lens=torch.tensor([1, 128]),
+        )
+        backend.init_forward_metadata(batch)  # behind a row's table lies that of the next
+        batch = SimpleNamespace(
+            forward_mode=Mode("extend"),
+            batch_size=1,
+            req_pool_indices=torch.zeros(1).long(),
+            seq_lens=torch.tensor([144]),
+            extend_seq_lens=torch.tensor([144]).int(),
+            positions=torch.zeros(144),
+            out_cache_loc=torch.zeros(144).long(),
+        )
+        backend.init_forward_metadata(batch)
+        q, new = (
+            [tensor[:1].expand(144, *tensor.shape[1:]).contiguous() for tensor in tensors]
+            for tensors in ([step.q_nope, step.q_pe], [held.latents, held.keys])
+        )
+        assert attended(backend, runner, batch, q, new).isfinite().all()
+        assert not held.pool[0].any()
+
+
 REFUSED = {
     "no MLA": ("without MLA", {"use_mla_backend": False}, {}),
     "hybrid": ("hybrid", {"model_config": SimpleNamespace(linear_attention="kda")}, {}),

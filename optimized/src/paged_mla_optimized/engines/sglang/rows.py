@@ -92,6 +92,9 @@ class Rows:
     ) -> None:
         """Describe a step whose rows have any numbers of new tokens.
 
+        A row that SGLang makes up for an idle rank is as long as the step of the busiest: what is
+        longer than any request is cut off, and its tokens are padding.
+
         Parameters
         ----------
         request_ids : int [B]
@@ -106,8 +109,8 @@ class Rows:
         length = config.max_query_tokens if config.deterministic else max(num_tokens, 1)
         self._planned = self._causal
         self._planned.plan(
-            starts_of(extend_seq_lens),
-            seq_lens.int(),
+            starts_of(extend_seq_lens.clamp(max=config.max_model_len)),
+            seq_lens.clamp(max=config.max_model_len).int(),
             RequestMap(self._req_to_token, request_ids),
             num_tokens=num_tokens,
             max_query_len=length,
