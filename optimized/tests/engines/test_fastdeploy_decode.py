@@ -30,6 +30,38 @@ def test_lengths():
     assert decode_lens(*lens()).dtype == torch.int32
 
 
+def as_kept(column, lines=3):
+    """A column with a line for every request that may run; those that do run are the first."""
+    return torch.cat([column[:, None], torch.full((lines, 1), 9).int()])
+
+
+@pytest.mark.parametrize("lines", [0, 3], ids=["all-run", "some-run"])
+def test_lengths_as_they_are_kept(lines):
+    encoder, decoder, this_time = lens()
+    kept = as_kept(encoder, lines), as_kept(decoder, lines)
+    assert decode_lens(*kept, this_time[:, None]).tolist() == [37, 0, 64, 0, 0, 0]
+    assert decode_lens(*kept, this_time).tolist() == [37, 0, 64, 0, 0, 0]
+
+
+LENGTHS = ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time")
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("shape", [(1, 6), (6, 2), ()], ids=["row", "wide", "number"])
+def test_lengths_of_other_shapes_are_refused(name, shape):
+    """S-2: torch would broadcast some of them."""
+    given = dict(zip(LENGTHS, lens(), strict=True)) | {name: torch.ones(shape).int()}
+    with pytest.raises(InvalidArgument, match=f"{name}: "):
+        decode_lens(**given)
+
+
+@pytest.mark.parametrize("name", LENGTHS[:2])
+def test_fewer_lengths_than_requests_that_run_are_refused(name):
+    given = dict(zip(LENGTHS, lens(), strict=True)) | {name: torch.ones(5).int()}
+    with pytest.raises(InvalidArgument, match=rf"{name}: .*\[5\].* at least 6"):
+        decode_lens(**given)
+
+
 def test_a_mixed_step():
     """Prompts get zeros, and their tokens are written by another call."""
     is_decode = [encoder == 0 and new > 0 for encoder, _, new in ROWS]
@@ -52,7 +84,15 @@ def test_a_mixed_step():
         cache[block, position % step.config.block_size] = torch.nan  # until it is written
 
     attention = LatentAttention(PagedMla(step.config, "cpu"), query_len=3)
-    attention.plan(*lens(), step.cu_seqlens_q, step.block_table, num_tokens=tokens)
+    encoder, decoder, this_time = lens()
+    attention.plan(
+        as_kept(encoder),
+        as_kept(decoder),
+        this_time[:, None],
+        as_kept(step.cu_seqlens_q)[:, 0],
+        torch.cat([step.block_table, torch.full_like(step.block_table[:3], -1)]),
+        num_tokens=tokens,
+    )
     latent_cache = cache[:, None]
     attention.write(fresh[:, :R], fresh[:, None, R:], latent_cache)
     torch.testing.assert_close(cache, step.cache, equal_nan=True)

@@ -2,8 +2,9 @@
 
 Its tensors come as torch's through DLPack. Conversions: a row's context and its new tokens are
 counted apart; rows of prompts stand among the others, are answered by another call and added, so
-that they get zeros here; rows without new tokens keep the lengths of an earlier step; a cache has
-an axis of one head; queries and answers of all heads are one line.
+that they get zeros here; rows without new tokens keep the lengths of an earlier step; lengths are
+columns, and some have a line for every request that may run; a cache has an axis of one head;
+queries and answers of all heads are one line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.given import check_kind
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -24,15 +26,23 @@ def decode_lens(
 
     Parameters
     ----------
-    seq_lens_encoder : int32 [B]
-        New tokens of prompts.
-    seq_lens_decoder : int32 [B]
+    seq_lens_encoder : int32 [N] or [N, 1]
+        New tokens of prompts. N is at least B: what is past the requests that run is not read.
+    seq_lens_decoder : int32 [N] or [N, 1]
         Cached tokens, those of this step not among them.
-    seq_lens_this_time : int32 [B]
+    seq_lens_this_time : int32 [B] or [B, 1]
         New tokens of any kind.
+
+    Raises
+    ------
+    InvalidArgument
+        One of them has another shape, or fewer lines.
     """
-    is_decode = (seq_lens_this_time > 0) & (seq_lens_encoder == 0)
-    return torch.where(is_decode, seq_lens_decoder + seq_lens_this_time, 0).int()
+    new = _column("seq_lens_this_time", seq_lens_this_time)
+    prompt = _column("seq_lens_encoder", seq_lens_encoder, len(new))
+    cached = _column("seq_lens_decoder", seq_lens_decoder, len(new))
+    is_decode = (new > 0) & (prompt == 0)
+    return torch.where(is_decode, cached + new, 0).int()
 
 
 class LatentAttention:
@@ -73,18 +83,19 @@ class LatentAttention:
         ----------
         seq_lens_encoder, seq_lens_decoder, seq_lens_this_time
             As for :func:`decode_lens`.
-        cu_seqlens_q : int32 [B + 1]
+        cu_seqlens_q : int32 [B + 1], or longer
             Prefix sums of ``seq_lens_this_time``.
-        block_tables : int32 [B, M]
+        block_tables : int32 [N, M]
             Entries past a row's last block hold -1, or anything.
         num_tokens : int
             Lines of the queries, padding included.
         """
         seq_lens = decode_lens(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time)
+        rows = len(seq_lens)
         self.mla.plan(
-            cu_seqlens_q,
+            cu_seqlens_q[: rows + 1],
             seq_lens,
-            block_tables,
+            block_tables[:rows],
             num_tokens=num_tokens,
             max_query_len=self.query_len,
         )
@@ -119,3 +130,14 @@ class LatentAttention:
         q_nope, q_pe = torch.split(heads, widths, dim=-1)
         out, _ = self.mla.attend(q_nope, q_pe, latent_cache.squeeze(1))
         return out.flatten(1)
+
+
+def _column(name: str, lens: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+    """Return the first `rows` lengths, or all."""
+    check_kind(name, lens, torch.Tensor)
+    kept = lens.numel()
+    least = kept if rows is None else rows
+    if lens.shape not in {(kept,), (kept, 1)} or kept < least:
+        allowed = "[B] or [B, 1]" if rows is None else f"[N] or [N, 1], N at least {rows}"
+        raise InvalidArgument(name, f"shape {list(lens.shape)}", allowed)
+    return lens.flatten()[:least]
