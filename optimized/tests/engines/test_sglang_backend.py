@@ -248,6 +248,25 @@ def test_a_row_that_is_made_up_for_an_idle_rank():
         assert not held.pool[0].any()
 
 
+def test_rows_that_verify_different_numbers_of_drafts_are_refused():
+    """S-2: the batch says how many each may have, its layout how many each has."""
+    step = build((36, 4), (20, 2))
+    held = hold(step)
+    with stubbed(speculative_num_draft_tokens=4, speculative_eagle_topk=1) as module:
+        backend = module.PagedMlaBackend(runner_of(step, held))
+        batch = SimpleNamespace(
+            forward_mode=Mode("verify"),
+            batch_size=2,
+            req_pool_indices=held.request_ids,
+            seq_lens=torch.tensor([32, 18]),
+            spec_info=SimpleNamespace(
+                draft_token_num=4, custom_mask=None, ragged_verify_layout=torch.tensor([4, 2])
+            ),
+        )
+        with pytest.raises(Unsupported, match="SGLANG_RAGGED_VERIFY_MODE"):
+            backend.init_forward_metadata(batch)
+
+
 REFUSED = {
     "no MLA": ("without MLA", {"use_mla_backend": False}, {}),
     "hybrid": ("hybrid", {"model_config": SimpleNamespace(linear_attention="kda")}, {}),

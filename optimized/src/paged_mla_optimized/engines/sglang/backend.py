@@ -198,6 +198,11 @@ class PagedMlaBackend(AttentionBackend):
         if mode.is_decode():
             self.rows.plan(ids, lens + self._ahead, 1)
         elif mode.is_target_verify():
+            if getattr(batch.spec_info, "ragged_verify_layout", None) is not None:
+                raise Unsupported(
+                    "paged_mla: rows that verify different numbers of drafts: "
+                    "SGLANG_RAGGED_VERIFY_MODE=static"
+                )
             drafts = int(batch.spec_info.draft_token_num)
             self.rows.plan(ids, lens + drafts, drafts, self._tree_mask(batch, lens, drafts))
         elif mode.is_draft_extend_v2():
