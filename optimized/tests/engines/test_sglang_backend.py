@@ -248,6 +248,29 @@ def test_a_row_that_is_made_up_for_an_idle_rank():
         assert not held.pool[0].any()
 
 
+def test_a_mask_that_moves_is_not_planned_inside_a_graph(monkeypatch):
+    """S-17: n-grams have a new one in every step; SGLang plans without a graph where this fails."""
+    step = build((36, WINDOW), (20, WINDOW))
+    held = hold(step)
+    with stubbed(speculative_num_draft_tokens=WINDOW) as module:
+        ngram = SimpleNamespace(is_ngram=lambda: True)
+        backend = module.PagedMlaBackend(runner_of(step, held, spec_algorithm=ngram))
+        spec = SimpleNamespace(draft_token_num=WINDOW)
+        batch = SimpleNamespace(
+            forward_mode=Mode("verify"),
+            batch_size=2,
+            req_pool_indices=held.request_ids,
+            seq_lens=step.seq_lens.long() - WINDOW,
+            spec_info=spec,
+        )
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        spec.custom_mask = backend.verify_mask.buffer
+        backend.init_forward_metadata_out_graph(batch)
+        spec.custom_mask = torch.ones(56 * WINDOW).bool()
+        with pytest.raises(Unsupported, match="mask"):
+            backend.init_forward_metadata_out_graph(batch)
+
+
 def test_rows_that_verify_different_numbers_of_drafts_are_refused():
     """S-2: the batch says how many each may have, its layout how many each has."""
     step = build((36, 4), (20, 2))
