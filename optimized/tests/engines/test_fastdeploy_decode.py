@@ -119,6 +119,22 @@ def test_no_tokens(k_pe):
         attention.attend(torch.zeros(0, 4 * R), latent_cache)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("k_pe", (2,)), ("k_pe", (2, 2, P // 2)), ("cache", (3,)), ("cache", (3, 2, 16, R + P))],
+    ids=["k_pe-line", "k_pe-heads", "cache-line", "cache-heads"],
+)
+def test_other_shapes_of_what_is_written_are_refused(name, shape):
+    attention = LatentAttention(PagedMla(config(), "cpu"))
+    zero, one = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    starts, table = torch.arange(3).int(), torch.arange(2).int()[:, None]
+    attention.plan(zero, zero, one, starts, table, num_tokens=2)
+    given = {"k_pe": torch.zeros(2, 1, P), "cache": torch.zeros(3, 1, 16, R + P)}
+    given[name] = torch.zeros(shape)
+    with pytest.raises(InvalidArgument, match=f"{name}: "):
+        attention.write(torch.zeros(2, R), given["k_pe"], given["cache"])
+
+
 def test_no_rope():
     """S-12: FastDeploy has rotated already."""
     mla = PagedMla(config(rope=Rope(RopePairing.NEOX)), "cpu")

@@ -111,7 +111,7 @@ class LatentAttention:
         k_pe : dtype [T, P], or [T, 1, P]
         latent_cache : dtype [num_blocks, 1, block_size, R + P]
         """
-        self.mla.append(compressed_kv, k_pe.flatten(1), latent_cache.squeeze(1))
+        self.mla.append(compressed_kv, _headless(k_pe, 2), _headless(latent_cache, 3))
 
     def attend(self, q: torch.Tensor, latent_cache: torch.Tensor) -> torch.Tensor:
         """Return the answers of decode rows, dtype [T, H * R], and zeros for all other tokens.
@@ -128,7 +128,7 @@ class LatentAttention:
         check_tensor("q", q, shape, config.dtype, self.mla.device, unit_stride=True)
         heads = q.view(q.shape[0], config.num_heads, sum(widths))
         q_nope, q_pe = torch.split(heads, widths, dim=-1)
-        out, _ = self.mla.attend(q_nope, q_pe, latent_cache.squeeze(1))
+        out, _ = self.mla.attend(q_nope, q_pe, _headless(latent_cache, 3))
         return out.flatten(1)
 
 
@@ -141,3 +141,8 @@ def _column(name: str, lens: torch.Tensor, rows: int | None = None) -> torch.Ten
         allowed = "[B] or [B, 1]" if rows is None else f"[N] or [N, 1], N at least {rows}"
         raise InvalidArgument(name, f"shape {list(lens.shape)}", allowed)
     return lens.flatten()[:least]
+
+
+def _headless(tensor: torch.Tensor, axes: int) -> torch.Tensor:
+    """Return a tensor of so many axes, without that of its one head if it has it."""
+    return tensor.squeeze(1) if tensor.ndim == axes + 1 else tensor
