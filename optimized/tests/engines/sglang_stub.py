@@ -67,6 +67,7 @@ def stubbed(**context: Any) -> Iterator[Any]:
         "deterministic": SimpleNamespace(enable_deterministic_inference=False),
         "disable_radix_cache": False,
         "enable_dynamic_chunking": False,
+        "graph": SimpleNamespace(cuda_graph_config=None),
         "max_prefill_tokens": 64,
         "pp_size": 1,
         "speculative_eagle_topk": None,

@@ -90,6 +90,25 @@ def test_more_rows_than_requests():
         torch.testing.assert_close(out[:7].double(), dense(step)[0], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("backend", "sizes", "tokens"),
+    [
+        ("breakable", [16, 100], 100 + 8),
+        ("breakable", [16], 32 + 8),
+        ("disabled", [100], 32 + 8),
+        ("disabled", None, 32 + 8),
+    ],
+    ids=["larger", "smaller", "none", "none-without-sizes"],
+)
+def test_graphs_of_prompts_are_captured_at_their_size(backend, sizes, tokens):
+    step = build((20, 1))
+    prefill = SimpleNamespace(backend=backend, bs=sizes)
+    graph = SimpleNamespace(cuda_graph_config=SimpleNamespace(prefill=prefill))
+    with stubbed(graph=graph) as module:
+        made = module.PagedMlaBackend(runner_of(step, hold(step)))
+        assert made.rows.config.max_query_tokens == tokens
+
+
 def test_a_chunk_that_has_grown():
     """Dynamic chunking in pipelines: longer than the option says, up to a step's tokens."""
     step = build((60, 50))

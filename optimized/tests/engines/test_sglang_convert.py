@@ -55,6 +55,7 @@ def test_the_largest_step(chunk, query_len, tokens):
         rank_multiple=1,
         chunked_prefill_size=chunk,
         chunks_grow=False,
+        graph_tokens=0,
         max_prefill_tokens=16384,
         context_len=40000,
         query_len=query_len,
@@ -78,6 +79,23 @@ def test_chunks_that_grow(chunk, prompts):
         rank_multiple=1,
         chunked_prefill_size=chunk,
         chunks_grow=True,
+        graph_tokens=0,
+        max_prefill_tokens=16384,
+        context_len=40000,
+        query_len=1,
+    )
+    assert (rows, tokens) == (64, prompts + 64)
+
+
+@pytest.mark.parametrize(("graph_tokens", "prompts"), [(1024, 1024), (256, 512), (0, 512)])
+def test_graphs_that_are_larger_than_a_chunk(graph_tokens, prompts):
+    """S-17: they are captured at their size, whatever the scheduler gives them later."""
+    rows, tokens = capacities(
+        max_requests=64,
+        rank_multiple=1,
+        chunked_prefill_size=512,
+        chunks_grow=False,
+        graph_tokens=graph_tokens,
         max_prefill_tokens=16384,
         context_len=40000,
         query_len=1,
@@ -93,6 +111,7 @@ def test_rows_that_ranks_share_are_rounded_up(requests, rows):
         rank_multiple=4,
         chunked_prefill_size=2048,
         chunks_grow=False,
+        graph_tokens=0,
         max_prefill_tokens=16384,
         context_len=40000,
         query_len=3,

@@ -34,6 +34,7 @@ with warnings.catch_warnings():
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
+    from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
     from sglang.srt.model_executor.forward_context import (
         ForwardContext,
@@ -80,6 +81,7 @@ def _settings(monkeypatch):
         attn_tp_size=1,
         pp_size=1,
         enable_dynamic_chunking=False,
+        graph=SimpleNamespace(cuda_graph_config=CudaGraphConfig()),
         dcp_enabled=False,
         disable_radix_cache=False,
         deterministic=SimpleNamespace(enable_deterministic_inference=False),

@@ -84,6 +84,7 @@ class PagedMlaBackend(AttentionBackend):
             rank_multiple=parallel.attn_tp_size,
             chunked_prefill_size=schedule.chunked_prefill_size,
             chunks_grow=schedule.enable_dynamic_chunking and parallel.pp_size > 1,
+            graph_tokens=_graph_tokens(),
             max_prefill_tokens=schedule.max_prefill_tokens,
             context_len=model.context_len,
             query_len=drafts,
@@ -293,6 +294,14 @@ class PagedMlaBackend(AttentionBackend):
         if torch.cuda.is_current_stream_capturing():  # of planning alone: its replays show no mask
             raise Unsupported("paged_mla: a mask that lies elsewhere in each step, in a graph")
         return own_masks(mask, lens, drafts)
+
+
+def _graph_tokens() -> int:
+    """Return the tokens of the largest graph of prompts, 0 if there is none."""
+    graphs = get_exec().graph.cuda_graph_config
+    if graphs is None or graphs.prefill.backend == "disabled":
+        return 0
+    return max(graphs.prefill.bs or (), default=0)
 
 
 def _window(batch: Any) -> int:

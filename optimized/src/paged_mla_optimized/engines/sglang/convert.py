@@ -36,6 +36,7 @@ def capacities(
     rank_multiple: int,
     chunked_prefill_size: int | None,
     chunks_grow: bool,
+    graph_tokens: int,
     max_prefill_tokens: int,
     context_len: int,
     query_len: int,
@@ -54,6 +55,8 @@ def capacities(
     chunks_grow : bool
         The scheduler chooses longer chunks too, up to ``max_prefill_tokens``, and before it serves
         it tries up to a quarter more than ``chunked_prefill_size``.
+    graph_tokens : int
+        Of the largest graph of prompts, 0 without: SGLang may capture more than a chunk.
     max_prefill_tokens, context_len : int
     query_len : int
         New tokens of a row with all its drafts, 1 without.
@@ -65,7 +68,7 @@ def capacities(
         if chunks_grow:
             chunk = max(chunk * 5 // 4, max_prefill_tokens)
         prompts = min(prompts, chunk)
-    return rows, prompts + rows * query_len  # MIXED steps have both
+    return rows, max(prompts, graph_tokens) + rows * query_len  # MIXED steps have both
 
 
 def as_blocks(slots: torch.Tensor, page_size: int) -> torch.Tensor:
