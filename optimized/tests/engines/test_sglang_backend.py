@@ -285,7 +285,7 @@ def test_a_mask_that_moves_is_not_planned_inside_a_graph(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         spec.custom_mask = backend.verify_mask.buffer
         backend.init_forward_metadata_out_graph(batch)
-        spec.custom_mask = torch.ones(56 * WINDOW).bool()
+        spec.custom_mask = SimpleNamespace(data_ptr=lambda: 0, is_cuda=True)
         with pytest.raises(Unsupported, match="mask"):
             backend.init_forward_metadata_out_graph(batch)
 

@@ -291,7 +291,8 @@ class PagedMlaBackend(AttentionBackend):
         mask: torch.Tensor = batch.spec_info.custom_mask
         if mask.data_ptr() == own.buffer.data_ptr():
             return mask
-        if torch.cuda.is_current_stream_capturing():  # of planning alone: its replays show no mask
+        if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+            # A graph of planning alone, whose replays show no mask.
             raise Unsupported("paged_mla: a mask that lies elsewhere in each step, in a graph")
         return own_masks(mask, lens, drafts)
 
