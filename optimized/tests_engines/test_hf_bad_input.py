@@ -163,6 +163,55 @@ def test_gradients_dropout_weights(ours):
         forward(model, IDS, PagedMlaCache(pool), output_attentions=True)
 
 
+@pytest.mark.parametrize("trained", ["kv_a_proj_with_mqa", "kv_b_proj"])
+def test_gradients_that_no_query_carries(ours, trained):
+    """They would be missing, without a word, from all that lies behind keys and values."""
+    model, pool = ours
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained in name)
+    with pytest.raises(Unsupported, match="gradients"):
+        model(IDS, past_key_values=PagedMlaCache(pool))
+
+
+def test_adapters_that_come_once_the_pool_is_there(ours):
+    """Their modules show the weight beneath, which alone would give another model's answers."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS, cache)
+    attention = model.model.layers[1].self_attn
+    plain, attention.kv_b_proj = attention.kv_b_proj, Adapted(attention.kv_b_proj)
+    with pytest.raises(Unsupported, match="kv_b_proj is a Adapted: merge adapters"):
+        forward(model, IDS, cache)
+    assert cache.get_seq_length() == 4
+    attention.kv_b_proj = plain
+    forward(model, IDS, cache)  # what was refused left nothing behind
+
+
+class Adapted(torch.nn.Module):
+    """A projection as libraries of adapters replace it."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, latents):
+        return 2 * self.base_layer(latents)
+
+
+def test_a_pool_that_was_made_in_inference_mode(model):
+    """Blocks are copied outside of it too."""
+    with torch.inference_mode():
+        ours, pool = paged(model, 4)
+    cache = PagedMlaCache(pool)
+    forward(ours, IDS[:, :3], cache)
+    twin = copy.deepcopy(cache)
+    assert torch.equal(forward(ours, IDS[:, 3:], twin), forward(ours, IDS[:, 3:], cache))
+
+
 def test_blocks_are_free_once_nothing_is_in_them(ours):
     model, pool = ours
     cache = PagedMlaCache(pool)
@@ -181,6 +230,17 @@ def test_cropping_by_a_length(ours):
     _, pool = ours
     with pytest.raises(InvalidArgument, match="tokens_to_remove: got 3; allowed: <= 0"):
         PagedMlaCache(pool).crop(3)
+
+
+def test_no_pool_no_model_no_repeats(ours):
+    _, pool = ours
+    with pytest.raises(InvalidArgument, match="pool: got a str; allowed: a LatentPool"):
+        PagedMlaCache("pool")
+    with pytest.raises(InvalidArgument, match="model: got a str; allowed: a Module"):
+        LatentPool("deepseek-ai/DeepSeek-V2-Lite", 4)
+    for repeats in (0, -1, 1.5):
+        with pytest.raises(InvalidArgument, match=f"repeats: got {repeats}"):
+            PagedMlaCache(pool).batch_repeat_interleave(repeats)
 
 
 def test_models_that_no_pool_is_for(model):
