@@ -150,6 +150,39 @@ def test_layers_left_out(ours):
     forward(model, IDS, cache)
 
 
+def test_memory_that_ends_while_a_step_is_described(ours, monkeypatch):
+    """Its tokens were never cached: to go on would be to attend to what lies there."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS, cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.mla, "plan", out_of_memory)
+        with pytest.raises(MemoryError):
+            forward(model, IDS[:, :1], cache)
+    with pytest.raises(InvalidArgument, match="ended after 0 of 2 layers; allowed: reset"):
+        forward(model, IDS[:, :1], cache)
+    cache.reset()
+    forward(model, IDS, cache)
+
+
+def test_memory_that_ends_while_blocks_are_copied(ours, monkeypatch):
+    """The step has not begun: blocks for it are free again, and the cache goes on."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS[:, :3], cache)
+    twin = copy.deepcopy(cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "copy", out_of_memory)
+        with pytest.raises(MemoryError):
+            forward(model, IDS[:, 3:], twin)
+    assert pool.num_free == 4
+    assert torch.equal(forward(model, IDS[:, 3:], twin), forward(model, IDS[:, 3:], cache))
+
+
+def out_of_memory(*_args, **_options):
+    raise MemoryError
+
+
 def test_gradients_dropout_weights(ours):
     model, pool = ours
     with pytest.raises(Unsupported, match="gradients"):
