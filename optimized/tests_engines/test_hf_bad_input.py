@@ -206,18 +206,50 @@ def test_gradients_that_no_query_carries(ours, trained):
         model(IDS, past_key_values=PagedMlaCache(pool))
 
 
-def test_adapters_that_come_once_the_pool_is_there(ours):
-    """Their modules show the weight beneath, which alone would give another model's answers."""
-    model, pool = ours
+def adapt(attention):
+    attention.kv_b_proj = Adapted(attention.kv_b_proj)
+
+
+def bias(attention):
+    rank, lines = attention.kv_b_proj.in_features, attention.kv_b_proj.out_features
+    attention.kv_b_proj = torch.nn.Linear(rank, lines)
+
+
+def hook(attention):
+    attention.kv_b_proj.register_forward_hook(lambda _, __, out: 2 * out)
+
+
+def pre_hook(attention):
+    attention.kv_b_proj.register_forward_pre_hook(lambda _, given: (2 * given[0],))
+
+
+def rescale(attention):
+    attention.scaling *= 2
+
+
+CHANGES = {
+    adapt: "kv_b_proj is a Adapted: merge adapters",
+    bias: "kv_b_proj has a bias",
+    hook: "kv_b_proj has hooks",
+    pre_hook: "kv_b_proj has hooks",
+    rescale: "scaling .*: one for all layers",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_layers_that_are_changed(model, ours, change):
+    """Before the pool is made, or after: kernels read a weight, which says nothing of the rest."""
+    changed = copy.deepcopy(model)
+    change(changed.model.layers[1].self_attn)
+    with pytest.raises(Unsupported, match=CHANGES[change]):
+        LatentPool(changed, 4)
+    later, pool = ours
     cache = PagedMlaCache(pool)
-    forward(model, IDS, cache)
-    attention = model.model.layers[1].self_attn
-    plain, attention.kv_b_proj = attention.kv_b_proj, Adapted(attention.kv_b_proj)
-    with pytest.raises(Unsupported, match="kv_b_proj is a Adapted: merge adapters"):
-        forward(model, IDS, cache)
-    assert cache.get_seq_length() == 4
-    attention.kv_b_proj = plain
-    forward(model, IDS, cache)  # what was refused left nothing behind
+    forward(later, IDS, cache)
+    change(later.model.layers[1].self_attn)
+    with pytest.raises(Unsupported, match=CHANGES[change]):
+        forward(later, IDS, cache)
+    assert (cache.get_seq_length(), pool.num_free) == (4, 4)
 
 
 class Adapted(torch.nn.Module):

@@ -68,7 +68,9 @@ def keep_mask(
     return attention_mask
 
 
-@torch.compiler.disable(reason="a step of paged_mla is described on the host")
+@torch.compiler.disable(  # type: ignore[no-untyped-call]
+    reason="a step of paged_mla is described on the host"
+)
 def attend(  # noqa: PLR0917 - the library's signature
     module: Any,
     query: torch.Tensor,

@@ -52,7 +52,8 @@ class LatentPool:
     InvalidArgument
         A size that is no integer, or below 1; no model.
     Unsupported
-        Another attention, or one that is adapted, quantised, cut in parts or of a sliding window.
+        Another attention, or one that is adapted, hooked, quantised, cut in parts or of a sliding
+        window; layers that scale scores differently.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class LatentPool:
         """Whether this pool's `layer` holds what `module` writes."""
         return self._modules[layer]() is module
 
-    def check_projections(self) -> None:
-        """Check that weights can be absorbed: adapters may have come since the pool was made.
+    def check_modules(self) -> None:
+        """Check what the kernels take for granted: adapters may have come since the pool was made.
 
         Raises
         ------
@@ -130,7 +131,8 @@ class LatentPool:
             As :class:`LatentPool` says.
         """
         modules = (reference() for reference in self._modules)
-        _check_projections([module for module in modules if module is not None])
+        present = [module for module in modules if module is not None]
+        _check_modules(present, self.config.softmax_scale)
 
     def take(self, count: int) -> list[int]:
         """Return blocks that nobody has.
@@ -186,17 +188,26 @@ def attention_modules(model: nn.Module) -> list[Any]:
     window = getattr(known[0].config, "sliding_window", None)
     if window is not None:
         raise Unsupported(f"sliding_window {window}: every query sees all of its row")
-    _check_projections(known)
+    _check_modules(known, known[0].scaling)
     return known
 
 
-def _check_projections(modules: Sequence[Any]) -> None:
+def _check_modules(modules: Sequence[Any], scaling: float) -> None:
     placed = None
     for module in modules:
+        if module.scaling != scaling:
+            raise Unsupported(f"scaling {module.scaling} beside {scaling}: one for all layers")
         projection = module.kv_b_proj
         if type(projection) is not nn.Linear:
             given = type(projection).__name__
             raise Unsupported(f"kv_b_proj is a {given}: merge adapters, or load it unquantised")
+        beside = {
+            "a bias": projection.bias is not None,
+            "hooks": projection._forward_hooks or projection._forward_pre_hooks,
+        }
+        for name, has in beside.items():
+            if has:
+                raise Unsupported(f"kv_b_proj has {name}: its weight alone is read")
         if projection.weight.dtype not in DTYPE_NAMES:
             raise Unsupported(f"dtype {projection.weight.dtype}: float32, float16 or bfloat16")
         here = projection.weight.device

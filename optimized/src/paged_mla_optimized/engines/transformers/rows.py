@@ -143,7 +143,7 @@ class Rows:
         """Check a step, make room for its tokens and plan it; nothing changes if it is wrong."""
         pool, config = self.pool, self.pool.config
         self._check_finished()
-        pool.check_projections()
+        pool.check_modules()
         if num_rows > config.max_rows:
             raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
         if self.columns > 0 and num_rows != len(self.blocks):
