@@ -150,6 +150,39 @@ def test_layers_left_out(ours):
     forward(model, IDS, cache)
 
 
+def test_memory_that_ends_while_a_step_is_described(ours, monkeypatch):
+    """Its tokens were never cached: to go on would be to attend to what lies there."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS, cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.mla, "plan", out_of_memory)
+        with pytest.raises(MemoryError):
+            forward(model, IDS[:, :1], cache)
+    with pytest.raises(InvalidArgument, match="ended after 0 of 2 layers; allowed: reset"):
+        forward(model, IDS[:, :1], cache)
+    cache.reset()
+    forward(model, IDS, cache)
+
+
+def test_memory_that_ends_while_blocks_are_copied(ours, monkeypatch):
+    """The step has not begun: blocks for it are free again, and the cache goes on."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS[:, :3], cache)
+    twin = copy.deepcopy(cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "copy", out_of_memory)
+        with pytest.raises(MemoryError):
+            forward(model, IDS[:, 3:], twin)
+    assert pool.num_free == 4
+    assert torch.equal(forward(model, IDS[:, 3:], twin), forward(model, IDS[:, 3:], cache))
+
+
+def out_of_memory(*_args, **_options):
+    raise MemoryError
+
+
 def test_gradients_dropout_weights(ours):
     model, pool = ours
     with pytest.raises(Unsupported, match="gradients"):
@@ -161,6 +194,87 @@ def test_gradients_dropout_weights(ours):
     model.eval()
     with pytest.raises(Unsupported, match="output_attentions"):
         forward(model, IDS, PagedMlaCache(pool), output_attentions=True)
+
+
+@pytest.mark.parametrize("trained", ["kv_a_proj_with_mqa", "kv_b_proj"])
+def test_gradients_that_no_query_carries(ours, trained):
+    """They would be missing, without a word, from all that lies behind keys and values."""
+    model, pool = ours
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained in name)
+    with pytest.raises(Unsupported, match="gradients"):
+        model(IDS, past_key_values=PagedMlaCache(pool))
+
+
+def adapt(attention):
+    attention.kv_b_proj = Adapted(attention.kv_b_proj)
+
+
+def bias(attention):
+    rank, lines = attention.kv_b_proj.in_features, attention.kv_b_proj.out_features
+    attention.kv_b_proj = torch.nn.Linear(rank, lines)
+
+
+def hook(attention):
+    attention.kv_b_proj.register_forward_hook(lambda _, __, out: 2 * out)
+
+
+def pre_hook(attention):
+    attention.kv_b_proj.register_forward_pre_hook(lambda _, given: (2 * given[0],))
+
+
+def rescale(attention):
+    attention.scaling *= 2
+
+
+CHANGES = {
+    adapt: "kv_b_proj is a Adapted: merge adapters",
+    bias: "kv_b_proj has a bias",
+    hook: "kv_b_proj has hooks",
+    pre_hook: "kv_b_proj has hooks",
+    rescale: "scaling .*: one for all layers",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_layers_that_are_changed(model, ours, change):
+    """Before the pool is made, or after: kernels read a weight, which says nothing of the rest."""
+    changed = copy.deepcopy(model)
+    change(changed.model.layers[1].self_attn)
+    with pytest.raises(Unsupported, match=CHANGES[change]):
+        LatentPool(changed, 4)
+    later, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(later, IDS, cache)
+    change(later.model.layers[1].self_attn)
+    with pytest.raises(Unsupported, match=CHANGES[change]):
+        forward(later, IDS, cache)
+    assert (cache.get_seq_length(), pool.num_free) == (4, 4)
+
+
+class Adapted(torch.nn.Module):
+    """A projection as libraries of adapters replace it."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, latents):
+        return 2 * self.base_layer(latents)
+
+
+def test_a_pool_that_was_made_in_inference_mode(model):
+    """Blocks are copied outside of it too."""
+    with torch.inference_mode():
+        ours, pool = paged(model, 4)
+    cache = PagedMlaCache(pool)
+    forward(ours, IDS[:, :3], cache)
+    twin = copy.deepcopy(cache)
+    assert torch.equal(forward(ours, IDS[:, 3:], twin), forward(ours, IDS[:, 3:], cache))
 
 
 def test_blocks_are_free_once_nothing_is_in_them(ours):
@@ -181,6 +295,17 @@ def test_cropping_by_a_length(ours):
     _, pool = ours
     with pytest.raises(InvalidArgument, match="tokens_to_remove: got 3; allowed: <= 0"):
         PagedMlaCache(pool).crop(3)
+
+
+def test_no_pool_no_model_no_repeats(ours):
+    _, pool = ours
+    with pytest.raises(InvalidArgument, match="pool: got a str; allowed: a LatentPool"):
+        PagedMlaCache("pool")
+    with pytest.raises(InvalidArgument, match="model: got a str; allowed: a Module"):
+        LatentPool("deepseek-ai/DeepSeek-V2-Lite", 4)
+    for repeats in (0, -1, 1.5):
+        with pytest.raises(InvalidArgument, match=f"repeats: got {repeats}"):
+            PagedMlaCache(pool).batch_repeat_interleave(repeats)
 
 
 def test_models_that_no_pool_is_for(model):

@@ -125,9 +125,14 @@ def test_choices_of_a_user():
     ("given", "named"),
     [
         ({"product": "fast"}, "paged_mla.product: got fast; allowed: absorbed_query_len, products"),
-        ({"products": "quick"}, "paged_mla.products: got quick"),
+        ({"products": "quick"}, "paged_mla.products: got 'quick'"),
         ({"absorbed_query_len": 0}, "paged_mla.absorbed_query_len: got 0"),
-        ({"absorbed_query_len": "9"}, "paged_mla.absorbed_query_len: got 9"),
+        ({"absorbed_query_len": "9"}, "paged_mla.absorbed_query_len: got '9'"),
+        ({"absorbed_query_len": True}, "paged_mla.absorbed_query_len: got True"),
+        ({"products": None}, "paged_mla.products: got None"),
+        (None, "paged_mla: got None; allowed: a Mapping"),
+        ("fast", "paged_mla: got a str; allowed: a Mapping"),
+        (["products", "fast"], "paged_mla: got a list; allowed: a Mapping"),
     ],
 )
 def test_wrong_choices_are_named(given, named):

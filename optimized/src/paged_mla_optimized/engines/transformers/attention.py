@@ -68,6 +68,9 @@ def keep_mask(
     return attention_mask
 
 
+@torch.compiler.disable(  # type: ignore[no-untyped-call]
+    reason="a step of paged_mla is described on the host"
+)
 def attend(  # noqa: PLR0917 - the library's signature
     module: Any,
     query: torch.Tensor,
@@ -110,7 +113,8 @@ def attend(  # noqa: PLR0917 - the library's signature
         raise InvalidArgument("attention_mask", given, "[B, columns] of padding")
     if dropout > 0:
         raise Unsupported(f"attention_dropout {dropout} while training: model.eval()")
-    if torch.is_grad_enabled() and query.requires_grad:
+    inputs = (query, key.ckv, key.k_pe, module.kv_b_proj.weight)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         raise Unsupported("gradients: call the model under torch.no_grad()")
     if kwargs.get("output_attentions"):
         raise Unsupported("output_attentions: weights are never written")

@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from paged_mla_optimized.engines.transformers.attention import NAME, Latents
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.engines.transformers.rows import Rows
+from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -66,9 +67,15 @@ class PagedMlaCache(Cache):
     Parameters
     ----------
     pool : LatentPool
+
+    Raises
+    ------
+    InvalidArgument
+        `pool` is none.
     """
 
     def __init__(self, pool: LatentPool) -> None:
+        check_kind("pool", pool, LatentPool)
         self._take(Rows(pool))
 
     def _take(self, rows: Rows) -> None:
@@ -103,7 +110,8 @@ class PagedMlaCache(Cache):
         self.rows.select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Let each row be there `repeats` times."""
+        """Let each row be there `repeats` times, at least once."""
+        check_at_least(1, repeats=repeats)
         rows = range(len(self.rows.blocks))
         self.rows.select([row for row in rows for _ in range(repeats)])
 

@@ -15,7 +15,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.engines.transformers.attention import take_latents
-from paged_mla_optimized.given import check_at_least
+from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -50,9 +50,10 @@ class LatentPool:
     Raises
     ------
     InvalidArgument
-        A size that is no integer, or below 1.
+        A size that is no integer, or below 1; no model.
     Unsupported
-        Another attention, or one that is adapted, quantised, cut in parts or of a sliding window.
+        Another attention, or one that is adapted, hooked, quantised, cut in parts or of a sliding
+        window; layers that scale scores differently.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LatentPool:
         max_step_tokens: int = 8192,
         max_length: int | None = None,
     ) -> None:
+        check_kind("model", model, nn.Module)
         sizes = {"block_size": block_size, "max_rows": max_rows, "max_step_tokens": max_step_tokens}
         check_at_least(1, num_blocks=num_blocks, **sizes)
         if max_length is not None:
@@ -91,12 +93,13 @@ class LatentPool:
             qk_nope_head_dim=first.qk_nope_head_dim,
             v_head_dim=first.v_head_dim,
         )
-        self.mla = MlaLayer(config, weight.device)
-        """The kernels; one plan serves all layers of a step."""
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
         shape = (len(modules), num_blocks, block_size, width)
-        self.latents = torch.empty(shape, dtype=weight.dtype, device=weight.device)
-        """[layers, num_blocks, block_size, R + P]."""
+        with torch.inference_mode(mode=False):  # else torch writes to them in that mode alone
+            self.mla = MlaLayer(config, weight.device)
+            """The kernels; one plan serves all layers of a step."""
+            self.latents = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+            """[layers, num_blocks, block_size, R + P]."""
         self.step: object = None
         """The step that the kernels are planned for."""
         self._modules = [weakref.ref(module) for module in modules]
@@ -118,6 +121,18 @@ class LatentPool:
     def serves(self, module: nn.Module, layer: int) -> bool:
         """Whether this pool's `layer` holds what `module` writes."""
         return self._modules[layer]() is module
+
+    def check_modules(self) -> None:
+        """Check what the kernels take for granted: adapters may have come since the pool was made.
+
+        Raises
+        ------
+        Unsupported
+            As :class:`LatentPool` says.
+        """
+        modules = (reference() for reference in self._modules)
+        present = [module for module in modules if module is not None]
+        _check_modules(present, self.config.softmax_scale)
 
     def take(self, count: int) -> list[int]:
         """Return blocks that nobody has.
@@ -173,15 +188,29 @@ def attention_modules(model: nn.Module) -> list[Any]:
     window = getattr(known[0].config, "sliding_window", None)
     if window is not None:
         raise Unsupported(f"sliding_window {window}: every query sees all of its row")
-    placed = known[0].kv_b_proj.weight
-    for module in known:
+    _check_modules(known, known[0].scaling)
+    return known
+
+
+def _check_modules(modules: Sequence[Any], scaling: float) -> None:
+    placed = None
+    for module in modules:
+        if module.scaling != scaling:
+            raise Unsupported(f"scaling {module.scaling} beside {scaling}: one for all layers")
         projection = module.kv_b_proj
         if type(projection) is not nn.Linear:
             given = type(projection).__name__
             raise Unsupported(f"kv_b_proj is a {given}: merge adapters, or load it unquantised")
+        beside = {
+            "a bias": projection.bias is not None,
+            "hooks": projection._forward_hooks or projection._forward_pre_hooks,
+        }
+        for name, has in beside.items():
+            if has:
+                raise Unsupported(f"kv_b_proj has {name}: its weight alone is read")
         if projection.weight.dtype not in DTYPE_NAMES:
             raise Unsupported(f"dtype {projection.weight.dtype}: float32, float16 or bfloat16")
-        here, there = placed.device, projection.weight.device
-        if here != there:
-            raise Unsupported(f"layers on {here} and {there}: one device")
-    return known
+        here = projection.weight.device
+        placed = placed or here
+        if here != placed:
+            raise Unsupported(f"layers on {placed} and {here}: one device")

@@ -118,7 +118,7 @@ class Rows:
             given = f"layer {layer} of another model"
             raise InvalidArgument("past_key_values", given, "a cache of a pool of this model")
         if layer == 0:
-            pool.step = self.step = self._begin(query.shape[0], query.shape[2], mask)
+            self._begin(query.shape[0], query.shape[2], mask)
         step = self.step
         if step is None or pool.step is not step or step.next_layer != layer:
             given = f"layer {layer} out of turn"
@@ -139,10 +139,11 @@ class Rows:
             out = whole.index_copy_(0, step.tokens, out)
         return out.view(*step.shape, *out.shape[1:])
 
-    def _begin(self, num_rows: int, num_tokens: int, mask: torch.Tensor | None) -> Step:
+    def _begin(self, num_rows: int, num_tokens: int, mask: torch.Tensor | None) -> None:
         """Check a step, make room for its tokens and plan it; nothing changes if it is wrong."""
         pool, config = self.pool, self.pool.config
         self._check_finished()
+        pool.check_modules()
         if num_rows > config.max_rows:
             raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
         if self.columns > 0 and num_rows != len(self.blocks):
@@ -159,6 +160,7 @@ class Rows:
             raise InvalidArgument("max_length", f"a row of {max(lengths)} tokens", allowed)
         self._make_room(query_lens, lengths)
         self.is_token = is_token
+        step = self.step = Step((num_rows, num_tokens), None)  # unfinished, if planning is cut off
         table = np.zeros((num_rows, max(map(len, self.blocks))), dtype=np.int32)
         for line, blocks in zip(table, self.blocks, strict=True):
             line[: len(blocks)] = blocks
@@ -172,10 +174,9 @@ class Rows:
             query_lens=query_lens,
             max_seq_lens=lengths,
         )
-        tokens = None
         if not new.all():
-            tokens = torch.tensor(np.flatnonzero(new), device=device)
-        return Step((num_rows, num_tokens), tokens)
+            step.tokens = torch.tensor(np.flatnonzero(new), device=device)
+        pool.step = step
 
     def _check_finished(self) -> None:
         layers = self.pool.latents.shape[0]
@@ -219,8 +220,13 @@ class Rows:
         taken = pool.take(len(copied) + sum(missing))
         if copied:
             sources = [blocks[-1] for blocks in copied]
-            targets = [taken.pop() for _ in copied]
-            pool.copy(sources, targets)
+            targets = taken[-len(copied) :]
+            try:
+                pool.copy(sources, targets)
+            except BaseException:
+                pool.release(taken)
+                raise
+            del taken[-len(copied) :]
             pool.release(sources)
             for blocks, target in zip(copied, targets, strict=True):
                 blocks[-1] = target
