@@ -107,7 +107,8 @@ class PagedMla(PlannedStep):
             With ``deterministic`` it chooses one kernel for all steps, since a row has the same
             bits only in steps of one kernel (S-20).
         mask : bool [..] or uint8 [T, W], or None
-            The draft trees, spelled as the config says (S-14).
+            The draft trees, spelled as the config says (S-14). What a flat one holds past the
+            rows' own elements is never read.
 
         Raises
         ------
