@@ -311,6 +311,7 @@ def test_weights_from_both_sources():
         ("workspace_tokens", lambda: layer_config(config(), 63)),
         ("workspace_tokens", lambda: layer_config(config(), 64.5)),
         ("v_head_dim", lambda: LayerConfig(attention=config(), v_head_dim=32.0)),
+        ("attention", lambda: LayerConfig(attention=None)),
     ],
 )
 def test_bad_weights_and_configs(argument, call):

@@ -47,6 +47,7 @@ class MlaLayer(PlannedStep):
     """
 
     def __init__(self, config: LayerConfig, device: str | torch.device = "cuda") -> None:
+        check_kind("config", config, LayerConfig)
         self.config = config
         self._core = core = Core(config.attention, device, None, None)
         self.device = core.device

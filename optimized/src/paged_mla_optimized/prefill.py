@@ -11,6 +11,7 @@ from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.given import (
     check_at_least,
     check_flag,
+    check_kind,
     device_of,
     integer,
     take_integers,
@@ -130,6 +131,7 @@ class Prefill:
     """
 
     def __init__(self, config: PrefillConfig, device: str | torch.device = "cuda") -> None:
+        check_kind("config", config, PrefillConfig)
         self.config = config
         self.device = device_of(device)
         facts = device_facts(self.device)
