@@ -231,7 +231,7 @@ def _raw_blocks(dump: Dump, when: str) -> NDArray[np.uint8] | None:
         return None
     contiguous = np.ascontiguousarray(rows).view(np.uint8)
     if layout.block_bytes * len(rows) == contiguous.size:
-        return contiguous.reshape(len(rows), -1)
+        return contiguous.reshape(len(rows), layout.block_bytes)
     blocks = np.zeros((len(rows), layout.block_bytes), np.uint8)
     layout.rows(blocks)[...] = contiguous.reshape(layout.rows(blocks).shape)
     if scales is not None:
