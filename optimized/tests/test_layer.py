@@ -354,6 +354,18 @@ def test_bad_lengths(argument, host):
         plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
 
 
+@pytest.mark.parametrize(
+    "lens", [torch.tensor([1, 3], device="meta"), [[1], [1, 3]]], ids=["device", "ragged"]
+)
+def test_lengths_that_the_host_does_not_have(lens):
+    """S-2: reading them would mean waiting for the device."""
+    step = build((33, 1), (70, 3))
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    message = r"query_lens: got a \w+; allowed: a sequence of integers on the host"
+    with pytest.raises(InvalidArgument, match=message):
+        plan(layer, step, query_lens=lens, max_seq_lens=[33, 70])
+
+
 def test_what_lengths_of_the_host_have_to_fit():
     """S-2: the argument, what was given, and what it is held against."""
     step = build((33, 1), (70, 3))

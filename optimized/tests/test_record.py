@@ -117,6 +117,16 @@ def test_dumps_are_bounded(tmp_path: Path):
     assert recorder.skipped == 1
 
 
+def test_an_instance_of_another_class(tmp_path: Path):
+    """Refused by name, before a folder is made."""
+    with (
+        pytest.raises(InvalidArgument, match=r"^instance: got a MlaConfig; allowed: a PagedMla"),
+        record(config(), tmp_path / "dumps"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_stays(tmp_path: Path):
     """After the context an instance is as it was."""
     mla = PagedMla(config(), "cpu")
