@@ -6,7 +6,7 @@ from mla_step import P, R, build
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 
-from paged_mla_optimized import PagedMla, RequestMap, ops
+from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, RequestMap, ops
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -225,3 +225,12 @@ def test_schemas_say_what_is_written(name):
     }
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(getattr(ops, name), *arguments[name], test_utils=checks)
+
+
+def test_a_layer_stays_outside():
+    """S-17: it has no ops, and the compiler says so rather than trace its launches."""
+    step = build((20, 2), (9, 1))
+    layer = MlaLayer(LayerConfig(attention=step.config, qk_nope_head_dim=16, v_head_dim=16), "cpu")
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(layer.plan, fullgraph=True, backend="aot_eager")(*lengths, num_tokens=3)
