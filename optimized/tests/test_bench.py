@@ -27,6 +27,26 @@ from paged_mla_optimized.tools.bench.problem import build, empty_cache, error
 from paged_mla_optimized.tools.bench.report import header, line, summary
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "torch finds no GPU"),
+        ("--only (", "--only: got '('"),
+        ("--out nowhere/stem", "--out: got nowhere/stem"),
+        ("--peers nowhere", "--peers: got nowhere"),
+    ],
+    ids=["no-gpu", "no-regex", "no-folder", "no-peers"],
+)
+def test_a_table_that_cannot_be_made(monkeypatch, capsys, arguments, message):
+    """S-20: refused in one line, before its first row is timed."""
+    monkeypatch.setattr(sys, "argv", ["bench.layer", *arguments.split()])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(SystemExit) as caught:
+        layer.main()
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_work_of_a_case():
     """S-5: two products over every key, each cached row read once."""
     case = Case("two rows", num_heads=16, query_len=2, seq_lens=(100, 28))

@@ -7,9 +7,11 @@ import pytest
 import torch
 from mla_step import P, R, assert_close, build, config, dense
 
-from paged_mla_optimized import PagedMla, core
+from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, Prefill, core
+from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime import device
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 
 def on_meta(tensor):
@@ -179,6 +181,37 @@ def test_a_device_that_there_is_not():
     """S-17: said as what this build of torch does not have."""
     with pytest.raises(Unsupported, match="device nonsense"):
         PagedMla(config(), "nonsense")
+
+
+def test_a_device_without_memory():
+    """S-17: the interpreter runs on what it can read."""
+    with pytest.raises(Unsupported, match="device meta"):
+        PagedMla(config(), "meta")
+
+
+@pytest.mark.parametrize("rope", [None, Rope(RopePairing.NEOX, yarn=Yarn(40.0, 64))])
+def test_the_default_device_is_not_asked(rope):
+    """S-12: a model is often built while tensors go to `meta`, or to a device of other cosines."""
+    with torch.device("meta"):
+        mla = PagedMla(config(rope=rope), "cpu")
+    expected = PagedMla(mla.config, "cpu")._core.tables
+    assert all(map(torch.equal, mla._core.tables, expected))
+
+
+MADE_OF = {
+    "step": lambda: PagedMla(LayerConfig(attention=config(), qk_nope_head_dim=16), "cpu"),
+    "none": lambda: PagedMla(None, "cpu"),
+    "layer": lambda: MlaLayer(config(), "cpu"),
+    "prefill": lambda: Prefill(config(), "cpu"),
+    "parallel": lambda: ContextParallelMla({}, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("make", MADE_OF.values(), ids=MADE_OF)
+def test_a_config_of_another_class(make):
+    """S-17: what an instance is made of has a class of its own."""
+    with pytest.raises(InvalidArgument, match=r"config: got .*; allowed: a \w+Config"):
+        make()
 
 
 def test_integers_of_numpy():

@@ -1,9 +1,12 @@
 from dataclasses import FrozenInstanceError
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from mla_step import config
 
+from paged_mla_optimized import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
@@ -16,6 +19,7 @@ BAD = [
     ("softmax_scale", {"softmax_scale": 1e-300}),
     ("softmax_scale", {"softmax_scale": "0.1"}),
     ("softmax_scale", {"softmax_scale": torch.tensor(0.1)}),
+    ("softmax_scale", {"softmax_scale": True}),
     ("num_heads", {"num_heads": 0}),
     ("block_size", {"block_size": 0}),
     ("num_heads", {"num_heads": 4.0}),
@@ -49,6 +53,9 @@ BAD = [
     ("rope", {"rope": Rope(RopePairing.NEOX, theta=1.0, yarn=Yarn(40.0, 64))}),
     ("rope.pairing", {"rope": Rope("gptj")}),
     ("rope", {"rope": "neox"}),
+    ("rope", {"rope": Rope(RopePairing.NEOX, theta="10000")}),
+    ("rope", {"rope": Rope(RopePairing.NEOX, yarn=Yarn(40.0, 64, mscale=None))}),
+    ("rope.yarn", {"rope": Rope(RopePairing.NEOX, yarn={"factor": 40.0})}),
 ]
 UNKNOWN = [
     {"kv_lora_rank": 48},
@@ -66,6 +73,18 @@ def test_impossible_values_name_the_argument(argument, changes):
     with pytest.raises(InvalidArgument) as error:
         config(**changes)
     assert error.value.argument == argument
+
+
+SCALES = {"numpy": np.float32(0.25), "ratio": Fraction(1, 4), "integer": 1}
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_a_scale_is_kept_as_pythons_float(scale):
+    """S-5: Triton refuses NumPy's float32, and compiles another kernel for an integer."""
+    config_of_heads = PrefillConfig(num_heads=1, softmax_scale=scale, max_rows=1, max_tokens=1)
+    for made in (config(softmax_scale=scale), config_of_heads):
+        assert type(made.softmax_scale) is float
+        assert made.softmax_scale == scale
 
 
 @pytest.mark.parametrize("changes", UNKNOWN, ids=lambda c: str(next(iter(c.values()))))

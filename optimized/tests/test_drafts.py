@@ -2,7 +2,7 @@ import pytest
 import torch
 from mla_step import P, R, assert_close, build, config, dense
 
-from paged_mla_optimized import DraftSteps, ExtendWindow, PagedMla
+from paged_mla_optimized import DraftSteps, ExtendWindow, LatentCache, PagedMla
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
@@ -109,8 +109,11 @@ def test_extend_window():
         torch.zeros(32, 4, 6, 2)[..., 0],
         torch.zeros(32, 24),
         torch.zeros(32, 4, 6, device="meta"),
+        None,
+        LatentCache("fp32", None),
+        LatentCache("fp8_block_token", torch.zeros(32, 4, 6), [1.0]),
     ],
-    ids=["block-size", "last-stride", "2d", "device"],
+    ids=["block-size", "last-stride", "2d", "device", "none", "no-latents", "list-of-scales"],
 )
 def test_tails_of_another_cache_are_not_copied(cache):
     """S-15: a cache of other blocks, or one whose rows are not dense, is refused as it is."""

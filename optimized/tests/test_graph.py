@@ -138,13 +138,21 @@ def test_a_failed_recapture_leaves_no_graph(call):
     assert set(step.graph_bytes) == {SMALL, LARGE}
 
 
-@pytest.mark.parametrize("buckets", [[], [SMALL, Bucket(65, 8)]], ids=["none", "too-large"])
-def test_buckets_that_cannot_be_captured_change_nothing(buckets):
+REFUSED = {
+    "none": {"buckets": []},
+    "too-large": {"buckets": [SMALL, Bucket(65, 8)]},
+    "no-query": {"buckets": [SMALL, Bucket(8, 8, 0)]},
+    "no-cache": {"caches": [None]},
+}
+
+
+@pytest.mark.parametrize("given", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_captured_changes_nothing(given):
     """S-17: looked at before the graphs that are there are given up."""
     model = Model()
     step = model.graphed(SMALL)
     with pytest.raises(InvalidArgument):
-        step.recapture(buckets)
+        step.recapture(**given)
     assert model.calls == CALLS_OF_A_CAPTURE
     graph, _ = step._graphs[SMALL]
     step.replay(2, 4)

@@ -236,6 +236,22 @@ def test_loading_never_waits(spelling, mask):
     assert copies.waits == [False] * 5
 
 
+@pytest.mark.parametrize("value", [None, 0.0, 2**31])
+def test_the_block_of_padded_rows_is_an_entry_of_a_table(value):
+    """S-17: an int32."""
+    with pytest.raises(InvalidArgument, match="pad_block"):
+        StepInputs(config(), "cpu", {}, pad_block=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "bucket"), [("max_query_len", Bucket(4, 2, 0)), ("bucket", (4, 2))]
+)
+def test_buckets_that_no_step_is_planned_for(name, bucket):
+    """S-17: refused before the graphs that are there make room."""
+    with pytest.raises(InvalidArgument, match=name):
+        StepInputs(config(), "cpu", {}).view(bucket)
+
+
 @pytest.mark.parametrize("value", [2, 1.0, True, "0"])
 def test_the_length_of_padded_rows_is_an_integer(value):
     """S-17: 0 or 1."""

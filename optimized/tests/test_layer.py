@@ -311,6 +311,7 @@ def test_weights_from_both_sources():
         ("workspace_tokens", lambda: layer_config(config(), 63)),
         ("workspace_tokens", lambda: layer_config(config(), 64.5)),
         ("v_head_dim", lambda: LayerConfig(attention=config(), v_head_dim=32.0)),
+        ("attention", lambda: LayerConfig(attention=None)),
     ],
 )
 def test_bad_weights_and_configs(argument, call):
@@ -351,6 +352,18 @@ def test_bad_lengths(argument, host):
     step = build((33, 1), (70, 3))
     with pytest.raises(InvalidArgument, match=argument):
         plan(MlaLayer(layer_config(step.config), "cpu"), step, **host)
+
+
+@pytest.mark.parametrize(
+    "lens", [torch.tensor([1, 3], device="meta"), [[1], [1, 3]]], ids=["device", "ragged"]
+)
+def test_lengths_that_the_host_does_not_have(lens):
+    """S-2: reading them would mean waiting for the device."""
+    step = build((33, 1), (70, 3))
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    message = r"query_lens: got a \w+; allowed: a sequence of integers on the host"
+    with pytest.raises(InvalidArgument, match=message):
+        plan(layer, step, query_lens=lens, max_seq_lens=[33, 70])
 
 
 def test_what_lengths_of_the_host_have_to_fit():

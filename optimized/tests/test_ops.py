@@ -3,9 +3,10 @@
 import pytest
 import torch
 from mla_step import P, R, build
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 
-from paged_mla_optimized import PagedMla, RequestMap, ops
+from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, RequestMap, ops
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -154,7 +155,7 @@ def test_steps_of_other_sizes_recompile_at_most_once():
     """S-17: planned sizes reach a compiled layer as numbers that may change."""
     step = build((40, 2), (17, 1), (30, 3), (3, 1))
     mla = PagedMla(step.config, "cpu")
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
 
     @torch.compile(backend=counter, fullgraph=True)
     def layer(q_nope, q_pe):
@@ -166,6 +167,26 @@ def test_steps_of_other_sizes_recompile_at_most_once():
         mla.plan(starts, lens, step.block_table[:rows], num_tokens=tokens)
         queries = step.q_nope[:tokens], step.q_pe[:tokens]
         assert torch.equal(layer(*queries), mla.attend(*queries, step.cache)[0])
+    assert counter.frame_count <= 2
+
+
+def test_plans_of_other_sizes_recompile_at_most_once():
+    """S-17: nor does what the host says of the longest query make a graph of its own."""
+    rows = ((40, 2), (17, 3), (30, 4), (9, 5), (60, 6), (20, 7))
+    step = build(*rows, num_heads=16)
+    mla = PagedMla(step.config, "cpu")
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def whole(starts, lens, table, queries, longest):
+        mla.plan(starts, lens, table, num_tokens=len(queries[0]), max_query_len=longest)
+        return mla.attend(*queries, step.cache)[0]
+
+    compiled = torch.compile(whole, backend=counter, fullgraph=True)
+    for count in range(2, len(rows) + 1):
+        tokens = int(step.cu_seqlens_q[count])
+        lengths = step.cu_seqlens_q[: count + 1], step.seq_lens[:count], step.block_table[:count]
+        given = (*lengths, (step.q_nope[:tokens], step.q_pe[:tokens]), count + 1)
+        assert torch.equal(compiled(*given), whole(*given))
     assert counter.frame_count <= 2
 
 
@@ -204,3 +225,12 @@ def test_schemas_say_what_is_written(name):
     }
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(getattr(ops, name), *arguments[name], test_utils=checks)
+
+
+def test_a_layer_stays_outside():
+    """S-17: it has no ops, and the compiler says so rather than trace its launches."""
+    step = build((20, 2), (9, 1))
+    layer = MlaLayer(LayerConfig(attention=step.config, qk_nope_head_dim=16, v_head_dim=16), "cpu")
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(layer.plan, fullgraph=True, backend="aot_eager")(*lengths, num_tokens=3)

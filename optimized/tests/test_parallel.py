@@ -132,6 +132,9 @@ def test_link_traffic():
     assert link_bytes(step, 2, 64) == 64 * 8 * (576 + 528) * 2
     assert link_bytes(step, 3, 1) == 2 * 6 * (576 + 528) * 2
     assert link_bytes(step, 1, 64) == 0
+    for name, given in (("num_tokens", (step, 2, -1)), ("config", (None, 2, 64))):
+        with pytest.raises(InvalidArgument, match=name):
+            link_bytes(*given)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from mla_step import P, R, config
 
-from paged_mla_optimized import PagedMla, record
+from paged_mla_optimized import Bucket, PagedMla, StepInputs, record
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 
@@ -78,6 +78,24 @@ def test_a_step_is_what_was_planned(tmp_path: Path):
     np.testing.assert_array_equal(load_dump(path).arrays["cu_seqlens_q"], [0, 1, 2])
 
 
+@pytest.mark.parametrize("spelling", ["qlen", "full"])
+def test_a_mask_is_that_of_its_rows(tmp_path: Path, spelling: str):
+    """S-14: what a step's buffer holds behind it is no part of the dump, and breaks no rule."""
+    tree = config(mask=f"tree:{spelling}", max_draft_tokens=4)
+    mla, cache = PagedMla(tree, "cpu"), torch.randn(5, 16, R + P)
+    inputs = StepInputs(tree, "cpu", {})
+    starts, lens, table = ([0, 1, 2], LENGTHS, [[3, 1], [2, 7]])
+    mask = torch.ones(2 if spelling == "qlen" else sum(LENGTHS), dtype=torch.bool)
+    inputs.load(*(torch.tensor(t).int() for t in (starts, lens, table)), mask=mask)
+    view = inputs.view(Bucket(tokens=2, rows=2))
+    with record(mla, tmp_path) as recorder:
+        step = (view.cu_seqlens_q, view.seq_lens, view.block_table)
+        mla.plan(*step, num_tokens=2, mask=view.mask)
+        run_layer(mla, cache)
+    [path] = recorder.written
+    np.testing.assert_array_equal(load_dump(path).arrays["mask"], mask)
+
+
 def test_two_recorders(tmp_path: Path):
     """Both write, and the outer one goes on when the inner one closes."""
     mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)
@@ -97,6 +115,16 @@ def test_dumps_are_bounded(tmp_path: Path):
         run(mla, cache, steps=1, layers=1)
     assert not recorder.written
     assert recorder.skipped == 1
+
+
+def test_an_instance_of_another_class(tmp_path: Path):
+    """Refused by name, before a folder is made."""
+    with (
+        pytest.raises(InvalidArgument, match=r"^instance: got a MlaConfig; allowed: a PagedMla"),
+        record(config(), tmp_path / "dumps"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_stays(tmp_path: Path):

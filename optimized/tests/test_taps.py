@@ -72,6 +72,14 @@ def test_what_the_dump_does_not_have(dump: Path, token: int, head: int, named: s
         taps.taps_of(load_dump(dump), token, head)
 
 
+def test_a_row_longer_than_its_table(dump: Path):
+    """S-1: dumps are of steps that went wrong, and this one the kernel would read past."""
+    whole = load_dump(dump)
+    longer = {**whole.arrays, "seq_lens": whole.arrays["seq_lens"] + 100_000}
+    with pytest.raises(InvalidArgument, match=r"block_table: got \d+ columns; allowed: at least"):
+        taps.taps_of(Dump(problem=whole.problem, arrays=longer), TOKEN, HEAD)
+
+
 def test_a_dump_without_a_cache(dump: Path, capsys: pytest.CaptureFixture[str]):
     """The command says what is missing."""
     whole = load_dump(dump)

@@ -173,8 +173,9 @@ def test_masks_that_are_no_tree(mask):
 
 
 def test_a_tree_passes():
-    """S-14: the unspoilt mask is legal."""
+    """S-14: the unspoilt mask is legal, in a buffer for larger steps too."""
     check({}, tree(), mask="tree:qlen", max_draft_tokens=3)
+    check({}, torch.cat([tree(), tree(_4=False)]), mask="tree:qlen", max_draft_tokens=3)
 
 
 def test_hidden_context():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from dumped import changed, dumped
+import pytest
+from dumped import case, changed, dumped
 
 from paged_mla_reference.debug.explanation import Explanation, explain
 from paged_mla_reference.debug.step import Step
 from paged_mla_reference.deviations import ORACLE
 from paged_mla_reference.oracle import RIGHT
+from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump, load_dump, save_dump
 from paged_mla_shared.layout import CacheImage
 
@@ -55,3 +57,12 @@ def test_an_append_that_writes_its_inputs():
     assert found.found.first is not None
     assert (found.found.first.rule, found.found.first.at) == ("S-10", (0, 0))
     assert named(found) == ["append-writes-its-inputs"]
+
+
+@pytest.mark.parametrize("cache_format", ["fp32", "fp8_block_token", "fp8_ds_mla"])
+def test_an_idle_step(cache_format: str):
+    """S-2, S-6: rows that are padding have no block, which is no fault of theirs."""
+    idle = dumped(of=case(rows=(Row(0, 0), Row(0, 0)), cache_format=cache_format))
+    none = {name: idle.arrays[name][:0] for name in idle.arrays if name.startswith(("cache", "sc"))}
+    found = explain(changed(idle, block_ids=idle.arrays["block_ids"][:0], **none))
+    assert found.verdict.startswith("No rule is broken")

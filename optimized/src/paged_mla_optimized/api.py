@@ -60,6 +60,7 @@ class PagedMla(PlannedStep):
         self.config, self.device = config, core.device
         self._handle = ops.register(core)
         self._max_query_len: int | None = None  # of the planned step
+        self._is_chosen = True  # its kernels; not behind a compiled plan
         total = sum(buffer.nbytes for buffer in self.memory())
         LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variants, f"{total:,}")
 
@@ -107,7 +108,8 @@ class PagedMla(PlannedStep):
             With ``deterministic`` it chooses one kernel for all steps, since a row has the same
             bits only in steps of one kernel (S-20).
         mask : bool [..] or uint8 [T, W], or None
-            The draft trees, spelled as the config says (S-14).
+            The draft trees, spelled as the config says (S-14). What a flat one holds past the
+            rows' own elements is never read.
 
         Raises
         ------
@@ -126,7 +128,7 @@ class PagedMla(PlannedStep):
                 max_query_len=max_query_len,
                 mask=mask,
             )
-            self._max_query_len = max_query_len
+            self._max_query_len, self._is_chosen = max_query_len, True
             return
         ids, table = None, block_table
         if isinstance(block_table, RequestMap):
@@ -142,9 +144,9 @@ class PagedMla(PlannedStep):
             max_query_len=max_query_len,
             handle=self._handle,
         )
-        self._max_query_len = max_query_len
+        # Chosen here, kernels would make a graph for each `max_query_len`.
+        self._max_query_len, self._is_chosen = max_query_len, False
         plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
-        core.choose(plan, plan.num_rows, num_tokens, max_query_len)  # for what is not compiled
         plan.given_table = None if isinstance(block_table, RequestMap) else block_table
 
     def append(
@@ -226,6 +228,9 @@ class PagedMla(PlannedStep):
         out = q_nope.new_empty(q_nope.shape) if out is None else out
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
+            if not self._is_chosen:
+                core.choose(plan, plan.num_rows, plan.num_tokens, self._max_query_len)
+                self._is_chosen = True
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
         cache = as_cache(core.config.cache_format, cache)

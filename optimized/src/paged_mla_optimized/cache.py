@@ -50,12 +50,19 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
     if isinstance(cache, torch.Tensor):
         cache = LatentCache(cache_format, cache)
     else:
-        check_kind("cache", cache, torch.Tensor, LatentCache)
-        check_kind("cache.latents", cache.latents, torch.Tensor)
+        _check_kinds(cache)
     if cache.format != cache_format:
         raise InvalidArgument("cache", f"format {cache.format}", cache_format)
     latents = as_bytes(cache.latents)
     return cache if latents is cache.latents else cache._replace(latents=latents)
+
+
+def _check_kinds(cache: LatentCache) -> None:
+    """Check that a cache which is no tensor is an object of some."""
+    check_kind("cache", cache, torch.Tensor, LatentCache)
+    check_kind("cache.latents", cache.latents, torch.Tensor)
+    if cache.scales is not None:
+        check_kind("cache.scales", cache.scales, torch.Tensor)
 
 
 def as_bytes(latents: torch.Tensor) -> torch.Tensor:
@@ -67,6 +74,7 @@ def tensors_of(cache: Cache) -> list[torch.Tensor]:
     """Return everything of a cache that has an address."""
     if isinstance(cache, torch.Tensor):
         return [cache]
+    _check_kinds(cache)
     return [cache.latents] if cache.scales is None else [cache.latents, cache.scales]
 
 
@@ -83,5 +91,6 @@ def tensors_of_blocks(cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return what a copy of a block copies: rows, as bytes if FP8, and the block's own scales."""
     if isinstance(cache, torch.Tensor):
         return as_bytes(cache), None
+    _check_kinds(cache)
     scales = cache.scales
     return as_bytes(cache.latents), scales if scales is not None and scales.dim() > 0 else None

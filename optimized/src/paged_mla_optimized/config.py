@@ -10,13 +10,15 @@ import torch
 from paged_mla_optimized.given import (
     check_at_least,
     check_flag,
-    check_scale,
+    check_kind,
     check_word,
+    is_number,
     take_integers,
+    take_scale,
 )
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
-from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 
 DTYPE_NAMES = {
     torch.float32: "float32",
@@ -119,7 +121,7 @@ class MlaConfig:
             take_integers(self, "reserved_slot")
         counts = ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len")
         check_at_least(1, **{name: getattr(self, name) for name in counts})
-        check_scale("softmax_scale", self.softmax_scale)
+        take_scale(self, "softmax_scale")
         check_word("products", self.products, PRODUCTS)
         check_word("lse_base", self.lse_base, ("e", "2"))
         check_flag("deterministic", self.deterministic)
@@ -220,13 +222,15 @@ def _check_rope(rope: Rope) -> None:
         raise InvalidArgument("rope", repr(rope), "a Rope, or None")
     if rope.pairing not in set(RopePairing):
         raise InvalidArgument("rope.pairing", rope.pairing, " or ".join(RopePairing))
-    numbers = [rope.theta]
+    numbers, multipliers = [rope.theta], []
     if rope.yarn is not None:
         yarn = rope.yarn
+        check_kind("rope.yarn", yarn, Yarn)
         numbers += [yarn.factor, yarn.original_max_position, yarn.beta_fast, yarn.beta_slow]
-        if not all(math.isfinite(m) and m >= 0 for m in (yarn.mscale, yarn.mscale_all_dim)):
-            raise InvalidArgument("rope", rope, "finite mscale and mscale_all_dim >= 0")
-        if rope.theta == 1:
-            raise InvalidArgument("rope", rope, "a theta other than 1 with yarn")
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        multipliers += [yarn.mscale, yarn.mscale_all_dim]
+    if not all(is_number(m) and math.isfinite(m) and m >= 0 for m in multipliers):
+        raise InvalidArgument("rope", rope, "finite mscale and mscale_all_dim >= 0")
+    if not all(is_number(n) and math.isfinite(n) and n > 0 for n in numbers):
         raise InvalidArgument("rope", rope, "finite parameters > 0")
+    if rope.yarn is not None and rope.theta == 1:
+        raise InvalidArgument("rope", rope, "a theta other than 1 with yarn")

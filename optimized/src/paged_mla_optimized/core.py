@@ -9,7 +9,7 @@ import torch
 from paged_mla_optimized import checks
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import device_of, integer
+from paged_mla_optimized.given import check_kind, device_of, integer
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
@@ -48,11 +48,12 @@ class Core:
         variant: AttendVariant | None,
         workspace: torch.Tensor | None,
     ) -> None:
+        check_kind("config", config, MlaConfig)
         self.config = config
         self.device = device_of(device)
         self.facts = device_facts(self.device)
         check_computes(self.facts.arch, config.dtype)
-        cos, sin = torch.empty(0), torch.empty(0)
+        cos, sin = torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
         if config.rope is not None:
             cos, sin = rope_tables(
                 config.rope, config.qk_rope_head_dim, config.max_model_len, config.dtype

@@ -47,9 +47,24 @@ def check_rank(world: int, rank: int) -> None:
         raise InvalidArgument("rank", rank, f"0 to {world - 1}")
 
 
+def take_scale(config: object, name: str) -> None:
+    """Leave Python's float in a field of a frozen dataclass, see :func:`check_scale`.
+
+    Triton knows no float of NumPy, and compiles another kernel for an integer.
+    """
+    value = getattr(config, name)
+    check_scale(name, value)
+    object.__setattr__(config, name, float(value))
+
+
+def is_number(value: Any) -> bool:
+    """Return whether an argument is a real number, which a flag is not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def check_scale(name: str, value: Any) -> None:
     """Check a number that kernels multiply or divide by (S-5, S-11)."""
-    if isinstance(value, numbers.Real):
+    if is_number(value):
         with np.errstate(over="ignore"):
             in_kernels = float(np.float32(float(value)))
         if math.isfinite(in_kernels) and in_kernels > 0:

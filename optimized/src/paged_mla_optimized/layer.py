@@ -47,6 +47,7 @@ class MlaLayer(PlannedStep):
     """
 
     def __init__(self, config: LayerConfig, device: str | torch.device = "cuda") -> None:
+        check_kind("config", config, LayerConfig)
         self.config = config
         self._core = core = Core(config.attention, device, None, None)
         self.device = core.device
@@ -261,9 +262,13 @@ class MlaLayer(PlannedStep):
         if max_seq_lens is None:
             raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
         lengths = np.empty((2, num_rows), dtype=np.int64)
-        given = (("query_lens", query_lens), ("max_seq_lens", max_seq_lens))
-        for line, (name, lens) in zip(lengths, given, strict=True):
-            array = np.asarray(lens)
+        both = (("query_lens", query_lens), ("max_seq_lens", max_seq_lens))
+        for line, (name, lens) in zip(lengths, both, strict=True):
+            try:
+                array = np.asarray(lens)
+            except (TypeError, ValueError):  # on a device, or of several lengths
+                given = f"a {type(lens).__name__}"
+                raise InvalidArgument(name, given, "a sequence of integers on the host") from None
             if array.shape != (num_rows,):
                 raise InvalidArgument(
                     name, f"shape {array.shape}", f"one for each of {num_rows} rows"

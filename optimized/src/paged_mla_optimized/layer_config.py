@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import take_integers
+from paged_mla_optimized.given import check_kind, take_integers
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -45,6 +45,7 @@ class LayerConfig:
 
     def __post_init__(self) -> None:
         attention = self.attention
+        check_kind("attention", attention, MlaConfig)
         take_integers(self, "qk_nope_head_dim", "v_head_dim")
         if self.workspace_tokens is not None:
             take_integers(self, "workspace_tokens")

@@ -11,10 +11,11 @@ from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.given import (
     check_at_least,
     check_flag,
-    check_scale,
+    check_kind,
     device_of,
     integer,
     take_integers,
+    take_scale,
 )
 from paged_mla_optimized.inspect.values import check_prefix_sums
 from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill
@@ -78,7 +79,7 @@ class PrefillConfig:
         counts = ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim")
         take_integers(self, *counts, "qk_rope_head_dim")
         check_at_least(1, **{name: getattr(self, name) for name in counts})
-        check_scale("softmax_scale", self.softmax_scale)
+        take_scale(self, "softmax_scale")
         check_flag("causal", self.causal)
         check_flag("writes_empty", self.writes_empty)
         if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
@@ -130,6 +131,7 @@ class Prefill:
     """
 
     def __init__(self, config: PrefillConfig, device: str | torch.device = "cuda") -> None:
+        check_kind("config", config, PrefillConfig)
         self.config = config
         self.device = device_of(device)
         facts = device_facts(self.device)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.given import check_kind
 from paged_mla_optimized.inspect.record_prefill import PrefillRecorder
 from paged_mla_optimized.inspect.record_step import LayerRecorder, StepRecorder
 from paged_mla_optimized.inspect.samples import Samples
@@ -50,10 +51,12 @@ def record(
     Raises
     ------
     InvalidArgument
-        `every` is no integer or below 1, or `layers` or `most_bytes` none or below 0.
+        `instance` is of another class; `every` is no integer or below 1, or `layers` or
+        `most_bytes` none or below 0.
     Unsupported
         A :class:`Prefill` does not write answers of rows without keys.
     """
+    check_kind("instance", instance, PagedMla, MlaLayer, Prefill)
     samples = Samples(folder, every, layers, most_bytes)
     recorder = _recorder_of(instance, samples)
     names = [name for name in ("plan", "append", "attend") if hasattr(recorder, name)]

@@ -66,9 +66,11 @@ def taps_of(dump: Dump, token: int, head: int) -> Taps:
     if dump.problem.mask is Mask.TREE:
         raise Unsupported("taps of draft trees: a causal step, or one without a mask")
     row, keys = _seen(dump, token, head)
-    mla = PagedMla(_config(dump, keys), _CPU)
     columns = -(-keys // dump.problem.block_size)
     table = dump.arrays["block_table"][row, :columns]
+    if len(table) < columns:  # a step that went wrong may say so, and the kernel reads past it
+        raise InvalidArgument("block_table", f"{len(table)} columns", f"at least {columns}")
+    mla = PagedMla(_config(dump, keys), _CPU)
     places = {int(block): place for place, block in enumerate(dump.arrays["block_ids"])}
     if lacking := [int(block) for block in table if int(block) not in places]:
         raise InvalidArgument("block_ids", f"no block {lacking[0]}", "every block of the row")

@@ -20,7 +20,7 @@ def rope_tables(
     positions past 100 000.
     """
     frequencies = _frequencies(rope, dim)  # [P / 2]
-    positions = torch.arange(max_model_len, dtype=torch.float64)
+    positions = torch.arange(max_model_len, dtype=torch.float64, device="cpu")
     angles = positions[:, None] * frequencies[None, :]
     scale = 1.0
     if rope.yarn is not None:
@@ -32,12 +32,12 @@ def rope_tables(
 
 def _frequencies(rope: Rope, dim: int) -> torch.Tensor:
     """Return radians per position of each pair, float64 [P / 2]."""
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64) / dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
     plain = rope.theta**-exponents
     if rope.yarn is None:
         return plain
     low, high = _correction_range(rope.yarn, dim, rope.theta)
-    pairs = torch.arange(dim // 2, dtype=torch.float64)
+    pairs = torch.arange(dim // 2, dtype=torch.float64, device="cpu")
     interpolated = ((pairs - low) / (high - low)).clamp(0, 1)  # 0: as trained, 1: stretched
     return plain / rope.yarn.factor * interpolated + plain * (1 - interpolated)
 

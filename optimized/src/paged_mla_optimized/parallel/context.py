@@ -11,7 +11,7 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import integer
+from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.launchers.merge_lines import MergeLines
 from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.parallel.exchange import Exchange
@@ -60,6 +60,7 @@ class ContextParallelMla:
         *,
         interleave: int = 1,
     ) -> None:
+        check_kind("config", config, MlaConfig)
         group = group or dist.group.WORLD
         if group is None:
             raise InvalidArgument("group", None, "a group, or torch.distributed initialised")

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_optimized.launchers.merge_lines import line_width, split_lines
 from paged_mla_optimized.parallel.heads import heads_of_rank
 
@@ -19,6 +20,8 @@ def link_bytes(config: MlaConfig, world: int, num_tokens: int) -> int:
 
     To every other rank go the queries of this one's heads, and the answers to that one's.
     """
+    check_kind("config", config, MlaConfig)
+    check_at_least(0, num_tokens=num_tokens)
     pairs = num_tokens * len(heads_of_rank(config.num_heads, world, 0))
     query = config.kv_lora_rank + config.qk_rope_head_dim
     return (world - 1) * pairs * (query + line_width(config)) * config.dtype.itemsize

@@ -42,11 +42,12 @@ def is_interpreting() -> bool:
 
 def device_facts(device: torch.device) -> DeviceFacts:
     """Return the facts of `device`; raises ``Unsupported`` where no kernel can run."""
-    if is_interpreting():
+    interprets = is_interpreting()
+    if device.type not in ({"cuda", "cpu"} if interprets else {"cuda"}):
+        raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
+    if interprets:
         _check_interpreter()
         return DeviceFacts(INTERPRETER, 1)
-    if device.type != "cuda":
-        raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
     capability = torch.cuda.get_device_capability(device)
     if capability not in ARCHS:
         raise Unsupported(f"compute capability {capability}: known are {sorted(ARCHS)}")

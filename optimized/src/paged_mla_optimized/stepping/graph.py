@@ -72,15 +72,16 @@ class GraphedStep:
         Raises
         ------
         InvalidArgument
-            No bucket, or one that the inputs have no room for; the graphs are as they were.
+            No bucket, one that the inputs have no room for or that no step is planned for, or a
+            cache that is none; the graphs are as they were.
         """
         buckets = self._ascending if buckets is None else sorted(set(buckets), key=_size)
         if not buckets:
             raise InvalidArgument("buckets", "none", "at least one")
         views = [self.inputs.view(bucket) for bucket in reversed(buckets)]
-        self._ascending = buckets
-        self._caches = self._caches if caches is None else tuple(caches)
-        self._addresses = self._addresses_now()
+        caches = self._caches if caches is None else tuple(caches)
+        addresses = _addresses_of(caches)
+        self._ascending, self._caches, self._addresses = buckets, caches, addresses
         self._forget()
         # Another pool: torch may not capture into one that only answers of earlier replays hold.
         self._pool = torch.cuda.graph_pool_handle()
@@ -129,7 +130,7 @@ class GraphedStep:
         """
         if not self._graphs:
             raise StaleGraph("no graph since capturing failed: call recapture()")
-        if self._addresses_now() != self._addresses:
+        if _addresses_of(self._caches) != self._addresses:
             raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
         graph, outputs = self._graphs[self.bucket(rows, tokens, max_query_len)]
         graph.replay()
@@ -147,9 +148,6 @@ class GraphedStep:
                 mask=view.mask,
             )
         return self._model_fn(view)
-
-    def _addresses_now(self) -> list[int]:
-        return [tensor.data_ptr() for cache in self._caches for tensor in tensors_of(cache)]
 
     def _capture(self, view: StepView) -> tuple[torch.cuda.CUDAGraph, Any]:
         began = time.perf_counter()
@@ -172,6 +170,10 @@ class GraphedStep:
         seconds = time.perf_counter() - began
         LOGGER.info("captured %s: %s bytes, %.2f s", view.bucket, f"{taken:,}", seconds)
         return graph, outputs
+
+
+def _addresses_of(caches: Sequence[Cache]) -> list[int]:
+    return [tensor.data_ptr() for cache in caches for tensor in tensors_of(cache)]
 
 
 def _size(bucket: Bucket) -> tuple[int, int, float]:

@@ -91,8 +91,8 @@ class StepInputs:
     Raises
     ------
     InvalidArgument
-        A length that stands for no padding, a table without columns, or a tensor of `tokens` that
-        has not one line for each.
+        A length or a block that stands for no padding, a table without columns, or a tensor of
+        `tokens` that has not one line for each.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class StepInputs:
         if integer("pad_seq_len", pad_seq_len) not in {0, 1}:
             raise InvalidArgument("pad_seq_len", pad_seq_len, "0 or 1")
         check_kind("config", config, MlaConfig)
+        if not -(2**31) <= integer("pad_block", pad_block) < 2**31:
+            raise InvalidArgument("pad_block", pad_block, "an int32")
         if table_width is not None:
             check_at_least(1, table_width=table_width)
         self.config = config
@@ -135,12 +137,15 @@ class StepInputs:
 
     def view(self, bucket: Bucket) -> StepView:
         """Return the part a bucket reads; raises ``InvalidArgument`` if it does not fit."""
+        check_kind("bucket", bucket, Bucket)
         config = self.config
         if not 0 <= bucket.rows <= config.max_rows:
             raise InvalidArgument("rows", bucket.rows, f"0 to max_rows = {config.max_rows}")
         if not 0 <= bucket.tokens <= config.max_query_tokens:
             allowed = f"0 to max_query_tokens = {config.max_query_tokens}"
             raise InvalidArgument("tokens", bucket.tokens, allowed)
+        if bucket.max_query_len is not None:
+            check_at_least(1, max_query_len=bucket.max_query_len)
         mask = self.mask
         if mask is not None and config.mask == "tree:packed":
             mask = mask[: bucket.tokens]

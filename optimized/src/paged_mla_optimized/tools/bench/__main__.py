@@ -18,6 +18,7 @@ from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import GROUPS, Case
 from paged_mla_optimized.tools.bench.problem import Tensors, build, error, plan
 from paged_mla_optimized.tools.bench.report import header, line, plot, summary, write
+from paged_mla_optimized.tools.bench.table import check_options
 from paged_mla_optimized.tools.bench.timing import Launch, alone, ceilings, in_turns
 
 _RIVALS = ("flashmla", "fa3")
@@ -97,18 +98,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     unknown = [group for group in options.groups if group not in GROUPS]
     if unknown:
         parser.error(f"groups: got {unknown}; allowed: {', '.join(GROUPS)}")
-    try:
-        only = re.compile(options.only)
-    except re.error as error:
-        parser.error(f"--only: got {options.only!r}, {error}; allowed: a regular expression")
+    check_options(parser, options)
     groups = dict.fromkeys(options.groups or ["main"])
-    options.cases = [case for g in groups for case in GROUPS[g] if only.search(case.name)]
+    cases = [case for group in groups for case in GROUPS[group]]
+    options.cases = [case for case in cases if re.search(options.only, case.name)]
     if not options.cases:
         parser.error(f"--only: got {options.only!r}, which no case of {', '.join(groups)} matches")
-    if options.peers and not options.peers.is_dir():
-        parser.error(f"--peers: got {options.peers}; allowed: a folder")
-    if options.out and not options.out.parent.is_dir():
-        parser.error(f"--out: got {options.out}; allowed: a name in a folder that is there")
     return options
 
 

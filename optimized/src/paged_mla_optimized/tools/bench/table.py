@@ -39,7 +39,24 @@ def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Add what every table asks, ``--only`` and ``--out``; return what the command line says."""
     parser.add_argument("--only", default="", metavar="REGEX", help="of names of rows")
     parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
-    return parser.parse_args()
+    options = parser.parse_args()
+    check_options(parser, options)
+    if torch.cuda.device_count() == 0:
+        parser.error("torch finds no GPU")
+    return options
+
+
+def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse what would end a command once something has been timed."""
+    try:
+        re.compile(options.only)
+    except re.error as error:
+        parser.error(f"--only: got {options.only!r}, {error}; allowed: a regular expression")
+    peers = getattr(options, "peers", None)
+    if peers and not peers.is_dir():
+        parser.error(f"--peers: got {peers}; allowed: a folder")
+    if options.out and not options.out.parent.is_dir():
+        parser.error(f"--out: got {options.out}; allowed: a name in a folder that is there")
 
 
 def run(
