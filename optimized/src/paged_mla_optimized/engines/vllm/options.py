@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from paged_mla_optimized.config import PRODUCTS
+from paged_mla_optimized.given import check_at_least, check_kind, check_word
 from paged_mla_shared.errors import InvalidArgument
 
 KEY = "paged_mla"
@@ -35,11 +36,8 @@ class Options:
     products: str = "exact"
 
     def __post_init__(self) -> None:
-        length = self.absorbed_query_len
-        if not isinstance(length, int) or length < 1:
-            raise InvalidArgument(f"{KEY}.absorbed_query_len", length, "an integer >= 1")
-        if self.products not in PRODUCTS:
-            raise InvalidArgument(f"{KEY}.products", self.products, ", ".join(PRODUCTS))
+        check_at_least(1, **{f"{KEY}.absorbed_query_len": self.absorbed_query_len})
+        check_word(f"{KEY}.products", self.products, PRODUCTS)
 
 
 def options_of(additional_config: Any) -> Options:
@@ -48,11 +46,12 @@ def options_of(additional_config: Any) -> Options:
     Raises
     ------
     InvalidArgument
-        A key or a value is unknown.
+        A key or a value is unknown, or the choices are not spelled as a mapping.
     """
     if not isinstance(additional_config, Mapping) or KEY not in additional_config:
         return Options()
     given = additional_config[KEY]
+    check_kind(KEY, given, Mapping)
     known = [field.name for field in fields(Options)]
     unknown = [key for key in given if key not in known]
     if unknown:
