@@ -86,6 +86,13 @@ CASES = (
         query_scale=1e4,
         softmax_scale=1.0,
     ),
+    _decode(
+        "scores-below-zero",
+        "heads that see a few keys, all of them with scores far below 0",
+        (2, 2, 3, 2, 3),
+        num_heads=16,
+        query_scale=5.0,
+    ),
     _decode("scores-tiny", "nearly equal weights", (1, 63, 200), query_scale=1e-3),
     _decode(
         "softmax-scale",
