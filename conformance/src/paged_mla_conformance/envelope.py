@@ -46,12 +46,12 @@ PRODUCTION: dict[str, Envelope] = {
     "metadata": {"keys": 131072, "queries": 600, "rows": 300, "tree": 64, "block ids": 2**16},
     "append": {**_ALL, "tokens": 600, "block ids": 2**16},
     "decode": {
-        "keys": 33000, "rows": 300, "row blocks": 500, "heads": 128, "pairs": 16384,
+        "keys": 65536, "rows": 300, "row blocks": 65536, "heads": 128, "pairs": 16384,
         "least scale": 1e-3, "most scale": 1e3,
     },
     "extend": {**_ALL, "pairs": 16384, "heads": 128},
     "mixed": {**_ALL, "tokens": 800},
-    "verify": {"keys": 26000, "queries": 64, "rows": 130, "tree": 64},
+    "verify": {"keys": 26000, "queries": 64, "rows": 130, "tree": 64, "heads": 64},
     "empty": {"rows": 300, "padding": 512},
     "layouts": {"keys": 33000},
     "masks": {"keys": 33000, "queries": 64, "rows": 300, "tree": 64},
@@ -67,7 +67,7 @@ PRODUCTION: dict[str, Envelope] = {
     "queries": {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8},
     "layer": {**_ALL, "tokens": 1200, "tree": 8, "steps": 3},
     "prefill": {"keys": 8192, "queries": 600, "rows": 300, "heads": 128, "tokens": 2048},
-    "merge": {"tokens": 600, "heads": 128, "partials": 32},
+    "merge": {"tokens": 600, "heads": 128, "partials": 130},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
 }  # fmt: skip
 

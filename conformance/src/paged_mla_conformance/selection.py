@@ -123,7 +123,8 @@ def allows(stored: CacheFormat, case: Case) -> bool:
 
     Where tokens share a scale, slots that a step names leave no holes between tokens.
     """
-    holes = case.explicit_slots and case.slot_order not in {SlotOrder.SWAPPED, SlotOrder.TABLE}
+    filled = {SlotOrder.SWAPPED, SlotOrder.TABLE, SlotOrder.PERMUTED}
+    holes = case.explicit_slots and case.slot_order not in filled
     return not case.block_size % stored.block_size_multiple and not (
         holes and stored.couples_tokens
     )

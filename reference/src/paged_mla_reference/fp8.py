@@ -124,9 +124,9 @@ def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
     block, group = slots.scale_at
     groups, of_token = np.unique(np.stack([block, group], axis=1), axis=0, return_inverse=True)
     of_token = of_token.reshape(-1)
-    new, first = np.zeros(len(groups), np.float32), np.full(len(groups), size)
+    new = np.zeros(len(groups), np.float32)
     np.maximum.at(new, of_token, scale_of(x))
-    np.minimum.at(first, of_token, slots.token % size)
+    first = lowest_of(slots.token % size, of_token)
     old = slots.scales[groups[:, 0], groups[:, 1]]
     keeps = (first > 0) & np.isfinite(old) & (old > 0)
     scale = np.where(keeps, np.maximum(old, new), new)
@@ -137,6 +137,13 @@ def _store_groups(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:
             kept[...] = quantise(decode(kept) * old[grown], scale[grown])
     slots.scales[groups[:, 0], groups[:, 1]] = scale
     _write(slots, ckv, k_pe, scale[of_token][:, None])
+
+
+def lowest_of(places: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the lowest place that tokens [n] have in each of their groups, numbered from 0."""
+    lowest = np.full(group.max(initial=-1) + 1, places.max(initial=0))
+    np.minimum.at(lowest, group, places)
+    return lowest
 
 
 def _store_rows(slots: Slots, ckv: NDArray[Any], k_pe: NDArray[Any]) -> None:

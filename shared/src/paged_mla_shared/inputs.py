@@ -224,9 +224,11 @@ def _slots(
     if not case.explicit_slots:
         return None
     mapping = np.full(tokens, -1, np.int64)
-    if case.slot_order is SlotOrder.TABLE:
+    if case.slot_order in {SlotOrder.TABLE, SlotOrder.PERMUTED}:
         own = [_own_slots(table[b], row, problem.block_size) for b, row in enumerate(rows)]
         named = np.concatenate([np.zeros(0, np.int64), *own])
+        if case.slot_order is SlotOrder.PERMUTED:
+            named = rng.permutation(named)
         mapping[: len(named)] = named
         return mapping
     counts = [-(-row.seq_len // problem.block_size) for row in rows]

@@ -165,6 +165,23 @@ class TheTableIsThatOfTheFirstStep(Passing):
         return self.inner.attend(batch)
 
 
+@breaks(Fault.HOST_SCALAR, *SHOWS, "S-14")
+class TreesAreKnownByTheirLengths(Passing):
+    """A mask is read again only if the lengths of the rows are other ones."""
+
+    known: tuple[bytes, bytes] | None = None
+    mask: NDArray[Any] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Take the mask of the last step that had other lengths."""
+        if self.problem.mask is not Mask.TREE or batch.mask is None:
+            return self.inner.attend(batch)
+        lengths = batch.seq_lens.tobytes(), batch.cu_seqlens_q.tobytes()
+        if self.known != lengths:
+            self.known, self.mask = lengths, batch.mask
+        return self.inner.attend(replace(batch, mask=self.mask))
+
+
 @breaks(Fault.STALE, *SHOWS, "S-14", cites="sglang#37120 sglang#37553")
 class TrueCellsOfAnEarlierMaskStay(Passing):
     """A mask buffer is grown and never cleared."""

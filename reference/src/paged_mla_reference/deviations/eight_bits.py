@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.deviations import rotation, scores
-from paged_mla_reference.deviations.change import Seen, masked, seeing
+from paged_mla_reference.deviations.change import Seen, masked, only_before, seeing
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
 from paged_mla_shared.problem import Batch, Problem
@@ -16,6 +16,8 @@ from paged_mla_shared.problem import Batch, Problem
 _NODES = 32
 _QUERIES = 64
 _TOKENS = 64
+_KEYS = 1024
+_TILE = 192
 
 
 def _over_8_bits(right: Oracle, wrong: Oracle) -> Oracle:
@@ -69,5 +71,26 @@ def blocks_have_64_tokens_over_8_bits(oracle: Oracle) -> Oracle:
 
     def see(problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
         return seen & (np.arange(seen.shape[1]) % problem.block_size < _TOKENS)
+
+    return _over_8_bits(oracle, seeing(oracle, see))
+
+
+@breaks(Fault.TRUNCATED, "S-4", "S-5", "S-7", "S-11", akin="vllm-ascend#14464")
+def drafts_see_1024_keys_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches a buffer holds 1024 keys of a row, where the row has several queries."""
+
+    def see(_problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        return only_before(seen, _KEYS) if len(seen) > 1 else seen
+
+    return _over_8_bits(oracle, seeing(oracle, see))
+
+
+@breaks(Fault.LENGTH, "S-4", "S-5", "S-6", "S-7", "S-11")
+def full_tiles_of_192_are_lost_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches rows that fill tiles of 192 keys lose the last one."""
+
+    def see(_problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        keys = seen.shape[1]
+        return seen if keys % _TILE else only_before(seen, keys - _TILE)
 
     return _over_8_bits(oracle, seeing(oracle, see))

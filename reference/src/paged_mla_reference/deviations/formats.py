@@ -327,3 +327,13 @@ def numbers_are_multiplied_by_a_reciprocal(oracle: Oracle) -> Oracle:
             return encode(x * (np.float32(1) / scale))
 
     return _storing(oracle, "quantise", quantise)
+
+
+@breaks(Fault.SCALE, *WRITTEN)
+def groups_keep_what_is_below_their_first_named_token(oracle: Oracle) -> Oracle:
+    """The token of a group that comes first in the step is taken for its lowest one."""
+
+    def first_of(places: NDArray[np.int64], group: NDArray[np.int64]) -> NDArray[np.int64]:
+        return places[np.unique(group, return_index=True)[1]]
+
+    return _storing(oracle, "lowest_of", first_of)

@@ -143,6 +143,12 @@ def only_two_partials_are_merged(oracle: Oracle) -> Oracle:
     return _merging(oracle, lambda partials: partials[:2])
 
 
+@breaks(Fault.SPLIT, "S-8")
+def partials_past_64_are_left_out(oracle: Oracle) -> Oracle:
+    """A table holds the weights of 64 partials."""
+    return _merging(oracle, lambda partials: partials[:64])
+
+
 @breaks(Fault.SPLIT, "S-8", cites="TensorRT-LLM#19112")
 def merged_lse_is_the_largest(oracle: Oracle) -> Oracle:
     """The merged lse is that of the heaviest partial."""

@@ -79,3 +79,16 @@ def packed_answers_are_read_as_padded(oracle: Oracle) -> Oracle:
         return Output(out, answer.lse)
 
     return answering(oracle, change)
+
+
+@breaks(Fault.LAYOUT, "S-5", "S-7")
+def second_halves_of_32_heads_repeat_the_first(oracle: Oracle) -> Oracle:
+    """Two programs of 16 heads each answer 32 heads, and both read the first 16."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        if problem.dims.num_heads != 32:
+            return batch
+        heads = np.arange(32) % 16
+        return replace(batch, q_nope=batch.q_nope[:, heads], q_pe=batch.q_pe[:, heads])
+
+    return reading(oracle, change)

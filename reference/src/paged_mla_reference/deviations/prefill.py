@@ -18,6 +18,7 @@ from paged_mla_shared.problem import Output, Problem
 
 SEEN = ("S-5", "S-6", "S-7", "S-9", "S-21")  # how wrong keys show
 TILE = 64
+LONG_TILE = 176
 
 
 def _asked(oracle: Oracle, change: Callable[[PrefillBatch], PrefillBatch]) -> Oracle:
@@ -125,6 +126,20 @@ def halves_of_a_projection_are_taken_for_whole(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
+@breaks(Fault.STRIDE, *SEEN)
+def prefill_queries_of_one_head_are_dense(oracle: Oracle) -> Oracle:
+    """The stride of tokens is not asked for where there is one head."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        if batch.q_nope.shape[1] != 1:
+            return batch
+        alone = np.empty(batch.q_nope.shape, batch.q_nope.dtype).strides
+        q_nope = np.lib.stride_tricks.as_strided(batch.q_nope, strides=alone)
+        return replace(batch, q_nope=q_nope)
+
+    return _asked(oracle, change)
+
+
 @breaks(Fault.STRIDE, "S-5", "S-21")
 def values_are_no_wider_than_keys(oracle: Oracle) -> Oracle:
     """Columns of a value past those of its key's part without position are not written."""
@@ -143,6 +158,18 @@ def prefill_keys_past_1024_are_dropped(oracle: Oracle) -> Oracle:
     def change(batch: PrefillBatch) -> PrefillBatch:
         keys = batch.seq_lens.astype(np.int64)
         return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, 1024)))
+
+    return _asked(oracle, change)
+
+
+@breaks(Fault.LENGTH, "S-4", *SEEN)
+def prefill_loses_full_tiles_of_176(oracle: Oracle) -> Oracle:
+    """Rows that fill tiles of 176 keys lose the last one."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        keys = batch.seq_lens.astype(np.int64)
+        full = (keys > 0) & (keys % LONG_TILE == 0)
+        return of_keys(batch, ContextChunk(np.zeros_like(keys), keys - LONG_TILE * full))
 
     return _asked(oracle, change)
 

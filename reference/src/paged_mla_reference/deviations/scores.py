@@ -161,6 +161,18 @@ def lse_in_base_2(oracle: Oracle) -> Oracle:
     return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse / np.float32(np.log(2))))
 
 
+@breaks(Fault.LSE, "S-7")
+def lse_of_low_scores_is_the_highest(oracle: Oracle) -> Oracle:
+    """The logarithm of a sum is not added to a highest score below -3."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        out, lse, bounds, values = attend_one(problem, query, keys, rounding)
+        highest = (problem.softmax_scale * (query @ keys.T)).max(axis=1)  # [H]
+        return out, np.where(highest < -3, highest, lse), bounds, values
+
+    return scoring(oracle, attend)
+
+
 @breaks(Fault.LSE, "S-7", cites="sglang#40903 sglang#35045 vllm#52796")
 def lse_in_base_2_on_extend_rows(oracle: Oracle) -> Oracle:
     """Rows of several tokens answer with a base-2 logarithm, decode rows do not."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.deviations.change import (
+    Seen,
     answering,
     forgetting,
     only_before,
@@ -51,6 +52,28 @@ def keys_past_32767_are_dropped(oracle: Oracle) -> Oracle:
 def only_512_table_entries_are_read(oracle: Oracle) -> Oracle:
     """Of a row's table 512 columns are kept, whatever the block size."""
     return _ending(oracle, lambda problem: 512 * problem.block_size)
+
+
+@breaks(Fault.OFFSET, "S-1", "S-9", *READ)
+def table_columns_keep_16_bits(oracle: Oracle) -> Oracle:
+    """Of a row's 65537th block the first one is read again."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        columns = np.arange(batch.block_table.shape[1]) % 2**16
+        return replace(batch, block_table=batch.block_table[:, columns])
+
+    return reading(oracle, change)
+
+
+@breaks(Fault.TRUNCATED, *READ, akin="vllm-ascend#14464")
+def keys_of_many_pairs_end_at_4096(oracle: Oracle) -> Oracle:
+    """A buffer holds 4096 keys of a row, where its queries and heads are more than 128 pairs."""
+
+    def see(problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        many = len(seen) * problem.dims.num_heads > 128
+        return only_before(seen, 4096) if many else seen
+
+    return seeing(oracle, see)
 
 
 @breaks(Fault.TRUNCATED, *LOST, akin="flashinfer#3125 sglang#34947")

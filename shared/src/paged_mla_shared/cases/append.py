@@ -56,6 +56,13 @@ CASES = (
         slot_order=SlotOrder.SWAPPED,
     ),
     _append(
+        "explicit-slots-permuted",
+        "tokens that share a scale lie far apart in the step, the lowest of a group anywhere",
+        explicit_slots=True,
+        slot_order=SlotOrder.PERMUTED,
+        uneven=True,
+    ),
+    _append(
         "explicit-slots-bs1", "one token per block, -1 skipped", explicit_slots=True, block_size=1
     ),
     *(

@@ -42,6 +42,7 @@ class SlotOrder(StrEnum):
     DESCENDING = "descending"  # the last slots first, no token without one
     NONE = "none"  # no token has one
     TABLE = "table"  # every token's own one, as the block table gives it
+    PERMUTED = "permuted"  # the same slots, each that of any token
 
 
 class Tree(StrEnum):

@@ -8,7 +8,7 @@ from paged_mla_shared.cases.case import Case, Row
 
 GROUP = "decode"
 
-HEADS = (1, 2, 3, 6, 8, 9, 12, 16, 20, 24, 40, 48, 64, 96, 128)
+HEADS = (1, 2, 3, 6, 8, 9, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 BLOCK_SIZES = (1, 16, 32, 64, 128, 256)
 
 
@@ -86,6 +86,13 @@ CASES = (
         query_scale=1e4,
         softmax_scale=1.0,
     ),
+    _decode(
+        "scores-below-zero",
+        "heads that see a few keys, all of them with scores far below 0",
+        (2, 2, 3, 2, 3),
+        num_heads=16,
+        query_scale=5.0,
+    ),
     _decode("scores-tiny", "nearly equal weights", (1, 63, 200), query_scale=1e-3),
     _decode(
         "softmax-scale",
@@ -141,6 +148,13 @@ CASES = (
         (33001, 700),
         num_heads=16,
         is_large=True,
+    ),
+    _decode(
+        "bs1-66k-keys",
+        "a row of more blocks than 16 bits count, one token in each, beside a short one",
+        (66000, 700),
+        num_heads=1,
+        block_size=1,
     ),
     _decode("2500-keys", "a row past 2048 keys, beside a short one", (2500, 5), num_heads=1),
     _decode(

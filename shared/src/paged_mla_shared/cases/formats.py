@@ -279,4 +279,12 @@ IN_EVERY_FORMAT = (
     "rope-interleaved-tree-full",
     "masks-non-causal-prompt",
     "layouts-strided-tree-full",
+    "append-explicit-slots-permuted",
+    "verify-chain-h64-q4-5k",
+    "verify-chain-q8-over-tiles",
+    "verify-tree-n64-9k",
+    "decode-tiles-1-to-16",
+    "masks-non-causal-padded",
+    "decode-h20",
+    "extend-h24-q5",
 )

@@ -78,7 +78,7 @@ CASES = (
     ),
     *(
         _layer(f"bs{size}", "blocks of another size", Row(37, 3), Row(20, 20), block_size=size)
-        for size in (1, 16)
+        for size in (1, 16, 256)
     ),
     _layer(
         "slots",

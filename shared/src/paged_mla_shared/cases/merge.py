@@ -104,6 +104,9 @@ MERGES = (
         )
         for which, at, n in (("first", 0, 3), ("second", 1, 3), ("last", 2, 3), ("last", 15, 16))
     ),
+    MergeCase(
+        "130-splits", "more partials than a GPU has processors", (_P.PLAIN, _P.HOLES) * 65, 2, 1
+    ),
     MergeCase("33-splits", "more partials than a warp has lanes", (_P.PLAIN,) * 33),
     MergeCase("600-tokens-h128", "more than 2^16 queries", (_P.SCATTERED, _P.PLAIN), 600, 128),
     MergeCase("no-tokens", "a step without queries", (_P.PLAIN, _P.PLAIN), 0),

@@ -53,6 +53,7 @@ def _prefill(name: str, why: str, *rows: tuple[int, int], **more: Any) -> Prefil
 
 
 _TILES = (63, 64, 65, 127, 128, 129)  # around the edges of common tiles
+_KEY_TILES = (*_TILES, *(n + d for n in (80, 96, 112, 160, 176, 192, 256) for d in (-1, 0, 1)))
 _MODELS = {"v3": DEEPSEEK_V3, "glm": GLM_4_7_FLASH}
 _RAGGED = ((50, 50), (1, 1), (90, 90), (17, 17), (64, 64), (33, 33), (5, 5))
 
@@ -61,12 +62,20 @@ CASES = (
     _prefill(
         "edges-of-keys",
         "keys that end at the edge of a tile, queries that do not",
-        *((n, 3) for n in _TILES),
+        *((n, 3) for n in _KEY_TILES),
+    ),
+    _prefill(
+        "edges-of-keys-whole",
+        "keys that end at the edge of a tile and are all seen, as those of a chunk of context",
+        *((n, 3) for n in _KEY_TILES),
+        num_heads=1,
+        causal=False,
+        strided_inputs=True,
     ),
     _prefill(
         "edges-of-contexts",
         "the diagonal begins anywhere in a tile of keys",
-        *((n + 66, 66) for n in (1, *_TILES)),
+        *((n + 66, 66) for n in (1, *_KEY_TILES)),
         num_heads=1,
     ),
     *(

@@ -73,9 +73,10 @@ CASES = (
     ),
     _replay(
         "trees",
-        "another mask in the same buffer, fewer nodes",
+        "another mask in the same buffer, fewer nodes, then another of the same lengths",
         _drafts(8, 60, 0),
         _drafts(3, 130),
+        _drafts(8, 1, 2),
         _drafts(8, 1, 2),
         mask=Mask.TREE,
     ),

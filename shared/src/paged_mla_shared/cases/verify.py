@@ -90,9 +90,18 @@ CASES = (
         for q in (3, 7)
     ),
     _chain(
+        "h64-q4-5k",
+        "drafts of many heads behind a long context, beside a short one",
+        _uniform(4, 5000, 70),
+        num_heads=64,
+    ),
+    _chain(
         "q8-over-tiles",
         "drafts that cross the edge of a key tile at every residue",
-        tuple(Row(124 + i, 8) for i in range(16)),
+        (
+            *(Row(124 + i, 8) for i in range(16)),
+            *(Row(tile + d, 8) for tile in (96, 192, 320) for d in (-1, 0, 1)),
+        ),
         num_heads=2,
     ),
     _chain(
