@@ -65,7 +65,8 @@ def test_what_is_pytests_alone_is_handed_on(argument: str):
     [
         (("--backend", "no.such.module:create"), "No module named"),
         (("--backend", "misdeclared:raises"), "misdeclared:raises raised RuntimeError: no driver"),
-        (("--backend", REFERENCE, "--only", "decode-h17-fp4"), "no test or case is called"),
+        (("--backend", REFERENCE, "--only", "no-such-case"), "no test or case is called"),
+        (("--backend", REFERENCE, "--only", "decode-h12"), "decode-h12-fp32"),
         (("--backend", REFERENCE, "--dtypes", "fp4"), "allowed: float32,float16,bfloat16"),
         (("--backend", REFERENCE, "--dtypes", "float32,float32"), "each once"),
         (("--backend", REFERENCE, "--expected-failures", "/no/file.toml"), "/no/file.toml"),

@@ -5,6 +5,7 @@ Inert unless ``--mla-backend`` is given. The verdict is said by ``python -m page
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections import Counter
 from pathlib import Path
@@ -172,7 +173,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if only is not None:
         chosen = [item for item in suite if only in {test_id(item), _param_id(item)}]
         if not chosen:
-            raise pytest.UsageError(f"--only: no test or case is called {only!r}")
+            names = sorted({name for item in suite for name in (test_id(item), _param_id(item))})
+            near = ", ".join(difflib.get_close_matches(only, names))
+            hint = f"; near it: {near}" if near else ""
+            raise pytest.UsageError(f"--only: no test or case is called {only!r}{hint}")
         items[:] = suite = chosen
     for item in suite:
         entry = expected.get(test_id(item))
