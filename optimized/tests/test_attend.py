@@ -130,3 +130,14 @@ def test_float16():
     assert out.dtype is torch.float16
     torch.testing.assert_close(out.double(), expected_out, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
+
+
+def test_no_other_row_notices_a_key_that_is_no_number():
+    """S-4: those that see it get no numbers; the queries before it in its row may or may not."""
+    step = build((70, 3), (33, 2))
+    before, _ = step.attend()
+    block, inside = divmod(69, step.config.block_size)
+    step.cache[step.block_table[0, block], inside, 0] = torch.nan
+    after, _ = step.attend()
+    assert after[2].isnan().all()
+    assert torch.equal(after[3:], before[3:])
