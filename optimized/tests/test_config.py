@@ -32,6 +32,7 @@ BAD = [
     ("deterministic", {"deterministic": "no"}),
     ("lse_base", {"lse_base": 2}),
     ("lse_base", {"lse_base": ["e"]}),
+    ("reserved_slot", {"reserved_slot": 2**63}),
     ("reserved_slot", {"reserved_slot": 0.5}),
     ("max_rows", {"max_rows": 0}),
     ("max_rows", {"max_rows": True}),

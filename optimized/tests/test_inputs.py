@@ -243,6 +243,13 @@ def test_the_block_of_padded_rows_is_an_entry_of_a_table(value):
         StepInputs(config(), "cpu", {}, pad_block=value)
 
 
+@pytest.mark.parametrize("name", ["mask", "seq_lens"])
+def test_a_tensor_of_tokens_has_a_name_of_its_own(name):
+    """S-17: `load` would take it for what every step has."""
+    with pytest.raises(InvalidArgument, match=f"tokens: got {name}"):
+        StepInputs(config(), "cpu", {name: ((config().max_query_tokens,), torch.int32)})
+
+
 @pytest.mark.parametrize(
     ("name", "bucket"), [("max_query_len", Bucket(4, 2, 0)), ("bucket", (4, 2))]
 )

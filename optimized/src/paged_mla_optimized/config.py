@@ -125,8 +125,8 @@ class MlaConfig:
         check_word("products", self.products, PRODUCTS)
         check_word("lse_base", self.lse_base, ("e", "2"))
         check_flag("deterministic", self.deterministic)
-        if self.reserved_slot is not None and self.reserved_slot < 0:
-            raise InvalidArgument("reserved_slot", self.reserved_slot, ">= 0, or None")
+        if self.reserved_slot is not None and not 0 <= self.reserved_slot < 2**63:
+            raise InvalidArgument("reserved_slot", self.reserved_slot, "an int64 >= 0, or None")
         check_at_least(0, table_multiple=self.table_multiple)
         if not -(2**31) <= self.table_fill < 2**31:
             raise InvalidArgument("table_fill", self.table_fill, "an int32")

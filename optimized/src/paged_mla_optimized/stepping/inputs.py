@@ -13,6 +13,7 @@ from paged_mla_optimized.given import check_at_least, check_kind, integer, take_
 from paged_mla_shared.errors import InvalidArgument
 
 _NO_BLOCK = 2**31 - 1
+_OF_STEPS = ("cu_seqlens_q", "seq_lens", "block_table", "mask")  # `load` takes them by these names
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class StepInputs:
     ------
     InvalidArgument
         A length or a block that stands for no padding, a table without columns, or a tensor of
-        `tokens` that has not one line for each.
+        `tokens` that has not one line for each, or the name of one that every step has.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class StepInputs:
         self.mask = _mask_buffer(config, device)
         self.tokens = {name: zeros(*shape, dtype=dtype) for name, (shape, dtype) in tokens.items()}
         for name, tensor in self.tokens.items():
+            if name in _OF_STEPS:
+                raise InvalidArgument("tokens", name, f"none of {', '.join(_OF_STEPS)}")
             if tensor.shape[:1] != (config.max_query_tokens,):
                 allowed = f"max_query_tokens = {config.max_query_tokens} lines"
                 raise InvalidArgument(name, f"shape {[*tensor.shape]}", allowed)
