@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -16,12 +17,12 @@ from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output
 
 
-class Saying(Passing):
+class Saying(Passing, ABC):
     """It says every answer in the same way of its own."""
 
+    @abstractmethod
     def said(self, answer: Output) -> Output:
         """Return an answer as it is said."""
-        raise NotImplementedError
 
     def attend(self, batch: Batch) -> Output:
         """Say it."""

@@ -10,6 +10,7 @@ import torch
 from paged_mla_optimized.given import (
     check_at_least,
     check_flag,
+    check_int32,
     check_kind,
     check_word,
     is_number,
@@ -128,8 +129,7 @@ class MlaConfig:
         if self.reserved_slot is not None and not 0 <= self.reserved_slot < 2**63:
             raise InvalidArgument("reserved_slot", self.reserved_slot, "an int64 >= 0, or None")
         check_at_least(0, table_multiple=self.table_multiple)
-        if not -(2**31) <= self.table_fill < 2**31:
-            raise InvalidArgument("table_fill", self.table_fill, "an int32")
+        check_int32("table_fill", self.table_fill)
         self._check_mask()
         self._check_format()
         self._check_dims()

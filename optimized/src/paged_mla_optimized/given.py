@@ -40,6 +40,12 @@ def check_at_least(least: int, **sizes: Any) -> None:
             raise InvalidArgument(name, size, f">= {least}")
 
 
+def check_int32(name: str, value: Any) -> None:
+    """Check an integer that a table of int32 is to hold."""
+    if not -(2**31) <= integer(name, value) < 2**31:
+        raise InvalidArgument(name, value, "an int32")
+
+
 def check_rank(world: int, rank: int) -> None:
     """Check that there is a rank among so many."""
     check_at_least(1, world=world)

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from mla_step import P, R, Step
 
 SPARE = 2  # lines of the map before the first request: 0 is nobody's
+CONTEXTS = ("get_exec", "get_memory", "get_parallel", "get_schedule", "get_spec")
+"""Functions of SGLang that return parts of what it runs in."""
+
+
+def context(**changes: Any) -> SimpleNamespace:
+    """Return what the backend reads of all parts, for a server of small steps."""
+    plain = {
+        "attn_cp_size": 1,
+        "attn_tp_size": 1,
+        "chunked_prefill_size": 32,
+        "dcp_enabled": False,
+        "deterministic": SimpleNamespace(enable_deterministic_inference=False),
+        "disable_radix_cache": False,
+        "enable_dynamic_chunking": False,
+        "graph": SimpleNamespace(cuda_graph_config=None),
+        "max_prefill_tokens": 64,
+        "pp_size": 1,
+        "speculative_eagle_topk": None,
+        "speculative_num_draft_tokens": None,
+    }
+    return SimpleNamespace(**plain | changes)
 
 
 @dataclass

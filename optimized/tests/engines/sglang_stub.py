@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from mla_step import P, R, Step
-from sglang_step import Held
+from sglang_step import CONTEXTS, Held, context
 
 _BACKEND = "paged_mla_optimized.engines.sglang.backend"
 
@@ -57,35 +57,18 @@ class Mode:
 
 
 @contextmanager
-def stubbed(**context: Any) -> Iterator[Any]:
-    """Yield the module of our backend class, made on the stub; `context` is what SGLang runs in."""
-    settings = {
-        "attn_cp_size": 1,
-        "attn_tp_size": 1,
-        "chunked_prefill_size": 32,
-        "dcp_enabled": False,
-        "deterministic": SimpleNamespace(enable_deterministic_inference=False),
-        "disable_radix_cache": False,
-        "enable_dynamic_chunking": False,
-        "graph": SimpleNamespace(cuda_graph_config=None),
-        "max_prefill_tokens": 64,
-        "pp_size": 1,
-        "speculative_eagle_topk": None,
-        "speculative_num_draft_tokens": None,
-        "two_batch_overlap": False,
-    }
-    settings.update(context)
-    of_all = SimpleNamespace(**settings)
-    asked = ("get_exec", "get_memory", "get_parallel", "get_schedule", "get_spec")
+def stubbed(*, two_batch_overlap: bool = False, **changes: Any) -> Iterator[Any]:
+    """Yield the module of our backend class, made on the stub; `changes` are of its context."""
+    of_all = context(**changes)
     attributes: dict[str, dict[str, Any]] = {
         "configs.hybrid_arch": {
             "mambaish_config": lambda model: getattr(model, "linear_attention", None)
         },
         "layers.attention.base_attn_backend": {"AttentionBackend": AttentionBackend},
         "layers.attention.verify_mask": {"VerifyMask": SimpleNamespace},
-        "layers.moe.utils": {"is_tbo_enabled": lambda: of_all.two_batch_overlap},
+        "layers.moe.utils": {"is_tbo_enabled": lambda: two_batch_overlap},
         "layers.radix_attention": {"RadixAttention": RadixAttention},
-        "runtime_context": dict.fromkeys(asked, lambda: of_all),
+        "runtime_context": dict.fromkeys(CONTEXTS, lambda: of_all),
         "speculative.eagle_utils": {"TreeMaskMode": SimpleNamespace(QLEN_ONLY=1)},
     }
     modules = {}

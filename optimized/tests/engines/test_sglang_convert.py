@@ -39,6 +39,21 @@ def test_other_pools_are_refused(stored):
         cache_format(stored, torch.bfloat16)
 
 
+def largest(**changes):
+    """Rows and tokens of a server's largest step."""
+    plain = {
+        "max_requests": 64,
+        "rank_multiple": 1,
+        "chunked_prefill_size": 2048,
+        "chunks_grow": False,
+        "graph_tokens": 0,
+        "max_prefill_tokens": 16384,
+        "context_len": 40000,
+        "query_len": 1,
+    }
+    return capacities(**plain | changes)
+
+
 @pytest.mark.parametrize(
     ("chunk", "query_len", "tokens"),
     [
@@ -50,16 +65,7 @@ def test_other_pools_are_refused(stored):
     ],
 )
 def test_the_largest_step(chunk, query_len, tokens):
-    found = capacities(
-        max_requests=64,
-        rank_multiple=1,
-        chunked_prefill_size=chunk,
-        chunks_grow=False,
-        graph_tokens=0,
-        max_prefill_tokens=16384,
-        context_len=40000,
-        query_len=query_len,
-    )
+    found = largest(chunked_prefill_size=chunk, query_len=query_len)
     assert found == (64, tokens)
 
 
@@ -74,48 +80,21 @@ def test_the_largest_step(chunk, query_len, tokens):
 )
 def test_chunks_that_grow(chunk, prompts):
     """Of dynamic chunking in pipelines: a scheduler chooses them by what is cached."""
-    rows, tokens = capacities(
-        max_requests=64,
-        rank_multiple=1,
-        chunked_prefill_size=chunk,
-        chunks_grow=True,
-        graph_tokens=0,
-        max_prefill_tokens=16384,
-        context_len=40000,
-        query_len=1,
-    )
+    rows, tokens = largest(chunked_prefill_size=chunk, chunks_grow=True)
     assert (rows, tokens) == (64, prompts + 64)
 
 
 @pytest.mark.parametrize(("graph_tokens", "prompts"), [(1024, 1024), (256, 512), (0, 512)])
 def test_graphs_that_are_larger_than_a_chunk(graph_tokens, prompts):
     """S-17: they are captured at their size, whatever the scheduler gives them later."""
-    rows, tokens = capacities(
-        max_requests=64,
-        rank_multiple=1,
-        chunked_prefill_size=512,
-        chunks_grow=False,
-        graph_tokens=graph_tokens,
-        max_prefill_tokens=16384,
-        context_len=40000,
-        query_len=1,
-    )
+    rows, tokens = largest(chunked_prefill_size=512, graph_tokens=graph_tokens)
     assert (rows, tokens) == (64, prompts + 64)
 
 
 @pytest.mark.parametrize(("requests", "rows"), [(5, 8), (8, 8), (1, 4)])
 def test_rows_that_ranks_share_are_rounded_up(requests, rows):
     """S-6: eager steps of data parallelism are padded to a multiple of the ranks beside."""
-    found = capacities(
-        max_requests=requests,
-        rank_multiple=4,
-        chunked_prefill_size=2048,
-        chunks_grow=False,
-        graph_tokens=0,
-        max_prefill_tokens=16384,
-        context_len=40000,
-        query_len=3,
-    )
+    found = largest(max_requests=requests, rank_multiple=4, query_len=3)
     assert found == (rows, 2048 + rows * 3)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from mla_step import P, R, build, dense, join
 from record_sglang import SURFACES, record_sglang
-from sglang_step import SPARE, hold
+from sglang_step import CONTEXTS, SPARE, context, hold
 
 from paged_mla_optimized.engines.sglang import registration
 from paged_mla_optimized.engines.sglang.registration import NAME
@@ -72,21 +72,8 @@ NOPE = 64  # heads are not as wide as latents
 @pytest.fixture(name="settings", autouse=True)
 def _settings(monkeypatch):
     """Stand in for what SGLang keeps of its arguments, and for a GPU; float32 is let through."""
-    settings = SimpleNamespace(
-        chunked_prefill_size=32,
-        max_prefill_tokens=64,
-        speculative_num_draft_tokens=None,
-        speculative_eagle_topk=None,
-        attn_cp_size=1,
-        attn_tp_size=1,
-        pp_size=1,
-        enable_dynamic_chunking=False,
-        graph=SimpleNamespace(cuda_graph_config=CudaGraphConfig()),
-        dcp_enabled=False,
-        disable_radix_cache=False,
-        deterministic=SimpleNamespace(enable_deterministic_inference=False),
-    )
-    for name in ("get_exec", "get_memory", "get_parallel", "get_schedule", "get_spec"):
+    settings = context(graph=SimpleNamespace(cuda_graph_config=CudaGraphConfig()))
+    for name in CONTEXTS:
         monkeypatch.setattr(ours, name, lambda: settings)
     monkeypatch.setattr(ours, "misfit", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

@@ -13,7 +13,7 @@ from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.inspect.samples import Samples, blocks_near
-from paged_mla_optimized.inspect.values import mask_widths
+from paged_mla_optimized.inspect.values import mask_elements
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.runtime.arrays import to_numpy, to_numpy_spread
 from paged_mla_optimized.tables import RequestMap
@@ -100,7 +100,9 @@ class StepRecorder:
         mla, config, size = self._mla, self._config, self._config.block_size
         arrays = {name: to_numpy(tensor) for name, tensor in self._given.items()}
         if config.is_tree and config.mask != "tree:packed":
-            arrays["mask"] = arrays["mask"][: self._mask_elements(arrays)]
+            query_lens = np.diff(arrays["cu_seqlens_q"]).astype(np.int64)
+            elements = mask_elements(config, query_lens, arrays["seq_lens"])
+            arrays["mask"] = arrays["mask"][:elements]
         arrays |= {"block_table": to_numpy(mla.block_table), "positions": to_numpy(mla.positions)}
         slots = to_numpy(mla.slot_mapping if slot_mapping is None else slot_mapping).copy()
         slots[(slots < 0) | (slots == config.reserved_slot)] = -1
@@ -113,11 +115,6 @@ class StepRecorder:
         self._has_room = self._samples.has_room(2 * per_block * len(blocks) + queries)
         self._arrays = arrays if self._has_room else {}
         return self._has_room
-
-    def _mask_elements(self, arrays: dict[str, NDArray[Any]]) -> int:
-        """Return what the rows have of a flat mask, whose buffer may be for larger steps."""
-        query_lens = np.diff(arrays["cu_seqlens_q"]).astype(np.int64)
-        return int((query_lens * mask_widths(self._config, query_lens, arrays["seq_lens"])).sum())
 
     def _keep(self, cache: LatentCache, when: str) -> None:
         """Keep the listed blocks as they are now."""

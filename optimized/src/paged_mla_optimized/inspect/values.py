@@ -155,7 +155,12 @@ def _twice(numbers: NDArray[np.int64]) -> list[int]:
     return [int(number) for number in found[counts > 1]]
 
 
-def mask_widths(
+def mask_elements(config: MlaConfig, query_lens: NDArray[np.int64], seq_lens: NDArray[Any]) -> int:
+    """Return how many elements the rows have in a flat mask, whose buffer may hold more."""
+    return int((query_lens * _mask_widths(config, query_lens, seq_lens)).sum())
+
+
+def _mask_widths(
     config: MlaConfig, query_lens: NDArray[Any], seq_lens: NDArray[Any]
 ) -> NDArray[Any]:
     """Return the elements of a draft's line in a flat mask, for each row."""
@@ -168,10 +173,10 @@ def _check_mask(
     seq_lens: NDArray[np.int32],
     mask: NDArray[Any],
 ) -> None:
-    widths = mask_widths(config, query_lens, seq_lens)
+    widths = _mask_widths(config, query_lens, seq_lens)
     if config.mask != "tree:packed":
-        elements = int((query_lens * widths).sum())
-        if len(mask) < elements:  # behind them a buffer for larger steps may go on
+        elements = mask_elements(config, query_lens, seq_lens)
+        if len(mask) < elements:
             raise InvalidArgument("mask", f"{len(mask)} elements", f"at least {elements}")
     token, element = 0, 0
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):

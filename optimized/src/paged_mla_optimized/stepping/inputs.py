@@ -9,7 +9,13 @@ import torch
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import check_at_least, check_kind, integer, take_integers
+from paged_mla_optimized.given import (
+    check_at_least,
+    check_int32,
+    check_kind,
+    integer,
+    take_integers,
+)
 from paged_mla_shared.errors import InvalidArgument
 
 _NO_BLOCK = 2**31 - 1
@@ -112,8 +118,7 @@ class StepInputs:
         if integer("pad_seq_len", pad_seq_len) not in {0, 1}:
             raise InvalidArgument("pad_seq_len", pad_seq_len, "0 or 1")
         check_kind("config", config, MlaConfig)
-        if not -(2**31) <= integer("pad_block", pad_block) < 2**31:
-            raise InvalidArgument("pad_block", pad_block, "an int32")
+        check_int32("pad_block", pad_block)
         if table_width is not None:
             check_at_least(1, table_width=table_width)
         self.config = config

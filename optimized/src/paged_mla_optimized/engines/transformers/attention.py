@@ -68,7 +68,7 @@ def keep_mask(
     return attention_mask
 
 
-@torch.compiler.disable(  # type: ignore[no-untyped-call]
+@torch.compiler.disable(  # type: ignore[no-untyped-call] # torch gives it no types
     reason="a step of paged_mla is described on the host"
 )
 def attend(  # noqa: PLR0917 - the library's signature
