@@ -53,6 +53,16 @@ def test_the_page_is_self_contained(whole):
     assert all(group in page for group in SUITE_GROUPS)
 
 
+def test_huge_caches_go_to_one_process(tmp_path):
+    """Side by side on a device, each would take the memory that another one found free."""
+    only = ("-k", "large_offsets or decode-h9-fp32", "--workers", "3")
+    report = report_of(tmp_path, "--backend", "naming_itself:create", *only)
+    refused = [r["message"] for r in report["results"] if r["outcome"] == "failed"]
+    assert len(refused) > 3
+    assert len({re.search(r"asked in process \d+", message)[0] for message in refused}) == 1
+    assert report["totals"]["passed"] > 0
+
+
 def test_versions_are_of_what_is_imported(monkeypatch):
     """A module found before the installed one is what ran."""
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="0.1+mine"))

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from paged_mla_conformance.collector import RUN, WARNED, result_of, test_id, unanswered
+from paged_mla_conformance.collector import RUN, WARNED, is_huge, result_of, test_id, unanswered
 from paged_mla_conformance.guarded import warning_text
 from paged_mla_conformance.result import Result
 from paged_mla_conformance.subject import Subject
@@ -78,6 +78,7 @@ class Asked:
             "collected",
             subject=asdict(Subject.of(config.stash[RUN])),
             tests=[asdict(unanswered(item)) for item in items],
+            huge=[number for number, item in enumerate(items) if is_huge(item)],
             deselected=[test for test in self._every if test not in chosen],
             maxfail=config.option.maxfail,
             warnings=self._taken(),

@@ -42,6 +42,12 @@ def case_id(item: pytest.Item) -> str | None:
     return case.id if case else None
 
 
+def is_huge(item: pytest.Item) -> bool:
+    """Return whether a test's cache is of gigabytes, for ids and offsets that need many bits."""
+    case = _case(item)
+    return case is not None and case.placed_high
+
+
 def unanswered(item: pytest.Item) -> Result:
     """Return what is known of a test before it ran."""
     marker, run, case = marker_of(item), item.config.stash[RUN], _case(item)

@@ -43,7 +43,8 @@ class Conductor:
     """Hands out the tests one by one.
 
     A process that ends or takes too long fails the test it had in hand; another one takes its place
-    and goes on with the next.
+    and goes on with the next. Tests of huge caches all go to one process: side by side on a device,
+    each would take the memory that another one found free.
 
     Parameters
     ----------
@@ -75,6 +76,8 @@ class Conductor:
         self._workers: list[Worker] = []
         self._tests: list[Result] = []  # as they stand until they are answered
         self._queue: deque[int] = deque()
+        self._huge: deque[int] = deque()
+        self._keeper: Worker | None = None  # of the huge ones
         self._maxfail = 0
         self._replaced = 0
 
@@ -137,6 +140,7 @@ class Conductor:
         *,
         subject: dict[str, Any],
         tests: list[dict[str, Any]],
+        huge: list[int],
         deselected: list[str],
         maxfail: int,
         warnings: dict[str, int],
@@ -149,7 +153,8 @@ class Conductor:
             report.subject, report.deselected = Subject(**subject), deselected
             report.tests = [test.test for test in known]
             report.warn(warnings, "while it was loaded")
-            self._queue.extend(range(len(known)))
+            self._huge.extend(huge)
+            self._queue.extend(sorted(set(range(len(known))) - set(huge)))
             self._wanted = min(self._wanted, len(known))
             self._progress.begin(f"{report.subject.title}: {len(known)} tests")
             for _ in range(self._wanted - 1):
@@ -212,20 +217,26 @@ class Conductor:
         results = self._report.results
         results.append(result)
         failed = sum(known.fails for known in results)
-        if result.fails and failed == self._maxfail and self._queue:
+        if result.fails and failed == self._maxfail and (self._queue or self._huge):
             self._report.stopped = f"stopped after {failed} failures"
-            self._queue.clear()
+            self._drop_the_rest()
 
     def _hand_out(self, worker: Worker) -> None:
-        worker.ask(self._queue.popleft() if self._queue else None)
+        if self._huge and self._keeper in {None, worker}:
+            self._keeper = worker
+            worker.ask(self._huge.popleft())
+        else:
+            worker.ask(self._queue.popleft() if self._queue else None)
 
     def _remove(self, worker: Worker, patience: float = 0.0) -> str:
         self._workers.remove(worker)
+        if worker is self._keeper:
+            self._keeper = None
         return worker.stop(patience)
 
     def _replace(self) -> None:
         """Start a process for one that is gone, if there is anything left to ask."""
-        if not self._queue:
+        if not self._queue and not self._huge:
             return
         self._replaced += 1
         if self._replaced > MOST_REPLACED:
@@ -235,7 +246,11 @@ class Conductor:
 
     def _give_up(self, reason: str) -> None:
         self._report.errors.append(reason)
+        self._drop_the_rest()
+
+    def _drop_the_rest(self) -> None:
         self._queue.clear()
+        self._huge.clear()
 
 
 def _refusal(said: str) -> str:

@@ -187,7 +187,7 @@ def _block_table(
 ) -> NDArray[np.int32]:
     counts = [-(-row.seq_len // problem.block_size) for row in rows]
     pool = problem.num_blocks
-    if case.cache_elements or case.cache_blocks:
+    if case.placed_high:
         free = np.arange(pool - sum(counts), pool)
         free = rng.permutation(free)
     else:

@@ -171,6 +171,11 @@ class Case:
         return (self.rows, *self.then)
 
     @property
+    def placed_high(self) -> bool:
+        """Whether live blocks are at the top of a cache that is larger than the steps need."""
+        return self.cache_elements > 0 or self.cache_blocks > 0
+
+    @property
     def max_query_len(self) -> int:
         """Longest query of any row."""
         return max((row.query_len for step in self.steps for row in step), default=0)

@@ -1,0 +1,21 @@
+"""A backend that refuses each huge cache, and says which process was asked for it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from paged_mla_conformance.mutants.backends import MutantBackend
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.problem import Problem
+
+
+def _refuse_huge(problem: Problem, runner: Runner) -> Runner:
+    if problem.num_blocks * problem.layout.block_bytes > 2**30:
+        time.sleep(1)  # others have the time to ask for one, too
+        raise RuntimeError(f"asked in process {os.getpid()}")
+    return runner
+
+
+def create() -> MutantBackend:
+    return MutantBackend(name="naming-itself", wrap=_refuse_huge)
