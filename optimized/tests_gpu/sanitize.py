@@ -1,6 +1,7 @@
 """A few small steps of every kind, for ``compute-sanitizer --tool memcheck python sanitize.py``.
 
-``sanitize.py hopper`` runs the kernels that Hopper is given, ``sanitize.py portable`` the others.
+``sanitize.py hopper`` and ``hopper_fp8`` run the kernels that Hopper is given over caches of 16 and
+of 8 bits, ``sanitize.py portable`` the others.
 """
 
 import sys
@@ -20,27 +21,36 @@ DECODE = [(700, 1), (0, 0), (64, 1), (0, 1), (63, 1)]
 
 
 def main() -> None:
+    which = sys.argv[1]
+    for config, lens, variant in steps_of(which):
+        run(config, lens, variant)
+    if which != "hopper_fp8":
+        for causal in (True, False):
+            run_prefill(causal=causal, portable=which == "portable")
+    torch.cuda.synchronize()
+
+
+def steps_of(which: str) -> list[tuple[MlaConfig, list[tuple[int, int]], AttendVariant | None]]:
+    """Return configs, rows of (seq_len, query_len), and the variant or ``None``: the step's own."""
     small = {"max_rows": 8, "max_query_tokens": 16, "max_model_len": 1024}
     configs = [replace(config, **small) for config in CONFIGS.values()]
-    steps = [(replace(config, num_heads=3), LENS, TILES) for config in configs]
-    if sys.argv[1] == "hopper":
-        decode = replace(configs[0], max_query_tokens=8)
+    decode = replace(configs[0], max_query_tokens=8)
+    if which == "portable":
+        return [(replace(config, num_heads=3), LENS, TILES) for config in configs]
+    if which == "hopper":
         steps = [(replace(decode, num_heads=heads), DECODE, None) for heads in (12, 24, 128)]
         steps += [(replace(config, num_heads=64), LENS, None) for config in configs]
         steps += [(replace(decode, block_size=16), DECODE, None)]
         gathered = replace(decode, block_size=2)
-        steps += [(replace(gathered, num_heads=heads), DECODE, None) for heads in (16, 128)]
-        for products in ("fast", "exact"):
-            e4m3 = {"num_heads": 128, "cache_format": "fp8_e4m3", "products": products}
-            steps += [(replace(config, **e4m3), LENS, None) for config in configs]
-            steps += [(replace(decode, block_size=size, **e4m3), DECODE, None) for size in (16, 2)]
-            for scaled in ("fp8_block_token", "fp8_block_group"):
-                steps.append((replace(decode, **e4m3 | {"cache_format": scaled}), DECODE, None))
-    for config, lens, variant in steps:
-        run(config, lens, variant)
-    for causal in (True, False):
-        run_prefill(causal=causal, portable=sys.argv[1] == "portable")
-    torch.cuda.synchronize()
+        return steps + [(replace(gathered, num_heads=n), DECODE, None) for n in (16, 128)]
+    steps = []
+    for products in ("fast", "exact"):
+        e4m3 = {"num_heads": 128, "cache_format": "fp8_e4m3", "products": products}
+        steps += [(replace(config, **e4m3), LENS, None) for config in configs]
+        steps += [(replace(decode, block_size=size, **e4m3), DECODE, None) for size in (16, 2)]
+        for scaled in ("fp8_block_token", "fp8_block_group"):
+            steps.append((replace(decode, **e4m3 | {"cache_format": scaled}), DECODE, None))
+    return steps
 
 
 def run(config: MlaConfig, lens: list[tuple[int, int]], variant: AttendVariant | None) -> None:

@@ -10,8 +10,12 @@ SCRIPT = Path(__file__).with_name("sanitize.py")
 
 @pytest.mark.parametrize(
     ("tool", "kernels"),
-    [("memcheck", "portable"), ("racecheck", "portable"), ("memcheck", "hopper")],
-    ids=["memcheck", "racecheck", "memcheck-hopper"],
+    [
+        ("memcheck", "portable"),
+        ("racecheck", "portable"),
+        ("memcheck", "hopper"),
+        ("memcheck", "hopper_fp8"),
+    ],
 )
 def test_sanitizer_is_clean(tool, kernels):
     """S-9: no access outside a buffer, no race in shared memory, in small steps of every kind."""
