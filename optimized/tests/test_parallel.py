@@ -161,6 +161,9 @@ def test_what_a_rank_refuses():
         with pytest.raises(InvalidArgument) as error:
             ContextParallelMla(config(**changes), device="cpu", interleave=interleave)
         assert error.value.argument == argument
+    for group in (dist.GroupMember.NON_GROUP_MEMBER, "world"):
+        with pytest.raises(InvalidArgument, match=r"^group: got a \w+; allowed: a ProcessGroup$"):
+            ContextParallelMla(config(), group, "cpu")
     mla = ContextParallelMla(config(), device="cpu")
     starts, lens = torch.tensor([0, 1], dtype=I32), torch.tensor([1], dtype=I32)
     with pytest.raises(InvalidArgument, match=r"num_tokens: got 65; .*max_query_tokens = 64"):

@@ -47,7 +47,8 @@ class ContextParallelMla:
     Raises
     ------
     InvalidArgument
-        The group has no such ranks, or the config asks for what no rank can do alone.
+        This process is no member of the group, there are more ranks than heads, or the config
+        asks for what no rank can do alone.
     Unsupported
         No kernel runs on `device`; or bfloat16 in Triton's interpreter.
     """
@@ -64,6 +65,7 @@ class ContextParallelMla:
         group = group or dist.group.WORLD
         if group is None:
             raise InvalidArgument("group", None, "a group, or torch.distributed initialised")
+        check_kind("group", group, dist.ProcessGroup)  # torch has a number for no member
         world, rank = group.size(), group.rank()
         self.config = config
         self.heads = heads_of_rank(config.num_heads, world, rank)
