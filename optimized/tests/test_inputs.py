@@ -236,6 +236,13 @@ def test_loading_never_waits(spelling, mask):
     assert copies.waits == [False] * 5
 
 
+def test_loading_leaves_no_gradient_behind():
+    """S-17: inputs that remembered where a step came from would hold every step's memory."""
+    inputs = StepInputs(config(), "cpu", QUERIES)
+    inputs.load(**METADATA, q_nope=torch.ones(4, 4, R, requires_grad=True))
+    assert not [tensor for tensor in inputs.tensors if tensor.requires_grad]
+
+
 @pytest.mark.parametrize("value", [None, 0.0, 2**31])
 def test_the_block_of_padded_rows_is_an_entry_of_a_table(value):
     """S-17: an int32."""

@@ -184,6 +184,18 @@ def test_what_a_rank_refuses():
         assert error.value.argument == argument
 
 
+@pytest.mark.usefixtures("_alone")
+def test_a_step_leaves_no_gradient_behind():
+    """S-18: buffers that remembered where queries came from would hold every step's memory."""
+    mla = ContextParallelMla(config(), device="cpu")
+    one = torch.ones(1, dtype=I32)
+    mla.plan(torch.tensor([0, 1], dtype=I32), one, one[None], num_tokens=1)
+    queries = torch.ones(1, 4, R + P, requires_grad=True)
+    answer = mla.attend(queries[..., :R], queries[..., R:], torch.ones(2, 16, R + P))
+    held = [*answer, *vars(mla._exchange).values()]
+    assert not [x for x in held if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
 def test_no_group():
     """S-18: said by name where torch.distributed was not initialised."""
     with pytest.raises(InvalidArgument, match="group"):

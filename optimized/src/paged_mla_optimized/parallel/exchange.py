@@ -57,8 +57,8 @@ class Exchange:
         """Return the queries of all ranks, [T, H, R] and [T, H, P], of those of this one."""
         tokens, heads, rank = q_nope.shape
         own = _view(self._own, self._heads, tokens, self._width)
-        own[:heads, :, :rank].copy_(q_nope.transpose(0, 1))
-        own[:heads, :, rank:].copy_(q_pe.transpose(0, 1))
+        own[:heads, :, :rank].copy_(q_nope.detach().transpose(0, 1))
+        own[:heads, :, rank:].copy_(q_pe.detach().transpose(0, 1))
         own[heads:].zero_()  # heads that are not there
         queries = _view(self._all, self._world * self._heads, tokens, self._width)
         _all_gather(queries, own, self._group)

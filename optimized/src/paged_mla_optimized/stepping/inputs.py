@@ -219,7 +219,7 @@ class StepInputs:
                 mask = mask.to(place.device, non_blocking=True)[:, : place.shape[1]]
             place.copy_(mask, non_blocking=True)
         for name, tensor in tokens.items():
-            self.tokens[name][: len(tensor)].copy_(tensor, non_blocking=True)
+            self.tokens[name][: len(tensor)].copy_(tensor.detach(), non_blocking=True)
 
     def _check(
         self,
