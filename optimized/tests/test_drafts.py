@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LatentCache, PagedMla
+from paged_mla_optimized.stepping import drafts as drafts_module
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
@@ -22,6 +24,29 @@ def test_drafts_of_nothing(name):
     for size in (0, 1.0, True):
         with pytest.raises(InvalidArgument, match=name):
             draft_steps(**{name: size})
+
+
+class Kernel:
+    """Takes a kernel's place; notes what it is launched with."""
+
+    def __init__(self):
+        self.taken = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **_constants: self.taken.extend([*grid, *arguments])
+
+
+def test_integers_of_numpy_are_as_good(monkeypatch):
+    """S-15: launches take Python's alone."""
+    kernel, sizes = Kernel(), {"max_requests": 3, "branches": 2, "steps": 3, "prefix_width": 3}
+    for name in ("draft_rows_kernel", "copy_tails_kernel"):
+        monkeypatch.setattr(drafts_module, name, kernel)
+    sizes |= {"own_width": 2, "block_size": 4}
+    drafts = draft_steps(**{name: np.int64(size) for name, size in sizes.items()})
+    step = (PREFIX_LENS, PREFIX_TABLE, BRANCH_BLOCKS)
+    drafts.fill(*step)
+    drafts.copy_tails(torch.zeros(32, 4, 6), *step)
+    assert {type(x) for x in kernel.taken} == {torch.Tensor, int}
 
 
 @pytest.mark.parametrize(("name", "rows", "window"), [("max_rows", 0, 3), ("window", 2, -3)])

@@ -110,8 +110,8 @@ class DraftSteps:
             given = f"{own_width} blocks of {block_size}"
             raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")
         rows = max_requests * branches
-        self.block_size = block_size
-        self._shape = (max_requests, branches, own_width)
+        self.block_size = int(block_size)  # launches take no integer of NumPy's
+        self._shape = (int(max_requests), int(branches), int(own_width))
         self.cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros((steps, rows), dtype=torch.int32, device=device)
         self.block_table = torch.full(
