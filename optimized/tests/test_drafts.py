@@ -26,6 +26,13 @@ def test_drafts_of_nothing(name):
             draft_steps(**{name: size})
 
 
+def test_windows_of_more_tokens_than_an_int32_counts():
+    """S-16: their prefix sums would wrap."""
+    assert ExtendWindow(2, 2**30 - 1, "meta").window == 2**30 - 1
+    with pytest.raises(InvalidArgument, match=r"^window: got 1073741824; allowed: .*2 rows"):
+        ExtendWindow(2, 2**30, "meta")
+
+
 class Kernel:
     """Takes a kernel's place; notes what it is launched with."""
 

@@ -34,11 +34,14 @@ class ExtendWindow:
     Raises
     ------
     InvalidArgument
-        No rows, or no tokens.
+        No rows, no tokens, or more tokens than an int32 counts.
     """
 
     def __init__(self, max_rows: int, window: int, device: torch.device | str) -> None:
         check_at_least(1, max_rows=max_rows, window=window)
+        if int(max_rows) * int(window) >= 2**31:
+            allowed = f"fewer than 2 ** 31 tokens in {max_rows} rows"
+            raise InvalidArgument("window", window, allowed)
         self.window = window
         ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.cu_seqlens_q = ends * window
