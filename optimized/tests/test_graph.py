@@ -141,7 +141,7 @@ def test_a_failed_recapture_leaves_no_graph(call):
 REFUSED = {
     "none": {"buckets": []},
     "too-large": {"buckets": [SMALL, Bucket(65, 8)]},
-    "no-query": {"buckets": [SMALL, Bucket(8, 8, 0)]},
+    "pair": {"buckets": [SMALL, (8, 8)]},
     "no-cache": {"caches": [None]},
 }
 
@@ -157,6 +157,17 @@ def test_what_cannot_be_captured_changes_nothing(given):
     graph, _ = step._graphs[SMALL]
     step.replay(2, 4)
     assert graph.replays == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "step"), [("rows", (-1, 1)), ("tokens", (1, -1)), ("max_query_len", (1, 1, 0))]
+)
+def test_steps_that_cannot_be(argument, step):
+    """S-17: they would fit every bucket."""
+    graphed = Model().graphed(Bucket(4, 2, 4))
+    with pytest.raises(InvalidArgument) as error:
+        graphed.replay(*step)
+    assert error.value.argument == argument
 
 
 def test_a_replay_returns_what_was_recorded():

@@ -10,6 +10,7 @@ import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, tensors_of
+from paged_mla_optimized.given import check_kind
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
 from paged_mla_shared.errors import InvalidArgument
@@ -72,8 +73,8 @@ class GraphedStep:
         Raises
         ------
         InvalidArgument
-            No bucket, one that the inputs have no room for or that no step is planned for, or a
-            cache that is none; the graphs are as they were.
+            No bucket, one that is none or that the inputs have no room for, or a cache that is
+            none; the graphs are as they were.
         """
         buckets = self._ascending if buckets is None else sorted(set(buckets), key=_size)
         if not buckets:
@@ -124,7 +125,8 @@ class GraphedStep:
         Raises
         ------
         InvalidArgument
-            No bucket is large enough.
+            No bucket is large enough, or what no step has: fewer than no rows or tokens, a longest
+            query below 1.
         StaleGraph
             A cache moved since the capture, or capturing failed.
         """
@@ -177,4 +179,5 @@ def _addresses_of(caches: Sequence[Cache]) -> list[int]:
 
 
 def _size(bucket: Bucket) -> tuple[int, int, float]:
+    check_kind("buckets", bucket, Bucket)
     return bucket.size

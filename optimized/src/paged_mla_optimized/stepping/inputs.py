@@ -35,7 +35,7 @@ class Bucket:
     Raises
     ------
     InvalidArgument
-        One of them is no integer.
+        One of them is no integer, or below 0, `max_query_len` below 1.
     """
 
     tokens: int
@@ -44,8 +44,10 @@ class Bucket:
 
     def __post_init__(self) -> None:
         take_integers(self, "tokens", "rows")
+        check_at_least(0, tokens=self.tokens, rows=self.rows)
         if self.max_query_len is not None:
             take_integers(self, "max_query_len")
+            check_at_least(1, max_query_len=self.max_query_len)
 
     @property
     def size(self) -> tuple[int, int, float]:
@@ -147,13 +149,11 @@ class StepInputs:
         """Return the part a bucket reads; raises ``InvalidArgument`` if it does not fit."""
         check_kind("bucket", bucket, Bucket)
         config = self.config
-        if not 0 <= bucket.rows <= config.max_rows:
+        if bucket.rows > config.max_rows:
             raise InvalidArgument("rows", bucket.rows, f"0 to max_rows = {config.max_rows}")
-        if not 0 <= bucket.tokens <= config.max_query_tokens:
+        if bucket.tokens > config.max_query_tokens:
             allowed = f"0 to max_query_tokens = {config.max_query_tokens}"
             raise InvalidArgument("tokens", bucket.tokens, allowed)
-        if bucket.max_query_len is not None:
-            check_at_least(1, max_query_len=bucket.max_query_len)
         mask = self.mask
         if mask is not None and config.mask == "tree:packed":
             mask = mask[: bucket.tokens]
