@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from paged_mla_optimized.given import check_at_least, integer
+from paged_mla_shared.errors import InvalidArgument
+
 
 class LayerEvents:
     """One event for each layer; recorded after its ``append``, in eager steps and in graphs.
@@ -14,9 +17,16 @@ class LayerEvents:
     Parameters
     ----------
     num_layers : int
+        >= 1. Methods take a `layer` from 0 to ``num_layers - 1``.
+
+    Raises
+    ------
+    InvalidArgument
+        No layers; in methods, a layer that is not there.
     """
 
     def __init__(self, num_layers: int) -> None:
+        check_at_least(1, num_layers=num_layers)
         # External: visible outside the graph that records it, where others become edges inside.
         self._events: list[torch.cuda.Event] = [
             torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]  # torch has no types
@@ -25,12 +35,17 @@ class LayerEvents:
 
     def record(self, layer: int) -> None:
         """Mark `layer` complete once the current stream has done what it holds now."""
-        self._events[layer].record()
+        self._event(layer).record()
 
     def wait(self, layer: int, stream: torch.cuda.Stream) -> None:
         """Let `stream` go on only once `layer` is complete; returns at once."""
-        stream.wait_event(self._events[layer])
+        stream.wait_event(self._event(layer))
 
     def synchronize(self, layer: int) -> None:
         """Block the calling thread until `layer` is complete."""
-        self._events[layer].synchronize()
+        self._event(layer).synchronize()
+
+    def _event(self, layer: int) -> torch.cuda.Event:
+        if not 0 <= integer("layer", layer) < len(self._events):
+            raise InvalidArgument("layer", layer, f"0 to {len(self._events) - 1}")
+        return self._events[layer]
