@@ -1,6 +1,7 @@
 import logging
 from dataclasses import replace
 
+import pytest
 import torch
 from mla_step import TILES, build, config
 
@@ -33,6 +34,16 @@ def test_explanation_of_fixed_splits():
     explanation = explained(deterministic=True)[1]
     assert explanation.cut_groups == 3
     assert "deterministic" in str(explanation)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["parts", "splits"])
+def test_parts_that_only_begin_groups_are_idle(deterministic):
+    """Their programs find no key tile in their shares."""
+    step = build((90, 3), (0, 2), (5, 1), (33, 1), deterministic=deterministic)
+    mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, programs_per_sm=24, overhead=5))
+    step.attend(mla)
+    idle = sum(begin >= end for begin, end, *_ in mla._core.plan.shares.tolist())
+    assert mla.explain(step.cu_seqlens_q, step.seq_lens).idle_parts == idle > 0
 
 
 def test_memory_account_is_complete():

@@ -49,6 +49,7 @@ class Explanation:
     part_units : int
         Units that one part of the grid works on; the last parts may have fewer or none.
     idle_parts : int
+        Those without a key tile, also where they have units that beginning a group is worth.
     groups, cut_groups : int
         Groups of query tiles, and how many of them several parts work on and combine joins.
     cut : str
@@ -110,13 +111,17 @@ def explain(
         pieces = [(n, tiles, -(-tiles // n)) for (_, tiles), n in zip(shapes, splits, strict=True)]
         longest = max((length for _, _, length in pieces), default=0)
         units = sum(groups * tiles for groups, tiles in shapes)
+        padding = 0
         if is_even:
             lacking = max(n * length - tiles for n, tiles, length in pieces)
             padding = lacking if part_units < longest else overhead
+            overhead = 0
             units += padding * sum(groups for groups, _ in shapes)
         else:
             units += overhead * starts
         part_units = max(part_units, longest)
+        lengths = [length for _, _, length in pieces]
+        busy = _busy_parts(shapes, lengths, part_units, overhead, padding)
         cut_groups = sum(n for (n, _), count in zip(shapes, splits, strict=True) if count > 1)
         cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (deterministic)"
     else:
@@ -124,6 +129,7 @@ def explain(
         part_units, overhead, _ = _choose_length(shapes, starts, parts, variant)
         units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
         cut_groups = _cut_by_parts(shapes, part_units, overhead)
+        busy = _busy_parts(shapes, [tiles for _, tiles in shapes], part_units, overhead, 0)
         cut = "equal shares of the grid"
     queries = f"{config.num_heads} heads x {query_len} queries"
     return Explanation(
@@ -136,7 +142,7 @@ def explain(
         lanes=lanes,
         units=units,
         part_units=part_units,
-        idle_parts=parts - -(-units // part_units),
+        idle_parts=parts - busy,
         groups=sum(groups for groups, _ in shapes),
         cut_groups=cut_groups,
         cut=cut,
@@ -181,6 +187,23 @@ def _choose_length(
             return fitted, 0 if count > parts else -row % piece, True
     equal = -(-(total + variant.overhead * starts) // parts)
     return max(equal, variant.min_units), variant.overhead, False
+
+
+def _busy_parts(
+    shapes: list[tuple[int, int]], lengths: list[int], part_units: int, overhead: int, padding: int
+) -> int:
+    """Return how many parts have a key tile, of splits of each row's length behind an overhead."""
+    busy: set[int] = set()
+    unit = 0
+    for (groups, row), length in zip(shapes, lengths, strict=True):
+        for _ in range(groups):
+            for begin in range(0, row, length):
+                unit += overhead
+                end = unit + min(length, row - begin)
+                busy.update(range(unit // part_units, (end - 1) // part_units + 1))
+                unit = end
+            unit += padding
+    return len(busy)
 
 
 def _cut_by_parts(shapes: list[tuple[int, int]], part_units: int, overhead: int) -> int:
