@@ -1,10 +1,12 @@
+from functools import partial
+
 import pytest
 import torch
 from mla_step import P, R, build, config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paged_mla_optimized import Bucket, PagedMla, StepInputs
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_optimized import Bucket, DraftSteps, ExtendWindow, PagedMla, StepInputs
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 METADATA = {
     "cu_seqlens_q": torch.tensor([0, 3, 4]).int(),
@@ -249,6 +251,23 @@ def test_loading_leaves_no_gradient_behind():
     inputs = StepInputs(config(), "cpu", QUERIES)
     inputs.load(**METADATA, q_nope=torch.ones(4, 4, R, requires_grad=True))
     assert not [tensor for tensor in inputs.tensors if tensor.requires_grad]
+
+
+def draft_steps(device):
+    sizes = {"max_requests": 1, "branches": 1, "steps": 1, "prefix_width": 1, "own_width": 1}
+    return DraftSteps(**sizes, block_size=4, device=device)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(StepInputs, config(), tokens={}), partial(ExtendWindow, 1, 1), draft_steps],
+    ids=["inputs", "window", "drafts"],
+)
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere"])
+def test_a_device_that_is_not_there(make, device):
+    """As instances say it."""
+    with pytest.raises(Unsupported, match=f"^device {device}: "):
+        make(device=device)
 
 
 @pytest.mark.parametrize("value", [None, 0.0, 2**31])

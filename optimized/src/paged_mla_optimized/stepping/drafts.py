@@ -9,7 +9,7 @@ import triton
 
 from paged_mla_optimized.cache import Cache, tensors_of_blocks
 from paged_mla_optimized.checks import check_tensor
-from paged_mla_optimized.given import check_at_least
+from paged_mla_optimized.given import check_at_least, device_of
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_shared.errors import InvalidArgument
 
@@ -35,6 +35,8 @@ class ExtendWindow:
     ------
     InvalidArgument
         No rows, no tokens, or more tokens than an int32 counts.
+    Unsupported
+        There is no such device.
     """
 
     def __init__(self, max_rows: int, window: int, device: torch.device | str) -> None:
@@ -42,7 +44,7 @@ class ExtendWindow:
         if int(max_rows) * int(window) >= 2**31:
             allowed = f"fewer than 2 ** 31 tokens in {max_rows} rows"
             raise InvalidArgument("window", window, allowed)
-        self.window = window
+        self.window, device = window, device_of(device)
         ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.cu_seqlens_q = ends * window
         self.seq_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
@@ -92,6 +94,8 @@ class DraftSteps:
     ------
     InvalidArgument
         A size below its least, or own blocks that a tail and the drafts do not fit.
+    Unsupported
+        There is no such device.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class DraftSteps:
         if own_width * block_size < block_size - 1 + steps:
             given = f"{own_width} blocks of {block_size}"
             raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")
-        rows = max_requests * branches
+        rows, device = max_requests * branches, device_of(device)
         self.block_size = int(block_size)  # launches take no integer of NumPy's
         self._shape = (int(max_requests), int(branches), int(own_width))
         self.cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)

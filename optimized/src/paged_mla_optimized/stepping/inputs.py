@@ -13,6 +13,7 @@ from paged_mla_optimized.given import (
     check_at_least,
     check_int32,
     check_kind,
+    device_of,
     integer,
     take_integers,
 )
@@ -102,6 +103,8 @@ class StepInputs:
     InvalidArgument
         A length or a block that stands for no padding, a table without columns, or a tensor of
         `tokens` that has not one line for each, or the name of one that every step has.
+    Unsupported
+        There is no such device.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class StepInputs:
         check_int32("pad_block", pad_block)
         if table_width is not None:
             check_at_least(1, table_width=table_width)
-        self.config = config
+        self.config, device = config, device_of(device)
         self.pad_seq_len, self.pad_block = pad_seq_len, pad_block
         rows, width = config.max_rows, table_width or -(-config.max_model_len // config.block_size)
         self.cu_seqlens_q = zeros(rows + 1, dtype=torch.int32)
