@@ -35,7 +35,8 @@ def record(
     ----------
     instance : PagedMla, MlaLayer or Prefill
     folder : Path or str
-        Made if it is not there.
+        Made if it is not there. Files of the same names are overwritten: recorders that are open
+        beside each other need a folder each.
     every : int
         One step of so many is sampled, >= 1.
     layers : sequence of int or None

@@ -37,7 +37,7 @@ class ContextParallelMla:
     config : MlaConfig
         Of the group: all heads, lengths of whole rows; causal and without a rope. ``block_size``
         counts the tokens of a block on one rank, so that a block of the table is
-        ``block_size * world`` tokens long.
+        ``block_size * world`` tokens long; and ``reserved_slot`` is one of each rank's own slots.
     group : ProcessGroup or None
         The ranks; ``None`` is the default group.
     device : str or torch.device
