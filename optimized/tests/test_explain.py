@@ -46,6 +46,17 @@ def test_parts_that_only_begin_groups_are_idle(deterministic):
     assert mla.explain(step.cu_seqlens_q, step.seq_lens).idle_parts == idle > 0
 
 
+@pytest.mark.parametrize("num_tokens", [0, 2, 3, 4])
+def test_explanation_of_a_step_that_is_cut_off(num_tokens):
+    """S-17: tokens at or past T are as if they had not come, the last keys of their rows too."""
+    step = build((90, 3), (65, 33))
+    mla = PagedMla(step.config, "cpu", variant=SPLITS)
+    lengths = step.cu_seqlens_q, step.seq_lens
+    mla.plan(*lengths, step.block_table, num_tokens=num_tokens)
+    found = mla.explain(*lengths, num_tokens=num_tokens)
+    assert found.units == mla._core.plan.cut[2].item()
+
+
 def test_memory_account_is_complete():
     """S-9: every byte of plan and workspace is on the list; answers are not held."""
     mla = PagedMla(config(), "cpu")

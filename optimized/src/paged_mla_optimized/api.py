@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import torch
 
@@ -343,8 +342,9 @@ class PagedMla(PlannedStep):
             num_sms=core.facts.num_sms,
             demand=core.demand,
             query_len=plan.query_len,
-            query_lens=[end - start for start, end in itertools.pairwise(starts)],
+            starts=starts,
             seq_lens=seq_lens.tolist(),
+            num_tokens=tokens,
         )
 
     def check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -91,23 +92,25 @@ def explain(
     num_sms: int,
     demand: Demand,
     query_len: int,
-    query_lens: list[int],
+    starts: list[int],
     seq_lens: list[int],
+    num_tokens: int,
 ) -> Explanation:
     """Follow the schedule of ``kernels/common/plan.py`` on the host."""
     programs = variant.programs(num_sms)
-    rows = [
-        (query_len * config.num_heads, -(-seq_len // variant.tile_n))
-        for query_len, seq_len in zip(query_lens, seq_lens, strict=True)
-        if min(query_len, seq_len) > 0
-    ]
+    rows = []
+    for (start, end), seq_len in zip(pairwise(starts), seq_lens, strict=True):
+        kept = min(end, num_tokens) - min(start, num_tokens)
+        keys = seq_len - (end - start - kept)  # tokens that are cut off leave no key
+        if min(kept, keys) > 0:
+            rows.append((kept * config.num_heads, -(-keys // variant.tile_n)))
     lanes = _choose_lanes(rows, variant)
     shapes = [(-(-pairs // (variant.tile_m * lanes)), tiles) for pairs, tiles in rows]
     parts = programs // lanes
     if config.deterministic:
         splits = [_fixed_splits(config, variant, pairs, tiles) for pairs, tiles in rows]
-        starts = sum(n * count for (n, _), count in zip(shapes, splits, strict=True))
-        part_units, overhead, is_even = _choose_length(shapes, starts, parts, variant)
+        begun = sum(n * count for (n, _), count in zip(shapes, splits, strict=True))
+        part_units, overhead, is_even = _choose_length(shapes, begun, parts, variant)
         pieces = [(n, tiles, -(-tiles // n)) for (_, tiles), n in zip(shapes, splits, strict=True)]
         longest = max((length for _, _, length in pieces), default=0)
         units = sum(groups * tiles for groups, tiles in shapes)
@@ -118,15 +121,15 @@ def explain(
             overhead = 0
             units += padding * sum(groups for groups, _ in shapes)
         else:
-            units += overhead * starts
+            units += overhead * begun
         part_units = max(part_units, longest)
         lengths = [length for _, _, length in pieces]
         busy = _busy_parts(shapes, lengths, part_units, overhead, padding)
         cut_groups = sum(n for (n, _), count in zip(shapes, splits, strict=True) if count > 1)
         cut = f"rows by their own lengths, up to {max(splits, default=0)} pieces (deterministic)"
     else:
-        starts = sum(groups for groups, _ in shapes)
-        part_units, overhead, _ = _choose_length(shapes, starts, parts, variant)
+        begun = sum(groups for groups, _ in shapes)
+        part_units, overhead, _ = _choose_length(shapes, begun, parts, variant)
         units = sum(groups * (tiles + overhead) for groups, tiles in shapes)
         cut_groups = _cut_by_parts(shapes, part_units, overhead)
         busy = _busy_parts(shapes, [tiles for _, tiles in shapes], part_units, overhead, 0)
