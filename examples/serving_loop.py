@@ -143,6 +143,8 @@ class Server:
     def step(self) -> list[Request]:
         """Run all rows that fit; return the requests that this completed."""
         rows = self.schedule()
+        if not rows:
+            return []
         lens = [len(new) for _, new, _ in rows]
         width = max(len(request.blocks) for request, _, _ in rows)
         table = [request.blocks + [0] * (width - len(request.blocks)) for request, _, _ in rows]

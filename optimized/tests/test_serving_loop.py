@@ -15,6 +15,11 @@ def test_serving_loop():
     assert all(server.counts[name] > 0 for name in counted)
 
 
+def test_nothing_to_do():
+    """S-19: a server that waits for requests steps all the same."""
+    assert Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16).step() == []
+
+
 @pytest.mark.parametrize(("prompt", "new"), [([], 1), ([1], 0), ([1] * 250, 7)])
 def test_requests_that_never_fit(prompt, new):
     server = Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16)
