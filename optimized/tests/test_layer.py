@@ -334,6 +334,8 @@ def test_no_fixed_bits():
         ("query_lens", {"query_lens": [1, 4], "max_seq_lens": [33, 70]}),
         ("query_lens", {"query_lens": [1, -1], "max_seq_lens": [33, 70]}),
         ("query_lens", {"query_lens": [1, 2.5], "max_seq_lens": [33, 70]}),
+        ("query_lens", {"query_lens": [2**62, 2**62], "max_seq_lens": [0, 0]}),
+        ("query_lens", {"query_lens": [1, 2**64 - 1], "max_seq_lens": [33, 70]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33, 2**63]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [-33, 70]}),
         ("max_seq_lens", {"query_lens": [1, 3], "max_seq_lens": [33.0, 70.0]}),

@@ -276,8 +276,9 @@ class MlaLayer(PlannedStep):
             if num_rows and array.dtype.kind not in "iu":
                 raise InvalidArgument(name, f"elements of {array.dtype}", "integers")
             line[:] = array
-            if line.min(initial=0) < 0:  # so are those past int64 here
-                raise InvalidArgument(name, array[line.argmin()], "0 to 2 ** 63 - 1")
+            unsigned = line.view(np.uint64)  # those below 0 are the largest
+            if unsigned.max(initial=0) >= 2**31:  # sums of such could pass int64
+                raise InvalidArgument(name, array[unsigned.argmax()], "0 to 2 ** 31 - 1")
         queries, keys = lengths
         short = keys < queries
         if short.any() and (short := short & (keys > 0)).any():
