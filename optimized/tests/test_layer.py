@@ -381,6 +381,15 @@ def test_what_lengths_of_the_host_have_to_fit():
             plan(layer, step, query_lens=host[0], max_seq_lens=host[1])
 
 
+def test_a_count_of_tokens_that_is_none():
+    """S-17: named as itself, not as lengths that do not fit in it."""
+    step = build((33, 1), (70, 3))
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    with pytest.raises(InvalidArgument, match="^num_tokens: got -1; allowed: 0 to "):
+        layer.plan(*lengths, num_tokens=-1, **lens_of(step))
+
+
 @pytest.mark.parametrize("lens", [[33, 70], torch.tensor(33), torch.tensor([33, 70])])
 @pytest.mark.parametrize("host", [{}, {"query_lens": [1, 3], "max_seq_lens": [33, 70]}])
 def test_lengths_that_are_none(lens, host):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from paged_mla_optimized.cache import Cache
-from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
+from paged_mla_optimized.checks import answers, check_capacity, check_tensor, check_token_stride
 from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -108,6 +108,7 @@ class MlaLayer(PlannedStep):
         else:
             if max_query_len is not None:
                 raise InvalidArgument("max_query_len", max_query_len, "None beside query_lens")
+            check_capacity(self.config.attention, num_rows, num_tokens)  # lengths are held to it
             queries, keys = self._check_host(query_lens, max_seq_lens, num_rows, num_tokens)
             rows = self._choose(queries, keys, absorbed_rows)
             max_query_len = int(queries[:rows].max(initial=1))
