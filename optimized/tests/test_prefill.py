@@ -317,6 +317,15 @@ def test_integers_of_numpy():
     assert_close(prefill.attend(*step.tensors), step)
 
 
+@pytest.mark.parametrize("name", ["causal", "writes_empty"])
+def test_flags_of_numpy(name):
+    """S-4: kernels are compiled for Python's, which is another type to Triton."""
+    assert getattr(config(**{name: np.bool_(0)}), name) is False
+    assert getattr(config(**{name: np.bool_(1)}), name) is True
+    with pytest.raises(InvalidArgument, match=name):
+        config(**{name: 1})
+
+
 NAMES = ("q_nope", "q_pe", "k_nope", "k_pe", "v")
 BAD_TENSORS = [
     ("q_nope", lambda t: t[:-1]),

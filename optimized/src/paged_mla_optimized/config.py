@@ -9,11 +9,11 @@ import torch
 
 from paged_mla_optimized.given import (
     check_at_least,
-    check_flag,
     check_int32,
     check_kind,
     check_word,
     is_number,
+    take_flag,
     take_integers,
     take_scale,
 )
@@ -125,7 +125,7 @@ class MlaConfig:
         take_scale(self, "softmax_scale")
         check_word("products", self.products, PRODUCTS)
         check_word("lse_base", self.lse_base, ("e", "2"))
-        check_flag("deterministic", self.deterministic)
+        take_flag(self, "deterministic")
         if self.reserved_slot is not None and not 0 <= self.reserved_slot < 2**63:
             raise InvalidArgument("reserved_slot", self.reserved_slot, "an int64 >= 0, or None")
         check_at_least(0, table_multiple=self.table_multiple)

@@ -78,10 +78,12 @@ def check_scale(name: str, value: Any) -> None:
     raise InvalidArgument(name, repr(value), "a finite float32 > 0")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Check that an argument is one of two."""
+def take_flag(config: object, name: str) -> None:
+    """Leave Python's flag in a field of a frozen dataclass; Triton knows none of NumPy."""
+    value = getattr(config, name)
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidArgument(name, repr(value), "True or False")
+    object.__setattr__(config, name, bool(value))
 
 
 def check_word(name: str, value: Any, words: Collection[str]) -> None:

@@ -10,10 +10,10 @@ from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.given import (
     check_at_least,
-    check_flag,
     check_kind,
     device_of,
     integer,
+    take_flag,
     take_integers,
     take_scale,
 )
@@ -80,8 +80,8 @@ class PrefillConfig:
         take_integers(self, *counts, "qk_rope_head_dim")
         check_at_least(1, **{name: getattr(self, name) for name in counts})
         take_scale(self, "softmax_scale")
-        check_flag("causal", self.causal)
-        check_flag("writes_empty", self.writes_empty)
+        take_flag(self, "causal")
+        take_flag(self, "writes_empty")
         if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
             raise InvalidArgument("qk_rope_head_dim", self.qk_rope_head_dim, "even and > 0")
         if self.dtype not in DTYPE_NAMES:
