@@ -226,9 +226,13 @@ def test_integers_of_numpy():
     mla.check(**lengths, num_blocks=9, num_tokens=np.int64(4))
 
 
-@pytest.mark.parametrize("given", [4.0, "4", None])
+@pytest.mark.parametrize(
+    "given",
+    [4.0, "4", None, torch.ones((), dtype=torch.bool), torch.tensor(3, device="meta")],
+    ids=["float", "text", "none", "flag", "device"],
+)
 def test_numbers_that_are_none(given):
-    """S-2: refused before anything is planned: the step that was is as it was."""
+    """S-2: refused before anything is planned, or waited for: the step that was is as it was."""
     step = build((20, 3), (33, 1))
     mla = PagedMla(step.config, "cpu")
     expected = step.attend(mla)
@@ -239,7 +243,7 @@ def test_numbers_that_are_none(given):
         with pytest.raises(InvalidArgument, match="num_tokens"):
             call(**lengths, num_tokens=given)
     with pytest.raises(InvalidArgument, match="max_query_len"):
-        mla.plan(**lengths, num_tokens=3, max_query_len=given or 2.5)
+        mla.plan(**lengths, num_tokens=3, max_query_len=2.5 if given is None else given)
     assert mla.attend(step.q_nope, step.q_pe, step.cache)[0].equal(expected[0])
 
 

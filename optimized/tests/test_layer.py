@@ -386,7 +386,7 @@ def test_a_count_of_tokens_that_is_none():
     step = build((33, 1), (70, 3))
     layer = MlaLayer(layer_config(step.config), "cpu")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
-    with pytest.raises(InvalidArgument, match="^num_tokens: got -1; allowed: 0 to "):
+    with pytest.raises(InvalidArgument, match=r"^num_tokens: got -1; allowed: 0 to "):
         layer.plan(*lengths, num_tokens=-1, **lens_of(step))
 
 

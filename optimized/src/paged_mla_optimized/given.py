@@ -17,10 +17,14 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 def integer(name: str, value: Any) -> int:
     """Return an argument as Python's integer, which launches take; NumPy's are as good.
 
-    A flag is none, which Python would take for 0 or 1.
+    A flag is none, which Python would take for 0 or 1; nor is a number on a device, which nothing
+    here waits for.
     """
     if isinstance(value, bool):
         raise InvalidArgument(name, value, "an integer")
+    if isinstance(value, torch.Tensor) and (value.dtype is torch.bool or not value.is_cpu):
+        given = f"a tensor of {value.dtype} on {value.device}"
+        raise InvalidArgument(name, given, "an integer on the host")
     try:
         return operator.index(value)
     except TypeError:
