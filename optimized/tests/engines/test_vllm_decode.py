@@ -105,7 +105,7 @@ def test_another_step_inside_a_forward_is_refused():
 def test_lengths_of_microbatches_keep_their_place():
     """S-17: what a graph captured reads the lengths of its replays, whose tensors are new."""
     captured, replayed = build((3, 1), (3, 1)), build((37, 1), (16, 1), seed=1)
-    decode, fixed = Decode(captured.config, "cpu", (1,)), FixedLengths(8, "cpu")
+    decode, fixed = Decode(captured.config, "cpu", (1,)), FixedLengths(2, "cpu")
     starts, lens = fixed.hold(captured.cu_seqlens_q, captured.seq_lens)
     step = replace(described(decode, replayed), query_start_loc=starts, seq_lens=lens)
     fixed.hold(replayed.cu_seqlens_q.clone(), replayed.seq_lens.clone())
@@ -119,9 +119,9 @@ def test_bits_beside_other_rows(deterministic):
 
     Beside a row with drafts, and in a graph that pads, another kernel would be chosen.
     """
-    step = build((200, 1), num_heads=16, deterministic=deterministic)
-    mates = build((230, 3), (40, 3), num_heads=16, padded_tokens=2, seed=1)
-    decode = Decode(step.config, "cpu", (1, 3))
+    step = build((200, 1), num_heads=8, deterministic=deterministic)
+    mates = build((230, 3), (40, 3), num_heads=8, padded_tokens=2, seed=1)
+    decode = Decode(step.config, "cpu", (1, 2, 3))
     alone = attend(step, decode, as_queries(step), step.cache)
     together = join(step, mates)
     among = attend(together, decode, as_queries(together), together.cache)
