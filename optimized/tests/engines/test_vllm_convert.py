@@ -165,8 +165,8 @@ def test_chunks_of_either_release():
     """0.25 numbers chunks of all rows; 0.33 hands over one, of some rows."""
     starts, keys = torch.tensor([0, 3]), [torch.tensor([0, 8]), torch.tensor([0, 5])]
     metadata = _Named(query_start_loc=starts, chunked_context=_Named(cu_seq_lens=keys))
-    old = context_chunk(metadata, 1, None)
-    assert old == (1, starts, keys[1])
+    for number in (0, 1):  # told apart: each is planned by itself
+        assert context_chunk(metadata, number, None) == (number, starts, keys[number])
     chunk = _Named(index=0, query_start_loc=torch.tensor([0, 2]), cu_seq_lens=keys[0])
     new = context_chunk(metadata, None, chunk)
     assert new == (0, chunk.query_start_loc, keys[0])
