@@ -174,19 +174,34 @@ def test_what_an_order_costs(num_heads):
 
 
 def test_the_default_workspace():
-    """1 GiB of keys and values: 131072 of 16 heads, 16384 of 128; never below a step's tokens."""
+    """1 GiB of keys and values: 131072 of 16 heads, 16384 of 128; never below a step's tokens.
+
+    Nor above what all rows may have.
+    """
     rooms = {}
-    for num_heads, tokens in ((16, 8192), (128, 8192), (128, 32768)):
+    for num_heads, tokens, longest in (
+        (16, 8192, 1 << 17),
+        (128, 8192, 1 << 17),
+        (128, 32768, 1 << 17),
+        (16, 1024, 50),
+        (16, 32768, 50),
+    ):
         attention = MlaConfig(
             num_heads=num_heads,
             softmax_scale=1.0,
             block_size=64,
             max_rows=256,
             max_query_tokens=tokens,
-            max_model_len=1 << 17,
+            max_model_len=longest,
         )
         rooms[num_heads, tokens] = LayerConfig(attention=attention).room
-    assert rooms == {(16, 8192): 131072, (128, 8192): 16384, (128, 32768): 32768}
+    assert rooms == {
+        (16, 8192): 131072,
+        (128, 8192): 16384,
+        (128, 32768): 32768,
+        (16, 1024): 256 * 50,
+        (16, 32768): 32768,
+    }
 
 
 MEASURED = json.loads((Path(__file__).parents[1] / "bench" / "reports" / "layer.json").read_text())

@@ -25,7 +25,8 @@ class LayerConfig:
         N and V, as :class:`~paged_mla_optimized.prefill.PrefillConfig` allows them.
     workspace_tokens : int or None
         Keys that are materialised at a time, at least ``max_query_tokens``. ``None`` takes as many
-        as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads.
+        as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads; but no more than
+        ``max_rows`` rows of ``max_model_len`` have.
 
     Raises
     ------
