@@ -143,6 +143,19 @@ def test_one_plan_serves_every_layer():
         assert_right(attend(layer, step, q, weights), step, weights)
 
 
+def test_no_step_is_attended_by_the_groups_of_the_one_before():
+    """S-2, S-21: both groups, then one of them alone, whichever it is."""
+    step = build((50, 7), (40, 20), (30, 1), padded_tokens=2, num_heads=HEADS)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    for absorbed in (1, 3, 0, 2, None):
+        host = {} if absorbed is None else {"absorbed_rows": absorbed} | lens_of(step)
+        plan(layer, step, **host)
+        assert layer.absorbed_rows == (3 if absorbed is None else absorbed)
+        assert_right(attend(layer, step, q, weights), step, weights)
+
+
 @pytest.mark.parametrize("room", [64, 1000], ids=["parts", "whole"])
 def test_lengths_are_read_by_plan_alone(room):
     """S-9: an engine may write the lengths of its next step once `plan` has run."""
@@ -429,6 +442,7 @@ BAD_TENSORS = [
     ("q_pe", {"q_pe": torch.empty(3, HEADS, P)}),
     ("w_uk", {"weights": weights_of(HEADS + 1)}),
     ("w_uk", {"weights": weights_of(HEADS, torch.float16)}),
+    ("w_uv", {"weights": HeadWeights(torch.empty(HEADS, N + V + 16, R), N)}),
     ("out", {"out": torch.empty(4, HEADS, V).half()}),
     ("lse", {"lse": torch.empty(4, 5)}),
     ("cache", {"cache": torch.empty(4, 8, R + P)}),
