@@ -214,6 +214,13 @@ def test_a_config_of_another_class(make):
         make()
 
 
+@pytest.mark.parametrize("variant", [0, 16, "tile"])
+def test_tiles_of_another_class(variant):
+    """S-17: a name, or a number of pairs, says nothing of all the others."""
+    with pytest.raises(InvalidArgument, match=r"variant: got a .*; allowed: a AttendVariant"):
+        PagedMla(config(), "cpu", variant=variant)
+
+
 def test_integers_of_numpy():
     """S-2: what an engine counts with NumPy is as good as Python's."""
     step = build((20, 3), (33, 1))

@@ -49,6 +49,8 @@ class Core:
         workspace: torch.Tensor | None,
     ) -> None:
         check_kind("config", config, MlaConfig)
+        if variant is not None:
+            check_kind("variant", variant, AttendVariant)
         self.config = config
         self.device = device_of(device)
         self.facts = device_facts(self.device)
