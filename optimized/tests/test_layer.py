@@ -429,9 +429,10 @@ def test_integers_of_numpy():
 
 
 def test_all_rows_are_absorbed_where_the_mask_is_not_causal():
-    """S-21: any other number is refused, not ignored."""
+    """S-21: any other number is refused, not ignored; no memory is kept for other rows."""
     step = build((33, 1), (70, 3), mask="non_causal")
     layer = MlaLayer(layer_config(step.config), "cpu")
+    assert layer.config.room == 0
     plan(layer, step, absorbed_rows=2, **lens_of(step))
     with pytest.raises(InvalidArgument, match="absorbed_rows"):
         plan(layer, step, absorbed_rows=1, **lens_of(step))

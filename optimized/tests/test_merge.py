@@ -87,12 +87,13 @@ def test_no_queries():
     ("argument", "outs", "lses"),
     [
         ("outs", torch.empty(0, 1, 2, R), torch.empty(0, 1, 2)),
+        ("outs", torch.empty(2, 1, 2, 0), torch.empty(2, 1, 2)),
         ("outs", torch.empty(2, 1, 2, R).half(), torch.empty(2, 1, 2)),
         ("outs", torch.empty(2, 2, R), torch.empty(2, 1, 2)),
         ("lses", torch.empty(2, 1, 2, R), torch.empty(2, 2, 1)),
         ("lses", torch.empty(2, 1, 2, R), torch.empty(2, 1, 2).double()),
     ],
-    ids=["none", "half", "3d", "transposed-lse", "double-lse"],
+    ids=["none", "no-latents", "half", "3d", "transposed-lse", "double-lse"],
 )
 def test_refuses_what_cannot_be_merged(argument, outs, lses):
     """S-8: the error names the argument."""

@@ -26,7 +26,7 @@ class LayerConfig:
     workspace_tokens : int or None
         Keys that are materialised at a time, at least ``max_query_tokens``. ``None`` takes as many
         as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads; but no more than
-        ``max_rows`` rows of ``max_model_len`` have.
+        ``max_rows`` rows of ``max_model_len`` have. Of a mask other than "causal" none are.
 
     Raises
     ------
@@ -76,6 +76,8 @@ class LayerConfig:
     @property
     def room(self) -> int:
         """Keys that are materialised at a time."""
+        if self.attention.mask != "causal":
+            return 0
         if self.workspace_tokens is not None:
             return self.workspace_tokens
         attention = self.attention

@@ -33,7 +33,7 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     Raises
     ------
     InvalidArgument
-        ``outs`` or ``lses`` has another shape, dtype or device, or n is 0.
+        ``outs`` or ``lses`` has another shape, dtype or device, or n or R is 0.
 
     Notes
     -----
@@ -42,8 +42,9 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     check_tensor("outs", outs, (None, None, None, None), torch.float32, None)
     check_tensor("lses", lses, tuple(outs.shape[:3]), torch.float32, outs.device)
     num_partials, tokens, heads, width = outs.shape
-    if num_partials < 1:
-        raise InvalidArgument("outs", "no partial", "at least one")
+    for what, count in (("partial", num_partials), ("latent", width)):
+        if count < 1:
+            raise InvalidArgument("outs", f"no {what}", "at least one")
     out = torch.empty((tokens, heads, width), dtype=torch.float32, device=outs.device)
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=outs.device)
     pairs = tokens * heads
