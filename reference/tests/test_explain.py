@@ -19,6 +19,7 @@ from paged_mla_reference.debug.finding import State
 from paged_mla_reference.debug.step import LARGEST_BLOCK, Step
 from paged_mla_reference.deviations.change import answering, reading, scoring, seeing, writing
 from paged_mla_reference.oracle import RIGHT
+from paged_mla_reference.rounding import round_to
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
@@ -223,10 +224,12 @@ def test_a_lse_of_base_2_may_be_meant():
     assert not explain(replace(dump, lse_base="2")).is_broken
 
 
-def test_parts_are_merged():
-    """S-8: the answer is what its parts merge to."""
+@pytest.mark.parametrize("dtype", PLAIN_FORMAT_OF_DTYPE)
+def test_parts_are_merged(dtype: str):
+    """S-8: the answer is what its parts merge to, rounded to the problem's dtype."""
     rng = np.random.default_rng(0)
-    problem = dumped().problem
+    plain = PLAIN_FORMAT_OF_DTYPE[dtype]
+    problem = replace(dumped().problem, dtype=dtype, cache_format=plain)
     shape = (2, 3, problem.dims.num_heads)
     parts = [
         Output(
@@ -239,12 +242,13 @@ def test_parts_are_merged():
     arrays = {
         "partial_out": np.stack([p.out for p in parts]),
         "partial_lse": np.stack([p.lse for p in parts]),
-        "out": merged.out,
+        "out": round_to(merged.out, dtype),
         "lse": merged.lse,
     }
     dump = Dump(problem=problem, arrays=arrays)
     assert not explain(dump).is_broken
-    found = explain(changed(dump, out=np.mean(arrays["partial_out"], axis=0)))
+    mean = round_to(np.mean(arrays["partial_out"], axis=0), dtype)
+    found = explain(changed(dump, out=mean))
     assert found.best[0].hypothesis.name == "partials-are-averaged"
 
 

@@ -257,10 +257,10 @@ def _check_merge(found: Examination) -> None:
     except InvalidArgument as error:
         found.findings.append(Finding(stage, what, State.BROKEN, "S-8", str(error)))
         return
-    out = step.array("out")
+    out, wide = step.array("out"), widen(step.array("out"))
     if step.problem.dtype != "float32":  # a rounded answer is compared with one rounded likewise
-        lost = np.abs(widen(out) - expected.out) <= budgets.ulp(widen(out), step.problem.dtype)
-        out = np.where(lost, expected.out, widen(out)).astype(np.float32)
+        lost = np.abs(wide - expected.out) <= budgets.ulp(np.abs(wide), step.problem.dtype)
+        out = np.where(lost, expected.out, wide).astype(np.float32)
     hold(found, stage, what, lambda: compare.check_merge(Output(out, lse), expected, partials))
 
 
