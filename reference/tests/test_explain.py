@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
-from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_shared.problem import Batch, Output, Problem, Rope, RopePairing
 
 CACHE = ("cache_before", "cache_after", "block_ids")
 
@@ -207,6 +208,30 @@ def test_without_the_cache_before():
     first = examine(Step.of(dump)).first
     assert first is not None
     assert (first.rule, first.what) == ("S-10", "tokens of the step in the cache")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rope": Rope(RopePairing.NEOX)},
+        {"cache_format": "fp8_block_token", "rope": Rope(RopePairing.INTERLEAVED)},
+        {"cache_format": "fp8_block_group"},
+        {"cache_format": "fp8_ds_mla"},
+    ],
+    ids=str,
+)
+def test_tokens_that_are_not_there(fields: dict[str, Any]):
+    """S-10, S-11: without the cache before, in every format, rotated or not."""
+    what = "tokens of the step in the cache"
+    dump = dumped(of=case(block_size=16, **fields), without=("cache_before", "scales_before"))
+    assert states(dump)[what] == "held"
+    step = Step.of(dump)
+    assert step.batch is not None
+    block, token = divmod(int(RIGHT.metadata(step.problem, step.batch).slot_mapping[0]), 16)
+    cache = dump.arrays["cache_after"].copy()
+    cache[dump.arrays["block_ids"].tolist().index(block), token] = 0
+    assert states(changed(dump, cache_after=cache))[what] == "broken"
 
 
 def test_attention_may_not_write():
