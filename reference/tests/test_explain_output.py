@@ -21,6 +21,7 @@ from paged_mla_reference.debug.trace import trace_of
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import save_dump
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.problem import Mask
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -128,6 +129,16 @@ def test_maps_show_where():
     ]
     assert sum(maps.ulps) == found.found.step.array("out").size
     assert maps.mask_row == 0
+
+
+def test_a_step_of_unknown_trees_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """S-14: without its mask a step of draft trees is not checked, and not drawn."""
+    trees = case((Row(37, 5), Row(70, 3)), mask=Mask.TREE)
+    save_dump(dumped(of=trees, without=("mask",)), tmp_path / "x.safetensors")
+    page = tmp_path / "x.html"
+    assert main(["explain", str(tmp_path / "x.safetensors"), "--html", str(page)]) == 0
+    assert "the dump has no mask" in capsys.readouterr().out
+    assert page.exists()
 
 
 def test_a_trace_adds_up():

@@ -12,7 +12,7 @@ from paged_mla_reference.cache import read_slots
 from paged_mla_reference.debug.errors import Errors, actual_output, errors_of
 from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.query_view import QueryView, views_of_wrong
-from paged_mla_reference.debug.step import Step
+from paged_mla_reference.debug.step import Step, is_valid
 from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import context_lens, query_spans, used_blocks
 from paged_mla_reference.rounding import widen
@@ -80,7 +80,7 @@ def maps_of(found: Examination) -> Maps:
         _draw_heads(maps, step, errors)
         _draw_ulps(maps, step, errors)
         _draw_key_blocks(maps, found)
-    if all(f.stage != "metadata" or f.state != "broken" for f in found.findings):
+    if is_valid(step):
         wrong = np.zeros(step.batch.num_tokens, bool)
         if errors is not None:
             wrong = np.asarray(errors.wrong.any(axis=1))
