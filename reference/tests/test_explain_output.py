@@ -163,6 +163,19 @@ def test_a_trace_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "0 to 64" in said
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+def test_machines_are_told_a_trace(odd: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """S-6: an answer that is no number is none in JSON either."""
+    dump = dumped()
+    dump.arrays["out"][4, 1, 0], dump.arrays["lse"][4, 1] = odd, odd
+    save_dump(dump, tmp_path / "x.safetensors")
+    arguments = [str(tmp_path / "x.safetensors"), "--token", "4", "--head", "1", "--json"]
+    assert main(["explain", *arguments]) == 0
+    said = capsys.readouterr().out
+    document = json.loads(said, parse_constant=pytest.fail)
+    assert (document["actual_out"][0], document["actual_lse"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "needs"),
     [

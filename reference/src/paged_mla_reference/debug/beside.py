@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paged_mla_reference.debug.trace import Part, Trace, trace_of
+from paged_mla_reference.debug.trace import Part, Trace, plain_numbers, trace_of
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.taps import Taps
@@ -81,8 +81,7 @@ class Beside:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all numbers by name; ``None`` stands for what is not finite."""
-        found: dict[str, Any] = _finite(asdict(self))
-        return found
+        return plain_numbers(self)
 
     def text(self) -> str:
         """Return what a person reads: the keys that differ most, then parts, then the answer."""
@@ -154,12 +153,3 @@ def _part(right: Part | None, taps: Taps, number: int) -> BesidePart:
 
 def _largest(right: list[float], tapped: np.ndarray) -> float:
     return float(np.abs(np.array(right) - tapped).max())
-
-
-def _finite(value: Any) -> Any:
-    """Return plain data that JSON has."""
-    if isinstance(value, dict):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,14 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from paged_mla_reference.debug.beside import beside
-from paged_mla_reference.debug.explanation import explain
+from paged_mla_reference.debug.beside import Beside, beside
+from paged_mla_reference.debug.explanation import Explanation, explain
 from paged_mla_reference.debug.maps import maps_of
 from paged_mla_reference.debug.page import render
 from paged_mla_reference.debug.picture import draw
 from paged_mla_reference.debug.summary import summary, summary_of_several
-from paged_mla_reference.debug.together import explain_together
-from paged_mla_reference.debug.trace import trace_of
+from paged_mla_reference.debug.together import Together, explain_together
+from paged_mla_reference.debug.trace import Trace, trace_of
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import refuse_idle, whole
@@ -73,10 +73,10 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
     dump = load_dump(options.dumps[0])
     if options.taps is not None:
         found = beside(dump, load_taps(options.taps))
-        return (json.dumps(found.as_dict()) if options.json else found.text()), 0
+        return (_json(found) if options.json else found.text()), 0
     if options.token is not None:
         trace = trace_of(dump, options.token, options.head or 0, splits=options.splits or 1)
-        return (json.dumps(trace.as_dict()) if options.json else trace.text()), 0
+        return (_json(trace) if options.json else trace.text()), 0
     explanation = explain(dump)
     maps = maps_of(explanation.found)
     make_folders(options.html, options.png)
@@ -85,7 +85,7 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
     if options.png:
         draw(explanation, maps, options.png)
     if options.json:
-        text = json.dumps(explanation.as_dict(), allow_nan=False)
+        text = _json(explanation)
     else:
         text = summary(explanation, maps, colour=sys.stdout.isatty())
     return text, int(explanation.is_broken)
@@ -94,7 +94,11 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
 def _explain_together(options: argparse.Namespace) -> tuple[str, int]:
     found = explain_together([load_dump(path) for path in options.dumps])
     if options.json:
-        text = json.dumps(found.as_dict(), allow_nan=False)
+        text = _json(found)
     else:
         text = summary_of_several(found, [str(path) for path in options.dumps])
     return text, int(found.is_broken)
+
+
+def _json(found: Explanation | Together | Trace | Beside) -> str:
+    return json.dumps(found.as_dict(), allow_nan=False)

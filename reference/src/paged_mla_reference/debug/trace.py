@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,8 +86,8 @@ class Trace:
     actual_out: list[float] | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all numbers by name."""
-        return asdict(self)
+        """Return all numbers by name; ``None`` stands for what is not finite."""
+        return plain_numbers(self)
 
     def text(self) -> str:
         """Return what a person reads."""
@@ -110,6 +111,20 @@ class Trace:
             out = "absent" if self.actual_out is None else _told(self.actual_out)
             lines.append(f"dumped: lse {lse}  out {out}")
         return "\n".join(lines)
+
+
+def plain_numbers(record: Any) -> dict[str, Any]:
+    """Return a dataclass as plain data that JSON has: ``None`` for what is not finite."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(name): plain(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    found: dict[str, Any] = plain(asdict(record))
+    return found
 
 
 def _told(out: list[float]) -> str:
