@@ -153,6 +153,18 @@ def test_a_trace_adds_up():
         assert trace.actual_lse == pytest.approx(trace.lse, abs=1e-5)
 
 
+def test_a_trace_shows_the_key_that_is_no_number():
+    """S-9: what spoils an answer is what a trace is asked for."""
+    dump = dumped()
+    cache, block = dump.arrays["cache_after"], dump.arrays["block_table"][3, 1]
+    cache[dump.arrays["block_ids"] == block, 2, 0] = np.nan
+    trace = trace_of(dump, 4, 2, splits=2)
+    assert np.flatnonzero(np.isnan(trace.scores)).tolist() == [66]
+    assert [np.isnan(part.lse) for part in trace.parts] == [False, True]
+    assert np.isnan(trace.lse)
+    assert trace.text().splitlines()[3].split()[0] == "66"
+
+
 def test_a_trace_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """S-5: by the same command."""
     path = tmp_path / "x.safetensors"

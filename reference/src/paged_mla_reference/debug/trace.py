@@ -15,7 +15,7 @@ from paged_mla_reference.debug.checks import without_cache
 from paged_mla_reference.debug.query_view import query_of, row_of, scores_of
 from paged_mla_reference.debug.step import QUERIES, Step, is_valid
 from paged_mla_reference.masks import visibility
-from paged_mla_reference.merge import merge
+from paged_mla_reference.merge import merge_unchecked
 from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import Rounding, widen
@@ -98,7 +98,7 @@ class Trace:
             "heaviest keys    slot       score      weight",
         ]
         columns = np.array([self.keys, self.slots, self.scores, self.weights]).T
-        heaviest = columns[np.argsort(self.weights)[::-1][:_HEAVIEST]].tolist()
+        heaviest = columns[np.argsort(self.scores)[::-1][:_HEAVIEST]].tolist()  # NaN first
         lines += [f"{k:13.0f} {at:7.0f} {s:11.6g} {w:11.4%}" for k, at, s, w in heaviest]
         lines += ["", "keys                  max         sum         lse  out"]
         for part in self.parts:
@@ -195,7 +195,7 @@ def trace_of(
         first, last = int(keys[some[0]]), int(keys[some[-1]])
         parts.append(Part(first, last, highest, total, float(of_part[0]), out[0].tolist()))
         outputs.append(Output(out[None].astype(np.float32), of_part[None].astype(np.float32)))
-    joined = merge(outputs)
+    joined = merge_unchecked(outputs)
     lse, actual = float(joined.lse[0, 0]), step.lse
     return Trace(
         token=token,
