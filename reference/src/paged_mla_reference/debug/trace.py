@@ -196,6 +196,7 @@ def trace_of(
         parts.append(Part(first, last, highest, total, float(of_part[0]), out[0].tolist()))
         outputs.append(Output(out[None].astype(np.float32), of_part[None].astype(np.float32)))
     joined = merge_unchecked(outputs)
+    weights = np.exp(scores - scores.max())
     lse, actual = float(joined.lse[0, 0]), step.lse
     return Trace(
         token=token,
@@ -205,7 +206,7 @@ def trace_of(
         keys=keys.tolist(),
         slots=slots.tolist(),
         scores=scores.tolist(),
-        weights=np.exp(scores - lse).tolist(),
+        weights=(weights / weights.sum()).tolist(),
         parts=parts,
         lse=lse,
         out=joined.out[0, 0].tolist(),
