@@ -98,6 +98,15 @@ def test_pictures_are_of_one_dump(option: str, tmp_path: Path, capsys: pytest.Ca
     assert "only with one dump" in capsys.readouterr().err
 
 
+def test_the_file_that_is_refused_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A field that no step can have is of one of them."""
+    outside = changed(dumped(), block_ids=dumped().arrays["block_ids"] + 1000)
+    paths = saved(tmp_path, dumped(), outside)
+    for arguments in (paths, paths[1:], [paths[1], "--token=0"]):
+        assert main(["explain", *arguments]) == 2
+        assert f"explain: {paths[1]}: block_ids: got blocks outside" in capsys.readouterr().err
+
+
 def test_none_is_refused():
     """There is nothing to explain."""
     with pytest.raises(InvalidArgument, match="dumps"):

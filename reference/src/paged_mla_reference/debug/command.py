@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paged_mla_reference.debug.beside import Beside, beside
@@ -13,9 +15,10 @@ from paged_mla_reference.debug.maps import maps_of
 from paged_mla_reference.debug.page import render
 from paged_mla_reference.debug.picture import draw
 from paged_mla_reference.debug.summary import summary, summary_of_several
-from paged_mla_reference.debug.together import Together, explain_together
+from paged_mla_reference.debug.together import Together, together
 from paged_mla_reference.debug.trace import Trace, trace_of
 from paged_mla_shared.dump import load_dump
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import refuse_idle, whole
 from paged_mla_shared.taps import load_taps
@@ -70,14 +73,19 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
         refuse_idle(options, _PICTURES, "an explanation, without --token")
     if len(options.dumps) > 1:
         return _explain_together(options)
-    dump = load_dump(options.dumps[0])
+    path = options.dumps[0]
+    dump = load_dump(path)
     if options.taps is not None:
-        found = beside(dump, load_taps(options.taps))
+        taps = load_taps(options.taps)
+        with _naming(path):
+            found = beside(dump, taps)
         return (_json(found) if options.json else found.text()), 0
     if options.token is not None:
-        trace = trace_of(dump, options.token, options.head or 0, splits=options.splits or 1)
+        with _naming(path):
+            trace = trace_of(dump, options.token, options.head or 0, splits=options.splits or 1)
         return (_json(trace) if options.json else trace.text()), 0
-    explanation = explain(dump)
+    with _naming(path):
+        explanation = explain(dump)
     maps = maps_of(explanation.found)
     make_folders(options.html, options.png)
     if options.html:
@@ -92,12 +100,25 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def _explain_together(options: argparse.Namespace) -> tuple[str, int]:
-    found = explain_together([load_dump(path) for path in options.dumps])
+    explanations = []
+    for path, dump in [(path, load_dump(path)) for path in options.dumps]:
+        with _naming(path):
+            explanations.append(explain(dump))
+    found = together(explanations)
     if options.json:
         text = _json(found)
     else:
         text = summary_of_several(found, [str(path) for path in options.dumps])
     return text, int(found.is_broken)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put a file in front of what is wrong with what it holds."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise error.inside(str(path)) from None
 
 
 def _json(found: Explanation | Together | Trace | Beside) -> str:
