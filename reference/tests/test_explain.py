@@ -277,6 +277,23 @@ def test_parts_are_merged(dtype: str):
     assert found.best[0].hypothesis.name == "partials-are-averaged"
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_parts_that_cannot_be_merged(odd: float):
+    """S-8: an lse that no part may have is a broken rule, not a dump that is refused."""
+    dump = dumped()
+    arrays = {f"partial_{name}": dump.arrays[name][None].copy() for name in ("out", "lse")}
+    arrays["partial_lse"][0, 1, 2] = odd
+    found = explain(changed(dump, **arrays))
+    assert found.verdict.startswith("S-8 is broken in parts joined: lse: got NaN or +inf")
+
+
+def test_no_parts():
+    """S-8: of none there is nothing to be said."""
+    dump = dumped("lse-in-base-2")
+    none = {f"partial_{name}": dump.arrays[name][None][:0] for name in ("out", "lse")}
+    assert explain(changed(dump, **none)).best[0].hypothesis.name == "lse-in-base-2"
+
+
 def test_blocks_that_are_not_listed():
     """S-1: rows are not read through blocks that the dump leaves out."""
     dump = dumped()

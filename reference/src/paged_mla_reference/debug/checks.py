@@ -222,14 +222,12 @@ def _check_queries(found: Examination) -> None:
 def _check_merge(found: Examination) -> None:
     """Hold the answer against what its parts merge to (S-8)."""
     step, stage, what = found.step, Stage.MERGE, "parts joined"
-    lse, partial_lse = step.lse, step.partial_lse
-    if partial_lse is None or not step.has("partial_out"):
+    lse, partials = step.lse, step.partials
+    if not partials:
         return
     if lse is None or not step.has("out"):
         found.findings.append(Finding.undecided(stage, what, lacking_in(step, "out", "lse")))
         return
-    outs = step.array("partial_out")
-    partials = [Output(outs[i], partial_lse[i]) for i in range(len(outs))]
     try:
         expected = merge(partials)
     except InvalidArgument as error:

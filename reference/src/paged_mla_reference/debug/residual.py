@@ -20,7 +20,9 @@ from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import allowed_bytes, differs, wrong_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rounding import widen
+from paged_mla_reference.validate import validate_partials
 from paged_mla_shared.dtypes import bits
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Output
 from paged_mla_shared.strides import copied
 
@@ -62,7 +64,7 @@ def can_be_tried(found: Examination, stage: Stage) -> bool:
     """Return whether the dump has what a stage is recomputed from, and what came of it."""
     step = found.step
     if stage is Stage.MERGE:
-        return step.has("partial_out", "partial_lse", "out", "lse")
+        return step.has("out", "lse") and _can_be_merged(step.partials)
     if stage is Stage.PREFILL:
         return found.right_prefill is not None
     if stage is Stage.LAYER:
@@ -77,6 +79,14 @@ def can_be_tried(found: Examination, stage: Stage) -> bool:
         Stage.QUERIES: step.has(*QUERIES, "query_codes", "query_scales"),
         Stage.ATTENTION: found.right is not None,
     }[stage]
+
+
+def _can_be_merged(partials: list[Output]) -> bool:
+    try:
+        validate_partials(partials)
+    except InvalidArgument:
+        return False
+    return True
 
 
 def measure_of(found: Examination, stage: Stage, asked: NDArray[np.bool_] | None = None) -> Measure:
@@ -230,11 +240,9 @@ def _of_heads(
 
 
 def _of_merge(step: Step) -> Measure:
-    outs, lses = step.array("partial_out"), step.partial_lse
-    assert lses is not None
     assert step.lse is not None
     actual = Output(step.array("out"), step.lse)
-    right = [Output(out, lse) for out, lse in zip(outs, lses, strict=True)]
+    right = step.partials
     out_budget, lse_budget = budgets.merge_budget(right)
     out_budget += budgets.ulp(np.abs(widen(actual.out)).max(axis=2), step.problem.dtype)
 

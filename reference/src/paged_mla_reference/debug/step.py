@@ -19,7 +19,7 @@ from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Mask, Problem
+from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 LENGTHS = ("cu_seqlens_q", "seq_lens")
 QUERIES = ("q_nope", "q_pe")
@@ -111,9 +111,15 @@ class Step:
         return self._in_nats("layer_lse")
 
     @property
-    def partial_lse(self) -> NDArray[np.float32] | None:
-        """The lse of parts in nats."""
-        return self._in_nats("partial_lse")
+    def partials(self) -> list[Output]:
+        """The answers over parts of the keys, lse in nats; none without both fields."""
+        lse = self._in_nats("partial_lse")
+        if lse is None or not self.has("partial_out"):
+            return []
+        return [
+            Output(out, of_part)
+            for out, of_part in zip(self.array("partial_out"), lse, strict=True)
+        ]
 
     def _in_nats(self, name: str) -> NDArray[np.float32] | None:
         if name not in self.dump.arrays:
