@@ -11,10 +11,9 @@ from dumped import case, changed, dumped
 
 from paged_mla_reference.__main__ import main
 from paged_mla_reference.debug.explanation import explain
-from paged_mla_reference.debug.together import explain_together
+from paged_mla_reference.debug.together import Together, together
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump, save_dump
-from paged_mla_shared.errors import InvalidArgument
 
 # Of a row of a block's multiple, two deviations predict the same; of any other they do not.
 NAME = "a-full-last-block-is-skipped"
@@ -22,12 +21,16 @@ ALIKE = case((Row(5, 1),), block_size=1)
 APART = case((Row(128, 1), Row(70, 1)), block_size=64)
 
 
+def explained(*dumps: Dump) -> Together:
+    return together([explain(dump) for dump in dumps])
+
+
 def test_another_dump_tells_apart_what_one_does_not():
     """S-4: on blocks of one key, a last block that is skipped is a newest key that is missing."""
     first, second = dumped(NAME, of=ALIKE), dumped(NAME, of=APART)
     alone = [fit.hypothesis.name for fit in explain(first).best if fit.hypothesis.known]
     assert len(alone) > 1
-    found = explain_together([first, second])
+    found = explained(first, second)
     assert [fit.hypothesis.name for fit in found.best] == [NAME]
     assert f"Matches all 2 dumps: {NAME}" in found.cause
     for name in set(alone) - {NAME}:
@@ -39,7 +42,7 @@ def test_another_dump_tells_apart_what_one_does_not():
 def test_a_step_that_went_well_rules_out():
     """S-4: of a row that is right, a fault that would have made it wrong is not the cause."""
     right = case((Row(70, 1),), block_size=64)
-    found = explain_together([dumped(NAME, of=ALIKE), dumped(of=right)])
+    found = explained(dumped(NAME, of=ALIKE), dumped(of=right))
     names = [fit.hypothesis.name for fit in found.best]
     assert NAME in names
     assert "newest-key-is-not-counted" not in names
@@ -47,7 +50,7 @@ def test_a_step_that_went_well_rules_out():
 
 def test_nothing_explains_two_bugs():
     """Each dump has its own cause, and that is said."""
-    found = explain_together([dumped("lse-in-base-2"), dumped("causal-mask-is-top-left")])
+    found = explained(dumped("lse-in-base-2"), dumped("causal-mask-is-top-left"))
     assert not found.best
     assert found.cause.startswith("Nothing known fits all 2 dumps.")
     assert [e.best[0].hypothesis.name for e in found.explanations] == [
@@ -61,7 +64,7 @@ def test_noise_has_no_known_cause():
     dump = dumped()
     noise = np.random.default_rng(0).standard_normal(dump.arrays["out"].shape)
     bad = changed(dump, out=dump.arrays["out"] + noise.astype(np.float32))
-    assert explain_together([bad, bad]).cause.startswith("Nothing known fits")
+    assert explained(bad, bad).cause.startswith("Nothing known fits")
 
 
 def saved(folder: Path, *dumps: Dump) -> list[str]:
@@ -105,9 +108,3 @@ def test_the_file_that_is_refused_is_named(tmp_path: Path, capsys: pytest.Captur
     for arguments in (paths, paths[1:], [paths[1], "--token=0"]):
         assert main(["explain", *arguments]) == 2
         assert f"explain: {paths[1]}: block_ids: got blocks outside" in capsys.readouterr().err
-
-
-def test_none_is_refused():
-    """There is nothing to explain."""
-    with pytest.raises(InvalidArgument, match="dumps"):
-        explain_together([])

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paged_mla_reference.debug.explanation import Explanation, explain, plain, told
+from paged_mla_reference.debug.explanation import Explanation, plain, told
 from paged_mla_reference.debug.hypothesis import Hypothesis
 from paged_mla_reference.debug.ranking import Fit, harms, narrowest_first, order_of
-from paged_mla_shared.dump import Dump
-from paged_mla_shared.errors import InvalidArgument
 
 VERSION = 1
 _SHOWN = 5  # hypotheses
@@ -108,19 +106,6 @@ class Together:
                 for fit in self.fits[: 2 * _SHOWN]
             ],
         }
-
-
-def explain_together(dumps: Sequence[Dump]) -> Together:
-    """Explain each dump, and look for what explains them all.
-
-    Raises
-    ------
-    InvalidArgument
-        There are none, or one is no dump of a problem that the rules allow.
-    """
-    if not dumps:
-        raise InvalidArgument("dumps", "none", "at least one")
-    return together([explain(dump) for dump in dumps])
 
 
 def together(explanations: Sequence[Explanation]) -> Together:
