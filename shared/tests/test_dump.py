@@ -138,6 +138,7 @@ def wrong(name: str, array: np.ndarray) -> Dump:
 BAD = {
     "a name": (wrong("outs", np.zeros(3)), "'outs'.*no field"),
     "a type": (wrong("seq_lens", np.zeros(2, np.int64)), "seq_lens.*int64.*int32"),
+    "no entry": (wrong("cu_seqlens_q", np.zeros(0, np.int32)), r"cu_seqlens_q.*no entry.*\[B\+1\]"),
     "axes": (wrong("lse", np.zeros(3, np.float32)), "lse.*1 axes"),
     "dims": (wrong("lse", np.zeros((3, 5), np.float32)), r"lse.*\(3, 5\).*\[T, 4\]"),
     "another size": (wrong("lse", np.zeros((2, 4), np.float32)), "lse.*T = 2.*3"),

@@ -264,6 +264,8 @@ class Dump:
                     raise InvalidArgument(name, f"shape {array.shape}", written)
                 continue
             letter, less = axis.removesuffix("+1"), int(axis.endswith("+1"))
+            if size < less:
+                raise InvalidArgument(name, "no entry", written)
             known, value = sizes.setdefault(letter, (name, size - less))
             if value != size - less:
                 allowed = f"{value}, as {known} has it"
