@@ -338,6 +338,12 @@ def test_problems_that_cannot_be():
     few["seq_lens"] = np.full(5, 2**31 - 1, np.int32)
     with pytest.raises(InvalidArgument, match="without a block_table"):
         Step.of(replace(dump, problem=huge, arrays=few))
+    long = {"cu_seqlens_q": np.array([0, 2**31 - 1], np.int32), "seq_lens": np.ones(1, np.int32)}
+    with pytest.raises(InvalidArgument, match="cu_seqlens_q: got 2147483647 tokens"):
+        Step.of(replace(dump, arrays=long))
+    wide = replace(dump.problem, dims=replace(dump.problem.dims, num_heads=2**40))
+    few["seq_lens"] = dump.arrays["seq_lens"]
+    assert not explain(replace(dump, problem=wide, arrays=few)).is_broken
 
 
 def test_shares_of_tokens_make_one_answer():

@@ -30,7 +30,7 @@ PREFILL = tuple(
 )
 LAYER = ("layer_q_nope", "q_pe", "kv_b_proj")
 LARGEST_BLOCK = 1 << 28  # bytes
-MOST_ENTRIES = 1 << 24  # of a table that stands in for a missing one
+MOST_ENTRIES = 1 << 24  # of a table that stands in for a missing one; tokens of no tensor
 _INPUTS = (*LENGTHS, "block_table", *QUERIES, *LATENTS, "mask", "slot_mapping")
 
 
@@ -184,7 +184,7 @@ def _batch(dump: Dump) -> tuple[Problem, Batch]:
         "k_pe": (tokens, dims.qk_rope_head_dim),
     }
     for name, shape in shapes.items():
-        given.setdefault(name, np.zeros(shape, element))
+        given.setdefault(name, np.broadcast_to(np.zeros((), element), shape))  # of no memory
     if "block_table" not in given:
         rows = len(given["seq_lens"])
         longest = max(int(given["seq_lens"].max(initial=0)), 0)
@@ -204,7 +204,12 @@ def _tokens(dump: Dump) -> int:
         axes = FIELDS[name].shape(dump.problem) or ()
         if "T" in axes:
             return int(array.shape[axes.index("T")])
-    return max(int(dump.arrays["cu_seqlens_q"][-1]), 0) if dump.arrays["cu_seqlens_q"].size else 0
+    sums = dump.arrays["cu_seqlens_q"]
+    tokens = max(int(sums[-1]), 0) if sums.size else 0
+    if tokens > MOST_ENTRIES:
+        given = f"{tokens} tokens, and no tensor of them"
+        raise InvalidArgument("cu_seqlens_q", given, f"at most {MOST_ENTRIES}")
+    return tokens
 
 
 def _image(dump: Dump, when: str) -> CacheImage | None:
