@@ -40,6 +40,7 @@ BAD = {
     "axes": (file_of(with_matrix(shape=[1] * 33), bytes(24)), "'x'.*at most 8 axes"),
     "size": (file_of(with_matrix(shape=[2, 4]), bytes(24)), "'x'.*32 bytes"),
     "overflow": (file_of(with_matrix(shape=[2**40, 2**40]), bytes(24)), "'x'"),
+    "empty and huge": (file_of(with_matrix(shape=[0, 2**62], data_offsets=[0, 0])), "'x': shape"),
     "past the end": (file_of(with_matrix(), bytes(23)), "23 bytes"),
     "backwards": (file_of(with_matrix(data_offsets=[24, 0]), bytes(24)), "'x'"),
     "gap": (file_of(with_matrix(data_offsets=[8, 32]), bytes(32)), "'x'.*byte 0"),

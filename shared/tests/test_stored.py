@@ -63,6 +63,7 @@ BAD = {
     "dtype-other": (("vectors", 0, "arrays", 0, "dtype"), "int64", "cu_seqlens_q"),
     "shape-negative": (("vectors", 0, "arrays", 0, "shape"), [-1], "shape"),
     "shape-1e12": (("vectors", 0, "arrays", 0, "shape"), [10**12], "cu_seqlens_q"),
+    "shape-empty-and-huge": (("vectors", 0, "arrays", 2, "shape"), [0, 2**62], "shape: got"),
     "shape-float": (("vectors", 0, "arrays", 0, "shape"), [9.0], "shape"),
     "shape-scalar": (("vectors", 0, "arrays", 0, "shape"), [], "cu_seqlens_q"),
     "offset-negative": (("vectors", 0, "arrays", 0, "offset"), -4, "offset"),

@@ -45,7 +45,7 @@ def test_a_step_that_is_never_taken():
 
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [([3], [4]), ([9], [0]), ([2], [-1]), ([2, 2], [1]), ([-1], [1])],
+    [([3], [4]), ([9], [0]), ([2], [-1]), ([2, 2], [1]), ([-1], [1]), ([0, 2**62], [1, 1])],
 )
 def test_bad_views(shape: list[int], strides: list[int]):
     """Of 8 elements: out of them, some of them twice, backwards, or no view at all."""

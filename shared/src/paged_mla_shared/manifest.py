@@ -15,6 +15,7 @@ from paged_mla_shared.dtypes import NUMPY_DTYPES
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Mask, MaskSpelling, Problem
+from paged_mla_shared.strides import SHAPES, is_shape
 from paged_mla_shared.typed import build
 
 FORMAT = 1
@@ -43,6 +44,8 @@ class Listed:
             raise InvalidArgument("dtype", repr(self.dtype), f"one of {', '.join(_DTYPES)}")
         if min(self.shape, default=0) < 0:
             raise InvalidArgument("shape", self.shape, "lengths >= 0")
+        if not is_shape(self.shape, self.numpy_dtype.itemsize):
+            raise InvalidArgument("shape", self.shape, SHAPES)
         if self.offset < 0:
             raise InvalidArgument("offset", self.offset, ">= 0")
 

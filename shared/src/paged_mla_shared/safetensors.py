@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from paged_mla_shared.documents import LARGEST, check_file, parse_object
 from paged_mla_shared.dtypes import NUMPY_DTYPES
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.strides import MOST_AXES, SHAPES, is_shape
 from paged_mla_shared.typed import build
 
 LARGEST_HEADER = LARGEST
 _LENGTH_BYTES = 8
-_MOST_AXES = 8
 _METADATA = "__metadata__"
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": NUMPY_DTYPES["float32"],
@@ -54,10 +54,12 @@ class _Tensor:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise InvalidArgument("dtype", repr(self.dtype[:30]), f"one of {', '.join(_DTYPES)}")
+        if len(self.shape) > MOST_AXES:
+            raise InvalidArgument("shape", f"{len(self.shape)} axes", f"at most {MOST_AXES} axes")
         if min(self.shape, default=0) < 0:
             raise InvalidArgument("shape", self.shape, "lengths >= 0")
-        if len(self.shape) > _MOST_AXES:
-            raise InvalidArgument("shape", f"{len(self.shape)} axes", f"at most {_MOST_AXES} axes")
+        if not is_shape(self.shape, self.numpy_dtype.itemsize):
+            raise InvalidArgument("shape", self.shape, SHAPES)
         begin, end = self.data_offsets
         if self.nbytes != end - begin:
             given = f"{end - begin} bytes"

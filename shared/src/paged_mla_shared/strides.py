@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from paged_mla_shared.errors import InvalidArgument
 
 MOST_AXES = 8
+SHAPES = "lengths of less than 2^63 bytes, but for those of 0"  # as NumPy has them
 MOST_GAPS = 64  # times the elements that an array may be spread over
+
+
+def is_shape(shape: Sequence[int], itemsize: int) -> bool:
+    """Return whether the lengths are those of an array, be it an empty one (``SHAPES``)."""
+    return math.prod(max(size, 1) for size in shape) * itemsize < 2**63
 
 
 def strided(values: NDArray[Any]) -> NDArray[Any]:
@@ -64,13 +70,15 @@ def laid_out(
     Raises
     ------
     InvalidArgument
-        It reaches out of the memory, or elements would come twice; the message calls it `name`.
+        It reaches out of the memory, or has more elements than it; the message calls it `name`.
     """
+    if max(len(shape), len(strides)) > MOST_AXES:
+        raise InvalidArgument(name, f"{max(len(shape), len(strides))} axes", f"at most {MOST_AXES}")
     given = f"shape {list(shape)}, strides {list(strides)}"
     if memory.ndim != 1 or len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
         raise InvalidArgument(name, given, "as many of both, none below 0, of a tensor of one axis")
-    if len(shape) > MOST_AXES:
-        raise InvalidArgument(name, f"{len(shape)} axes", f"at most {MOST_AXES}")
+    if not is_shape(shape, memory.itemsize):
+        raise InvalidArgument(name, given, SHAPES)
     if max(math.prod(shape), _span(shape, strides)) > len(memory):
         raise InvalidArgument(name, given, f"a view of its {len(memory)} elements")
     taken = [step if size > 1 else 0 for size, step in zip(shape, strides, strict=True)]
