@@ -22,18 +22,18 @@ SPANS = ((0, 63), (64, 129))
 
 def tapped(dump: Dump, spans: tuple[tuple[int, int], ...] = SPANS, lacking: int = -1) -> Taps:
     """Return what a kernel goes through that is right, but for a key."""
-    trace = trace_of(dump, TOKEN, HEAD, spans=np.array(spans))
+    trace = trace_of(dump, TOKEN, HEAD, spans=np.array(spans).reshape(-1, 2))
     seen = [key != lacking for key in trace.keys]
     return Taps(
         token=TOKEN,
         head=HEAD,
         keys=np.array(trace.keys)[seen],
         scores=np.array(trace.scores, np.float32)[seen],
-        spans=np.array(spans, np.int64),
+        spans=np.array(spans, np.int64).reshape(-1, 2),
         highest=np.array([part.highest for part in trace.parts], np.float32),
         total=np.array([part.total for part in trace.parts], np.float32),
         part_lse=np.array([part.lse for part in trace.parts], np.float32),
-        part_out=np.array([part.out for part in trace.parts], np.float32),
+        part_out=np.array([part.out for part in trace.parts], np.float32).reshape(-1, 32),
         lse=np.array(trace.lse, np.float32),
         out=np.array(trace.out, np.float32),
     )
@@ -70,6 +70,14 @@ def test_a_key_that_the_kernel_did_not_see_comes_first(
     arguments = ["explain", str(tmp_path / "dump"), "--taps", str(tmp_path / "taps"), "--json"]
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["scores"]["77"]["tapped"] is None
+
+
+@pytest.mark.parametrize("spans", [((0, 63),), ((0, 63), (0, 129)), ()])
+def test_parts_that_are_not_all_keys(spans: tuple[tuple[int, int], ...]):
+    """S-8: the right answer is of all keys, whichever parts a kernel has."""
+    dump = dumped()
+    whole, found = trace_of(dump, TOKEN, HEAD), beside(dump, tapped(dump, spans))
+    assert (found.lse.right, found.trace.out) == (whole.lse, whole.out)
 
 
 @pytest.mark.parametrize("text", ["1", "no taps"])

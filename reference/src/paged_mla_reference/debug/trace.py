@@ -15,13 +15,11 @@ from paged_mla_reference.debug.checks import without_cache
 from paged_mla_reference.debug.query_view import query_of, row_of, scores_of
 from paged_mla_reference.debug.step import QUERIES, Step, is_valid
 from paged_mla_reference.masks import visibility
-from paged_mla_reference.merge import merge_unchecked
 from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.positions import metadata
-from paged_mla_reference.rounding import Rounding, widen
+from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.problem import Output
 
 _HEAVIEST = 8  # keys that are told
 _ELEMENTS = 6  # of an output that are printed
@@ -65,8 +63,9 @@ class Trace:
     parts : list of Part
         In splits of equal numbers of keys.
     lse : float
+        In float32 (S-7).
     out : list of float
-        Joined from the parts (S-8).
+        Of all keys, wherever the parts end (S-8).
     actual_lse, actual_out : float, list of float, or None
         The dump's.
     """
@@ -187,17 +186,15 @@ def trace_of(
     shares = np.array_split(np.arange(keys.size), splits)
     if spans is not None:
         shares = [np.flatnonzero((keys >= first) & (keys <= last)) for first, last in spans]
-    parts, outputs = [], []
+    out, lse = weighted_mean(scores[None], values, "float32", Rounding.EXACT)
+    parts = []
     for some in filter(len, shares):
-        out, of_part = weighted_mean(scores[None, some], values[some], "float32", Rounding.EXACT)
+        mean, of_part = weighted_mean(scores[None, some], values[some], "float32", Rounding.EXACT)
         highest = float(scores[some].max())
         total = float(np.exp(scores[some] - highest).sum())
         first, last = int(keys[some[0]]), int(keys[some[-1]])
-        parts.append(Part(first, last, highest, total, float(of_part[0]), out[0].tolist()))
-        outputs.append(Output(out[None].astype(np.float32), of_part[None].astype(np.float32)))
-    joined = merge_unchecked(outputs)
-    weights = np.exp(scores - scores.max())
-    lse, actual = float(joined.lse[0, 0]), step.lse
+        parts.append(Part(first, last, highest, total, float(of_part[0]), mean[0].tolist()))
+    actual = step.lse
     return Trace(
         token=token,
         head=head,
@@ -206,10 +203,10 @@ def trace_of(
         keys=keys.tolist(),
         slots=slots.tolist(),
         scores=scores.tolist(),
-        weights=(weights / weights.sum()).tolist(),
+        weights=np.exp(scores - lse).tolist(),
         parts=parts,
-        lse=lse,
-        out=joined.out[0, 0].tolist(),
+        lse=float(round_to(lse, "float32")[0]),
+        out=out[0].tolist(),
         actual_lse=None if actual is None else float(actual[token, head]),
         actual_out=widen(step.array("out")[token, head]).tolist() if step.has("out") else None,
     )
