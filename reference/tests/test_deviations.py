@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from paged_mla_reference import fp8
 from paged_mla_reference.deviations import ENGINE, ORACLE, Fault
 from paged_mla_reference.deviations.deviation import breaks, deviations_of
 from paged_mla_reference.deviations.reports import PROJECTS, link
@@ -45,6 +49,20 @@ def test_an_engine_deviation_ends_with_its_context():
     with pytest.raises(TypeError), ENGINE["hash-ignores-the-last-token"].change():
         assert_same(block_keys(one, 4), block_keys(other, 4))
     assert block_keys(one, 4) != block_keys(other, 4)
+
+
+def test_attention_is_wrong_in_its_own_thread():
+    """S-11: explanations try ways of attending side by side."""
+    code = np.array([0x7F], np.uint8)
+
+    def attend(*_):
+        with ThreadPoolExecutor(1) as pool:
+            return fp8.decode(code), pool.submit(lambda: fp8.decode(code)).result()
+
+    wrong = ORACLE["nan-codes-are-read-as-480"].change(replace(RIGHT, attend=attend))
+    here, elsewhere = wrong.attend(None, None, None)
+    assert here == 480
+    assert np.isnan(elsewhere)
 
 
 def test_names_are_unique():
