@@ -6,6 +6,7 @@ import json
 import re
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from paged_mla_reference.simulator.config import EngineConfig
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.generated import generated
 from paged_mla_reference.simulator.request_log import read_log
-from paged_mla_reference.simulator.scenario import drive, load_scenario
+from paged_mla_reference.simulator.scenario import drive, load_scenario, save_scenario
 from paged_mla_reference.simulator.scenarios import CORE, core_scenario
 from paged_mla_reference.simulator.table import schedule_table
 from paged_mla_reference.simulator.timeline import Mark, mark_in_report, render, timeline_of
@@ -51,6 +52,20 @@ def test_a_trace_survives_its_file(tmp_path: Path, name: str, dtype: str):
             np.testing.assert_array_equal(getattr(mine.exact, field), array)
         np.testing.assert_array_equal(mine.rounded.out, theirs.rounded.out)
         np.testing.assert_array_equal(mine.rounded.lse, theirs.rounded.lse)
+
+
+@pytest.mark.parametrize("cache_format", ["fp8_block_group", "bf16"])
+def test_a_trace_without_an_answer(
+    tmp_path: Path, cache_format: str, capsys: pytest.CaptureFixture[str]
+):
+    """S-19: tokens that share scales depend on their schedule; a plain cache is of its dtype."""
+    path, page = tmp_path / "scenario.json", tmp_path / "page.html"
+    save_scenario(replace(core_scenario("chunks"), cache_format=cache_format), path)
+    arguments = ["--scenario", str(path), "--html", str(page)]
+    assert main(["simulate", *arguments, "--trace", str(tmp_path / "trace.npz")]) == 2
+    assert f"cache_format: got {cache_format}" in capsys.readouterr().err
+    assert not page.exists()
+    assert main(["simulate", *arguments]) == 0
 
 
 def test_a_trace_opens_with_numpy_alone(tmp_path: Path):

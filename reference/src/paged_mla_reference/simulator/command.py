@@ -78,6 +78,8 @@ def simulate(options: argparse.Namespace) -> str:
         mark = mark_in_report(read_object(options.report), scenario.name, str(options.report))
     timeline = timeline_of(scenario)
     tokens = sum(row[3] for step in timeline["steps"] for row in step["rows"])
+    dims, dtype = PRESETS[options.dims or "small"], options.dtype or "float32"
+    trace = trace_of(scenario, dims, dtype) if options.trace else None
     written: list[Path] = []
     make_folders(options.html, options.save, options.trace)
     if options.html:
@@ -86,9 +88,8 @@ def simulate(options: argparse.Namespace) -> str:
     if options.save:
         save_scenario(scenario, options.save)
         written.append(options.save)
-    if options.trace:
-        dims, dtype = PRESETS[options.dims or "small"], options.dtype or "float32"
-        save_trace(trace_of(scenario, dims, dtype), record(scenario, dims, dtype), options.trace)
+    if trace is not None:
+        save_trace(trace, record(scenario, dims, dtype), options.trace)
         written.append(options.trace)
     lines = [
         f"{scenario.name}: {scenario.why}",
