@@ -212,6 +212,14 @@ def test_a_bad_field_of_a_scenario(tmp_path: Path, place, value, match: str):
     assert str(path) in refuse_quickly(load_scenario, path, match=match)
 
 
+def test_ranks_do_not_rotate(tmp_path: Path):
+    """S-18: a rank's indices are no positions; that is said before anything runs."""
+    path = tmp_path / "scenario.json"
+    save_scenario(core_scenario("ranks"), path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope": "neox"}))
+    assert str(path) in refuse_quickly(load_scenario, path, match="rope: got 'neox'")
+
+
 BAD_REPORTS = {
     "no-results": "{}",
     "results-object": '{"results": {}}',

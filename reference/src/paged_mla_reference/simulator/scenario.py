@@ -53,7 +53,7 @@ class Scenario:
     cache_format: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse requests that the engine cannot tell apart or hold.
+        """Refuse requests that the engine cannot tell apart or hold, and ropes of ranks.
 
         Raises
         ------
@@ -62,6 +62,8 @@ class Scenario:
         if self.num_heads is not None and not 1 <= self.num_heads <= 128:
             raise InvalidArgument("num_heads", self.num_heads, "1 to 128")
         check_format(self.cache_format)
+        if self.rope is not None and self.config.group.world > 1:
+            raise InvalidArgument("rope", repr(str(self.rope)), "none on a divided cache")
         seen: set[str] = set()
         for number, request in enumerate(self.requests):
             if request.id in seen:
