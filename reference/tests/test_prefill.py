@@ -165,6 +165,7 @@ def test_through_the_backend():
         ({"q_nope": np.float32(1)}, "q_nope: got no axis"),
         ({"k_nope": np.float32(1)}, "k_nope: got no axis"),
         ({"cu_seqlens_q": np.zeros(0, np.int32)}, "cu_seqlens_q: got no entry"),
+        ({"cu_seqlens_q": np.array(0, np.int32)}, r"cu_seqlens_q: got shape \(\)"),
         ({"cu_seqlens_q": np.array([0, 2, 3], np.int64)}, "cu_seqlens_q: got dtype int64"),
         ({"cu_seqlens_q": np.array([1, 2, 3], np.int32)}, "cu_seqlens_q: got first entry 1"),
         ({"cu_seqlens_q": np.array([0, 3, 2], np.int32)}, "cu_seqlens_q: got decreasing entries"),

@@ -138,7 +138,7 @@ def validate_prefill(problem: Problem, batch: PrefillBatch) -> None:
         raise InvalidArgument("q_nope", "no axis", "[T, H, N]")
     if not keys:
         raise InvalidArgument("k_nope", "no axis", "[Tk, H, N]")
-    rows = batch.num_rows
+    rows = batch.cu_seqlens_q.size - 1
     if rows < 0:
         raise InvalidArgument("cu_seqlens_q", "no entry", "[B + 1]")
     _check("q_nope", batch.q_nope, dtype, (*tokens, heads, nope))
