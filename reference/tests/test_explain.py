@@ -160,6 +160,16 @@ def test_nothing_at_all():
     assert "the dump has no cu_seqlens_q, seq_lens" in found.found.findings[0].detail
 
 
+@pytest.mark.parametrize("missing", ["block_table", "slots"])
+def test_positions_alone(missing: str):
+    """S-3: slots say nothing of a cause where no table says what they should be."""
+    found = explain(dumped("context-is-added-twice", without=(missing,)))
+    assert found.best[0].hypothesis.name == "context-is-added-twice"
+    dump = dumped(without=("block_table",))
+    late = changed(dump, positions=dump.arrays["positions"] + 1)
+    assert explain(late).best[0].hypothesis.name == "positions of 14 tokens are off by +1"
+
+
 def test_without_a_cache():
     """S-6, S-9: NaN and zeros are found all the same."""
     dump = dumped(without=CACHE)

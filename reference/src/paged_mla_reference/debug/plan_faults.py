@@ -20,9 +20,7 @@ def faults_of_plan(found: Examination) -> Iterator[Hypothesis]:
     if step.batch is None:
         return
     right = metadata(step.problem, step.batch)
-    for field, name in (("positions", "positions"), ("slots", "slot_mapping")):
-        if not step.has(field):
-            continue
+    for name, field in step.planned.items():
         off = step.array(field) - getattr(right, name)
         by = np.unique(off[off != 0])
         if len(by) == 1:

@@ -73,7 +73,7 @@ def can_be_tried(found: Examination, stage: Stage) -> bool:
         return False
     appended = step.before is not None and not step.computed
     return {
-        Stage.METADATA: step.has("positions") or step.has("slots", "block_table"),
+        Stage.METADATA: bool(step.planned),
         Stage.APPEND: appended and step.has(*LATENTS),
         Stage.GATHER: step.after is not None and step.has("gathered_ckv", "gathered_k_pe"),
         Stage.QUERIES: step.has(*QUERIES, "query_codes", "query_scales"),
@@ -133,8 +133,7 @@ def _of_metadata(step: Step) -> Measure:
 
     def measure(change: Change) -> Residual:
         found = change(RIGHT).metadata(step.problem, batch)
-        pairs = [("positions", found.positions), ("slots", found.slot_mapping)]
-        wrong = [step.array(name) != mine for name, mine in pairs if step.has(name)]
+        wrong = [step.array(own) != getattr(found, name) for name, own in step.planned.items()]
         return Residual(sum(int(w.sum()) for w in wrong), sum(w.size for w in wrong))
 
     return measure

@@ -96,6 +96,12 @@ class Step:
         return self.dump.arrays[name]
 
     @property
+    def planned(self) -> dict[str, str]:
+        """What the dump has of a plan and the rules say too: fields, by names in ``Metadata``."""
+        found = {"positions": ("positions",), "slot_mapping": ("slots", "block_table")}
+        return {name: needs[0] for name, needs in found.items() if self.has(*needs)}
+
+    @property
     def lse(self) -> NDArray[np.float32] | None:
         """The dump's lse in nats, ``None`` without one."""
         return self._in_nats("lse")
