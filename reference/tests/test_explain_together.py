@@ -48,6 +48,13 @@ def test_a_step_that_went_well_rules_out():
     assert "newest-key-is-not-counted" not in names
 
 
+def test_a_step_of_which_nothing_is_known_rules_nothing_out():
+    """S-10: without its table nobody knows where a right step should have written."""
+    name = "slots-are-one-late"
+    found = explained(dumped(name), dumped(without=("block_table", "slots")))
+    assert name in [fit.hypothesis.name for fit in found.best]
+
+
 def test_nothing_explains_two_bugs():
     """Each dump has its own cause, and that is said."""
     found = explained(dumped("lse-in-base-2"), dumped("causal-mask-is-top-left"))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.debug.answers import Sample
+from paged_mla_reference.debug.checks import without_cache
 from paged_mla_reference.debug.errors import actual_output, differences
 from paged_mla_reference.debug.examination import Examination
 from paged_mla_reference.debug.finding import Stage
@@ -71,11 +72,12 @@ def can_be_tried(found: Examination, stage: Stage) -> bool:
         return found.right_layer is not None
     if step.batch is None or not is_valid(step):
         return False
-    appended = step.before is not None and not step.computed
+    placed = step.has("slot_mapping") or step.has("block_table")
+    appended = placed and step.before is not None and not step.computed
     return {
         Stage.METADATA: bool(step.planned),
         Stage.APPEND: appended and step.has(*LATENTS),
-        Stage.GATHER: step.after is not None and step.has("gathered_ckv", "gathered_k_pe"),
+        Stage.GATHER: step.has("gathered_ckv", "gathered_k_pe") and not without_cache(step),
         Stage.QUERIES: step.has(*QUERIES, "query_codes", "query_scales"),
         Stage.ATTENTION: found.right is not None,
     }[stage]
