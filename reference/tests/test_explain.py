@@ -17,14 +17,19 @@ from paged_mla_reference.debug.answers import both_answers
 from paged_mla_reference.debug.checks import examine
 from paged_mla_reference.debug.explanation import explain
 from paged_mla_reference.debug.finding import State
+from paged_mla_reference.debug.maps import maps_of
+from paged_mla_reference.debug.ordinary import dump_of
 from paged_mla_reference.debug.step import LARGEST_BLOCK, Step
+from paged_mla_reference.deviations import ORACLE
 from paged_mla_reference.deviations.change import answering, reading, scoring, seeing, writing
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rounding import round_to
 from paged_mla_shared.cases import Row
+from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.problem import Batch, Output, Problem, Rope, RopePairing
 
 CACHE = ("cache_before", "cache_after", "block_ids")
@@ -203,6 +208,21 @@ def test_numbers_of_one_head():
         spoilt[:, 2] = change(spoilt[:, 2])
         cause = explain(changed(dump, **{name: spoilt})).cause.replace("\n", " ")
         assert re.search(said, cause), cause
+
+
+@pytest.mark.parametrize("wrong", ["", "newest-key-is-not-counted"])
+def test_what_is_no_number_by_right(wrong: str):
+    """S-9: who is given NaN answers NaN; other queries are held all the same."""
+    [step] = build_steps(case(), SMALL, "float32")
+    step.batch.ckv[1:4, 5] = np.nan  # of row 1, the latents of all three queries
+    dump = dump_of(step, ORACLE[wrong].change(RIGHT) if wrong else RIGHT)
+    dump.arrays["out"][1] = 1  # that they hide it is not held either
+    found = explain(dump)
+    [told] = [f for f in found.found.findings if f.what == "out, lse of what is no number"]
+    assert told.detail.startswith("what 3 tokens see is no finite number: token 1 is query 0")
+    assert found.is_broken == bool(wrong)
+    json.dumps(maps_of(found.found).as_dict(), allow_nan=False)
+    assert wrong in [*(fit.hypothesis.name for fit in found.best), ""]
 
 
 @pytest.mark.parametrize("missing", ["out", "lse"])

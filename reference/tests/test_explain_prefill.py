@@ -62,6 +62,18 @@ def quantised(name: str = "", scale: float | None = None, rope: Rope | None = No
 KEPT = ("cu_seqlens_q", "seq_lens", "q_nope", "q_pe")
 
 
+def test_keys_that_are_no_numbers():
+    """S-9: a prefill over NaN answers NaN, and other rows are held."""
+    dump = prefilled()
+    dump.arrays["prefill_v"][2, 0, 3] = np.nan  # of row 0, which has queries 0 to 4
+    dump.arrays["prefill_out"][:5, 0, 3] = np.nan
+    found = explain(dump)
+    assert not found.is_broken
+    assert "not decided: out, lse of what is no number" in found.verdict
+    dump.arrays["prefill_lse"][5:] += 1
+    assert explain(dump).is_broken
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_right_prefill(tmp_path: Path, dtype: str, *, causal: bool):

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.cache import append, gather_context, slots_to_write
 from paged_mla_reference.debug.errors import actual_output
-from paged_mla_reference.debug.examination import Examination, Right, hold, hold_answer, lacking_in
+from paged_mla_reference.debug.examination import (
+    Examination,
+    Right,
+    blinded,
+    hold,
+    hold_answer,
+    lacking_in,
+    unknown_tokens,
+)
 from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.layer_checks import check_layer
 from paged_mla_reference.debug.prefill_checks import check_prefill
@@ -270,15 +278,16 @@ def _check_attention(found: Examination) -> None:
         return
     assert step.after is not None
     found.right = right = Right.of(step, batch, step.after)
-    exact, rounded, allowance = right.exact, right.rounded, right.allowance
+    odd = unknown_tokens(found, stage, batch, right.exact)
+    exact, rounded = blinded(right.exact, odd), blinded(right.rounded, odd)
     answer = rounded.output(step.problem.dtype)
     hold_answer(
         found,
         stage,
         "",
-        (actual_output(step, answer), answer),
+        (blinded(actual_output(step, answer), odd), answer),
         lambda alone: compare.check_output(
-            step.problem, batch, alone, exact, rounded, allowance=allowance
+            step.problem, batch, alone, exact, rounded, allowance=right.allowance
         ),
     )
 

@@ -48,9 +48,10 @@ def errors_of(step: Step, right: Right) -> Errors:
     actual = actual_output(step, right.exact.output("float32"))
     out, odd_out = differences(actual.out, exact.out)
     lse, odd_lse = differences(actual.lse, exact.lse)
-    largest = np.abs(exact.out).max(axis=(1, 2), initial=0.0)
+    mine, numbers = widen(actual.out), np.isfinite(actual.out) & np.isfinite(exact.out)
+    largest = np.abs(np.where(numbers, exact.out, 0.0)).max(axis=(1, 2), initial=0.0)
     ulp = budgets.ulp(largest, step.problem.dtype)[:, None, None]
-    signed = np.where(odd_out, 0.0, np.nan_to_num(widen(actual.out)) - exact.out) / ulp
+    signed = (np.where(numbers, mine, 0.0) - np.where(numbers, exact.out, 0.0)) / ulp
     out = np.where(odd_out, np.inf, out).max(axis=2)
     lse = np.where(odd_lse, np.inf, lse)
     empty = np.isneginf(exact.lse)
@@ -77,4 +78,4 @@ def differences(
 def _share(error: NDArray[np.float64], budget: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore"):
         share = error / budget
-    return np.where(error == 0, 0.0, share)
+    return np.where((error == 0) | np.isnan(share), 0.0, share)  # no budget: nothing is held

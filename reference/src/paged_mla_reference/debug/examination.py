@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,15 @@ from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import Check, Mismatch
 from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.judging.layers import RightLayer
+from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_shared.problem import Batch, Output, Problem, Rows
+
+Given = TypeVar("Given", Answer, Output)
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,36 @@ def hold(found: Examination, stage: Stage, what: str, check: Any) -> None:
         found.findings.append(Finding.held(stage, what, check()))
     except Mismatch as mismatch:
         found.findings.append(Finding.broken(stage, what, mismatch))
+
+
+def are_numbers(exact: Answer) -> NDArray[np.bool_]:
+    """Return which tokens have a right answer that is one, bool [T].
+
+    Others have queries, or see keys, that are no finite numbers: whatever they get is not held.
+    """
+    return np.asarray(np.isfinite(exact.out).all(axis=(1, 2)) & (exact.lse < np.inf).all(axis=1))
+
+
+def unknown_tokens(
+    found: Examination, stage: Stage, batch: Rows, exact: Answer
+) -> NDArray[np.bool_]:
+    """Return which tokens have no right answer that is a number, bool [T], and note them."""
+    tokens = ~are_numbers(exact)
+    if tokens.any():
+        detail = f"what {int(tokens.sum())} tokens see is no finite number: "
+        detail += describe(tokens, batch)
+        found.findings.append(Finding.undecided(stage, "out, lse of what is no number", detail))
+    return tokens
+
+
+def blinded(answer: Given, tokens: NDArray[np.bool_]) -> Given:
+    """Return an answer in which these tokens see nothing."""
+    if not tokens.any():
+        return answer
+    arrays = {name: array.copy() for name, array in vars(answer).items()}
+    for name, array in arrays.items():
+        array[tokens] = -np.inf if name == "lse" else 0
+    return replace(answer, **arrays)
 
 
 def hold_answer(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged_mla_reference.debug.examination import Examination, hold_answer, lacking_in
+from paged_mla_reference.debug.examination import (
+    Examination,
+    blinded,
+    hold_answer,
+    lacking_in,
+    unknown_tokens,
+)
 from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.step import LAYER, Step
 from paged_mla_reference.judging.compare import check_layer as check_answer
@@ -43,13 +49,16 @@ def check_layer(found: Examination, lacking: str) -> None:
         return
     assert step.after is not None
     found.right_layer = right = RightLayer.of(step.problem, step.layer, step.after)
-    answer, allowed = right.exact.output("float32"), right.allowed_in_parts(right.batch.workspace)
+    batch, allowed = right.batch.step, right.allowed_in_parts(right.batch.workspace)
+    odd = unknown_tokens(found, stage, batch, right.exact)
+    exact = blinded(right.exact, odd)
+    answer = exact.output("float32")
     hold_answer(
         found,
         stage,
         "layer_",
-        (layer_output(step, answer), answer),
-        lambda alone: check_answer(right.batch.step, alone, right.exact, allowed),
+        (blinded(layer_output(step, answer), odd), answer),
+        lambda alone: check_answer(batch, alone, exact, allowed),
     )
 
 

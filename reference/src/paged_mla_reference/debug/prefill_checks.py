@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged_mla_reference.debug.examination import Examination, Right, hold_answer, lacking_in
+from paged_mla_reference.debug.examination import (
+    Examination,
+    Right,
+    blinded,
+    hold_answer,
+    lacking_in,
+    unknown_tokens,
+)
 from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.step import PREFILL, Step
 from paged_mla_reference.judging.compare import check_output
@@ -38,13 +45,15 @@ def check_prefill(found: Examination) -> None:
         found.findings.append(Finding.undecided(stage, "out, lse", detail))
         return
     found.right_prefill = right = Right.of_prefill(step.problem, batch)
-    answer = right.rounded.output(step.problem.dtype)
+    odd = unknown_tokens(found, stage, batch, right.exact)
+    exact, rounded = blinded(right.exact, odd), blinded(right.rounded, odd)
+    answer = rounded.output(step.problem.dtype)
     hold_answer(
         found,
         stage,
         "prefill_",
-        (prefill_output(step, answer), answer),
-        lambda alone: check_output(step.problem, batch, alone, right.exact, right.rounded),
+        (blinded(prefill_output(step, answer), odd), answer),
+        lambda alone: check_output(step.problem, batch, alone, exact, rounded),
     )
 
 

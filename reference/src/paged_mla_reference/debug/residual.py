@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paged_mla_reference.debug.answers import Sample
 from paged_mla_reference.debug.checks import without_cache
 from paged_mla_reference.debug.errors import actual_output, differences
-from paged_mla_reference.debug.examination import Examination
+from paged_mla_reference.debug.examination import Examination, are_numbers
 from paged_mla_reference.debug.finding import Stage
 from paged_mla_reference.debug.layer_checks import layer_output
 from paged_mla_reference.debug.prefill_checks import prefill_output
@@ -202,6 +202,7 @@ def _of_prefill(found: Examination) -> Measure:
         answer,
         prefill_output(step, answer),
         (right.out_budget, right.lse_budget),
+        held=are_numbers(right.exact),
     )
 
 
@@ -217,6 +218,7 @@ def _of_layer(found: Examination) -> Measure:
         answer,
         layer_output(step, answer),
         right.allowed_in_parts(right.batch.workspace),
+        held=are_numbers(right.exact),
     )
 
 
@@ -226,8 +228,10 @@ def _of_heads(
     answer: Output,
     actual: Output,
     allowed: tuple[Array, Array],
+    *,
+    held: NDArray[np.bool_],
 ) -> Measure:
-    """Measure an answer in values of heads; what the dump does not have is the right one."""
+    """Measure an answer in values of heads, where it is held; what the dump lacks is right."""
     absent = actual.out is answer.out, actual.lse is answer.lse
 
     def measure(change: Change) -> Residual:
@@ -235,7 +239,8 @@ def _of_heads(
         out = allowed[0][:, None] * _grown(mine.out, answer.out)
         out += budgets.ulp(_largest(mine.out), step.problem.dtype)
         kept = Output(answer.out if absent[0] else mine.out, answer.lse if absent[1] else mine.lse)
-        return _residual(*distance(kept, actual, (out, allowed[1])))
+        shares, errors = distance(kept, actual, (out, allowed[1]))
+        return _residual(shares[held], errors[held])
 
     return measure
 
@@ -263,7 +268,7 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
     asked = np.ones(batch.num_tokens, bool) if asked is None else asked
     answer = right.rounded.output(step.problem.dtype)
     sample = Sample(step.problem, batch, image, answer, asked).oracle()
-    actual = actual_output(step, answer)
+    actual, held = actual_output(step, answer), are_numbers(right.exact)
 
     def distances(mine: Output, tokens: NDArray[np.bool_]) -> tuple[Array, Array]:
         """Return shares and errors of some tokens, [n, H] each; `mine` is of those alone."""
@@ -279,13 +284,13 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
     def measure(change: Change) -> Residual:
         mine = change(sample).attend(step.problem, batch, image)
         shares, errors = (array.copy() for array in unchanged)
-        known = np.ones(shares.shape, bool)
+        known = np.repeat(held[:, None], shares.shape[1], axis=1)
         changed = _changed_tokens(mine, answer)
         if changed.any():
             some = Output(mine.out[changed], mine.lse[changed])
             shares[changed], errors[changed] = distances(some, changed)
             unknown = np.isnan(some.lse) & np.isnan(some.out).all(axis=2)
-            known[changed] = asked[changed, None] | ~unknown
+            known[changed] &= asked[changed, None] | ~unknown
         before = _residual(unchanged[0][known], unchanged[1][known])
         found = _residual(shares[known], errors[known])
         return replace(found, was=before.wrong, was_rms=before.rms)
