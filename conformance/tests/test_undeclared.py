@@ -18,3 +18,14 @@ def test_nothing_undeclared_is_asked(lacking: str, tmp_path: Path):
     assert not failed
     assert report["totals"]["passed"]
     assert any(lacking in result["reason"] for result in report["results"])
+
+
+def test_no_mask_that_is_undeclared_is_asked(tmp_path: Path):
+    """S-20: bad input of trees is not put to a backend of causal masks, which refuses them all."""
+    chosen = ("--profile", "kernel", "-k", "bad or good or merge")
+    report = report_of(tmp_path, "--backend", "causal_only:create", *chosen)
+    failed = [result["test"] for result in report["results"] if result["outcome"] == "failed"]
+    assert not failed
+    skipped = {r["test"]: r["reason"] for r in report["results"] if r["outcome"] == "skipped"}
+    assert "mask tree:qlen not declared" in skipped["test_bad_batch[mask-blind-node]"]
+    assert "test_the_good_steps_are_good" not in skipped

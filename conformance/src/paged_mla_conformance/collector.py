@@ -36,6 +36,13 @@ def test_id(item: pytest.Item) -> str:
     return item.name
 
 
+def skip_if(item: pytest.Item, skip: Skip | None) -> None:
+    """Skip a test for a reason that the suite has, if it has one."""
+    if skip is not None:
+        item.stash[SKIP] = skip
+        pytest.skip(skip.reason)
+
+
 def case_id(item: pytest.Item) -> str | None:
     """Return the id of the case a test asks, ``None`` for tests that build their own steps."""
     case = _case(item)

@@ -16,11 +16,11 @@ from paged_mla_conformance.collector import (
     CHECKS,
     EXPECTED,
     RUN,
-    SKIP,
     TRIAL,
     WARNED,
     case_id,
     marker_of,
+    skip_if,
     test_id,
 )
 from paged_mla_conformance.convention import STRICT, load_profile
@@ -31,7 +31,6 @@ from paged_mla_conformance.presented import presented
 from paged_mla_conformance.profile import ALL_DTYPES, CORE, Run
 from paged_mla_conformance.selection import (
     CaseParam,
-    Skip,
     TraceParam,
     check_left_out,
     params_of_group,
@@ -197,7 +196,7 @@ def trial(request: pytest.FixtureRequest, mla_run: Run) -> Trial:
     param: CaseParam = request.param
     item: pytest.Item = request.node
     skip = why_skip(mla_run, param, marker_of(item).kwargs["ops"])
-    _skip_if(item, skip)
+    skip_if(item, skip)
     trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype, param.note)
     item.stash[TRIAL] = trial
     return trial
@@ -214,7 +213,7 @@ def mla_checks(request: pytest.FixtureRequest) -> list[Check]:
 def trace_trial(request: pytest.FixtureRequest, mla_run: Run) -> TraceTrial:
     """Return the trace under test, or skip it with the reason."""
     param: TraceParam = request.param
-    _skip_if(request.node, why_skip_trace(mla_run, param))
+    skip_if(request.node, why_skip_trace(mla_run, param))
     trial = TraceTrial(mla_run.backend, param.scenario, mla_run.dims, param.dtype, param.note)
     request.node.stash[TRIAL] = trial
     return trial
@@ -225,15 +224,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("mla")
     if marker is None:
         return
-    _skip_if(item, why_left_out(item.config.stash[RUN], marker.kwargs["group"], case_id(item)))
+    skip_if(item, why_left_out(item.config.stash[RUN], marker.kwargs["group"], case_id(item)))
     for word in (*marker.kwargs["ops"], *marker.kwargs.get("features", ())):
-        _skip_if(item, why_skip_word(item.config.stash[RUN], word))
-
-
-def _skip_if(item: pytest.Item, skip: Skip | None) -> None:
-    if skip is not None:
-        item.stash[SKIP] = skip
-        pytest.skip(skip.reason)
+        skip_if(item, why_skip_word(item.config.stash[RUN], word))
 
 
 def _param_id(item: pytest.Item) -> str:

@@ -11,6 +11,7 @@ from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import Trace, trace_of
+from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.cases import CASES, Case, SlotOrder, formats, layer
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.formats import FORMATS, CacheFormat, types_id
@@ -132,14 +133,10 @@ def allows(stored: CacheFormat, case: Case) -> bool:
 
 def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
     """Return why the backend is not asked `param` through `ops`, ``None`` if it is."""
+    undeclared = why_undeclared(run, param.case, param.dtype, ops)
+    if undeclared is not None:
+        return undeclared
     problem = param.case.problem(run.dims, param.dtype)
-    features = param.case.required_features
-    capabilities = run.backend.capabilities
-    unmet = capabilities.unmet(problem, ops, features)
-    if param.case.max_query_len > capabilities.max_query_len:
-        unmet.append(f"query_len {param.case.max_query_len} not declared")
-    if unmet:
-        return _skip(run, unmet)
     if param.case.is_large and run.backend.mode == "interpreter":
         return Skip("of production's size, which would take an interpreter minutes")
     needed = problem.num_blocks * problem.layout.block_bytes
@@ -147,6 +144,22 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
         have = run.backend.memory_bytes
         return Skip(f"needs a cache of {needed / 2**30:.1f} GiB, {have / 2**30:.1f} free")
     return None
+
+
+def why_undeclared(run: Run, case: Case, dtype: str, ops: tuple[str, ...]) -> Skip | None:
+    """Return why `case` is beyond what the backend declares, ``None`` if it is not."""
+    unmet = unmet_by_case(run.backend.capabilities, case, run.dims, dtype, ops)
+    return _skip(run, unmet) if unmet else None
+
+
+def unmet_by_case(
+    capabilities: Capabilities, case: Case, dims: MlaDims, dtype: str, ops: tuple[str, ...]
+) -> list[str]:
+    """Return what `case` needs through `ops` beyond what is declared, one phrase each."""
+    unmet = capabilities.unmet(case.problem(dims, dtype), ops, case.required_features)
+    if case.max_query_len > capabilities.max_query_len:
+        unmet.append(f"query_len {case.max_query_len} not declared")
+    return unmet
 
 
 def why_skip_trace(run: Run, param: TraceParam) -> Skip | None:

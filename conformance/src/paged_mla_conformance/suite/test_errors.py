@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +27,9 @@ from paged_mla_conformance.bad_prefills import BASE as PREFILL
 from paged_mla_conformance.bad_prefills import CAPACITIES
 from paged_mla_conformance.bending import bent_case
 from paged_mla_conformance.both_forms import Layer
+from paged_mla_conformance.collector import skip_if
 from paged_mla_conformance.profile import Run
+from paged_mla_conformance.selection import why_undeclared
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -42,24 +44,45 @@ pytestmark = pytest.mark.mla(
 )
 
 
-def _base(run: Run, base: str) -> Trial:
+Bases = Callable[..., Trial]
+
+
+@pytest.fixture
+def base(request: pytest.FixtureRequest, mla_run: Run) -> Bases:
+    """Return what makes a good step of its name; what is not declared skips the test."""
+
+    def trial_of(name: str, *ops: str) -> Trial:
+        trial = _trial(mla_run, name)
+        skip_if(request.node, why_undeclared(mla_run, trial.case, trial.dtype, ops))
+        return trial
+
+    return trial_of
+
+
+def _trial(run: Run, base: str) -> Trial:
     case, note = bent_case(BASES[base], run.backend.capabilities)
     return Trial(run.backend, case, run.dims, run.dtypes[0], note)
 
 
+def _declared(run: Run, bases: Iterable[str], *ops: str) -> list[Trial]:
+    """Return those of the good steps that are not beyond what the backend declares."""
+    trials = [_trial(run, base) for base in bases]
+    return [trial for trial in trials if not why_undeclared(run, trial.case, trial.dtype, ops)]
+
+
 @pytest.mark.parametrize("bad", BAD_PROBLEMS, ids=lambda bad: bad.name)
-def test_bad_problem(mla_run: Run, bad: BadProblem) -> None:
+def test_bad_problem(mla_run: Run, base: Bases, bad: BadProblem) -> None:
     """A problem that cannot be served is refused when the runner is prepared."""
-    trial = _base(mla_run, bad.base)
+    trial = base(bad.base)
     problem = bad.spoil(trial.case.problem(trial.dims, trial.dtype))
     with pytest.raises((InvalidArgument, Unsupported), match=bad.argument):
         mla_run.backend.prepare(problem)
 
 
 @pytest.mark.parametrize("bad", BAD_BATCHES, ids=lambda bad: bad.name)
-def test_bad_batch(mla_run: Run, bad: BadBatch) -> None:
+def test_bad_batch(base: Bases, bad: BadBatch) -> None:
     """A batch no rule allows is refused; the cache keeps every byte and the runner its use."""
-    trial = _base(mla_run, bad.base)
+    trial = base(bad.base)
     [good] = trial.stages()
     blocks = np.arange(good.problem.num_blocks, dtype=np.int64)
     runner = trial.prepare()
@@ -92,9 +115,9 @@ def _ask(runner: Runner, call: str, good: Stage, bad: BadBatch) -> None:
 
 @pytest.mark.mla(group="errors", ops=("layer",), features=("validation", "mixed"), rules=("S-21",))
 @pytest.mark.parametrize("bad", BAD_LAYERS, ids=lambda bad: bad.name)
-def test_bad_layer(mla_run: Run, bad: BadLayer) -> None:
+def test_bad_layer(base: Bases, bad: BadLayer) -> None:
     """A layer no rule allows is refused; the cache keeps every byte."""
-    trial = _base(mla_run, bad.base)
+    trial = base(bad.base, "layer")
     [good] = trial.stages()
     asked = Layer.of(good, 0).asked(good.batch.num_rows, good.problem.max_query_tokens)
     blocks = np.arange(good.problem.num_blocks, dtype=np.int64)
@@ -108,10 +131,10 @@ def test_bad_layer(mla_run: Run, bad: BadLayer) -> None:
 
 
 @pytest.mark.mla(group="errors", ops=("layer",), features=("validation", "mixed"), rules=("S-21",))
-def test_the_good_layers_are_good(mla_run: Run) -> None:
-    """Every base of the bad layers passes as it is."""
-    for base in ("causal", "non_causal", "qlen"):
-        trial = _base(mla_run, base)
+def test_the_good_layers_are_good(mla_run: Run, base: Bases) -> None:
+    """Every base of the bad layers that is declared passes as it is."""
+    base("causal", "layer")
+    for trial in _declared(mla_run, ("causal", "non_causal", "qlen"), "layer"):
         [good] = trial.stages()
         runner = trial.prepare()
         runner.load_cache(good.before)
@@ -121,9 +144,9 @@ def test_the_good_layers_are_good(mla_run: Run) -> None:
 
 @pytest.mark.mla(group="errors", ops=("merge",), features=("validation",), rules=("S-8",))
 @pytest.mark.parametrize("bad", BAD_PARTIALS, ids=lambda bad: bad.name)
-def test_bad_partials(mla_run: Run, bad: BadPartials) -> None:
+def test_bad_partials(mla_run: Run, base: Bases, bad: BadPartials) -> None:
     """Partial answers that no merge takes are refused."""
-    runner = _base(mla_run, "causal").prepare()
+    runner = base("causal").prepare()
     with pytest.raises(ValueError, match=bad.argument):
         runner.merge(bad.spoil(GOOD_PARTIALS.build(mla_run.dims.kv_lora_rank)))
 
@@ -132,18 +155,18 @@ def test_bad_partials(mla_run: Run, bad: BadPartials) -> None:
     group="errors", ops=("quantise_queries",), features=("validation", "mixed"), rules=("S-11",)
 )
 @pytest.mark.parametrize("scale", BAD_QUERY_SCALES)
-def test_bad_query_scale(mla_run: Run, scale: float) -> None:
+def test_bad_query_scale(base: Bases, scale: float) -> None:
     """Queries are divided by no scale that is not a finite float32 above 0."""
-    trial = _base(mla_run, "causal")
+    trial = base("causal")
     [good] = trial.stages()
     with pytest.raises(ValueError, match="scale"):
         trial.prepare().quantise_queries(good.batch, scale)
 
 
-def test_the_good_steps_are_good(mla_run: Run) -> None:
+def test_the_good_steps_are_good(mla_run: Run, base: Bases) -> None:
     """Every base the bad inputs spoil passes as it is, so each refusal has one cause."""
-    for base in BASES:
-        trial = _base(mla_run, base)
+    base("causal")
+    for trial in _declared(mla_run, BASES):
         [stage] = trial.stages()
         runner = trial.prepare()
         runner.load_cache(stage.before)
@@ -151,24 +174,25 @@ def test_the_good_steps_are_good(mla_run: Run) -> None:
         runner.append(stage.batch)
 
 
-def test_too_many_rows(mla_run: Run) -> None:
+def test_too_many_rows(mla_run: Run, base: Bases) -> None:
     """A batch past ``max_rows`` is refused."""
-    _refuses_capacity(mla_run, "max_rows", lambda problem: replace(problem, max_rows=2))
+    _refuses_capacity(mla_run, base, "max_rows", lambda problem: replace(problem, max_rows=2))
 
 
-def test_too_many_tokens(mla_run: Run) -> None:
+def test_too_many_tokens(mla_run: Run, base: Bases) -> None:
     """A batch past ``max_query_tokens`` is refused."""
     _refuses_capacity(
-        mla_run, "max_query_tokens", lambda problem: replace(problem, max_query_tokens=13)
+        mla_run, base, "max_query_tokens", lambda problem: replace(problem, max_query_tokens=13)
     )
 
 
 @pytest.mark.mla(group="errors", ops=("prefill",), features=("validation",), rules=("S-21",))
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_too_large_prefill(mla_run: Run, capacity: str) -> None:
+def test_too_large_prefill(mla_run: Run, capacity: str, request: pytest.FixtureRequest) -> None:
     """A prefill past a capacity is refused."""
     argument, most = CAPACITIES[capacity]
     case, _ = bent_case(PREFILL, mla_run.backend.capabilities)
+    skip_if(request.node, why_undeclared(mla_run, case, mla_run.dtypes[0], ("prefill",)))
     problem = case.problem(mla_run.dims, mla_run.dtypes[0])
     [good] = build_prefills(case, mla_run.dims, mla_run.dtypes[0])
     runner = mla_run.backend.prepare(replace(problem, **{capacity: most}))  # type: ignore[arg-type]
@@ -178,15 +202,17 @@ def test_too_large_prefill(mla_run: Run, capacity: str) -> None:
 
 @pytest.mark.mla(group="errors", ops=("prefill",), features=("validation",), rules=("S-21",))
 @pytest.mark.parametrize("size", ["qk_nope_head_dim", "v_head_dim"])
-def test_heads_of_no_size(mla_run: Run, size: str) -> None:
+def test_heads_of_no_size(mla_run: Run, base: Bases, size: str) -> None:
     """A problem whose heads have no key without position, or no value, is refused."""
-    problem = _base(mla_run, "causal").problem
+    problem = base("causal").problem
     with pytest.raises((InvalidArgument, Unsupported), match=size):
         mla_run.backend.prepare(replace(problem, dims=replace(problem.dims, **{size: 0})))
 
 
-def _refuses_capacity(run: Run, argument: str, shrink: Callable[[Problem], Problem]) -> None:
-    trial = _base(run, "causal")
+def _refuses_capacity(
+    run: Run, base: Bases, argument: str, shrink: Callable[[Problem], Problem]
+) -> None:
+    trial = base("causal")
     [good] = trial.stages()
     runner = run.backend.prepare(shrink(good.problem))
     runner.load_cache(good.before)

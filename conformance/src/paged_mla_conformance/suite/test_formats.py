@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.collector import SKIP
+from paged_mla_conformance.collector import skip_if
 from paged_mla_conformance.nan_codes import NAN_CODES, check_nan_code, trials
 from paged_mla_conformance.profile import Run
 from paged_mla_conformance.selection import Skip
@@ -44,10 +44,7 @@ def test_nan_code(
 ) -> None:
     """S-11: both codes that are no number show in the answers that see them, in no other."""
     asked = trials(mla_run)
-    if not asked:
-        skip = Skip("no cache format of 8 bits declared")
-        request.node.stash[SKIP] = skip
-        pytest.skip(skip.reason)
+    skip_if(request.node, None if asked else Skip("no cache format of 8 bits declared"))
     for trial in asked:
         check_nan_code(trial, code)
         mla_checks += trial.checks

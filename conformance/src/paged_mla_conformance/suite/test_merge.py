@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paged_mla_conformance.bending import bent_case
+from paged_mla_conformance.collector import skip_if
 from paged_mla_conformance.profile import Run
+from paged_mla_conformance.selection import why_undeclared
 from paged_mla_reference.judging.compare import Check, check_merge
 from paged_mla_reference.merge import merge
 from paged_mla_shared.backend import Runner
@@ -14,7 +16,7 @@ from paged_mla_shared.cases import MERGES, Case, MergeCase, Row
 pytestmark = pytest.mark.mla(group="merge", ops=("merge",), rules=("S-8",))
 
 
-def _runner(run: Run, case: MergeCase) -> Runner:
+def _runner(item: pytest.Item, run: Run, case: MergeCase) -> Runner:
     """Prepare some problem: a merge needs none, but a runner does."""
     step = Case(
         group="merge",
@@ -25,13 +27,16 @@ def _runner(run: Run, case: MergeCase) -> Runner:
         num_heads=case.num_heads,
     )
     bent, _ = bent_case(step, run.backend.capabilities)
+    skip_if(item, why_undeclared(run, bent, run.dtypes[0], ("merge",)))
     return run.backend.prepare(bent.problem(run.dims, run.dtypes[0]))
 
 
 @pytest.mark.parametrize("case", MERGES, ids=lambda case: case.name)
-def test_merge(mla_run: Run, mla_checks: list[Check], case: MergeCase) -> None:
+def test_merge(
+    mla_run: Run, mla_checks: list[Check], case: MergeCase, request: pytest.FixtureRequest
+) -> None:
     """A merge is total: empty partials weigh exactly nothing, whatever they hold."""
-    runner = _runner(mla_run, case)
+    runner = _runner(request.node, mla_run, case)
     partials = case.build(mla_run.dims.kv_lora_rank)
     mla_checks += check_merge(runner.merge(partials), merge(partials), partials)
 
@@ -39,13 +44,15 @@ def test_merge(mla_run: Run, mla_checks: list[Check], case: MergeCase) -> None:
 @pytest.mark.parametrize(
     "case", [case for case in MERGES if len(case.parts) > 2], ids=lambda case: case.name
 )
-def test_association(mla_run: Run, mla_checks: list[Check], case: MergeCase) -> None:
+def test_association(
+    mla_run: Run, mla_checks: list[Check], case: MergeCase, request: pytest.FixtureRequest
+) -> None:
     """S-8: some partials may be merged before the others.
 
     The inner answers, their lse (which weighs its answer and the others) and the outer merge are
     each as far off as one merge may be, so that all are no further off than of three times as many.
     """
-    runner = _runner(mla_run, case)
+    runner = _runner(request.node, mla_run, case)
     partials = case.build(mla_run.dims.kv_lora_rank)
     for cut in (1, len(partials) - 1):
         inner = [runner.merge(part) for part in (partials[:cut], partials[cut:])]

@@ -6,8 +6,10 @@ import pytest
 
 from paged_mla_conformance.bad_prefills import BAD_PREFILLS, BASE, BadPrefill
 from paged_mla_conformance.bending import bent_case
+from paged_mla_conformance.collector import skip_if
 from paged_mla_conformance.forms import arrangements, of_prefill_rows
 from paged_mla_conformance.profile import Run
+from paged_mla_conformance.selection import why_undeclared
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.judging import compare
 from paged_mla_shared.prefill_inputs import build_prefills
@@ -36,9 +38,10 @@ def test_prefill(trial: Trial) -> None:
     rules=("S-4", "S-21"),
 )
 @pytest.mark.parametrize("bad", BAD_PREFILLS, ids=lambda bad: bad.name)
-def test_bad_prefill(mla_run: Run, bad: BadPrefill) -> None:
+def test_bad_prefill(mla_run: Run, bad: BadPrefill, request: pytest.FixtureRequest) -> None:
     """A prefill no rule allows is refused, and the runner keeps its use."""
     case, note = bent_case(BASE, mla_run.backend.capabilities)
+    skip_if(request.node, why_undeclared(mla_run, case, mla_run.dtypes[0], ("prefill",)))
     trial = Trial(mla_run.backend, case, mla_run.dims, mla_run.dtypes[0], note)
     runner = trial.prepare()
     [good] = build_prefills(case, trial.dims, trial.dtype)
