@@ -11,8 +11,8 @@ from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Problem
 
 
-class CausalOnly(ReferenceBackend):
-    """It knows causal masks alone."""
+class Refusing(ReferenceBackend):
+    """It prepares no problem that is beyond what it declares."""
 
     def prepare(self, problem: Problem) -> Runner:
         """Refuse what is not declared."""
@@ -23,5 +23,12 @@ class CausalOnly(ReferenceBackend):
         return super().prepare(problem)
 
 
-def create() -> CausalOnly:
-    return CausalOnly(capabilities=replace(CAPABILITIES, masks=frozenset({"causal"})))
+def create() -> Refusing:
+    return Refusing(capabilities=replace(CAPABILITIES, masks=frozenset({"causal"})))
+
+
+def narrow() -> Refusing:
+    """Return a backend of one block size and one head count, that rotates nothing either."""
+    sizes = {"block_sizes": frozenset({16}), "num_heads": frozenset({4})}
+    causal = create().capabilities
+    return Refusing(capabilities=replace(causal, ropes=frozenset(), max_query_len=64, **sizes))

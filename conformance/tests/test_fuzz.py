@@ -54,6 +54,21 @@ def test_the_command_sweeps_and_searches(capsys: pytest.CaptureFixture[str]):
     assert "hypothesis: no failing schedule" in printed
 
 
+def test_what_is_not_declared_is_not_searched(capsys: pytest.CaptureFixture[str]):
+    """S-20: a backend that refuses whatever it does not declare is right in what is left."""
+    few = ["--schedules", "6", "--production", "8", "--examples", "3", "--cases", "10"]
+    assert main(["--backend", "causal_only:narrow", *few]) == 0
+    assert "not asked, as they need what is not declared, 0 failures" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("steps", ["0", "5"])
+def test_a_search_that_asks_nothing_finds_nothing_right(steps: str):
+    """S-20: no schedule does without rows of several lengths."""
+    nothing = ["--skip-corpus", "--production", "0", "--examples", "0", "--cases", "0"]
+    numbered = ["--schedules", "3", "--steps", steps]
+    assert main(["--backend", "closed:without_mixed", *nothing, *numbered]) == 1
+
+
 def test_a_failure_is_shrunk_printed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -10,7 +10,7 @@ from paged_mla_conformance.convention import Profile
 from paged_mla_conformance.profile import SUITE_GROUPS, Run
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
-from paged_mla_reference.simulator.trace import Trace, trace_of
+from paged_mla_reference.simulator.trace import trace_of
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.cases import CASES, Case, SlotOrder, formats, layer
 from paged_mla_shared.dims import MlaDims
@@ -62,10 +62,6 @@ class TraceParam:
     def id(self) -> str:
         """What a person types after ``--only``."""
         return f"trace-{self.scenario.name}-{types_id(self.dtype, self.scenario.cache_format)}"
-
-    def trace(self, dims: MlaDims) -> Trace:
-        """Return the frame of its trace."""
-        return trace_of(self.scenario, dims, self.dtype)
 
 
 def trace_params(run: Run) -> list[TraceParam]:
@@ -164,17 +160,25 @@ def unmet_by_case(
 
 def why_skip_trace(run: Run, param: TraceParam) -> Skip | None:
     """Return why the backend is not asked a trace, ``None`` if it is."""
-    trace, capabilities = param.trace(run.dims), run.backend.capabilities
+    unmet = unmet_by_trace(run.backend.capabilities, param.scenario, run.dims, param.dtype)
+    return _skip(run, unmet) if unmet else None
+
+
+def unmet_by_trace(
+    capabilities: Capabilities, scenario: Scenario, dims: MlaDims, dtype: str
+) -> list[str]:
+    """Return what the steps of `scenario` need beyond what is declared, one phrase each."""
+    trace = trace_of(scenario, dims, dtype)
     ops, features = ["plan", "append", "attend"], ["mixed", "padding", "replay"]
     if trace.world > 1:
         ops, features = [*ops, "merge"], [*features, "explicit_slots"]
     unmet: list[str] = []
     for problem in trace.problems.values():
         unmet += capabilities.unmet(problem, ops, features)
-    longest = max(param.scenario.config.token_budget, param.scenario.config.lookahead)
+    longest = max(scenario.config.token_budget, scenario.config.lookahead)
     if longest > capabilities.max_query_len:
         unmet.append(f"query_len {longest} not declared")
-    return _skip(run, list(dict.fromkeys(unmet))) if unmet else None
+    return list(dict.fromkeys(unmet))
 
 
 def why_skip_word(run: Run, word: str) -> Skip | None:

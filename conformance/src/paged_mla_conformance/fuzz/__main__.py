@@ -7,11 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from paged_mla_conformance.fuzz.corpus import check_case, corpus_files, load_replay
+from paged_mla_conformance.bending import bent_dims
+from paged_mla_conformance.fuzz.corpus import ASKED, check_case, corpus_files, load_replay
 from paged_mla_conformance.fuzz.minutes import Search, search_for
 from paged_mla_conformance.fuzz.sweep import Sweep
 from paged_mla_conformance.plugin import load_backend
 from paged_mla_conformance.profile import ALL_DTYPES, CORE
+from paged_mla_conformance.selection import unmet_by_case, unmet_by_trace
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_shared.backend import Backend
@@ -29,6 +31,7 @@ _COUNTS = {
     "cases": (100, "steps that hypothesis tries"),
     "seed": (0, "of hypothesis"),
 }
+_IN_VAIN = 100  # schedules that are not declared, before there is none that is
 _DRAWN = ("examples", "cases")
 _NUMBERED = ("schedules", "steps", "production")
 
@@ -58,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     backend = load_backend(options.backend)
     dims_name = options.dims or CORE[backend.mode].dims
-    dims = PRESETS[dims_name]
+    dims = bent_dims(PRESETS[dims_name], backend.capabilities)
     dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
     if loaded is not None:
         return 0 if ask(backend, dims, dtypes[0], options.replay.name, loaded) else 1
@@ -121,17 +124,19 @@ def ask(
     backend: Backend, dims: MlaDims, dtype: str, name: str, loaded: tuple[Case, str] | Scenario
 ) -> bool:
     """Ask for a case or a schedule; print and return whether it is right."""
+    capabilities = backend.capabilities
+    if isinstance(loaded, Scenario):
+        unmet = unmet_by_trace(capabilities, loaded, dims, dtype)
+    else:
+        case, dtype = loaded
+        unmet = unmet_by_case(capabilities, case, dims, dtype, ASKED)
+    if unmet:
+        print(f"{name}: {'; '.join(unmet)}")
+        return True
     try:
         if isinstance(loaded, Scenario):
             TraceTrial(backend, loaded, dims, dtype).check()
         else:
-            case, dtype = loaded
-            unmet = backend.capabilities.unmet(
-                case.problem(dims, dtype), (), case.required_features
-            )
-            if unmet:
-                print(f"{name}: {'; '.join(unmet)}")
-                return True
             check_case(backend, case, dims, dtype)
     except Exception as failure:
         print(f"{name}: {type(failure).__name__}: {failure}")
@@ -143,22 +148,28 @@ def ask(
 def _sweep(
     backend: Backend, dims: MlaDims, dtypes: tuple[str, ...], options: argparse.Namespace
 ) -> bool:
-    sweep, started = Sweep(), time.monotonic()
-    while sweep.schedules < options.schedules or sweep.steps < options.steps:
-        sweep.run(backend, dims, dtypes, options.first + sweep.schedules)
+    sweep, started, tried = Sweep(), time.monotonic(), 0
+    while tried < options.schedules or _wants_steps(sweep, options.steps, tried):
+        sweep.run(backend, dims, dtypes, options.first + tried)
+        tried += 1
     for number in range(options.first, options.first + options.production):
         sweep.run_case(backend, dims, dtypes, number, options.folder)
     return _said(sweep, backend, started)
 
 
+def _wants_steps(sweep: Sweep, steps: int, tried: int) -> bool:
+    """Return whether to go on for more steps: not where no schedule is ever declared."""
+    return sweep.steps < steps and bool(sweep.schedules or tried < _IN_VAIN)
+
+
 def _said(sweep: Sweep, backend: Backend, started: float) -> bool:
-    """Print what a sweep found; return whether nothing failed."""
+    """Print what a sweep found; return whether something was asked, and nothing failed."""
     print(sweep.table())
     for name, message in sweep.failures.items():
         print(f"{name}: {message}")
     seconds = time.monotonic() - started
     print(f"{backend.name} in mode {backend.mode}: {sweep.summary()}, {seconds:.0f} s")
-    return not sweep.failures
+    return bool(sweep.schedules or sweep.cases) and not sweep.failures
 
 
 def _search(

@@ -21,6 +21,8 @@ CORPUS = Path(__file__).with_name("corpus")
 VERSION = 1
 MOST_KEYS = 1 << 19
 MOST_QUERIES = 1 << 12
+ASKED = ("plan", "append", "attend")
+"""What every case is asked through."""
 _LIMITS = {
     "num_heads": (1, 128),
     "block_size": (1, 1 << 12),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import Phase, settings
+from hypothesis import Phase, assume, settings
 from hypothesis import seed as use_seed
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -16,6 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from paged_mla_conformance.bending import bent_scenario
+from paged_mla_conformance.selection import unmet_by_trace
 from paged_mla_conformance.traces import TraceCrash, TraceMismatch, TraceTrial
 from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
 from paged_mla_reference.simulator.audit import Audit, Violation
@@ -85,9 +87,12 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(config=engine_configs())
     def start(self, config: EngineConfig) -> None:
         """Begin with an empty engine."""
-        self.engine = Engine(config)
+        drawn = Scenario(name="fuzz", why="found by fuzzing", config=config, requests=())
+        self.scenario, _ = bent_scenario(drawn, self.backend.capabilities)
+        self.engine = Engine(self.scenario.config)
         self.audit = Audit(self.engine)
-        self.scenario = Scenario(name="fuzz", why="found by fuzzing", config=config, requests=())
+        capabilities = self.backend.capabilities
+        assume(not unmet_by_trace(capabilities, self.scenario, self.dims, self.dtype))
         self.trial = TraceTrial(self.backend, self.scenario, self.dims, self.dtype)
         self.recorder = Recorder(self.trial.trace, self.engine)
         self.steps: list[Step] = []

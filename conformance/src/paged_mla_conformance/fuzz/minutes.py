@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from paged_mla_conformance.bending import bent_dims
 from paged_mla_conformance.fuzz.sweep import Sweep
 from paged_mla_conformance.plugin import load_backend
 from paged_mla_shared.backend import Backend
@@ -59,7 +60,8 @@ def run_round(search: Search, number: int) -> Sweep:
     from paged_mla_conformance.fuzz.machine import search as schedules  # noqa: PLC0415 - the extra
     from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415 - likewise
 
-    backend, dims, sweep = _backend(search.factory), PRESETS[search.dims], Sweep()
+    backend, sweep = _backend(search.factory), Sweep()
+    dims = bent_dims(PRESETS[search.dims], backend.capabilities)
     for offset in range(CASES):
         case = number * CASES + offset
         sweep.run_case(backend, dims, search.dtypes, case, search.folder)

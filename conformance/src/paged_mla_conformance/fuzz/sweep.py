@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paged_mla_conformance.bending import bent_case
-from paged_mla_conformance.fuzz.corpus import check_case, save_case
+from paged_mla_conformance.bending import bent_case, bent_scenario
+from paged_mla_conformance.fuzz.corpus import ASKED, check_case, save_case
 from paged_mla_conformance.fuzz.production import production_case
 from paged_mla_conformance.fuzz.shrink import shrunk
 from paged_mla_conformance.fuzz.sizes import Size, sizes_of
+from paged_mla_conformance.selection import unmet_by_case, unmet_by_trace
 from paged_mla_conformance.traces import TraceCrash, TraceMismatch, TraceTrial
 from paged_mla_reference.simulator.coverage import Coverage, Situation
 from paged_mla_reference.simulator.generated import generated
@@ -29,6 +30,8 @@ class Sweep:
         Schedules, batches and real query tokens that were asked.
     cases : int
         Cases of production's sizes that were asked.
+    undeclared : int
+        Numbers that the backend was not asked, as they need what it does not declare.
     failures : dict of str to str
         By "schedule N" or "production case N".
     coverage : Coverage
@@ -41,13 +44,19 @@ class Sweep:
     steps: int = 0
     tokens: int = 0
     cases: int = 0
+    undeclared: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     coverage: Coverage = field(default_factory=Coverage)
     sizes: Counter[Size] = field(default_factory=Counter)
 
     def run(self, backend: Backend, dims: MlaDims, dtypes: tuple[str, ...], seed: int) -> None:
         """Put schedule `seed` to the backend, in one of the dtypes."""
-        trial = TraceTrial(backend, generated(seed), dims, dtypes[seed % len(dtypes)])
+        scenario, note = bent_scenario(generated(seed), backend.capabilities)
+        dtype = dtypes[seed % len(dtypes)]
+        if unmet_by_trace(backend.capabilities, scenario, dims, dtype):
+            self.undeclared += 1
+            return
+        trial = TraceTrial(backend, scenario, dims, dtype, note)
         try:
             trial.check()
         except (TraceMismatch, TraceCrash) as failure:
@@ -71,12 +80,15 @@ class Sweep:
         """
         case, _ = bent_case(production_case(number), backend.capabilities)
         dtype = dtypes[number % len(dtypes)]
-        if backend.capabilities.unmet(case.problem(dims, dtype), (), case.required_features):
+        if unmet_by_case(backend.capabilities, case, dims, dtype, ASKED):
+            self.undeclared += 1
             return
         self.cases += 1
         self.sizes.update(sizes_of(case))
 
         def failure(tried: Case) -> str:
+            if unmet_by_case(backend.capabilities, tried, dims, dtype, ASKED):
+                return ""
             try:
                 check_case(backend, tried, dims, dtype)
             except Exception as error:  # a backend may raise anything
@@ -92,7 +104,7 @@ class Sweep:
 
     def add(self, other: Sweep) -> None:
         """Add what another process asked."""
-        for name in ("schedules", "steps", "tokens", "cases"):
+        for name in ("schedules", "steps", "tokens", "cases", "undeclared"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failures |= other.failures
         self.coverage.add(other.coverage)
@@ -115,4 +127,6 @@ class Sweep:
             missing = sum(not self.sizes[size] for size in Size)
             said.append(f"{self.cases} cases of production's sizes")
             said.append(f"{missing} of {len(Size)} size classes not reached")
+        if self.undeclared:
+            said.append(f"{self.undeclared} not asked, as they need what is not declared")
         return ", ".join([*said, f"{len(self.failures)} failures"])
