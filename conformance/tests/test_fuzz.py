@@ -69,6 +69,23 @@ def test_a_search_that_asks_nothing_finds_nothing_right(steps: str):
     assert main(["--backend", "closed:without_mixed", *nothing, *numbered]) == 1
 
 
+@pytest.mark.parametrize(
+    ("backend", "status", "message"),
+    [
+        ("no.such.module:create", 2, "fuzz: --backend no.such.module:create: No module named 'no'"),
+        ("misdeclared:raises", 2, "fuzz: --backend misdeclared:raises raised RuntimeError"),
+        ("no_device:create", 5, "SKIPPED: no_device:create cannot run here: no such device"),
+    ],
+)
+def test_a_search_without_a_backend(
+    backend: str, status: int, message: str, capsys: pytest.CaptureFixture[str]
+):
+    """S-20: one line says why nothing was asked."""
+    assert main(["--backend", backend]) == status
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(message)
+
+
 def test_a_failure_is_shrunk_printed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from paged_mla_conformance.bending import bent_dims
 from paged_mla_conformance.fuzz.corpus import ASKED, check_case, corpus_files, load_replay
 from paged_mla_conformance.fuzz.minutes import Search, search_for
@@ -56,30 +58,40 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         loaded = None if options.replay is None else load_replay(options.replay)
         _refuse_idle(options)
-    except InvalidArgument as error:
+        backend = load_backend(options.backend)
+    except (InvalidArgument, pytest.UsageError) as error:
         print(f"fuzz: {error}", file=sys.stderr)
         return 2
-    backend = load_backend(options.backend)
+    except pytest.exit.Exception as skipped:
+        print(skipped, file=sys.stderr)
+        return int(pytest.ExitCode.NO_TESTS_COLLECTED)
+    return 0 if _is_right(backend, options, loaded) else 1
+
+
+def _is_right(
+    backend: Backend, options: argparse.Namespace, loaded: tuple[Case, str] | Scenario | None
+) -> bool:
+    """Ask a replay file's, or search; return whether every answer was right."""
     dims_name = options.dims or CORE[backend.mode].dims
     dims = bent_dims(PRESETS[dims_name], backend.capabilities)
     dtypes = tuple(dtype for dtype in ALL_DTYPES if dtype in backend.capabilities.dtypes)
     if loaded is not None:
-        return 0 if ask(backend, dims, dtypes[0], options.replay.name, loaded) else 1
+        return ask(backend, dims, dtypes[0], options.replay.name, loaded)
     if not options.skip_corpus:
         right = [replay(backend, dims, dtypes[0], path) for path in corpus_files()]
         if not all(right):
-            return 1
+            return False
     if options.minutes is not None:
         search_of = Search(options.backend, dims_name, dtypes, options.folder)
         started = time.monotonic()
         found = search_for(search_of, options.minutes, options.workers or 1, options.first)
-        return 0 if _said(found, backend, started) else 1
+        return _said(found, backend, started)
     if any(getattr(options, name) for name in _NUMBERED) and not _sweep(
         backend, dims, dtypes, options
     ):
-        return 1
+        return False
     print(f"hypothesis: {options.examples} schedules, {options.cases} cases, seed {options.seed}")
-    return 0 if _search(backend, dims, dtypes, options) else 1
+    return _search(backend, dims, dtypes, options)
 
 
 def _refuse_idle(options: argparse.Namespace) -> None:
