@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paged_mla_conformance.mutants.backends import FLOAT32, MutantBackend
@@ -43,6 +44,7 @@ _FACTORIES: dict[str, Any] = {
     "strange-mask": _declaring(masks=frozenset({"causal", "tree"})),
     "strange-dtype": _declaring(dtypes=frozenset({"fp32"})),
     "sizes-in-words": _declaring(block_sizes=frozenset({"64"})),
+    "sizes-of-numpy": _declaring(num_heads=frozenset(np.arange(1, 3))),
     "flat-head-dims": _declaring(head_dims=frozenset({32, 16})),
     "flat-prefill-dims": _declaring(prefill_dims=frozenset({(128, 64)})),
     "endless-queries": _declaring(max_query_len=float("inf")),

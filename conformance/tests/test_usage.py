@@ -103,6 +103,7 @@ def test_what_keeps_a_run_from_starting(arguments: tuple[str, ...], message: str
         ("strange-mask", "capabilities.masks: got 'tree'; allowed: causal, non_causal, tree:full"),
         ("strange-dtype", "capabilities.dtypes: got 'fp32'; allowed: bfloat16, float16, float32"),
         ("sizes-in-words", "capabilities.block_sizes: got '64'; allowed: integers"),
+        ("sizes-of-numpy", "); allowed: integers of type int"),
         ("flat-head-dims", "; allowed: pairs of integers (R, P)"),
         ("flat-prefill-dims", "; allowed: triples of integers (N, P, V)"),
         ("endless-queries", "capabilities.max_query_len: got inf; allowed: an integer"),

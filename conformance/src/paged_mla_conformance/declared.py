@@ -31,8 +31,8 @@ _WORDS = {  # the reference does everything there is
 }
 
 _TUPLES = {
-    "head_dims": (2, "pairs of integers (R, P)"),
-    "prefill_dims": (3, "triples of integers (N, P, V)"),
+    "head_dims": (2, "pairs of integers (R, P) of type int"),
+    "prefill_dims": (3, "triples of integers (N, P, V) of type int"),
 }
 
 
@@ -76,7 +76,7 @@ def _check_capabilities(name: str, capabilities: Capabilities) -> None:
             continue
         if field == "max_query_len":
             if not _is_integer(value):
-                raise _refusal(name, where, value, "an integer")
+                raise _refusal(name, where, value, "an integer of type int")
             continue
         if not isinstance(value, frozenset):
             raise _refusal(name, where, value, "frozenset")
@@ -94,11 +94,11 @@ def _not_allowed(field: str, member: object) -> str:
         length, allowed = _TUPLES[field]
         fits = isinstance(member, tuple) and len(member) == length
         return "" if fits and all(map(_is_integer, cast("tuple[object, ...]", member))) else allowed
-    return "" if _is_integer(member) else "integers"
+    return "" if _is_integer(member) else "integers of type int"
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return type(value) is int  # those of NumPy overflow, and no report can hold them
 
 
 def _refusal(name: str, what: str, given: object, allowed: str) -> pytest.UsageError:
