@@ -9,6 +9,7 @@ import sys
 import unittest
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,6 +207,14 @@ class Raises(Passing):
         raise NotImplementedError("no such kernel")
 
 
+class CastsQueries(Passing):
+    """It takes queries of another type, which it should refuse."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Cast."""
+        return self.inner.attend(replace(batch, q_pe=batch.q_pe.astype(batch.q_nope.dtype)))
+
+
 class Warns(Passing):
     """It speaks up twice in every call."""
 
@@ -254,6 +263,7 @@ _RUNNERS: dict[str, Callable[..., Passing]] = {
     "writes-keys": WritesKeys,
     "prefills-with-its-input": PrefillsWithItsInput,
     "raises": Raises,
+    "casts-queries": CastsQueries,
     "warns": Warns,
     "skips": _ending(lambda: pytest.skip("not today")),
     "skips-as-unittest": _ending(lambda: _raise(unittest.SkipTest("not today"))),

@@ -118,6 +118,23 @@ def test_an_expected_failure_is_counted_as_such(tmp_path: Path):
     assert f"known failure: {test}: lse is base 2" in done.stdout
 
 
+def test_bad_input_that_is_taken_can_be_expected(tmp_path: Path):
+    """It is a wrong answer like any other, and no crash."""
+    test = "test_bad_batch[q-pe-dtype]"
+    known = ("--expected-failures", expected_file(tmp_path, test))
+    done = run_suite("--backend", "meddling:casts-queries", "--only", test, *known)
+    assert done.returncode == 0, done.stdout
+    assert "0 passed, 1 known failures" in last_line(done.stdout)
+
+
+def test_a_crash_cannot_be_expected(tmp_path: Path):
+    """What a backend raises is no wrong answer that somebody looked at."""
+    test = "test_decode[decode-h16-fp32]"
+    known = ("--expected-failures", expected_file(tmp_path, test))
+    done = run_suite("--backend", "meddling:raises", "--only", test, *known)
+    assert done.returncode == 1, done.stdout
+
+
 def test_an_unexpected_pass_fails(tmp_path: Path):
     """The file is strict: a repaired defect must leave it."""
     test = "test_decode[decode-h16-bf16]"
