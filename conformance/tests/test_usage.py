@@ -29,6 +29,11 @@ from paged_mla_conformance.plugin import load_backend
         (("-o", "python_functions=test_merge"), "got -o, which changes the suite"),
         (("--setup-only",), "got --setup-only, which changes the suite"),
         (("--collect-only",), "got --collect-only, which changes the suite"),
+        (("--collectonly",), "got --collectonly, which changes the suite"),
+        (("--runxfail",), "got --runxfail, which changes the suite"),
+        (("-xo", "python_functions=test_merge"), "got -xo, which changes the suite"),
+        (("-xV",), "got -xV, which asks the backend nothing"),
+        (("-xvs", "--workers", "2"), "-xvs needs --workers 0"),
         (("--co",), "got --co, which changes the suite"),
         (("--junit-xml=x",), "got --junit-xml=x, which writes a file of pytest's"),
         (("--log-file=/proc/x",), "got --log-file=/proc/x, which writes a file of pytest's"),
@@ -54,7 +59,13 @@ def test_a_wrong_option(
     assert message in line
 
 
-@pytest.mark.parametrize("argument", ["--color=yes", "--tb=long", "-x", "--maxfail=3"])
+def test_letters_that_are_joined_have_the_screen():
+    """S-20: ``-xs`` is ``-x -s``."""
+    assert parse(["--backend", REFERENCE, "-xs"]).on_screen
+    assert not parse(["--backend", REFERENCE, "-x", "-kovs"]).on_screen
+
+
+@pytest.mark.parametrize("argument", ["--color=yes", "--tb=long", "-x", "--maxfail=3", "-kovs"])
 def test_what_is_pytests_alone_is_handed_on(argument: str):
     """S-20: an option that begins as another one does is not that one."""
     assert parse(["--backend", REFERENCE, argument]).pytest_arguments[-1] == argument

@@ -18,16 +18,18 @@ from paged_mla_shared.folders import make_folders
 SUITE = Path(__file__).with_name("suite")
 TIME_LIMIT = 600.0
 
+_WITHOUT_VALUE = "xvqslhV"  # options of one letter after which another may follow
 _ASKING = ("--pdb", "--trace")
 _SCREEN = (
     *_ASKING, "-s", "-v", "--verbose", "--verbosity", "--capture", "--durations", "--durations-min",
-    "--setup-show",
+    "--setup-show", "--setupshow",
 )  # fmt: skip
 _REFUSED = {
     "changes the suite; allowed: --only, -k, -x": (  # what tests there are, or whether they run
         "-c", "-o", "-n", "--override-ini", "--config-file", "--rootdir", "--confcutdir",
-        "--ignore", "--ignore-glob", "--pyargs", "--collect-only", "--co", "--setup-only",
-        "--setup-plan", "--assert", "--numprocesses", "--dist", "--mla-",
+        "--ignore", "--ignore-glob", "--pyargs", "--collect-only", "--collectonly", "--co",
+        "--setup-only", "--setuponly", "--setup-plan", "--setupplan", "--assert", "--runxfail",
+        "--numprocesses", "--dist", "--mla-",
     ),
     "asks the backend nothing": (
         "-V", "--version", "--markers", "--fixtures", "--funcargs", "--fixtures-per-test",
@@ -106,7 +108,14 @@ def _is_one(argument: str, options: tuple[str, ...]) -> bool:
     name = argument.partition("=")[0]
     if name.startswith("--mla-"):
         return "--mla-" in options
-    return name in options or argument[:2] in options  # the value of -n may follow at once
+    return name in options or any(letter in options for letter in _letters(argument))
+
+
+def _letters(argument: str) -> list[str]:
+    """Return the options of one letter that an argument is: -xvs is three, -kxvs is one."""
+    letters = "" if argument.startswith("--") or argument[:1] != "-" else argument[1:]
+    valued = len(letters) - len(letters.lstrip(_WITHOUT_VALUE))
+    return [f"-{letter}" for letter in letters[: valued + 1]]
 
 
 def _parser() -> argparse.ArgumentParser:
