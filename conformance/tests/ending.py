@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,36 @@ class Hangs(_Ending):
         time.sleep(1000)
 
 
+def _wait(depth: int) -> None:
+    if depth:
+        _wait(depth - 1)
+    time.sleep(1000)
+
+
+def _start_threads() -> None:
+    """Start threads whose stacks are longer, together, than a message."""
+    for _ in range(8):
+        threading.Thread(target=_wait, args=(10,), daemon=True).start()
+
+
+class SegfaultsBesideThreads(Segfaults):
+    """It reads address 0 while other threads wait."""
+
+    def end(self) -> None:
+        """Read."""
+        _start_threads()
+        super().end()
+
+
+class HangsBesideThreads(_Ending):
+    """It waits while other threads wait too."""
+
+    def end(self) -> None:
+        """Wait for long."""
+        _start_threads()
+        time.sleep(1000)
+
+
 class Forks(_Ending):
     """It starts a copy of itself, which goes on as if it were the only one."""
 
@@ -81,6 +112,8 @@ _RUNNERS = {
     "exits": Exits,
     "segfaults": Segfaults,
     "hangs": Hangs,
+    "segfaults-beside-threads": SegfaultsBesideThreads,
+    "hangs-beside-threads": HangsBesideThreads,
     "forks": Forks,
     "exits-always": ExitsAlways,
 }

@@ -37,6 +37,16 @@ def test_a_crash_comes_with_its_stack(tmp_path: Path):
     assert "ending.py" in message["message"]
 
 
+@pytest.mark.parametrize("backend", ["segfaults", "hangs"])
+def test_the_stack_is_of_the_thread_that_ran_the_test(backend: str, tmp_path: Path):
+    """S-20: those of other threads, which only wait, do not take its place."""
+    beside = f"ending:{backend}-beside-threads"
+    report = report_of(tmp_path, "--backend", beside, "--timeout", "3", "--only", NINE_HEADS)
+    message = result_of(report, NINE_HEADS)["message"]
+    assert "in end" in message
+    assert "in _wait" not in message
+
+
 def test_a_backend_that_always_ends_is_given_up(tmp_path: Path):
     """S-20: what was not asked any more is said, and an older report is gone."""
     report = report_of(tmp_path, "--backend", "ending:exits-always")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 _LINES = 40  # of what a process said last
+_OTHER_THREAD = re.compile(r"^Thread 0x.*\n(?:  .*\n)*", re.MULTILINE)
 _NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")  # they would change the suite
 
 
@@ -111,7 +113,13 @@ class Worker:
         return f"ended with status {status}"
 
     def said(self) -> str:
-        """Return the first lines of what the process said since it was last asked."""
+        """Return the first lines of what the process said since it was last asked.
+
+        Of the stacks of a process only that of the thread which hangs or failed is among them.
+        """
         self._said.seek(self._mark)
-        lines = self._said.read().decode(errors="replace").splitlines()
+        said = self._said.read().decode(errors="replace")
+        if "\nCurrent thread 0x" in f"\n{said}":  # a thread that is not Python's has no stack
+            said = _OTHER_THREAD.sub("", said)
+        lines = said.splitlines()
         return "\n".join(line for line in lines[:_LINES] if line.strip(" .FsxEX"))
