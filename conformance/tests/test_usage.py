@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -138,16 +139,23 @@ def refused(backend: str, message: str) -> None:
     assert len(str(raised.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("where", ["", "file/r.json"], ids=["a-folder", "below-a-file"])
+@pytest.mark.parametrize(
+    "where",
+    ["", "file/r.json", "pipe", "r.json"],
+    ids=["a-folder", "below-a-file", "a-pipe", "html-in-a-pipe"],
+)
 def test_a_report_that_cannot_be_written(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """S-20: it is known before an hour of testing."""
     (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "r.html")
     path = tmp_path / where
     with pytest.raises(SystemExit):
         parse(["--backend", RIGHT, "--report", str(path)])
     assert f"--report: got {path}, which cannot be written" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_an_older_report_is_removed_first(tmp_path: Path):

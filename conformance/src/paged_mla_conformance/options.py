@@ -178,6 +178,8 @@ def _report(text: str) -> Path:
     try:
         if len(set(report_files(path))) < 3:
             raise OSError("its HTML or JUnit would lie over it")
+        if any(file.exists() and not file.is_file() for file in report_files(path)):
+            raise OSError("something that is no file lies there")
         make_folders(path)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
