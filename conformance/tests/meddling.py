@@ -207,6 +207,14 @@ class Raises(Passing):
         raise NotImplementedError("no such kernel")
 
 
+class RaisesStrangely(Passing):
+    """It says what no screen and no file has letters for."""
+
+    def attend(self, batch: Batch) -> Output:  # noqa: ARG002 - it never looks
+        """Say so."""
+        raise RuntimeError("\N{GREEK SMALL LETTER MU}s, a byte of a path: \udc80, and \0")
+
+
 class CastsQueries(Passing):
     """It takes queries of another type, which it should refuse."""
 
@@ -263,6 +271,7 @@ _RUNNERS: dict[str, Callable[..., Passing]] = {
     "writes-keys": WritesKeys,
     "prefills-with-its-input": PrefillsWithItsInput,
     "raises": Raises,
+    "raises-strangely": RaisesStrangely,
     "casts-queries": CastsQueries,
     "warns": Warns,
     "skips": _ending(lambda: pytest.skip("not today")),

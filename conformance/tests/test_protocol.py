@@ -174,3 +174,14 @@ def test_a_right_backend_passes_the_guard():
     assert backend.capabilities is right.capabilities
     call_everything(backend)
     assert not warned
+
+
+def test_letters_that_nothing_has_cost_no_verdict(tmp_path: Path):
+    """S-20: what a backend says is shown as far as the screen and the files can."""
+    chosen = ("--backend", "meddling:raises-strangely", "--only", NINE_HEADS)
+    report = report_of(tmp_path, *chosen, PYTHONIOENCODING="ascii")
+    assert "\\u03bcs, a byte of a path: \\udc80" in report["printed"]
+    assert last_line(report["printed"]) == report["verdict"]
+    page, suite = ((tmp_path / f"report.{kind}").read_text("utf-8") for kind in ("html", "xml"))
+    assert "\N{GREEK SMALL LETTER MU}s, a byte of a path: " in page
+    assert "\N{GREEK SMALL LETTER MU}s, a byte of a path: ?" in suite

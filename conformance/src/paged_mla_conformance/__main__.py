@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -51,6 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
     return status or int(bool(report.reasons_against))
 
 
+def _say_anything() -> None:
+    """Let the screen have what a backend says, in letters that it knows."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 if __name__ == "__main__":
+    _say_anything()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what it started, and reports
     sys.exit(main())

@@ -40,7 +40,7 @@ box.addEventListener('input', () => {
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Render the JSON report to `path`."""
-    path.write_text(render(report))
+    path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
 
 
 def render(report: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Render the JSON report to `path`."""
-    path.write_text(render(report), encoding="utf-8")
+    path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
 
 
 def render(report: dict[str, Any]) -> str:
