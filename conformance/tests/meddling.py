@@ -207,6 +207,15 @@ class Raises(Passing):
         raise NotImplementedError("no such kernel")
 
 
+class LosesPadding(Passing):
+    """It answers the tokens that somebody wants."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Cut."""
+        answer, live = self.inner.attend(batch), int(batch.cu_seqlens_q[-1])
+        return Output(answer.out[:live].copy(), answer.lse[:live].copy())
+
+
 class RaisesStrangely(Passing):
     """It says what no screen and no file has letters for."""
 
@@ -271,6 +280,7 @@ _RUNNERS: dict[str, Callable[..., Passing]] = {
     "writes-keys": WritesKeys,
     "prefills-with-its-input": PrefillsWithItsInput,
     "raises": Raises,
+    "loses-padding": LosesPadding,
     "raises-strangely": RaisesStrangely,
     "casts-queries": CastsQueries,
     "warns": Warns,

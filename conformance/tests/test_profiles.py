@@ -176,3 +176,10 @@ def test_a_profile_that_leaves_out_nothing_known_is_a_usage_error(tmp_path: Path
     done = run_suite("--backend", "causal_only:create", "--profile", str(path))
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "left_out has no group or case ['layouts-strided-input']" in done.stderr
+
+
+def test_padding_that_is_not_judged_is_owed_a_place():
+    """S-17: an answer of fewer tokens is named as that, in profiles that overwrite padding too."""
+    only = ("--only", "empty-padded-tokens-fp32", "--profile", "contract")
+    done = run_suite("--backend", "meddling:loses-padding", *only)
+    assert re.search(r"Mismatch: \[S-5\] out: shape \(\d+, \d+, 32\), expected \(", done.stdout)

@@ -182,8 +182,7 @@ class PresentedRunner:
         lse = self._ours(answer.lse, self._profile.lse_layout) if right is None else right
         if self._profile.empty_rows == "ignored":
             padding = _padding(batch)
-            out, lse = out.copy(), lse.copy()
-            out[padding], lse[padding] = 0, -np.inf
+            out, lse = _with(out, padding, 0.0), _with(lse, padding, -np.inf)
         return Output(out, lse)
 
     def _relabel(self, batch: Batch) -> Batch:
@@ -303,6 +302,15 @@ def _padding(batch: Rows) -> NDArray[np.bool_]:
     padding = np.ones(batch.num_tokens, bool)
     padding[: int(batch.cu_seqlens_q[-1])] = np.repeat(batch.seq_lens == 0, batch.query_lens)
     return padding
+
+
+def _with(answer: NDArray[Any], padding: NDArray[np.bool_], value: float) -> NDArray[Any]:
+    """Return an answer with `value` for padding; one of other tokens is wrong as it came."""
+    if len(answer) != len(padding):
+        return answer
+    answer = answer.copy()
+    answer[padding] = value
+    return answer
 
 
 def _copy(array: NDArray[Any]) -> NDArray[Any]:
