@@ -183,3 +183,13 @@ def test_padding_that_is_not_judged_is_owed_a_place():
     only = ("--only", "empty-padded-tokens-fp32", "--profile", "contract")
     done = run_suite("--backend", "meddling:loses-padding", *only)
     assert re.search(r"Mismatch: \[S-5\] out: shape \(\d+, \d+, 32\), expected \(", done.stdout)
+
+
+def test_a_replay_names_the_file_as_a_shell_takes_it(tmp_path: Path):
+    """S-20: whatever is in its path."""
+    path = tmp_path / "my own.toml"
+    path.write_text('unread = "stale"\n')
+    wrong = ("--backend", "meddling:raises", "--only", "decode-h16-fp32")
+    done = run_suite(*wrong, "--profile", str(path))
+    [replay] = [line for line in done.stdout.splitlines() if line.startswith("replay: ")]
+    assert f"--profile '{path}' --only 'test_decode[decode-h16-fp32]'" in replay

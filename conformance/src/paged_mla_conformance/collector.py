@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import replace
 
@@ -65,9 +66,13 @@ def unanswered(item: pytest.Item) -> Result:
         rules=list(case.rules if case else marker.kwargs["rules"]),
         why=case.why if case else " ".join(doc.split()),
         outcome="failed",
-        replay=f"python -m paged_mla_conformance --backend {run.factory} "
-        f"--dims {run.dims_name} --dtypes {','.join(run.dtypes)} "
-        f"--profile {run.profile.name} --only '{test_id(item)}'",
+        replay=shlex.join(
+            [
+                *("python", "-m", "paged_mla_conformance", "--backend", run.factory),
+                *("--dims", run.dims_name, "--dtypes", ",".join(run.dtypes)),
+                *("--profile", run.profile.name, "--only", test_id(item)),
+            ]
+        ),
     )
 
 
