@@ -121,7 +121,7 @@ def test_needs_a_gpu_or_the_interpreter(monkeypatch):
     """With neither there is no backend, and the error says what is missing."""
     monkeypatch.setattr(backend, "is_interpreting", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="TRITON_INTERPRET"):
+    with pytest.raises(Unsupported, match="TRITON_INTERPRET"):
         backend.create()
 
 

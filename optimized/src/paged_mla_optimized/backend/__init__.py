@@ -38,7 +38,7 @@ def create() -> TritonBackend:
 
     Raises
     ------
-    RuntimeError
+    Unsupported
         There is neither a GPU nor ``TRITON_INTERPRET=1``.
     """
     if is_interpreting():
@@ -46,7 +46,7 @@ def create() -> TritonBackend:
         return TritonBackend(mode="interpreter", device="Triton interpreter (CPU)")
     if torch.cuda.is_available():
         return TritonBackend(mode="gpu", device=torch.cuda.get_device_name())
-    raise RuntimeError("paged_mla_optimized needs a CUDA device, or TRITON_INTERPRET=1 for a CPU")
+    raise Unsupported("no CUDA device; TRITON_INTERPRET=1 runs kernels on a CPU")
 
 
 @dataclass(frozen=True, kw_only=True)
