@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from mla_step import R, assert_close, build, dense
@@ -141,3 +143,21 @@ def test_no_other_row_notices_a_key_that_is_no_number():
     after, _ = step.attend()
     assert after[2].isnan().all()
     assert torch.equal(after[3:], before[3:])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # 0 times infinity
+@pytest.mark.parametrize("column", [3, R + 3])
+def test_a_key_of_score_minus_infinity_weighs_nothing(column):
+    """S-5: of the answer only what is infinite in its latent is NaN, and the lse is as without."""
+    step = build((70, 1), (33, 2))
+    queries = step.q_nope if column < R else step.q_pe
+    queries[0, :, 3] = -queries[0, :, 3].abs()
+    without = replace(step, rows=((69, 1), (33, 2)), keys=[step.keys[0][:-1], step.keys[1]])
+    expected_out, expected_lse = dense(without)
+    if column < R:
+        expected_out[0, :, column] = torch.nan
+    block, inside = divmod(69, step.config.block_size)
+    step.cache[step.block_table[0, block], inside, column] = torch.inf
+    out, lse = step.attend()
+    expected = expected_out.float(), expected_lse.float()
+    torch.testing.assert_close((out, lse), expected, rtol=2e-5, atol=2e-5, equal_nan=True)
