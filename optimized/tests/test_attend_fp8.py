@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fp8_step import LAYER_SCALE, NAMES, build_fp8
+from fp8_step import LAYER_SCALE, NAMES, build_fp8, slots_of, values_of
 from mla_step import assert_close, dense
 
 from paged_mla_optimized import LatentCache, PagedMla
@@ -90,6 +90,22 @@ def test_latents_of_zeros(name):
     out, lse = step.attend()
     assert not out.any()
     torch.testing.assert_close(lse, torch.full((1, 4), 50.0).log())
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
+@pytest.mark.parametrize("name", ["fp8_block_token", "fp8_block_group"])
+@pytest.mark.parametrize("scale", [0.0, 2.0**-149])
+@pytest.mark.parametrize("every", [1, 7])
+def test_scales_below_those_of_append(name, scale, every):
+    """S-11: readers take any; a key of which nothing is left still counts, with a score of 0."""
+    step = build_fp8(name, (70, 3))
+    slots = slots_of(step, 0)
+    scales = step.cache.scales.view(-1)
+    group = step.cache.latents[..., 0].numel() // len(scales)
+    scales[slots[::every] // group] = scale
+    rows = step.cache.latents.flatten(0, 1)[slots]
+    step.keys = [values_of(name, rows, scales[slots // group][:, None])]
+    assert_close(step.attend(), dense(step))
 
 
 @each_format
