@@ -9,8 +9,8 @@ Storing
     A number x becomes ``e4m3(x / s)``: one division, then one rounding to e4m3.
 Scales taken from the data
     ``s = max(amax / 448, 2^-126)``, where amax is the largest finite ``|x|`` of all that share s:
-    infinities and NaN do not count. All zeros give 2^-126. Readers take any float32 scale, powers
-    of two as well as others.
+    infinities and NaN do not count. All zeros give 2^-126. Readers take any finite float32 scale
+    that is not negative, powers of two as well as others.
 
 ``fp8_e4m3``
     One scale of the layer, which the caller gives; latent and key are both divided by it.
