@@ -145,6 +145,20 @@ def test_no_other_row_notices_a_key_that_is_no_number():
     assert torch.equal(after[3:], before[3:])
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("seq_len", [1, 17, 257])
+def test_a_part_whose_only_key_is_no_number_is_not_empty(seq_len, deterministic):
+    """S-5: key 256 is alone in its part, whose answer those of the others do not hide."""
+    lens = {"max_model_len": 512, "deterministic": deterministic}
+    step = build((seq_len, 1), (40, 1), num_heads=2, **lens)
+    block, inside = divmod(seq_len - 1, step.config.block_size)
+    step.cache[step.block_table[0, block], inside] = torch.nan
+    out, lse = step.attend()
+    assert out[0].isnan().all()
+    assert lse[0].isnan().all()
+    assert lse[1].isfinite().all()
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # 0 times infinity
 @pytest.mark.parametrize("column", [3, R + 3])
 def test_a_key_of_score_minus_infinity_weighs_nothing(column):

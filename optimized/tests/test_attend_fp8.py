@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fp8_step import LAYER_SCALE, NAMES, build_fp8, slots_of, values_of
-from mla_step import assert_close, dense
+from mla_step import R, assert_close, dense
 
 from paged_mla_optimized import LatentCache, PagedMla
 
@@ -105,6 +105,19 @@ def test_scales_below_those_of_append(name, scale, every):
     scales[slots[::every] // group] = scale
     rows = step.cache.latents.flatten(0, 1)[slots]
     step.keys = [values_of(name, rows, scales[slots // group][:, None])]
+    assert_close(step.attend(), dense(step))
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_rows_of_656_bytes_whose_scales_are_zeros(every):
+    """S-11: memory of zeros is such a row; its value is 0, and its score what k_pe makes of it."""
+    step = build_fp8("fp8_ds_mla", (70, 3), (33, 1))
+    slots = slots_of(step, 0)
+    rows = step.cache.latents.flatten(0, 1)
+    scales = rows[:, R : R + 16].contiguous().view(torch.float32)
+    scales[slots[::every]] = 0.0
+    rows[:, R : R + 16] = scales.view(torch.uint8)
+    step.keys = [values_of("fp8_ds_mla", rows[slots], scales[slots]), step.keys[1]]
     assert_close(step.attend(), dense(step))
 
 

@@ -271,6 +271,20 @@ def test_rows_that_see_no_keys(queries):
     assert (lse == -torch.inf).all()
 
 
+@pytest.mark.parametrize("room", [2, 40, 1000])
+def test_a_part_whose_only_key_is_no_number_is_not_empty(room):
+    """S-8: the answer over it is not hidden by those of other parts."""
+    step = build((80, 1), (90, 1), num_heads=2, max_query_tokens=2)
+    weights = weights_of(2)
+    step.cache[step.block_table[0, 79 // 16], 79 % 16] = torch.nan
+    layer = MlaLayer(layer_config(step.config, room), "cpu")
+    plan(layer, step, absorbed_rows=0, **lens_of(step))
+    out, lse = attend(layer, step, queries_of(step, weights), weights)
+    assert out[0].isnan().all()
+    assert lse[0].isnan().all()
+    assert lse[1].isfinite().all()
+
+
 def test_weights_that_are_parameters():
     """S-21: a model's own, with gradients left on."""
     step = build((33, 1), (60, 20), num_heads=HEADS)

@@ -1,6 +1,8 @@
+import numpy as np
 import pytest
 import torch
 from mla_step import R, assert_close
+from triton.runtime.interpreter import InterpreterBuilder
 
 from paged_mla_optimized import merge_partials
 from paged_mla_optimized.kernels.common.merge import merge_kernel
@@ -44,6 +46,18 @@ def test_all_empty():
     )
     assert torch.equal(out, torch.zeros(1, 2, R))
     assert torch.isneginf(lse).all()
+
+
+def test_no_number_is_not_nothing(monkeypatch):
+    """S-8: it hides in no maximum of a GPU, which leaves NaN out as NumPy's fmax does."""
+    fmax = lambda builder, x, y: builder.binary_op(x, y, np.fmax)  # noqa: E731
+    monkeypatch.setattr(InterpreterBuilder, "create_maxnumf", fmax)
+    outs, lses = partials(2)
+    lses[:, 0], lses[1, 1], lses[:, 2, 0] = torch.nan, torch.nan, -torch.inf
+    out, lse = merge_partials(outs, lses)
+    assert out[:2].isnan().all()
+    assert lse[:2].isnan().all()
+    assert (lse[2, 0], lse[2, 1].isfinite()) == (-torch.inf, True)
 
 
 @pytest.mark.parametrize("shift", [1e4, -1e4])

@@ -72,7 +72,7 @@ def _join(
         total = total * keep + tl.sum(weight, axis=1)
         acc = acc * keep[:, None] + tl.sum(weight[:, :, None] * out, axis=1)
         peak = new_peak
-    is_empty = peak == float("-inf")
+    is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
     divisor = tl.where(is_empty, 1.0, total)
     return acc / divisor[:, None], tl.where(is_empty, peak, peak + tl.log(divisor))
 

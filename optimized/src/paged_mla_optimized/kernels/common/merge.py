@@ -27,7 +27,7 @@ def add_partial(acc, total, peak, out, lse):
 @triton.jit
 def close_sum(acc, total, peak):
     """Return ``out`` and natural-log ``lse`` of the sum; (0, -inf) when all were empty."""
-    is_empty = peak == float("-inf")
+    is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
     divisor = tl.where(is_empty, 1.0, total)
     return acc / divisor[:, None], tl.where(is_empty, peak, peak + tl.log(divisor))
 

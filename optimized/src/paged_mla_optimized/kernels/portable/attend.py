@@ -229,6 +229,8 @@ def attend_kernel(
                 largest = scales[0]
                 for share in tl.static_range(1, len(scales)):
                     largest = tl.maximum(largest, scales[share])
+                if SCALES == "inline":
+                    largest = tl.maximum(largest, 2.0**-126)  # 0 is no divisor of the others
                 scores += tl.log2(largest)[None, :]
                 new_value_peak = tl.maximum(value_peak, tl.max(scores, axis=1))
                 shift = tl.where(new_value_peak == float("-inf"), 0.0, new_value_peak)
@@ -238,7 +240,7 @@ def attend_kernel(
             acc = weighed(acc, weights, ckv, scales, largest, keep, SCALES, SHARES)
             peak = new_peak
 
-        is_empty = peak == float("-inf")
+        is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
         divisor = tl.where(is_empty, 1.0, total)
         out = ()
         for share in tl.static_range(SHARES):

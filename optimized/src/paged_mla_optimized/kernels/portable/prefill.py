@@ -106,7 +106,7 @@ def prefill_kernel(
         acc = tl.dot(weights, values, acc * keep[:, None], input_precision="ieee")
         peak = new_peak
 
-    is_empty = peak == float("-inf")
+    is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
     divisor = tl.where(is_empty, 1.0, total)
     lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
     line = (token + index) * stride_out_token + head * stride_out_head
