@@ -100,7 +100,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"groups: got {unknown}; allowed: {', '.join(GROUPS)}")
     check_options(parser, options)
     groups = dict.fromkeys(options.groups or ["main"])
-    cases = [case for group in groups for case in GROUPS[group]]
+    cases = dict.fromkeys(case for group in groups for case in GROUPS[group])
     options.cases = [case for case in cases if re.search(options.only, case.name)]
     if not options.cases:
         parser.error(f"--only: got {options.only!r}, which no case of {', '.join(groups)} matches")
