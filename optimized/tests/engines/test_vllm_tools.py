@@ -74,6 +74,14 @@ def test_a_token_that_an_engine_does_not_consider_is_infinitely_far():
     assert apart.largest == apart.gap == math.inf
 
 
+@pytest.mark.parametrize("steps", [[0.0, math.nan], [math.nan, 0.0]])
+def test_no_number_is_infinitely_far(steps):
+    """Whatever stands beside it: a NaN is neither more nor less than another distance."""
+    told = [{1: -0.1 + step, 2: -3.0} for step in steps]
+    apart = distance([[1, 1]], [[{1: -0.1, 2: -3.0}] * 2], [told])
+    assert apart.largest == math.inf
+
+
 def a_pass(largest=0.05, gap=0.0625):
     return {
         "steps": 896,

@@ -53,7 +53,7 @@ class Distance:
     steps : int
     largest, median : float
         Of the differences of the logprob of the history's token, nats; infinite where one engine
-        does not have it among its likeliest.
+        does not have it among its likeliest, or has NaN for it.
     others : int
         Steps whose likeliest token differs.
     gap : float
@@ -70,6 +70,12 @@ class Distance:
     equal: int
 
 
+def between(one: Logprobs, two: Logprobs, token: int) -> float:
+    """Return how far the logprobs of a token are apart, nats; infinite if one is no number."""
+    difference = abs(one.get(token, math.nan) - two.get(token, math.nan))
+    return math.inf if math.isnan(difference) else difference
+
+
 def distance(
     histories: Sequence[list[int]],
     first: Sequence[list[Logprobs]],
@@ -79,8 +85,7 @@ def distance(
     apart, gaps = [], []
     for history, ones, twos in zip(histories, first, second, strict=True):
         for token, one, two in zip(history, ones, twos, strict=True):
-            known = token in one and token in two
-            apart.append(abs(one[token] - two[token]) if known else math.inf)
+            apart.append(between(one, two, token))
             best, other = max(one, key=one.__getitem__), max(two, key=two.__getitem__)
             if best != other:
                 gaps.append(one[best] - one.get(other, -math.inf))
