@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 
 import pytest
 
@@ -56,6 +57,19 @@ def test_a_bit_that_moves_is_told():
         "together 2 of 3, reversed 2 of 3, half 2 of 2, crowd 4 of 6; "
         "of 17 tokens, from step 1 on, 6e-08 nats where they part"
     )
+
+
+@pytest.mark.parametrize("told_beside", [{4: -0.1}, {9: math.nan, 8: -2.0}])
+def test_what_has_no_distance_is_not_told_as_none(told_beside):
+    """No token is among the likeliest of both, or a logprob is no number."""
+
+    def ask(asked, _tokens):
+        said = {9: -0.5, 8: -2.0} if len(asked) == 1 else told_beside
+        return [[(9, said)] for _ in asked], 0
+
+    found = {"mixes": list(compared(ask, MANY, 1))}
+    assert not keeps(found)
+    assert told(found).endswith("from step 0 on, inf nats where they part")
 
 
 def test_a_scene_that_ends_early_keeps_no_promise():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paged_mla_optimized.engines.tools.apart import options_of, run_scenes
+from paged_mla_optimized.engines.tools.follow import between
 from paged_mla_optimized.engines.tools.history import Ask
 from paged_mla_optimized.engines.tools.history import prompts as ragged_prompts
 from paged_mla_optimized.engines.tools.model import build_model
@@ -145,7 +147,8 @@ def compared(ask: Ask, many: list[list[int]], tokens: int) -> Iterator[dict[str,
             step = next((s for s in steps if answer[s] != alone[i][s]), None)
             if step is not None:
                 one, other = alone[i][step][1], answer[step][1]
-                apart = max((abs(one[t] - other[t]) for t in one.keys() & other), default=0.0)
+                shared = one.keys() & other
+                apart = max((between(one, other, t) for t in shared), default=math.inf)
                 others.append({"length": len(many[i]), "step": step, "nats": apart})
         yield {"mix": name, "prompts": len(order), "others": others}
 
