@@ -60,6 +60,25 @@ def test_compiles_without_a_gpu(prefix):
     assert 0 < usage["registers"] <= 255
 
 
+COMPARE_NAMES = """
+from paged_mla_optimized.tools import aot_jobs
+def compiled(job):
+    constants = sorted((name, str(value)) for name, value in job.constants.items())
+    return job.kernel.__name__, str((constants, job.signature, job.options))
+for arch in ("sm80", "sm90"):
+    named = aot_jobs.jobs_of_arch(arch)
+    assert len({job.name for job in named}) == len(named)
+    missing = {compiled(job) for job in aot_jobs._jobs(arch)} - {compiled(job) for job in named}
+    assert not missing, (len(missing), min(missing))
+"""
+
+
+def test_no_variant_hides_behind_the_name_of_another():
+    """Of 64 heads, of two lanes: each is held against its limits, and compared with a table."""
+    done = run("-c", COMPARE_NAMES)
+    assert done.returncode == 0, done.stderr
+
+
 DISASSEMBLE_ONE = """
 import pathlib, subprocess, triton
 from paged_mla_optimized.tools.aot import compiled_kernel

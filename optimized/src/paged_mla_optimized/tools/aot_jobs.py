@@ -197,25 +197,38 @@ class Job:
 
 
 def jobs_of_arch(arch: str) -> list[Job]:
-    """Return every distinct variant of every kernel."""
+    """Return every distinct variant of every kernel, each by a name of its own.
+
+    A name that another variant has goes on with the constants that are not that one's.
+    """
     jobs: dict[str, Job] = {}
+    for job in _jobs(arch):
+        first = jobs.setdefault(job.name, job)
+        others = {n: value for n, value in job.constants.items() if first.constants[n] != value}
+        if others:
+            name = "-".join([job.name, *(f"{n.lower()}{value}" for n, value in others.items())])
+            jobs.setdefault(name, replace(job, name=name))
+    return list(jobs.values())
+
+
+def _jobs(arch: str) -> Iterator[Job]:
+    """Yield variants of every kernel, some of them several times."""
     for config in _configs():
         demand = demand_of(config, arch)
         portable = portable_variant(demand, most_query_len(config))
         # Fixed splits have the same tiles, and with every other option code of their own.
         fixed = replace(config, deterministic=True)
-        found = [_jobs_of_config(each, portable, arch) for each in (config, fixed)]
+        for each in (config, fixed):
+            yield from _jobs_of_config(each, portable, arch)
         for variant in variants_by_query_len(demand, most_query_len(config)):
-            found.append(_jobs_of_config(config, variant, arch))
+            yield from _jobs_of_config(config, variant, arch)
             if variant.family != PORTABLE:
-                found.append(_hopper_jobs(config, variant))
+                yield from _hopper_jobs(config, variant)
         if config.rope is not None:
-            found.append(iter([_rotate_job(config, arch), *_quantise_jobs(config, arch)]))
-        for job in itertools.chain(*found):
-            jobs.setdefault(job.name, job)
-    for job in (*_fp8_jobs(arch), *prefill_jobs(arch)):
-        jobs.setdefault(job.name, job)
-    return list(jobs.values())
+            yield _rotate_job(config, arch)
+            yield from _quantise_jobs(config, arch)
+    yield from _fp8_jobs(arch)
+    yield from prefill_jobs(arch)
 
 
 def _fp8_jobs(arch: str) -> Iterator[Job]:
