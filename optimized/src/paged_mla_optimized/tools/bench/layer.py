@@ -1,11 +1,11 @@
 """Times a layer between its projections: which form is faster when, and what a chunk's parts take.
 
 ``python -m paged_mla_optimized.tools.bench.layer [--only REGEX] [--peers DIR] [--out STEM]`` needs
-a GPU. Rows ``h16 q64 c32k`` are one row of 64 queries behind 32768 cached tokens, absorbed and
-materialised, in turns, and what the cost model chose. Rows ``chunk ...`` are one such step end to
-end, with the share of each launch, beside FlashAttention 3 on concatenated keys: in one piece, and
-as vLLM has it, own keys and context apart and then merged, with this project's gather and merge.
-The plan, once a step, is in no time. Each answer is checked against float32 first.
+a GPU. Rows ``h16 q64 c32k`` are one row of 64 queries behind 32768 cached tokens, absorbed, then
+materialised, and what the cost model chose. Rows ``chunk ...`` are one such step end to end, with
+the share of each launch, in turns with FlashAttention 3 on concatenated keys: in one piece, and as
+vLLM has it, own keys and context apart and then merged, with this project's gather and merge. The
+plan, once a step, is in no time. Each answer is checked against float32 first.
 """
 
 from __future__ import annotations
