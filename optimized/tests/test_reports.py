@@ -1,0 +1,85 @@
+"""Committed pages of figures are what the commands make of the numbers beside them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paged_mla_optimized.engines.sglang.registration import NAME as SGLANG
+from paged_mla_optimized.engines.sglang.tools import rate as sglang_rate
+from paged_mla_optimized.engines.tools import report as scenes
+from paged_mla_optimized.engines.vllm.registration import NAME as VLLM
+from paged_mla_optimized.engines.vllm.tools import prefill as vllm_prefill
+from paged_mla_optimized.engines.vllm.tools import rate as vllm_rate
+from paged_mla_optimized.tools.bench import (
+    accuracy,
+    append,
+    formats,
+    fp8,
+    instances,
+    layer,
+    parallel,
+    prefill,
+)
+from paged_mla_optimized.tools.bench.report import write
+
+REPORTS = Path(__file__).parents[1] / "bench" / "reports"
+TABLES = {
+    "accuracy": accuracy,
+    "append": append,
+    "formats": formats,
+    "fp8": fp8,
+    "instances": instances,
+    "layer": layer,
+    "parallel": parallel,
+    "prefill": prefill,
+}
+PEERS = {
+    "h200": ["flashmla", "fa3", "vllm_triton", "sglang_triton"],
+    "h200-flashinfer": ["flashmla", "fa3", "flashinfer", "vllm_triton", "sglang_triton"],
+}
+RATES = {
+    "vllm-rate": vllm_rate.COMMAND,
+    "vllm-rate-together": vllm_rate.COMMAND,
+    "vllm-prefill": vllm_prefill.COMMAND,
+    "vllm-prefill-together": vllm_prefill.COMMAND,
+    "sglang-rate": sglang_rate.COMMAND,
+}
+SCENES = {"vllm": VLLM, "sglang": SGLANG}
+NOT_FROM_NUMBERS = {"transformers"}  # what a test of the library prints
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_of_its_rows(name):
+    made, module = json.loads((REPORTS / f"{name}.json").read_text()), TABLES[name]
+    lines = [str(made["facts"]), "", module.header(), *map(module.line, made["rows"])]
+    assert (REPORTS / f"{name}.md").read_text() == "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_decode_beside_peers_is_of_its_rows(name, tmp_path):
+    facts = json.loads((REPORTS / f"{name}.json").read_text())
+    write(tmp_path / name, facts, facts.pop("rows"), PEERS[name])
+    for suffix in (".md", ".json"):
+        page = (tmp_path / name).with_suffix(suffix).read_text()
+        assert page == (REPORTS / name).with_suffix(suffix).read_text()
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_are_of_their_cells(name, monkeypatch, capsys):
+    folder = REPORTS / "engines" / name
+    monkeypatch.setattr("sys.argv", ["rate", "--table", "--folder", str(folder)])
+    assert RATES[name].main("Time.", None) == 0
+    assert capsys.readouterr().out == folder.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_scenes_are_of_their_passes(name):
+    page = REPORTS / "engines" / name
+    found = json.loads(page.with_suffix(".json").read_text())
+    assert scenes.page(found, SCENES[name]) == page.with_suffix(".md").read_text()
+
+
+def test_every_page_is_held():
+    pages = {path.stem for path in REPORTS.rglob("*.md")}
+    assert pages == {*TABLES, *PEERS, *RATES, *SCENES, *NOT_FROM_NUMBERS}
