@@ -79,6 +79,25 @@ def test_no_variant_hides_behind_the_name_of_another():
     assert done.returncode == 0, done.stderr
 
 
+FIND_APPENDS = """
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.launchers.append import Append
+from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
+sizes = {"num_heads": 16, "block_size": 64, "max_rows": 1, "max_query_tokens": 1}
+config = MlaConfig(**sizes, softmax_scale=1.0, max_model_len=1, cache_format="fp8_block_group")
+jobs = [(job.kernel, job.constants.items()) for job in jobs_of_arch("sm90")]
+for choice, (launcher, _) in Append(config, "sm90", ())._kernels.items():
+    named = launcher._named.items() - {("num_warps", launcher._named["num_warps"])}
+    assert any(k is launcher._kernel and named <= items for k, items in jobs), choice
+"""
+
+
+def test_every_append_that_a_step_may_get_is_compiled():
+    """Where tokens share scales that depends on how many they are, and on who named their slots."""
+    done = run("-c", FIND_APPENDS)
+    assert done.returncode == 0, done.stderr
+
+
 DISASSEMBLE_ONE = """
 import pathlib, subprocess, triton
 from paged_mla_optimized.tools.aot import compiled_kernel

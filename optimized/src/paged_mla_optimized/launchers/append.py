@@ -55,14 +55,9 @@ class Append:
         self.tables = tables
         self._few_tokens = _FEW_INTERPRETED if arch == INTERPRETER else _FEW_TOKENS
         self._shares_scales = config.scales == "per_group"  # between tokens
-        choice = (
-            itertools.product((False, True), (0, *RUN_TOKENS))
-            if self._shares_scales
-            else [(False, 0)]
-        )
         self._kernels = {
             (few, run_tokens): self._kernel(arch, few=few, run_tokens=run_tokens)
-            for few, run_tokens in choice
+            for few, run_tokens in append_choices(config)
         }
 
     def _kernel(self, arch: str, *, few: bool, run_tokens: int) -> tuple[Launcher, int]:
@@ -126,6 +121,13 @@ def run_tokens_of(num_tokens: int, planned_rows: int, *, few: bool) -> int:
     if few:
         return 1
     return RUN_TOKENS[sum(num_tokens > most * planned_rows for most in _ROW_TOKENS)]
+
+
+def append_choices(config: MlaConfig) -> list[tuple[bool, int]]:
+    """Return what ``append_kernel_of`` may be asked for steps of a config: few, and run tokens."""
+    if config.scales != "per_group":
+        return [(False, 0)]
+    return list(itertools.product((False, True), (0, *RUN_TOKENS)))
 
 
 def append_kernel_of(

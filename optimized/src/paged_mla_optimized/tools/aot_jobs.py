@@ -32,7 +32,7 @@ from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
-from paged_mla_optimized.launchers.append import RUN_TOKENS, append_kernel_of
+from paged_mla_optimized.launchers.append import append_choices, append_kernel_of
 from paged_mla_optimized.launchers.combine import MAX_REGISTERS as COMBINE_REGISTERS
 from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
@@ -384,8 +384,8 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         COMBINE_WARPS,
         max_registers=COMBINE_REGISTERS,
     )
-    for run_tokens in (0, *RUN_TOKENS) if config.scales == "per_group" else (0,):
-        append, constants, warps = append_kernel_of(config, arch, run_tokens=run_tokens)
+    for few, run_tokens in append_choices(config):
+        append, constants, warps = append_kernel_of(config, arch, few=few, run_tokens=run_tokens)
         name = f"append-{dims}-{types}-{rope}" + f"-runs{run_tokens}" * (run_tokens > 0)
         yield Job(name, append, dtype, _dense(append, constants), warps, types=cache)
     yield from _plan_jobs(config, variant)
