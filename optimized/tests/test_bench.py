@@ -32,10 +32,11 @@ from paged_mla_optimized.tools.bench.report import header, line, summary
     [
         ("", "torch finds no GPU"),
         ("--only (", "--only: got '('"),
+        ("--only h17", "--only: got 'h17'"),
         ("--out nowhere/stem", "--out: got nowhere/stem"),
         ("--peers nowhere", "--peers: got nowhere"),
     ],
-    ids=["no-gpu", "no-regex", "no-folder", "no-peers"],
+    ids=["no-gpu", "no-regex", "no-row", "no-folder", "no-peers"],
 )
 def test_a_table_that_cannot_be_made(monkeypatch, capsys, arguments, message):
     """S-20: refused in one line, before its first row is timed."""

@@ -157,7 +157,7 @@ def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.accuracy")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FlashMLA")
-    options = options_of(parser)
+    options = options_of(parser, steps())
     flashmla = peers.load_flashmla_fp8(options.peers)
     run(steps(), partial(measure, flashmla=flashmla), line, header(), options)
 

@@ -137,7 +137,8 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, print and write the table."""
-    options = options_of(argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.append"))
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.append")
+    options = options_of(parser, STEPS)
     run(STEPS, measure, line, header(), options)
 
 

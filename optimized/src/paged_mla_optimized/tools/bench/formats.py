@@ -74,7 +74,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.formats")
-    options = options_of(parser)
+    options = options_of(parser, FORMATTED)
     run(FORMATTED, measure, line, header(), options)
 
 

@@ -85,7 +85,7 @@ def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.fp8")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FlashMLA")
-    options = options_of(parser)
+    options = options_of(parser, FP8)
     flashmla = peers.load_flashmla_fp8(options.peers)
     run(FP8, partial(measure, flashmla=flashmla), line, header(), options)
 

@@ -166,7 +166,7 @@ def header() -> str:
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.instances")
-    run(STEPS, measure, line, header(), options_of(parser))
+    run(STEPS, measure, line, header(), options_of(parser, STEPS))
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.layer")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FA3")
-    options = options_of(parser)
+    options = options_of(parser, (*CHUNKS, *CROSSOVER))
     measured = partial(measure, fa3=peers.load_fa3(options.peers))
     run((*CHUNKS, *CROSSOVER), measured, line, header(), options)
 

@@ -145,7 +145,7 @@ def work(rank: int, world: int, store: str, options: argparse.Namespace) -> None
 def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.parallel")
-    options, world = options_of(parser), torch.cuda.device_count()
+    options, world = options_of(parser, STEPS), torch.cuda.device_count()
     if world < 2:
         parser.exit(2, f"needs two GPUs, found {world}\n")
     with tempfile.TemporaryDirectory() as store:

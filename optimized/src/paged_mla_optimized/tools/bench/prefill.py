@@ -251,7 +251,7 @@ def main() -> None:
     """Measure, print and write the table."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.bench.prefill")
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where to look for FA3")
-    options = options_of(parser)
+    options = options_of(parser, CASES)
     fa3 = peers.load_fa3(options.peers)
     run(CASES, partial(measure, fa3=fa3), line, header(), options)
 

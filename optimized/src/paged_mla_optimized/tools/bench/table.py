@@ -35,12 +35,17 @@ def row_of(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Add what every table asks, ``--only`` and ``--out``; return what the command line says."""
+def options_of(parser: argparse.ArgumentParser, steps: Iterable[Named]) -> argparse.Namespace:
+    """Add what every table asks, ``--only`` and ``--out``; return what the command line says.
+
+    Some of the `steps` are to be measured.
+    """
     parser.add_argument("--only", default="", metavar="REGEX", help="of names of rows")
     parser.add_argument("--out", type=Path, metavar="STEM", help="write STEM.json and STEM.md")
     options = parser.parse_args()
     check_options(parser, options)
+    if not any(re.search(options.only, step.name) for step in steps):
+        parser.error(f"--only: got {options.only!r}, which no row's name matches")
     if torch.cuda.device_count() == 0:
         parser.error("torch finds no GPU")
     return options
