@@ -260,12 +260,12 @@ def test_a_misaligned_binary_is_forgotten(notes):
     assert len(notes.launches) == 3
 
 
-def test_profilers_see_every_launch(notes, monkeypatch):
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_profilers_see_every_launch(notes, monkeypatch, name):
     """While a hook listens, every launch goes by Triton's own path."""
     kernel = Kernel()
-    hook = SimpleNamespace(calls=[print])
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "_HOOKS", SimpleNamespace(launch_enter_hook=hook))
+        patch.setattr(getattr(launch._HOOKS, name), "calls", [print])
         launch_twice(kernel)
     assert kernel.searches == 2
     assert len(notes.launches) == 2

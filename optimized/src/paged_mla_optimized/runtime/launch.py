@@ -116,7 +116,7 @@ class Launcher:
         addresses = [*map(torch.Tensor.data_ptr, pointers)]
         aligned = gcd(16, *compress(addresses, self._specialised)) == 16
         known = self._binaries.get(key) if aligned else None
-        if known is None or _HOOKS.launch_enter_hook.calls:
+        if known is None or _HOOKS.launch_enter_hook.calls or _HOOKS.launch_exit_hook.calls:
             device = pointers[0].get_device()
             taken = (*pointers, *self._absent, *descriptors.descriptors, *numbers)
             with torch.cuda.device(device):
