@@ -102,9 +102,10 @@ class EagerRunner:
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Quantise the batch's queries."""
         tensors = self._prepare(batch)
+        given = None
         if scale is not None:
             check_scale("scale", scale)
-        given = None if scale is None else torch.tensor(scale, device=self._mla.device)
+            given = torch.tensor(scale, dtype=torch.float32, device=self._mla.device)
         codes, scales = self._mla.quantise_queries(tensors["q_nope"], tensors["q_pe"], scale=given)
         return to_numpy(codes.view(torch.uint8)), to_numpy(scales)
 
