@@ -218,6 +218,16 @@ def test_a_table_has_ratios_and_the_part_of_attention(main, tmp_path, capsys):
     assert "over half of the step, of leasts: geometric mean 1.250, least 1.250 of 1." in said
 
 
+def test_a_table_of_nothing_is_refused(main, tmp_path, capsys):
+    """Nor is a folder made of a name that was mistyped."""
+    for folder in (tmp_path, tmp_path / "no-such"):
+        with pytest.raises(SystemExit) as caught:
+            main(None, "--table", "--folder", str(folder))
+        assert caught.value.code == 2
+        assert f"--folder: got {folder}; allowed" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("count", "ends"),
     [(5, None), (6, (0, 5)), (8, (0, 7)), (9, (1, 7)), (12, (2, 9)), (20, (5, 14))],

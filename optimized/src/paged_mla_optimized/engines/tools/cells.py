@@ -148,7 +148,10 @@ class Command:
         parser.add_argument("--table", action="store_true", help="print what lies in the folder")
         options = parser.parse_args()
         options.at_once = len(options.backends) if options.together else 1  # engines
-        options.folder.mkdir(parents=True, exist_ok=True)
+        if not options.table:
+            options.folder.mkdir(parents=True, exist_ok=True)
+        elif not any(options.folder.glob("*.json")):
+            parser.error(f"--folder: got {options.folder}; allowed: a folder of timed cells")
         return options
 
     def _command(self) -> str:
