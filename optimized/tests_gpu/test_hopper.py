@@ -136,6 +136,18 @@ def test_a_thousand_repeats(name):
     assert same(model.layers(batch)[0], out)
 
 
+@pytest.mark.parametrize("name", ["one-row", "many-partials", "e4m3-many-partials"])
+def test_partials_that_are_no_numbers_are_not_empty(name):
+    """S-8: a query that is none shows where the partials of its row are joined."""
+    config, lens = STEPS[name]
+    batch = make_batch(config, lens, 1)
+    batch.tokens["q"][0, :, 5] = torch.nan
+    out, lse, _ = Model(PagedMla(config), 1).eager(batch)
+    assert out[:, 0, 5].isnan().all()
+    assert lse[:, 0, 5].isnan().all()
+    assert lse[:, 0, :5].isfinite().all()
+
+
 @pytest.mark.parametrize("num_heads", [16, 32, 128])
 def test_shares_of_small_scales_keep_their_bits(num_heads):
     """S-11: columns are as near to those of the portable kernel as others, however small."""
