@@ -258,6 +258,18 @@ def _doubled(keys: Array, last: int) -> Array:
     return np.vstack([keys, keys[last:]])
 
 
+@breaks(Fault.PARTIAL, "S-8", "S-11")
+def splits_of_no_numbers_are_empty(oracle: Oracle) -> Oracle:
+    """A split whose scores are all NaN has no highest one, and is taken for one without keys."""
+
+    def numbers(keys: Array) -> Array:
+        splits = np.split(keys, range(TILE, len(keys), TILE))
+        kept = [split for split in splits if not np.isnan(split).any(axis=1).all()]
+        return np.vstack(kept) if kept else keys
+
+    return _with_keys(oracle, numbers)
+
+
 @breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_5_splits_is_dropped(oracle: Oracle) -> Oracle:
     """A merge of five splits leaves out the last."""
