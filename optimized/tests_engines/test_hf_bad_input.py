@@ -165,6 +165,26 @@ def test_memory_that_ends_while_a_step_is_described(ours, monkeypatch):
     forward(model, IDS, cache)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", ["append", "attend"])
+def test_memory_that_ends_in_a_layer(ours, monkeypatch, name, layer):
+    """In the last layer too: a cache that went on would read what it never wrote there."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS, cache)
+    calls, right = iter([layer == 0, True]), getattr(pool.mla, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            pool.mla, name, lambda *given: (out_of_memory if next(calls) else right)(*given)
+        )
+        with pytest.raises(MemoryError):
+            forward(model, IDS[:, :1], cache)
+    with pytest.raises(InvalidArgument, match=f"ended after {layer} of 2 layers; allowed: reset"):
+        forward(model, IDS[:, :1], cache)
+    cache.reset()
+    forward(model, IDS, cache)
+
+
 def test_memory_that_ends_while_blocks_are_copied(ours, monkeypatch):
     """The step has not begun: blocks for it are free again, and the cache goes on."""
     model, pool = ours

@@ -123,7 +123,6 @@ class Rows:
         if step is None or pool.step is not step or step.next_layer != layer:
             given = f"layer {layer} out of turn"
             raise InvalidArgument("past_key_values", given, "all layers of one forward in order")
-        step.next_layer += 1
         flat = [_lines(tensor, step.tokens) for tensor in (query, *latents)]
         queries, (ckv, k_pe) = flat[0], [tensor.squeeze(1) for tensor in flat[1:]]
         config, cache = pool.mla.config, pool.latents[layer]
@@ -134,6 +133,7 @@ class Rows:
         widths = [config.qk_nope_head_dim, config.attention.qk_rope_head_dim]
         q_nope, q_pe = torch.split(queries, widths, dim=-1)
         out, _ = pool.mla.attend(q_nope, q_pe, cache, weights)
+        step.next_layer += 1  # only now: a layer that was cut off has not been cached
         if step.tokens is not None:
             whole = out.new_zeros((step.shape[0] * step.shape[1], *out.shape[1:]))
             out = whole.index_copy_(0, step.tokens, out)
