@@ -97,6 +97,21 @@ def test_no_room(ours):
     assert pool.num_free == 4
 
 
+def test_no_room_for_the_first_step(ours):
+    """Nothing of it is left: the cache is as empty as before."""
+    model, pool = ours
+    other, cache = PagedMlaCache(pool), PagedMlaCache(pool)
+    for _ in range(3):
+        forward(model, IDS, other)
+    with pytest.raises(InvalidArgument, match="num_blocks: got 6, of which 0 are free"):
+        forward(model, IDS, cache)
+    cache.crop(-1)
+    cache.batch_repeat_interleave(2)
+    del other
+    forward(model, IDS, cache)
+    assert pool.num_free == 4
+
+
 def test_the_last_owner_of_a_block_keeps_it(model, ours):
     """Of rows that go on from one block all but one get a copy: no more room is needed."""
     paged_model, pool = ours
@@ -172,11 +187,13 @@ def test_memory_that_ends_in_a_layer(ours, monkeypatch, name, layer):
     model, pool = ours
     cache = PagedMlaCache(pool)
     forward(model, IDS, cache)
-    calls, right = iter([layer == 0, True]), getattr(pool.mla, name)
+    calls = iter([getattr(pool.mla, name)] * layer + [out_of_memory])
+
+    def cut_off(*given):
+        return next(calls)(*given)
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            pool.mla, name, lambda *given: (out_of_memory if next(calls) else right)(*given)
-        )
+        patch.setattr(pool.mla, name, cut_off)
         with pytest.raises(MemoryError):
             forward(model, IDS[:, :1], cache)
     with pytest.raises(InvalidArgument, match=f"ended after {layer} of 2 layers; allowed: reset"):

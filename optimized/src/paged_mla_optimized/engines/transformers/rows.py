@@ -204,9 +204,8 @@ class Rows:
     def _make_room(self, query_lens: Sequence[int], lengths: Sequence[int]) -> None:
         """Give every row blocks of its own for its new tokens."""
         pool, size = self.pool, self.pool.config.block_size
-        if self.columns == 0:
-            self.blocks = [[] for _ in lengths]
-        rows = list(zip(self.blocks, query_lens, lengths, strict=True))
+        held: list[list[int]] = self.blocks if self.columns > 0 else [[] for _ in lengths]
+        rows = list(zip(held, query_lens, lengths, strict=True))
         copied = []  # rows whose next token goes to a block that is not theirs alone
         owners: dict[int, int] = {}  # of such blocks, but for the rows that get a copy
         for blocks, new, length in rows:
@@ -230,8 +229,9 @@ class Rows:
             pool.release(sources)
             for blocks, target in zip(copied, targets, strict=True):
                 blocks[-1] = target
-        for blocks, count in zip(self.blocks, missing, strict=True):
+        for blocks, count in zip(held, missing, strict=True):
             blocks += [taken.pop() for _ in range(count)]
+        self.blocks = held
 
     def _lengths(self) -> list[int]:
         lengths: list[int] = self.is_token.sum(1).tolist()
