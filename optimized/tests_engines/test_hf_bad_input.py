@@ -145,6 +145,17 @@ def test_padding_that_changes(ours):
     forward(model, IDS[:, :1], cache, attention_mask=torch.cat([mask, more], dim=1))
 
 
+def test_a_mask_that_is_written_to_between_steps(ours):
+    """What was padding when it was cached has no latents."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    forward(model, IDS, cache, attention_mask=mask[:, :4])
+    mask[0, 1] = True
+    with pytest.raises(InvalidArgument, match="attention_mask: got another padding"):
+        forward(model, IDS[:, :1], cache, attention_mask=mask)
+
+
 def test_masks_of_other_kinds(ours):
     model, pool = ours
     whole = torch.zeros(2, 1, 4, 4)

@@ -192,7 +192,7 @@ class Rows:
         if mask is None:
             merged = np.ones((num_rows, self.columns + num_tokens), dtype=np.bool_)
         else:
-            merged = mask.cpu().numpy()
+            merged = mask.cpu().numpy().copy()  # of its own: the caller may write to the mask
         expected = (num_rows, self.columns + num_tokens)
         if merged.shape != expected:
             raise InvalidArgument("attention_mask", f"shape {[*merged.shape]}", f"{[*expected]}")
