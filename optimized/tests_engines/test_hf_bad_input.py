@@ -345,6 +345,26 @@ def test_cropping_by_a_length(ours):
         PagedMlaCache(pool).crop(3)
 
 
+@pytest.mark.parametrize("row", [-1, 2])
+def test_beams_that_are_not_there(ours, row):
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS, cache)
+    with pytest.raises(InvalidArgument, match=f"beam_idx: got {row}; allowed: 0 to 1"):
+        cache.reorder_cache(torch.tensor([0, row]))
+    assert (len(cache.rows.blocks), pool.num_free) == (2, 4)
+
+
+def test_choosing_rows_of_an_empty_cache(ours):
+    """It is no error, as with the library's own caches."""
+    model, pool = ours
+    cache, rows = PagedMlaCache(pool), torch.tensor([1, 0])
+    for choose in (cache.reorder_cache, cache.batch_select_indices):
+        choose(rows)
+    forward(model, IDS, cache)
+    assert pool.num_free == 4
+
+
 def test_no_pool_no_model_no_repeats(ours):
     _, pool = ours
     with pytest.raises(InvalidArgument, match="pool: got a str; allowed: a LatentPool"):

@@ -106,8 +106,19 @@ class PagedMlaCache(Cache):
         self.rows.crop(-int(tokens_to_remove))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let row i go on from what row ``beam_idx[i]`` holds."""
-        self.rows.select(beam_idx.tolist())
+        """Let row i go on from what row ``beam_idx[i]`` holds; an empty cache has none to reorder.
+
+        Raises
+        ------
+        InvalidArgument
+            There is no such row.
+        """
+        if self.rows.columns > 0:
+            count = len(self.rows.blocks)
+            missing = [row for row in beam_idx.tolist() if row not in range(count)]
+            if missing:
+                raise InvalidArgument("beam_idx", missing[0], f"0 to {count - 1}")
+            self.rows.select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Let each row be there `repeats` times, at least once."""
@@ -116,6 +127,7 @@ class PagedMlaCache(Cache):
         self.rows.select([row for row in rows for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep these rows, by number or by a mask."""
-        rows = torch.arange(len(self.rows.blocks))
-        self.rows.select(rows[indices.cpu()].tolist())
+        """Keep these rows, by number or by a mask; an empty cache has none to choose from."""
+        if self.rows.columns > 0:
+            rows = torch.arange(len(self.rows.blocks))
+            self.rows.select(rows[indices.cpu()].tolist())
