@@ -300,6 +300,17 @@ def test_layers_that_are_changed(model, ours, change):
     assert (cache.get_seq_length(), pool.num_free) == (4, 4)
 
 
+def test_a_model_of_another_dtype_than_its_pool(ours):
+    """Nothing of the step is left: a model that is converted back goes on."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    forward(model, IDS, cache)
+    with pytest.raises(InvalidArgument, match=r"query: got torch\.float16; allowed: .*float32"):
+        forward(model.half(), IDS, cache)
+    assert (cache.get_seq_length(), pool.num_free) == (4, 4)
+    forward(model.float(), IDS, cache)
+
+
 class Adapted(torch.nn.Module):
     """A projection as libraries of adapters replace it."""
 

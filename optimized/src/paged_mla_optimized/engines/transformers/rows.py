@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument
@@ -118,6 +119,8 @@ class Rows:
             given = f"layer {layer} of another model"
             raise InvalidArgument("past_key_values", given, "a cache of a pool of this model")
         if layer == 0:
+            for name, tensor in zip(("query", "ckv", "k_pe"), (query, *latents), strict=True):
+                check_tensor(name, tensor, (None,) * 4, pool.config.dtype, pool.latents.device)
             self._begin(query.shape[0], query.shape[2], mask)
         step = self.step
         if step is None or pool.step is not step or step.next_layer != layer:
