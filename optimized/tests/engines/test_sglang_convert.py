@@ -211,11 +211,12 @@ def test_releases_that_are_served(version):
     assert serves(version, OLDEST)
 
 
-def test_an_old_release_goes_on_without_us(monkeypatch, caplog):
-    monkeypatch.setattr(registration, "version", lambda _: "0.5.16")
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.16rc1", "0.5.9.post1"])
+def test_an_old_release_goes_on_without_us(monkeypatch, caplog, version):
+    monkeypatch.setattr(registration, "version", lambda _: version)
     with caplog.at_level(logging.WARNING, logger="paged_mla"):
         registration.register()
-    assert "0.5.16" in caplog.text
+    assert f"SGLang {version}:" in caplog.text
 
 
 @pytest.mark.parametrize("chunk", [None, -1])
