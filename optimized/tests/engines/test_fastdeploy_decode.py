@@ -62,6 +62,24 @@ def test_fewer_lengths_than_requests_that_run_are_refused(name):
         decode_lens(**given)
 
 
+@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_lengths_of_other_dtypes_are_refused(name, dtype):
+    """S-2: an int32 would be made of them, whatever it leaves out."""
+    given = dict(zip(LENGTHS, lens(), strict=True))
+    given[name] = given[name].to(dtype)
+    with pytest.raises(InvalidArgument, match=f"{name}: got {dtype}; allowed: torch.int32"):
+        decode_lens(**given)
+
+
+@pytest.mark.parametrize("name", LENGTHS[:2])
+def test_lengths_elsewhere_are_refused(name):
+    given = dict(zip(LENGTHS, lens(), strict=True))
+    given[name] = given[name].to("meta")
+    with pytest.raises(InvalidArgument, match=f"{name}: got on meta; allowed: cpu"):
+        decode_lens(**given)
+
+
 def test_a_mixed_step():
     """Prompts get zeros, and their tokens are written by another call."""
     is_decode = [encoder == 0 and new > 0 for encoder, _, new in ROWS]
@@ -140,3 +158,14 @@ def test_no_rope():
     mla = PagedMla(config(rope=Rope(RopePairing.NEOX)), "cpu")
     with pytest.raises(InvalidArgument, match="mla"):
         LatentAttention(mla)
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(InvalidArgument, match="mla: got a str; allowed: a PagedMla"):
+        LatentAttention("mla")
+    attention = LatentAttention(PagedMla(config(), "cpu"))
+    zero, one = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    with pytest.raises(InvalidArgument, match="block_tables: got None; allowed: a Tensor"):
+        attention.plan(zero, zero, one, torch.arange(3).int(), None, num_tokens=2)
+    with pytest.raises(InvalidArgument, match="latent_cache: got None; allowed: a Tensor"):
+        attention.write(torch.zeros(2, R), torch.zeros(2, P), None)

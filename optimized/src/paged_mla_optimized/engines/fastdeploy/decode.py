@@ -36,13 +36,13 @@ def decode_lens(
     Raises
     ------
     InvalidArgument
-        One of them has another shape, or fewer lines.
+        One of them has another shape, dtype or device, or fewer lines.
     """
     new = _column("seq_lens_this_time", seq_lens_this_time)
-    prompt = _column("seq_lens_encoder", seq_lens_encoder, len(new))
-    cached = _column("seq_lens_decoder", seq_lens_decoder, len(new))
+    prompt = _column("seq_lens_encoder", seq_lens_encoder, new)
+    cached = _column("seq_lens_decoder", seq_lens_decoder, new)
     is_decode = (new > 0) & (prompt == 0)
-    return torch.where(is_decode, cached + new, 0).int()
+    return torch.where(is_decode, cached + new, 0)
 
 
 class LatentAttention:
@@ -58,10 +58,11 @@ class LatentAttention:
     Raises
     ------
     InvalidArgument
-        `mla` has a rope.
+        `mla` is none, or has a rope.
     """
 
     def __init__(self, mla: PagedMla, query_len: int = 1) -> None:
+        check_kind("mla", mla, PagedMla)
         if mla.config.rope is not None:
             allowed = "one without a rope: FastDeploy rotates before it calls"
             raise InvalidArgument("mla", f"one with {mla.config.rope}", allowed)
@@ -92,6 +93,7 @@ class LatentAttention:
         """
         seq_lens = decode_lens(seq_lens_encoder, seq_lens_decoder, seq_lens_this_time)
         rows = len(seq_lens)
+        check_kind("block_tables", block_tables, torch.Tensor)
         self.mla.plan(
             cu_seqlens_q[: rows + 1],
             seq_lens,
@@ -111,7 +113,8 @@ class LatentAttention:
         k_pe : dtype [T, P], or [T, 1, P]
         latent_cache : dtype [num_blocks, 1, block_size, R + P]
         """
-        self.mla.append(compressed_kv, _headless(k_pe, 2), _headless(latent_cache, 3))
+        k_pe, cache = _headless("k_pe", k_pe, 2), _headless("latent_cache", latent_cache, 3)
+        self.mla.append(compressed_kv, k_pe, cache)
 
     def attend(self, q: torch.Tensor, latent_cache: torch.Tensor) -> torch.Tensor:
         """Return the answers of decode rows, dtype [T, H * R], and zeros for all other tokens.
@@ -128,21 +131,23 @@ class LatentAttention:
         check_tensor("q", q, shape, config.dtype, self.mla.device, unit_stride=True)
         heads = q.view(q.shape[0], config.num_heads, sum(widths))
         q_nope, q_pe = torch.split(heads, widths, dim=-1)
-        out, _ = self.mla.attend(q_nope, q_pe, _headless(latent_cache, 3))
+        out, _ = self.mla.attend(q_nope, q_pe, _headless("latent_cache", latent_cache, 3))
         return out.flatten(1)
 
 
-def _column(name: str, lens: torch.Tensor, rows: int | None = None) -> torch.Tensor:
-    """Return the first `rows` lengths, or all."""
+def _column(name: str, lens: torch.Tensor, new: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the lengths of the requests that have `new` tokens, or all."""
     check_kind(name, lens, torch.Tensor)
     kept = lens.numel()
-    least = kept if rows is None else rows
-    if lens.shape not in {(kept,), (kept, 1)} or kept < least:
-        allowed = "[B] or [B, 1]" if rows is None else f"[N] or [N, 1], N at least {rows}"
+    rows = kept if new is None else len(new)
+    if lens.shape not in {(kept,), (kept, 1)} or kept < rows:
+        allowed = "[B] or [B, 1]" if new is None else f"[N] or [N, 1], N at least {rows}"
         raise InvalidArgument(name, f"shape {list(lens.shape)}", allowed)
-    return lens.flatten()[:least]
+    check_tensor(name, lens, lens.shape, torch.int32, None if new is None else new.device)
+    return lens.flatten()[:rows]
 
 
-def _headless(tensor: torch.Tensor, axes: int) -> torch.Tensor:
+def _headless(name: str, tensor: torch.Tensor, axes: int) -> torch.Tensor:
     """Return a tensor of so many axes, without that of its one head if it has it."""
+    check_kind(name, tensor, torch.Tensor)
     return tensor.squeeze(1) if tensor.ndim == axes + 1 else tensor
