@@ -59,6 +59,15 @@ def test_a_cache_of_another_model(model, ours):
         forward(other, IDS, PagedMlaCache(pool))
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "paged_mla"])
+def test_a_cache_for_a_model_without_a_pool(model, ours, attention):
+    _, pool = ours
+    other = copy.deepcopy(model)
+    other.set_attn_implementation(attention)
+    with pytest.raises(InvalidArgument, match="past_key_values: got a cache of another model"):
+        forward(other, IDS, PagedMlaCache(pool))
+
+
 @pytest.mark.parametrize(
     ("ids", "argument"),
     [

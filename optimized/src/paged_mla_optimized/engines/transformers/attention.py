@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from transformers import AttentionInterface
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paged_mla_optimized.engines.transformers.rows import Rows
 
 NAME = "paged_mla"
+OF_THIS_MODEL = "a cache of a pool of this model"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,17 @@ class Latents:
     layer: int
     ckv: torch.Tensor
     k_pe: torch.Tensor
+
+    @property
+    def shape(self) -> NoReturn:
+        """What attention that was not told of a pool asks its keys for first.
+
+        Raises
+        ------
+        InvalidArgument
+            Always.
+        """
+        raise InvalidArgument("past_key_values", "a cache of another model", OF_THIS_MODEL)
 
 
 def register() -> None:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from paged_mla_optimized.checks import check_tensor
+from paged_mla_optimized.engines.transformers.attention import OF_THIS_MODEL
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument
@@ -117,7 +118,7 @@ class Rows:
         pool = self.pool
         if not pool.serves(module, layer):
             given = f"layer {layer} of another model"
-            raise InvalidArgument("past_key_values", given, "a cache of a pool of this model")
+            raise InvalidArgument("past_key_values", given, OF_THIS_MODEL)
         if layer == 0:
             for name, tensor in zip(("query", "ckv", "k_pe"), (query, *latents), strict=True):
                 check_tensor(name, tensor, (None,) * 4, pool.config.dtype, pool.latents.device)
