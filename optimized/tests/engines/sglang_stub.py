@@ -18,7 +18,9 @@ import torch
 from mla_step import P, R, Step
 from sglang_step import CONTEXTS, Held, context
 
-_BACKEND = "paged_mla_optimized.engines.sglang.backend"
+_ROOM = "paged_mla_optimized.engines.sglang"
+_BACKEND, _DISPATCH = f"{_ROOM}.backend", f"{_ROOM}.dispatch"
+_DEEPSEEK = "models.deepseek_common"
 
 
 class RadixAttention(torch.nn.Module):
@@ -35,6 +37,15 @@ class RadixAttention(torch.nn.Module):
 
 class AttentionBackend:
     """What SGLang's classes extend."""
+
+
+class AttentionBackendRegistry:
+    """Which way a layer goes, by the name of its backend; "fa3" sends all prompts over heads."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {"fa3": lambda _attn, _batch: "MHA"}
+        self.register = self.handlers.__setitem__
+        self.get_handler = self.handlers.__getitem__
 
 
 class Mode:
@@ -57,6 +68,13 @@ class Mode:
 
 
 @contextmanager
+def stubbed_dispatch() -> Iterator[Any]:
+    """Yield the module that tells layers which way they go, made on the stub."""
+    with stubbed():
+        yield import_module(_DISPATCH)
+
+
+@contextmanager
 def stubbed(*, two_batch_overlap: bool = False, **changes: Any) -> Iterator[Any]:
     """Yield the module of our backend class, made on the stub; `changes` are of its context."""
     of_all = context(**changes)
@@ -68,6 +86,13 @@ def stubbed(*, two_batch_overlap: bool = False, **changes: Any) -> Iterator[Any]
         "layers.attention.verify_mask": {"VerifyMask": SimpleNamespace},
         "layers.moe.utils": {"is_tbo_enabled": lambda: two_batch_overlap},
         "layers.radix_attention": {"RadixAttention": RadixAttention},
+        f"{_DEEPSEEK}.attention_backend_handler": {
+            "AttentionBackendRegistry": AttentionBackendRegistry()
+        },
+        f"{_DEEPSEEK}.attention_forward_methods.forward_methods": {
+            "AttnForwardMethod": SimpleNamespace(MLA="MLA")
+        },
+        f"{_DEEPSEEK}.utils": {"FORWARD_ABSORB_CORE_ATTENTION_BACKENDS": ["fa3"]},
         "runtime_context": dict.fromkeys(CONTEXTS, lambda: of_all),
         "speculative.eagle_utils": {"TreeMaskMode": SimpleNamespace(QLEN_ONLY=1)},
     }
@@ -92,7 +117,7 @@ def stubbed(*, two_batch_overlap: bool = False, **changes: Any) -> Iterator[Any]
 @contextmanager
 def _instead(modules: dict[str, ModuleType]) -> Iterator[None]:
     """Let imports find `modules`, and ours anew; what else is imported meanwhile stays."""
-    before = {name: sys.modules.pop(name, None) for name in (*modules, _BACKEND)}
+    before = {name: sys.modules.pop(name, None) for name in (*modules, _BACKEND, _DISPATCH)}
     sys.modules.update(modules)
     try:
         yield

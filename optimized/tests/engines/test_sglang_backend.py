@@ -8,7 +8,7 @@ import pytest
 import torch
 from mla_step import R, build, dense
 from sglang_step import hold
-from sglang_stub import Mode, runner_of, stubbed
+from sglang_stub import Mode, runner_of, stubbed, stubbed_dispatch
 
 from paged_mla_shared.errors import Unsupported
 
@@ -307,6 +307,39 @@ def test_rows_that_verify_different_numbers_of_drafts_are_refused():
         )
         with pytest.raises(Unsupported, match="SGLANG_RAGGED_VERIFY_MODE"):
             backend.init_forward_metadata(batch)
+
+
+ALIKE = {"is_fp8": False, "takes_parts": True}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["target", "draft"])
+def test_codes_with_a_scale_beside_a_model_without_codes(is_first):
+    """S-11: a target and its draft have one name, and what is told last is not for both."""
+    with stubbed_dispatch() as module:
+        needs = [ALIKE | {"is_fp8": True}, ALIKE]
+        for need in needs if is_first else needs[::-1]:
+            module.teach("ours", **need)
+        handle = module.AttentionBackendRegistry.get_handler("ours")
+        for scale, way in ((0.5, "MLA"), (1.0, "MHA"), (None, "MHA")):
+            attn = SimpleNamespace(attn_mqa=SimpleNamespace(k_scale_float=scale))
+            assert handle(attn, None) == way
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["target", "draft"])
+def test_scaled_queries_beside_a_model_without_them(is_first):
+    """SGLang scales what it has joined alone."""
+    with stubbed_dispatch() as module:
+        needs = [ALIKE | {"takes_parts": False}, ALIKE]
+        for need in needs if is_first else needs[::-1]:
+            module.teach("ours", **need)
+        assert module.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS == ["fa3"]
+
+
+def test_queries_in_parts():
+    with stubbed_dispatch() as module:
+        for _ in range(2):  # of a target and its draft
+            module.teach("ours", **ALIKE)
+        assert module.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS == ["fa3", "ours"]
 
 
 REFUSED = {
