@@ -343,7 +343,12 @@ def test_queries_in_parts():
 
 
 REFUSED = {
-    "no MLA": ("without MLA", {"use_mla_backend": False}, {}),
+    "no MLA": ("a model without MLA", {"use_mla_backend": False}, {}),
+    "draft without MLA": (
+        'speculative_draft_attention_backend="triton"',
+        {"use_mla_backend": False, "is_draft_worker": True},
+        {},
+    ),
     "hybrid": ("hybrid", {"model_config": SimpleNamespace(linear_attention="kda")}, {}),
     "decode-context": ("decode context", {}, {"dcp_enabled": True}),
     "overlapping-trees": (

@@ -313,6 +313,10 @@ def _window(batch: Any) -> int:
 def _refuse(runner: Any) -> None:
     """Raise ``Unsupported`` for a model, a pool or a device that is not served."""
     if not runner.use_mla_backend:
+        if runner.is_draft_worker:
+            raise Unsupported(
+                'paged_mla: a draft model without MLA: speculative_draft_attention_backend="triton"'
+            )
         raise Unsupported("paged_mla: a model without MLA")
     if getattr(runner.token_to_kv_pool, "use_dsa", False):
         raise Unsupported("paged_mla: sparse attention: dense")
