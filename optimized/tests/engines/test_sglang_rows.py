@@ -17,6 +17,7 @@ from sglang_step import hold
 
 from paged_mla_optimized.engines.sglang.prompts import Prompts
 from paged_mla_optimized.engines.sglang.rows import Rows
+from paged_mla_shared.errors import InvalidArgument
 
 
 def attended(rows, step, held, q=None):
@@ -112,6 +113,16 @@ def test_a_tree_where_drafts_are_chains_is_refused():
     rows = Rows(step.config, "cpu", held.req_to_token)
     with pytest.raises(RuntimeError, match="drafts are chains"):
         rows.plan(held.request_ids, step.seq_lens, 4, torch.ones(16, dtype=torch.bool))
+
+
+def test_more_rows_than_a_server_has_are_refused():
+    """Bad input: a warm-up of SGLang's may ask for more than the pool has requests."""
+    step = build((20, 1))
+    rows = Rows(step.config, "cpu", hold(step).req_to_token)
+    most = step.config.max_rows
+    ids, lens = torch.zeros(most + 1).long(), torch.ones(most + 1).long()
+    with pytest.raises(InvalidArgument, match=f"{most + 1} rows; allowed: at most max_rows"):
+        rows.plan(ids, lens, 1)
 
 
 def test_codes_times_the_layers_scale():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.checks import check_capacity
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.sglang.convert import as_blocks, starts_of
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
@@ -71,9 +72,15 @@ class Rows:
         query_len : int
         mask : bool, flat, or None
             For each row a matrix [query_len, query_len]: what the nodes of a tree see.
+
+        Raises
+        ------
+        InvalidArgument
+            More rows or tokens than the largest step has.
         """
         rows = len(seq_lens)
         self._planned = self._causal if mask is None else self._of_trees()
+        check_capacity(self._planned.config, rows, rows * query_len)  # `_numbers` ends there
         self._planned.plan(
             self._numbers[: rows + 1] * query_len,
             seq_lens.int(),
