@@ -13,7 +13,7 @@ from paged_mla_reference.simulator.scenario import Scenario, load_scenario, save
 from paged_mla_reference.simulator.scenarios import CORE, core_scenario
 from paged_mla_reference.simulator.timeline import mark_in_report, render, timeline_of
 from paged_mla_reference.simulator.trace import record, trace_of
-from paged_mla_reference.simulator.trace_file import save_trace
+from paged_mla_reference.simulator.trace_file import check_writable, save_trace
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import read_object
 from paged_mla_shared.errors import InvalidArgument
@@ -80,6 +80,8 @@ def simulate(options: argparse.Namespace) -> str:
     tokens = sum(row[3] for step in timeline["steps"] for row in step["rows"])
     dims, dtype = PRESETS[options.dims or "small"], options.dtype or "float32"
     trace = trace_of(scenario, dims, dtype) if options.trace else None
+    if trace is not None:
+        check_writable(trace)  # before the page is
     written: list[Path] = []
     make_folders(options.html, options.save, options.trace)
     if options.html:

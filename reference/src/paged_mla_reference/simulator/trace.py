@@ -15,7 +15,6 @@ from paged_mla_reference.simulator.scenario import Scenario, drive
 from paged_mla_reference.simulator.step import Step
 from paged_mla_reference.validate import validate_problem
 from paged_mla_shared.dims import MlaDims
-from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Batch, Mask, Problem
 
 
@@ -91,16 +90,12 @@ def trace_of(scenario: Scenario, dims: MlaDims, dtype: str) -> Trace:
     Raises
     ------
     InvalidArgument
-        The rules allow no such problem, or tokens of the cache share scales: no answer is known
-        then that depends on a request alone.
+        The rules allow no such problem.
     """
     masks = [Mask.CAUSAL, Mask.TREE] if scenario.has_trees else [Mask.CAUSAL]
     problems = {mask: scenario.problem(dims, dtype, mask) for mask in masks}
     for problem in problems.values():
         validate_problem(problem)
-        if problem.layout.format.couples_tokens:
-            allowed = "formats that cache a token the same whatever is cached beside it"
-            raise InvalidArgument("cache_format", problem.cache_format, allowed)
     return Trace(scenario.name, problems, scenario.config.group.world)
 
 

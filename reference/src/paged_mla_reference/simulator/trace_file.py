@@ -51,14 +51,29 @@ _EXPECTED = (
 )  # fmt: skip
 
 
+def check_writable(trace: Trace) -> None:
+    """Check that the answers of a trace are known.
+
+    Raises
+    ------
+    InvalidArgument
+        Tokens of the cache share scales: what a request sees depends on more than itself.
+    """
+    for problem in trace.problems.values():
+        if problem.layout.format.couples_tokens:
+            allowed = "formats that cache a token the same whatever is cached beside it"
+            raise InvalidArgument("cache_format", problem.cache_format, allowed)
+
+
 def save_trace(trace: Trace, steps: Iterable[TraceStep], path: Path) -> None:
     """Write a trace step by step; no two steps are held at once.
 
     Raises
     ------
     InvalidArgument
-        A step is larger than a reader takes.
+        No answers are known, or a step is larger than a reader takes.
     """
+    check_writable(trace)
     problems = {str(mask): asdict(problem) for mask, problem in trace.problems.items()}
     header = {"version": VERSION, "name": trace.name, "world": trace.world, "problems": problems}
     dtype = trace.problems[Mask.CAUSAL].dtype
