@@ -50,8 +50,11 @@ def test_all_empty():
 
 def test_no_number_is_not_nothing(monkeypatch):
     """S-8: it hides in no maximum of a GPU, which leaves NaN out as NumPy's fmax does."""
-    fmax = lambda builder, x, y: builder.binary_op(x, y, np.fmax)  # noqa: E731
-    monkeypatch.setattr(InterpreterBuilder, "create_maxnumf", fmax)
+    monkeypatch.setattr(
+        InterpreterBuilder,
+        "create_maxnumf",
+        lambda builder, x, y: builder.binary_op(x, y, np.fmax),
+    )
     outs, lses = partials(2)
     lses[:, 0], lses[1, 1], lses[:, 2, 0] = torch.nan, torch.nan, -torch.inf
     out, lse = merge_partials(outs, lses)

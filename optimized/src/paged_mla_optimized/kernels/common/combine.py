@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.merge import close_sum
 
 
 class _Group(NamedTuple):
@@ -72,9 +73,7 @@ def _join(
         total = total * keep + tl.sum(weight, axis=1)
         acc = acc * keep[:, None] + tl.sum(weight[:, :, None] * out, axis=1)
         peak = new_peak
-    is_empty = total == 0.0  # not by the peak: a maximum leaves NaN out
-    divisor = tl.where(is_empty, 1.0, total)
-    return acc / divisor[:, None], tl.where(is_empty, peak, peak + tl.log(divisor))
+    return close_sum(acc, total, peak)
 
 
 @triton.jit
