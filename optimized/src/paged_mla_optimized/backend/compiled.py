@@ -50,6 +50,11 @@ def _compiled(
     """Run `step` as one graph, compiled when its inputs are of a kind not seen before."""
     # The interpreter runs on the host, where Inductor would want a C++ compiler.
     backend = "aot_eager" if is_interpreting() else "inductor"
-    with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=_MAX_GRAPHS):
+    with (
+        warnings.catch_warnings(),
+        torch._dynamo.config.patch(recompile_limit=_MAX_GRAPHS),
+        # Graphs of these ops hold hardly a kernel to compile; else each process starts a pool.
+        torch._inductor.config.patch(compile_threads=1),
+    ):
         warnings.simplefilter("default")  # compilers deprecate parts of themselves
         torch.compile(step, fullgraph=True, backend=backend)(tensors, *answers)

@@ -20,6 +20,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime.driver import driver
 
 from paged_mla_optimized.runtime.bounded import Bounded
+from paged_mla_optimized.runtime.cache_keys import settle_key
 
 _HOOKS = triton.knobs.runtime
 _TRITON = ".".join(triton.__version__.split(".")[:2])
@@ -87,6 +88,7 @@ class Launcher:
     def __init__(
         self, kernel: Any, constants: dict[str, Any], *, cluster: int = 1, **options: int
     ) -> None:
+        settle_key(kernel)
         self._kernel = kernel
         self._cluster = cluster
         given = {name: value for name, value in constants.items() if value is not None}

@@ -1,0 +1,65 @@
+"""What Triton calls a binary on disk depends on its kernel alone (compiled mode, another process).
+
+Engines start many processes: each would compile anew what another has under another name.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+
+NAME_THEM = """
+import json, sys
+from triton.runtime.jit import JITFunction
+from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
+kernels = {job.kernel.fn.__qualname__: job.kernel for job in jobs_of_arch("sm90")}
+names = sorted(kernels, reverse=sys.argv[1] == "reversed")
+for name in names:
+    Launcher(kernels[name], {})
+    kernels[name].cache_key  # as a launch asks for it
+print(json.dumps({
+    name: {
+        "key": kernels[name].cache_key,
+        "constants": [(n, str(v)) for (n, _), (v, _) in kernels[name].used_global_vals.items()],
+    }
+    for name in sorted(kernels)
+}))
+"""
+
+
+def named(order):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", NAME_THEM, order],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return named("in order")
+
+
+def test_names_do_not_tell_which_kernel_came_first(kernels):
+    other = named("reversed")
+    assert len(kernels) > 20
+    assert [name for name in kernels if kernels[name]["key"] != other[name]["key"]] == []
+
+
+def test_constants_of_one_name_have_one_value(kernels):
+    """Triton orders them by name, and those of one name by where their modules lie in memory."""
+    for name, kernel in kernels.items():
+        values = defaultdict(set)
+        for constant, value in kernel["constants"]:
+            values[constant].add(value)
+        twice = {constant: found for constant, found in values.items() if len(found) > 1}
+        assert not twice, name
