@@ -35,6 +35,7 @@ TABLES = {
     "prefill": prefill,
 }
 PEERS = {
+    "h100": ["flashmla", "fa3", "vllm_triton", "sglang_triton"],
     "h200": ["flashmla", "fa3", "vllm_triton", "sglang_triton"],
     "h200-flashinfer": ["flashmla", "fa3", "flashinfer", "vllm_triton", "sglang_triton"],
 }
