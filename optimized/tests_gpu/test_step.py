@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 import torch
+import triton
 from gpu_step import CONFIG, CONFIGS, LAYERS, Model, P, R, make_batch, random_lens, same
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LayerEvents, PagedMla
@@ -31,6 +34,23 @@ def test_a_step_neither_waits_nor_allocates(name):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert allocations() == before
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_nothing_compiles_in_a_warm_instance(name, monkeypatch):
+    """Triton looks for no binary in any step, first ones of all lengths among them."""
+    config = replace(CONFIGS[name], num_heads=28)  # of no other test, whose binaries are known
+    model = Model(PagedMla(config))
+    looked_for = []
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda **found: looked_for.append(found["src"].name)
+    )
+    model.mla.warm_up(model.caches[0])
+    assert looked_for
+    looked_for.clear()
+    for seed, (rows, tokens) in enumerate([(1, 1), (9, 9), (9, 60), (3, 90), (16, 128)]):
+        model.eager(make_batch(config, random_lens(config, rows, tokens, seed), seed))
+    assert looked_for == []
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["fixed", "parts"])

@@ -17,6 +17,7 @@ from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.runtime.log import LOGGER
+from paged_mla_optimized.stepping.warm_up import warm_up
 from paged_mla_optimized.tables import RequestMap
 
 
@@ -76,6 +77,31 @@ class PagedMla(PlannedStep):
         take, and :meth:`gather_context` writes no more lines.
         """
         return self._core.plan.planned("key_starts", self._core.plan.num_rows + 1)
+
+    def warm_up(self, cache: Cache, request_map: RequestMap | None = None) -> None:
+        """Compile every kernel that a step may launch, or load it from where Triton keeps them.
+
+        A kernel compiles at its first launch, for seconds in which requests wait, and which a
+        capture does not bear. Call this once the cache is there. It launches steps of padding:
+        nothing of the cache is read or written, and the planned step stays.
+
+        Binaries are those for dense queries, answers and latents, on 16 bytes. Strides of other
+        tensors are compiled for at their first step, and so is the portable kernel where the cache
+        or the queries do not fit a Gluon one.
+
+        Parameters
+        ----------
+        cache : dtype [num_blocks, block_size, R + P], or LatentCache
+            As :meth:`attend` will be given it; other layers' of the same strides need no call.
+        request_map : RequestMap or None
+            One as steps are planned with; ``None`` if they have block tables.
+
+        Raises
+        ------
+        InvalidArgument
+            The cache's shape, dtype, device or last stride is wrong, or the map's.
+        """
+        warm_up(self._core, cache, request_map)
 
     def plan(
         self,

@@ -104,6 +104,14 @@ class Core:
         plan.query_len = step_query_len(self.config, num_rows, num_tokens, max_query_len)
         plan.choice = self._choices[min(plan.query_len, len(self._choices)) - 1]
 
+    def query_lens(self) -> list[int]:
+        """Return for each variant the shortest query length that gets it."""
+        return [self._choices.index(n) + 1 for n in range(len(self.variants))]
+
+    def append_steps(self) -> list[tuple[int, int]]:
+        """Return a step for each append kernel: tokens, and rows, none if its slots are named."""
+        return self._append.steps()
+
     def fill(
         self,
         plan: Plan,

@@ -15,6 +15,7 @@ from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
 from paged_mla_optimized.planning.forms import Forms, Prices
 from paged_mla_optimized.runtime.log import LOGGER
+from paged_mla_optimized.stepping.warm_up import warm_up
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument
@@ -60,6 +61,50 @@ class MlaLayer(PlannedStep):
         self._told_of_order = False
         self.materialised = Materialised(config, core)
         """What attends to the materialised rows."""
+
+    def warm_up(
+        self, cache: Cache, weights: HeadWeights, request_map: RequestMap | None = None
+    ) -> None:
+        """Compile every kernel that a step may launch, as :meth:`PagedMla.warm_up` does.
+
+        Materialised rows are asked with one token each over whatever the cache holds; nothing is
+        written to it. The planned step is lost: plan again.
+
+        Parameters
+        ----------
+        cache, request_map
+            As for :meth:`PagedMla.warm_up`.
+        weights : HeadWeights
+            Any layer's.
+
+        Raises
+        ------
+        InvalidArgument
+            As :meth:`attend` and :meth:`plan` do.
+        """
+        warm_up(self._core, cache, request_map)
+        config, attention = self.config, self.config.attention
+        if attention.mask != "causal":
+            return
+        keys = min(config.room + 1, attention.max_model_len)
+        rows = min(-(-(config.room + 1) // keys), attention.max_rows, attention.max_query_tokens)
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
+        self.plan(
+            starts,
+            torch.full_like(starts[:rows], keys),
+            starts.new_zeros((rows, -(-keys // attention.block_size))),
+            num_tokens=rows,
+            query_lens=[1] * rows,
+            max_seq_lens=[keys] * rows,
+            absorbed_rows=0,
+        )
+        q_nope, q_pe = (
+            torch.zeros(
+                (rows, attention.num_heads, width), dtype=attention.dtype, device=starts.device
+            )
+            for width in (config.qk_nope_head_dim, attention.qk_rope_head_dim)
+        )
+        self.attend(q_nope, q_pe, cache, weights)
 
     def plan(
         self,

@@ -11,6 +11,7 @@ import torch
 from fp8_step import values
 from mla_step import P, R, assert_close, build, config, dense, join
 
+from paged_mla_optimized.engines.vllm import decode as vllm_decode
 from paged_mla_optimized.engines.vllm.decode import Decode, FixedLengths, Step
 from paged_mla_shared.problem import Output
 
@@ -194,3 +195,15 @@ def test_ranks_of_context_parallelism():
     assert np.isneginf(partials[1].lse[1]).all()  # the row of one key lies on rank 0
     merged = oracle.merge(partials)
     assert_close((torch.from_numpy(merged.out), torch.from_numpy(merged.lse)), dense(whole))
+
+
+def test_kernels_compile_before_the_first_step_that_no_graph_captures():
+    """Once; from then on a step of another length finds its kernel."""
+    step = build((40, 1), (17, 1))
+    decode = Decode(step.config, "cpu", (1, 3))
+    with patch.object(decode.mla, "warm_up", wraps=decode.mla.warm_up) as warm_up:
+        for is_capturing, calls in ((True, 0), (False, 1), (False, 1)):
+            with patch.object(vllm_decode, "is_capturing", return_value=is_capturing):
+                got = attend(step, decode, as_queries(step), step.cache)
+            assert warm_up.call_count == calls
+            assert_close(got, dense(step))

@@ -40,6 +40,14 @@ def is_interpreting() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Return whether a CUDA graph records the current stream of a device."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 def device_facts(device: torch.device) -> DeviceFacts:
     """Return the facts of `device`; raises ``Unsupported`` where no kernel can run."""
     interprets = is_interpreting()

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.engines.vllm.convert import query_len
+from paged_mla_optimized.runtime.device import is_capturing
 
 
 @dataclass(eq=False)
@@ -75,16 +77,18 @@ class Step:
         RuntimeError
             Another step was planned since this forward's first layer ran.
         """
+        mla = self.decode.mla
+        cache = as_cache(mla.config.cache_format, latents, k_scale)
         if self._begins(layer, forward):
+            self.decode.warm_up(cache)
             self._first_layer = layer
             self._forward = None if forward is None else weakref.ref(forward)
             self.decode.plan(self)
             self.decode.planned = self
         elif self.decode.planned is not self:
             raise RuntimeError("another step was planned between two layers of this one")
-        mla = self.decode.mla
         q_nope, q_pe = split_queries(q, mla.config.kv_lora_rank)
-        return mla.attend(q_nope, q_pe, as_cache(mla.config.cache_format, latents, k_scale))
+        return mla.attend(q_nope, q_pe, cache)
 
     def _begins(self, layer: object, forward: object) -> bool:
         """Return whether a layer is the first of a forward."""
@@ -118,6 +122,17 @@ class Decode:
         self.mla = PagedMla(config, device)
         self._query_lens = query_lens[-1:] if config.deterministic else query_lens
         self.planned: Step | None = None
+        self._is_warm = False
+
+    def warm_up(self, cache: Cache) -> None:
+        """Compile all kernels before the first step but those that are captured.
+
+        vLLM captures graphs of some lengths; what others get would compile while requests wait.
+        """
+        if self._is_warm or is_capturing(self.mla.device):
+            return
+        self.mla.warm_up(cache)
+        self._is_warm = True
 
     def plan(self, step: Step) -> None:
         """Plan a step."""
