@@ -15,6 +15,8 @@ from paged_mla_optimized import (
     MlaConfig,
     MlaLayer,
     PagedMla,
+    Prefill,
+    PrefillConfig,
     RequestMap,
     core,
     prefill,
@@ -175,6 +177,41 @@ def test_no_step_of_a_layer_launches_another_kernel(launched, absorbed, max_mode
     queries = torch.zeros(25, 16, 128 + 64, dtype=torch.float16)
     layer.append(queries[:, 0, :1].expand(-1, 512).contiguous(), queries[:, 0, :64], cache)
     layer.attend(queries[..., :128], queries[..., 128:], cache, weights)
+    assert launched
+    assert set(launched) <= warm
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "whole"])
+@pytest.mark.parametrize("dims", [(128, 64, 128), (192, 64, 256)], ids=["hopper", "portable"])
+def test_no_prompt_launches_another_kernel(launched, dims, causal):
+    """Keys and values of one projection, queries of another, and lse as vLLM merges it."""
+    nope, rope, value = dims
+    config = PrefillConfig(
+        num_heads=16,
+        softmax_scale=0.1,
+        max_rows=8,
+        max_tokens=64,
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        v_head_dim=value,
+        causal=causal,
+    )
+    prompts = Prefill(config, "cpu")
+    prompts.warm_up()
+    warm = set(launched)
+    launched.clear()
+    for tokens, keys in ((1, 1), (7, 90), (64, 640)):
+        starts, ends = (torch.tensor([0, n], dtype=torch.int32) for n in (tokens, keys))
+        q, heads = (
+            torch.zeros(n, 16, width, dtype=config.dtype)
+            for n, width in ((tokens, nope + rope), (keys, nope + value))
+        )
+        k_pe = torch.zeros(keys, rope, dtype=config.dtype)
+        prompts.plan(starts, ends, num_tokens=tokens)
+        lse = torch.empty(16, tokens).t()
+        prompts.attend(
+            *q.split([nope, rope], -1), heads[..., :nope], k_pe, heads[..., nope:], lse=lse
+        )
     assert launched
     assert set(launched) <= warm
 

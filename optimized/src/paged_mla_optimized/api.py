@@ -79,11 +79,12 @@ class PagedMla(PlannedStep):
         return self._core.plan.planned("key_starts", self._core.plan.num_rows + 1)
 
     def warm_up(self, cache: Cache, request_map: RequestMap | None = None) -> None:
-        """Compile every kernel that a step may launch, or load it from where Triton keeps them.
+        """Compile what any step launches, or load it from where Triton keeps binaries.
 
         A kernel compiles at its first launch, for seconds in which requests wait, and which a
-        capture does not bear. Call this once the cache is there. It launches steps of padding:
-        nothing of the cache is read or written, and the planned step stays.
+        capture does not bear. Call this once the cache is there: it launches ``plan``, ``append``,
+        ``attend`` and ``gather_context`` in every kernel that they have, for steps of padding.
+        Nothing of the cache is read or written, and the planned step stays.
 
         Binaries are those for dense queries, answers and latents, on 16 bytes. Strides of other
         tensors are compiled for at their first step, and so is the portable kernel where the cache

@@ -65,7 +65,7 @@ class MlaLayer(PlannedStep):
     def warm_up(
         self, cache: Cache, weights: HeadWeights, request_map: RequestMap | None = None
     ) -> None:
-        """Compile every kernel that a step may launch, as :meth:`PagedMla.warm_up` does.
+        """Compile what any step launches, as :meth:`PagedMla.warm_up` does.
 
         Materialised rows are asked with one token each over whatever the cache holds; nothing is
         written to it. The planned step is lost: plan again.

@@ -147,6 +147,22 @@ class Prefill:
         """Tiles of the planned step's queries."""
         return self._plan
 
+    def warm_up(self) -> None:
+        """Compile what any step launches, as :meth:`PagedMla.warm_up` does.
+
+        The planned step is lost: plan again. What is not dense is compiled for at its first step,
+        but for halves of a projection and other strides of multiples of 16 elements.
+        """
+        config = self.config
+        nope, rope, value = config.head_dims
+        lengths = torch.zeros(2, dtype=torch.int32, device=self.device)
+        q_nope, q_pe, k_nope, v = (
+            torch.zeros((1, config.num_heads, n), dtype=config.dtype, device=self.device)
+            for n in (nope, rope, nope, value)
+        )
+        self.plan(lengths, lengths, num_tokens=1)
+        self.attend(q_nope, q_pe, k_nope, q_pe[:, 0], v)
+
     def plan(
         self, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, *, num_tokens: int
     ) -> None:
