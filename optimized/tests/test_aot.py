@@ -166,18 +166,6 @@ def test_the_next_kernel_begins_when_all_before_these_have_ended(name, tmp_path)
     assert order.count("ACQBULK") == order.count("PREEXIT") == 1
 
 
-LOST = """
-/*0000*/ IMAD.U32 R80, RZ, RZ, UR32 ;
-/*0010*/ {between} ;
-/*0020*/ VIADDMNMX R80, R80, UR49, R97, PT ;
-"""
-
-
-@pytest.mark.parametrize(("between", "count"), [("NOP", 1), ("IMAD.MOV R80, RZ, RZ, -R80", 0)])
-def test_what_ptxas_makes_of_a_difference_is_found(between, count):
-    assert len(aot.lost_signs(LOST.format(between=between))) == count
-
-
 @pytest.mark.parametrize(
     ("variant", "waits"),
     [

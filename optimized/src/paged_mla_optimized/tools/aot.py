@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from paged_mla_optimized.planning.families import SHARED_MEMORY
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.tools.aot_jobs import Job, jobs_of_arch
+from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands
 
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
@@ -72,6 +73,8 @@ def compile_job(job: Job, arch: str) -> Usage:
         fault = f"more than {SHARED_MEMORY[arch]} bytes of shared memory"
     elif lost := lost_signs(dump):
         fault = f"ptxas may have lost a sign: {lost[0]}"
+    elif overwritten := overwritten_operands(dump):
+        fault = f"an operand of a product is overwritten: {overwritten[0]}"
     ptx = hash_of_instructions(compiled.asm["ptx"])
     return Usage(job.name, registers, stack_bytes, shared_bytes, ptx, fault)
 
@@ -98,25 +101,6 @@ def changes(before: list[dict[str, Any]], now: list[Usage]) -> list[str]:
     told += [f"new: {name}" for name in new if name not in old]
     told += [f"changed: {name}" for name in new if old.get(name, new[name]) != new[name]]
     return told
-
-
-def lost_signs(sass: str) -> list[str]:
-    """Return minima and maxima of sums of uniform registers, of which one was copied for that.
-
-    None of the kernels asks for such a sum. ptxas 12.8 has made it of a difference.
-    """
-    copied: set[str] = set()
-    found = []
-    for line in re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?(.*?) *;", sass):
-        if copy := re.fullmatch(r"(?:IMAD\.U32 (R\d+), RZ, RZ|MOV (R\d+)), UR\d+", line):
-            copied.add(copy[1] or copy[2])
-            continue
-        sum_ = re.match(r"VIADDMNMX\S* R\d+, (R\d+)\S*, UR\d+,", line)
-        if sum_ and sum_[1] in copied:
-            found.append(line)
-        if given := re.match(r"\S+ (R\d+),", line):
-            copied.discard(given[1])
-    return found
 
 
 def _dump(cubin: bytes) -> str:
