@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+import triton
 from gpu_prefill import LIMITS, Step, assert_close, build
 
 from paged_mla_optimized import Prefill
@@ -25,6 +26,25 @@ def test_matches_dense_attention(rows, dtype, causal):
     prefill = Prefill(step.config)
     step.plan(prefill)
     assert_close(step.attend(prefill), step)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
+@pytest.mark.parametrize("dims", [(128, 128), (192, 256)], ids=["hopper", "portable"])
+def test_nothing_compiles_in_a_warm_prefill(dims, causal, monkeypatch):
+    """Triton looks for no binary in any step."""
+    nope, value = dims
+    sizes = {"qk_nope_head_dim": nope, "v_head_dim": value, "causal": causal}
+    steps = [build(rows, halves=True, **sizes) for rows in ROWS.values()]
+    prefill = Prefill(steps[0].config)
+    prefill.warm_up()
+    looked_for = []
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda **found: looked_for.append(found["src"].name)
+    )
+    for step in steps:
+        step.plan(prefill)
+        step.attend(prefill)
+    assert looked_for == []
 
 
 def test_other_head_sizes():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from prefill_step import assert_close, build, prefix_sums
 
 from paged_mla_optimized import Prefill
-from paged_mla_optimized.engines.heads import HeadsPrefill, Keys
+from paged_mla_optimized.engines.heads import HeadsPrefill, Keys, warm_up
 
 
 def attend(heads, part, step):
@@ -70,3 +72,14 @@ def test_keys_apart_and_answers_where_they_are_wanted():
     keys = Keys(k_nope, step.k_pe[:, None])
     HeadsPrefill(step.config).attend(0, *sums, q=q, k=keys, v=v, lse=lse, out=out)
     assert_close((out, lse), step)
+
+
+def test_kernels_compile_once_for_all_layers(monkeypatch):
+    """Layers are made one by one, each with a config of its own that equals the others'."""
+    causal, context = (build((5, 5), causal=causal).config for causal in (True, False))
+    warmed = []
+    monkeypatch.setattr(Prefill, "warm_up", lambda self: warmed.append(self.config))
+    for _layer in range(3):
+        for config in (causal, context):
+            warm_up(replace(config), torch.device("cpu"))
+    assert warmed == [causal, context]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,12 @@ class Keys(NamedTuple):
 
     nope: torch.Tensor
     pe: torch.Tensor
+
+
+@cache
+def warm_up(config: PrefillConfig, device: torch.device) -> None:
+    """Compile what prompts launch, once for all layers of a model, and not while one waits."""
+    Prefill(config, device).warm_up()
 
 
 class HeadsPrefill:

@@ -9,7 +9,7 @@ import torch
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
 
 from paged_mla_optimized.engines.fits import DTYPES
-from paged_mla_optimized.engines.heads import HeadsPrefill, Keys
+from paged_mla_optimized.engines.heads import HeadsPrefill, Keys, warm_up
 from paged_mla_optimized.engines.vllm.registration import NAME
 from paged_mla_optimized.engines.vllm.versions import context_chunk
 from paged_mla_optimized.prefill import PrefillConfig
@@ -44,8 +44,12 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         config = self._config()
-        self._new = HeadsPrefill(config)
-        self._context = HeadsPrefill(replace(config, causal=False))
+        of_context = replace(config, causal=False)
+        self._new, self._context = HeadsPrefill(config), HeadsPrefill(of_context)
+        if torch.cuda.is_available():  # vLLM makes layers there; an interpreter compiles nothing
+            device = torch.device("cuda", torch.cuda.current_device())
+            warm_up(config, device)
+            warm_up(of_context, device)
 
     def prepare_metadata(self, prefill_metadata: Any) -> None:
         """Begin a step."""
