@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from compiled_mode import run
 
 from paged_mla_optimized.tools import aot
 
@@ -18,14 +19,6 @@ from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
 job = next(job for job in jobs_of_arch("{arch}") if job.name.startswith("{prefix}"))
 print(json.dumps(asdict(compile_job(job, "{arch}"))))
 """
-
-
-def run(*command):
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    return subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ Engines start many processes: each would compile anew what another has under ano
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 
 import pytest
+from compiled_mode import run
 
 NAME_THEM = """
 import json, sys
-from triton.runtime.jit import JITFunction
 from paged_mla_optimized.runtime.launch import Launcher
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
 kernels = {job.kernel.fn.__qualname__: job.kernel for job in jobs_of_arch("sm90")}
@@ -32,15 +29,8 @@ print(json.dumps({
 
 
 def named(order):
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", NAME_THEM, order],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run("-c", NAME_THEM, order)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

@@ -24,7 +24,6 @@ from paged_mla_optimized import (
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
 TREES = ("tree:qlen", "tree:full", "tree:packed")
@@ -79,16 +78,11 @@ def special(key):
 
 
 def cache_of(config):
-    width = FORMATS[config.cache_format].row(config)[1]
+    width = config.stored.row(config)[1]
     if not config.is_fp8:
         return torch.zeros(4, config.block_size, width, dtype=config.dtype)
     latents = torch.zeros(4, config.block_size, width, dtype=torch.uint8)
-    shapes = {
-        "scalar": (),
-        "per_token": (4, 1, config.block_size),
-        "per_group": (4, 1, 4),
-    }
-    shape = shapes.get(config.scales)
+    shape = config.stored.scale_shape(4, config.block_size)
     scales = None if shape is None else torch.ones(shape)
     return LatentCache(config.cache_format, latents, scales)
 

@@ -312,13 +312,18 @@ def test_rows_that_verify_different_numbers_of_drafts_are_refused():
 ALIKE = {"is_fp8": False, "takes_parts": True}
 
 
+def teach_both(module, is_first, **need):
+    """Tell of a model that needs something, and of one that does not, in either order."""
+    needs = [ALIKE | need, ALIKE]
+    for each in needs if is_first else needs[::-1]:
+        module.teach("ours", **each)
+
+
 @pytest.mark.parametrize("is_first", [True, False], ids=["target", "draft"])
 def test_codes_with_a_scale_beside_a_model_without_codes(is_first):
     """S-11: a target and its draft have one name, and what is told last is not for both."""
     with stubbed_dispatch() as module:
-        needs = [ALIKE | {"is_fp8": True}, ALIKE]
-        for need in needs if is_first else needs[::-1]:
-            module.teach("ours", **need)
+        teach_both(module, is_first, is_fp8=True)
         handle = module.AttentionBackendRegistry.get_handler("ours")
         for scale, way in ((0.5, "MLA"), (1.0, "MHA"), (None, "MHA")):
             attn = SimpleNamespace(attn_mqa=SimpleNamespace(k_scale_float=scale))
@@ -329,9 +334,7 @@ def test_codes_with_a_scale_beside_a_model_without_codes(is_first):
 def test_scaled_queries_beside_a_model_without_them(is_first):
     """SGLang scales what it has joined alone."""
     with stubbed_dispatch() as module:
-        needs = [ALIKE | {"takes_parts": False}, ALIKE]
-        for need in needs if is_first else needs[::-1]:
-            module.teach("ours", **need)
+        teach_both(module, is_first, takes_parts=False)
         assert module.FORWARD_ABSORB_CORE_ATTENTION_BACKENDS == ["fa3"]
 
 

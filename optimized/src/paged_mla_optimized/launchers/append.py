@@ -75,19 +75,20 @@ class Append:
         config = self.config
         found: dict[tuple[bool, int], tuple[int, int]] = {}
         for num_tokens in (1, self._few_tokens + 1):
-            few = self._shares_scales and num_tokens <= self._few_tokens
             for num_rows in (0, *(-(-num_tokens // most) for most in _ROW_TOKENS), 1):
-                run_tokens = self._run_tokens(num_tokens, num_rows, few=few)
-                found.setdefault((few, run_tokens), (num_tokens, num_rows))
+                found.setdefault(self._choice(num_tokens, num_rows), (num_tokens, num_rows))
         return [
             (num_tokens, num_rows)
             for num_tokens, num_rows in found.values()
             if num_tokens <= config.max_query_tokens and num_rows <= config.max_rows
         ]
 
-    def _run_tokens(self, num_tokens: int, planned_rows: int, *, few: bool) -> int:
-        """Return the second part of a kernel's key."""
-        return run_tokens_of(num_tokens, planned_rows, few=few) if self._shares_scales else 0
+    def _choice(self, num_tokens: int, planned_rows: int) -> tuple[bool, int]:
+        """Return which of ``append_choices`` a step gets."""
+        if not self._shares_scales:
+            return False, 0
+        few = num_tokens <= self._few_tokens
+        return few, run_tokens_of(num_tokens, planned_rows, few=few)
 
     def launch(
         self,
@@ -114,8 +115,7 @@ class Append:
             of_scales = (stride,) if config.scales in ("per_token", "per_group") else ()
         num_tokens = ckv.shape[0]
         strides = ckv.stride(), k_pe.stride(), latents.stride(), slot_mapping.stride()
-        few = self._shares_scales and num_tokens <= self._few_tokens
-        kernel, tokens = self._kernels[few, self._run_tokens(num_tokens, planned_rows, few=few)]
+        kernel, tokens = self._kernels[self._choice(num_tokens, planned_rows)]
         kernel(
             (-(-num_tokens // tokens), 1, 1),
             (*strides, of_scales),

@@ -6,12 +6,15 @@ written.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.stepping.inputs import Bucket, StepInputs
 from paged_mla_optimized.tables import RequestMap
 
 
@@ -46,26 +49,21 @@ def _plan(
     query_len: int,
 ) -> None:
     """Plan a step of padded rows and tokens in the kernel for queries of a length."""
-    config, device = core.config, core.device
-    lengths = torch.zeros(num_rows + 1, dtype=torch.int32, device=device)
-    table: torch.Tensor | RequestMap = lengths.new_zeros((num_rows, 1))
+    as_small = replace(core.config, max_rows=num_rows, max_query_tokens=num_tokens, max_model_len=1)
+    inputs = StepInputs(as_small, core.device, {})
+    step = inputs.view(Bucket(num_tokens, num_rows, query_len))
+    table: torch.Tensor | RequestMap = step.block_table
     if request_map is not None:
         ids = request_map.request_ids.new_zeros(num_rows)
         table = RequestMap(request_map.req_to_token, ids)
-    mask = None
-    if config.mask == "tree:packed":
-        width = -(-config.max_draft_tokens // 8)
-        mask = torch.zeros((num_tokens, width), dtype=torch.uint8, device=device)
-    elif config.is_tree:
-        mask = torch.zeros(1, dtype=torch.bool, device=device)
     core.fill(
         plan,
-        lengths,
-        lengths[:num_rows],
+        step.cu_seqlens_q,
+        step.seq_lens,
         table,
         num_tokens=num_tokens,
         max_query_len=query_len,
-        mask=mask,
+        mask=step.mask,
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?(\S+)\s*(.*?)\s*;", re.MULTILINE)
+_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?(\S+)\s*(.*?)\s*;", re.MULTILINE)
 _NO_RESULT = re.compile(
     r"ACQBULK|ARRIVES|BAR|BRA|BREAK|BRX|BSSY|BSYNC|CALL|CCTL|DEPBAR|DSETP|ERRBAR|EXIT|FENCE|FSETP|"
     r"HSETP2|ISETP|KILL|LDGDEPBAR|LDGSTS|MEMBAR|NOP|PLOP3|PREEXIT|R2UR|RED|RET|ST[GLS]?|STSM|SYNCS|"
@@ -36,7 +36,7 @@ class Instruction:
         return self.kind.endswith("GMMA")
 
     def __str__(self) -> str:
-        return f"{self.address:#x} {self.name} {', '.join(self.operands)}"
+        return f"{self.name} {', '.join(self.operands)}"
 
 
 def instructions(sass: str) -> list[Instruction]:
@@ -54,7 +54,7 @@ def lost_signs(sass: str) -> list[str]:
     """
     copied: set[str] = set()
     found = []
-    for line in re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?(.*?) *;", sass):
+    for line in map(str, instructions(sass)):
         if copy := re.fullmatch(r"(?:IMAD\.U32 (R\d+), RZ, RZ|MOV (R\d+)), UR\d+", line):
             copied.add(copy[1] or copy[2])
             continue
@@ -87,7 +87,7 @@ def overwritten_operands(sass: str) -> list[str]:
         number = pending.pop()
         before = read[number] or {}
         if before.keys() & _results(code[number]):
-            found[number] = str(code[number])
+            found[number] = f"{code[number].address:#x} {code[number]}"
         after = _after(code[number], before)
         for target in following[number]:
             known = read[target]
