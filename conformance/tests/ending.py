@@ -49,7 +49,10 @@ class Hangs(_Ending):
     def end(self) -> None:
         """Wait for long."""
         started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-        Path(os.environ["STARTED"]).write_text(str(started.pid))
+        path = Path(os.environ["STARTED"])
+        written = path.with_suffix(".written")
+        written.write_text(str(started.pid))
+        written.rename(path)  # the file is there with the id, or not at all
         time.sleep(1000)
 
 
