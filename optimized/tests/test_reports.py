@@ -7,6 +7,7 @@ import pytest
 
 from paged_mla_optimized.engines.sglang.registration import NAME as SGLANG
 from paged_mla_optimized.engines.sglang.tools import rate as sglang_rate
+from paged_mla_optimized.engines.tools import invariance
 from paged_mla_optimized.engines.tools import report as scenes
 from paged_mla_optimized.engines.vllm.registration import NAME as VLLM
 from paged_mla_optimized.engines.vllm.tools import prefill as vllm_prefill
@@ -30,6 +31,7 @@ TABLES = {
     "formats": formats,
     "fp8": fp8,
     "instances": instances,
+    "h100-instances": instances,
     "layer": layer,
     "parallel": parallel,
     "prefill": prefill,
@@ -46,7 +48,8 @@ RATES = {
     "vllm-prefill-together": vllm_prefill.COMMAND,
     "sglang-rate": sglang_rate.COMMAND,
 }
-SCENES = {"vllm": VLLM, "sglang": SGLANG}
+SCENES = {"vllm": VLLM, "h100-vllm": VLLM, "sglang": SGLANG}
+INVARIANCE = ("h100-vllm-invariance",)
 NOT_FROM_NUMBERS = {"transformers"}  # what a test of the library prints
 
 
@@ -81,6 +84,13 @@ def test_scenes_are_of_their_passes(name):
     assert scenes.page(found, SCENES[name]) == page.with_suffix(".md").read_text()
 
 
+@pytest.mark.parametrize("name", INVARIANCE)
+def test_invariance_is_of_its_mixes(name):
+    page = REPORTS / "engines" / name
+    found = json.loads(page.with_suffix(".json").read_text())
+    assert invariance.page(found) == page.with_suffix(".md").read_text()
+
+
 def test_every_page_is_held():
     pages = {path.stem for path in REPORTS.rglob("*.md")}
-    assert pages == {*TABLES, *PEERS, *RATES, *SCENES, *NOT_FROM_NUMBERS}
+    assert pages == {*TABLES, *PEERS, *RATES, *SCENES, *INVARIANCE, *NOT_FROM_NUMBERS}
