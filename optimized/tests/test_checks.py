@@ -295,7 +295,7 @@ def test_a_device_without_kernels(monkeypatch):
         ("3.6.0", "2.3.5", True),
         ("3.7.0", "2.4.0", True),
         ("3.8.0+git", "2.4.0rc1", True),
-        ("3.9.0", "2.3.5", False),
+        ("3.9.0", "2.3.5", True),
         ("3.10.0", "2.4.0", False),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 import triton
 
 from paged_mla_optimized.planning.families import INTERPRETER
+from paged_mla_optimized.runtime.conditions import keep_conditions
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.provenance import commit_of
 
@@ -54,7 +55,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
     if device.type not in ({"cuda", "cpu"} if interprets else {"cuda"}):
         raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
     if interprets:
-        _check_interpreter()
+        _prepare_interpreter()
         return DeviceFacts(INTERPRETER, 1)
     capability = torch.cuda.get_device_capability(device)
     if capability not in ARCHS:
@@ -72,11 +73,10 @@ def check_computes(arch: str, dtype: torch.dtype) -> None:
         )
 
 
-def _check_interpreter() -> None:
-    """Refuse versions whose interpreter cannot run these kernels.
+def _prepare_interpreter() -> None:
+    """Refuse versions whose interpreter cannot run these kernels, and mend that of Triton 3.9.
 
-    With NumPy 2.4, that of Triton 3.6 reads no bound of a loop (triton#9171). That of 3.9 makes
-    int32 of a scalar's condition and a tensor's, and takes no such mask.
+    With NumPy 2.4, that of Triton 3.6 reads no bound of a loop (triton#9171).
     """
     triton_release = _release(triton.__version__)
     if triton_release < (3, 7) and _release(np.__version__) >= (2, 4):
@@ -84,10 +84,12 @@ def _check_interpreter() -> None:
             f"the interpreter of Triton {triton.__version__} with NumPy {np.__version__}: "
             "allowed: NumPy < 2.4, or Triton >= 3.7"
         )
-    if triton_release >= (3, 9):
+    if triton_release >= (3, 10):
         raise Unsupported(
-            f"the interpreter of Triton {triton.__version__}: allowed: that of Triton 3.6 to 3.8"
+            f"the interpreter of Triton {triton.__version__}: allowed: that of Triton 3.6 to 3.9"
         )
+    if triton_release == (3, 9):
+        keep_conditions()
 
 
 def _release(version: str) -> tuple[int, int]:

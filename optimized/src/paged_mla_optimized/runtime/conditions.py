@@ -1,0 +1,25 @@
+"""Conditions in Triton's interpreter.
+
+A scalar's comparison has the values of a condition and the type of what was compared. Beside a
+tensor it is spread over its shape, by Triton 3.9 in that type: what comes of a tensor's condition
+and a scalar's are integers then, which no load or store takes for a mask.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+
+@cache
+def keep_conditions() -> None:
+    """Have the interpreter spread a scalar's values as they are."""
+    spread = InterpreterBuilder.create_splat
+
+    def spread_as_it_is(builder: InterpreterBuilder, to: Any, scalar: TensorHandle) -> TensorHandle:
+        made = spread(builder, to, scalar)
+        return TensorHandle(made.data.astype(scalar.data.dtype), made.dtype)
+
+    InterpreterBuilder.create_splat = spread_as_it_is
