@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from paged_mla_optimized.engines.sglang.tools import invariance as of_sglang
 from paged_mla_optimized.engines.tools import invariance, report
@@ -135,3 +137,23 @@ def test_a_command_runs_scenes_apart_and_says_who_breaks_a_promise(tmp_path, mon
     assert lines[-1].startswith("| ours-off | off | 3 | together 2 of 3, reversed 2 of 3")
     assert "| ours | on | - | no answer: see its log | - | abc |" in lines
     assert page(json.loads((tmp_path / "page.json").read_text())).splitlines() == lines
+
+
+def test_norms_are_launched_for_few_tokens_at_a_time():
+    """Sums and answers are written in place, as vLLM's own does."""
+    launches = []
+
+    def norm(tokens, residual, weight, epsilon):
+        launches.append(len(tokens))
+        residual += tokens
+        tokens.copy_(residual * weight + epsilon)
+
+    ops = SimpleNamespace(fused_add_rms_norm=norm)
+    of_vllm.launch_norms_in_parts(ops)
+    tokens, residual = torch.arange(1200.0).view(600, 2), torch.ones(600, 2)
+    weight = torch.tensor([2.0, 3.0])
+    expected = (tokens + 1) * weight + 0.5
+    ops.fused_add_rms_norm(tokens, residual, weight, 0.5)
+    assert launches == [255, 255, 90]
+    assert torch.equal(tokens, expected)
+    assert torch.equal(residual, torch.arange(1200.0).view(600, 2) + 1)
