@@ -1,21 +1,26 @@
-"""Where SGLang 0.5.17 and 0.5.23 differ, as far as these classes meet it. One source serves both.
+"""Where releases of SGLang differ, as far as these classes meet it. One source serves all.
 
-=============================================  =======================  ===========================
-what                                           0.5.17                   0.5.23
-=============================================  =======================  ===========================
-a pool that moves tokens about                 its allocator's          ``kv_index_translator`` of
-                                               ``translate_kv_loc``     the runner
-what makes a draft's backend                   returns a backend        returns a name and a backend
-a draft's backend                              has no name              has the name of its kind
-the pool's own writer and slot 0               writes it                leaves it out, as ours does
-a prompt's tokens without padding of ranks     ``num_token_non_         ``global_num_token_non_
-                                               padded_cpu``             padded_cpu``; layers hand
-                                                                        on these alone
-names of a runner's backends                   the server's arguments'  the runner's, before it has
-                                                                        one
-=============================================  =======================  ===========================
+=============================================  =======================  ======  ===================
+what                                           0.5.17                   since   is
+=============================================  =======================  ======  ===================
+what makes a draft's backend                   returns a backend        0.5.18  returns a name and
+                                                                                a backend
+a draft's backend                              has no name              0.5.18  has the name of its
+                                                                                kind
+names of a runner's backends                   the server's arguments'  0.5.18  the runner's,
+                                                                                before it has one
+a pool that moves tokens about                 its allocator's          0.5.19  ``kv_index_
+                                               ``translate_kv_loc``             translator`` of the
+                                                                                runner
+the pool's own writer and slot 0               writes it                0.5.19  leaves it out, as
+                                                                                ours does
+a prompt's tokens without padding of ranks     ``num_token_non_         0.5.20  ``global_num_token_
+                                               padded_cpu``                     non_padded_cpu``;
+                                                                                layers hand on
+                                                                                these alone
+=============================================  =======================  ======  ===================
 
-The surfaces of both are recorded in ``optimized/tests/engines/sglang_surfaces``.
+Surfaces are recorded in ``optimized/tests/engines/sglang_surfaces``.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-RECORDED = ("0.5.17", "0.5.23")
+RECORDED = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
 """Releases whose surface the tests hold these classes against."""
 
 OLDEST = (0, 5, 17)

@@ -1,20 +1,25 @@
-"""Where vLLM 0.25 and 0.33 differ, as far as these classes meet it. One source serves both.
+"""Where releases of vLLM differ, as far as these classes meet it. One source serves all.
 
-=============================================  =======================  ===========================
-what                                           0.25                     0.33
-=============================================  =======================  ===========================
-``get_supported_kernel_block_sizes``           no argument              ``kv_cache_spec``, optional
-whether a cache may span layers                ``get_kv_cache_stride_   ``supported_kv_cache_
-                                               order``                  layouts``: None is any
-``_build_decode``                                                       ``max_query_len``, unused
-``run_prefill_context_chunk``                  ``chunk_idx``            ``chunk``, an object
-context parallelism is asked of                ``can_return_lse_for_    ``supports_dcp``
+=============================================  =======================  ======  ===================
+what                                           0.25                     since   is
+=============================================  =======================  ======  ===================
+context parallelism is asked of                ``can_return_lse_for_    0.26    ``supports_dcp``
                                                decode``
-metadata of drafts inside a graph              not there                not claimed: built eagerly
-graphs over rows of unequal query lengths      not there                not claimed
-=============================================  =======================  ===========================
+``run_prefill_context_chunk``                  ``chunk_idx``            0.28    ``chunk``, an
+                                                                                object
+whether a cache may span layers                ``get_kv_cache_stride_   0.29    ``supported_kv_
+                                               order``                          cache_layouts``:
+                                                                                None is any
+``get_supported_kernel_block_sizes``           no argument              0.31    ``kv_cache_spec``,
+                                                                                optional
+``_build_decode``                                                       0.31    ``max_query_len``,
+                                                                                unused
+metadata of drafts inside a graph              not there                0.33    not claimed: built
+                                                                                eagerly
+graphs over rows of unequal query lengths      not there                0.33    not claimed
+=============================================  =======================  ======  ===================
 
-The surfaces of both are recorded in ``optimized/tests/engines/vllm_surfaces``.
+Surfaces are recorded in ``optimized/tests/engines/vllm_surfaces``.
 """
 
 from __future__ import annotations
@@ -23,7 +28,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-RECORDED = ("0.25.0", "0.33.0")
+RECORDED = (
+    *("0.25.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0"),
+    *("0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+)
 """Releases whose surface the tests hold these classes against."""
 
 OLDEST = (0, 25)
@@ -54,9 +62,9 @@ def context_chunk(metadata: Any, chunk_idx: int | None, chunk: Any) -> ContextCh
     metadata : MLACommonPrefillMetadata
         Of the step.
     chunk_idx : int or None
-        What 0.25 passes: its chunks are for all rows.
+        What vLLM passes before 0.28: its chunks are for all rows.
     chunk : MLACommonPrefillMetadata.ContextChunk or None
-        What 0.33 passes: its chunks are for some rows, and hold their query lengths.
+        What it passes since: its chunks are for some rows, and hold their query lengths.
     """
     if chunk is not None:
         return ContextChunk(chunk.index, chunk.query_start_loc, chunk.cu_seq_lens)
