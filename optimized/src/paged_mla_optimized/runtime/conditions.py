@@ -10,12 +10,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
 
 @cache
 def keep_conditions() -> None:
     """Have the interpreter spread a scalar's values as they are."""
+    from triton.runtime.interpreter import (  # noqa: PLC0415 - GPUs need none
+        InterpreterBuilder,
+        TensorHandle,
+    )
+
     spread = InterpreterBuilder.create_splat
 
     def spread_as_it_is(builder: InterpreterBuilder, to: Any, scalar: TensorHandle) -> TensorHandle:
