@@ -7,6 +7,8 @@ context parallelism is asked of                ``can_return_lse_for_    0.26    
                                                decode``
 ``run_prefill_context_chunk``                  ``chunk_idx``            0.28    ``chunk``, an
                                                                                 object
+metadata of drafts inside a graph              not there                0.28    not claimed: built
+                                                                                eagerly
 whether a cache may span layers                ``get_kv_cache_stride_   0.29    ``supported_kv_
                                                order``                          cache_layouts``:
                                                                                 None is any
@@ -14,9 +16,7 @@ whether a cache may span layers                ``get_kv_cache_stride_   0.29    
                                                                                 optional
 ``_build_decode``                                                       0.31    ``max_query_len``,
                                                                                 unused
-metadata of drafts inside a graph              not there                0.33    not claimed: built
-                                                                                eagerly
-graphs over rows of unequal query lengths      not there                0.33    not claimed
+graphs over rows of unequal query lengths      not there                0.31    not claimed
 =============================================  =======================  ======  ===================
 
 Surfaces are recorded in ``optimized/tests/engines/vllm_surfaces``.
