@@ -14,7 +14,7 @@ from typing import Any
 @cache
 def keep_conditions() -> None:
     """Have the interpreter spread a scalar's values as they are."""
-    from triton.runtime.interpreter import (  # noqa: PLC0415 - GPUs need none
+    from triton.runtime.interpreter import (  # noqa: PLC0415 - a GPU needs no interpreter
         InterpreterBuilder,
         TensorHandle,
     )

@@ -14,7 +14,6 @@ prompts in a scene of ours that promises their bits did not keep them.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -35,7 +34,6 @@ from paged_mla_optimized.engines.vllm.tools.engine import (
     BATCH_INVARIANT,
     arguments,
     ask,
-    prepare,
     run_engine,
 )
 
@@ -82,10 +80,15 @@ def given(model: Path, scene: Scene) -> dict[str, Any]:
 def run(model: Path, scene: Scene, use: Callable[[Ask], None]) -> None:
     """Make an engine in the mode or out of it, and hand on how to ask it."""
     os.environ[BATCH_INVARIANT] = str(int(scene.is_on))
-    prepare()
-    if scene.is_promised:
-        launch_norms_in_parts(importlib.import_module("vllm._custom_ops"))
-    run_engine(given(model, scene), lambda llm: use(partial(ask, llm)))
+
+    def use_engine(llm: Any) -> None:
+        if scene.is_promised:
+            from vllm import _custom_ops  # prepared for by the engine
+
+            launch_norms_in_parts(_custom_ops)
+        use(partial(ask, llm))
+
+    run_engine(given(model, scene), use_engine)
 
 
 def launch_norms_in_parts(ops: Any) -> None:
