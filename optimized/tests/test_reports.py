@@ -31,6 +31,8 @@ TABLES = {
     "append": append,
     "formats": formats,
     "fp8": fp8,
+    "h100-fp8": fp8,
+    "h100-formats": formats,
     "instances": instances,
     "h100-instances": instances,
     "layer": layer,
