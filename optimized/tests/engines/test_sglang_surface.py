@@ -16,7 +16,7 @@ from recording import assigned, fields, methods, parameters
 from surface import Surface, accepts, bases, calls_of_super
 
 import paged_mla_optimized.engines.sglang as room
-from paged_mla_optimized.engines.sglang.registration import FACTORY
+from paged_mla_optimized.engines.sglang.registration import FACTORY, GROUP, NAME
 from paged_mla_optimized.engines.sglang.versions import RECORDED
 
 SOURCES = {path.stem: ast.parse(path.read_text()) for path in Path(room.__path__[0]).glob("*.py")}
@@ -199,5 +199,5 @@ def test_members_exist(surface, name):
 
 def test_the_entry_point_is_declared():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    declared = 'paged_mla = "paged_mla_optimized.engines.sglang.registration:register"'
-    assert f'[project.entry-points."sglang.srt.plugins"]\n{declared}\n' in text
+    declared = f'{NAME} = "paged_mla_optimized.engines.sglang.registration:register"'
+    assert f'[project.entry-points."{GROUP}"]\n{declared}\n' in text

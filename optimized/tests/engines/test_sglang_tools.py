@@ -14,8 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from paged_mla_optimized.engines.sglang.registration import NAME
 from paged_mla_optimized.engines.sglang.tools import answer, check, rate
-from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask
+from paged_mla_optimized.engines.sglang.tools.engine import arguments, ask, run_engine
 from paged_mla_optimized.engines.sglang.tools.scenes import (
     CONTEXT_LEN,
     EVERY_SCENE,
@@ -350,6 +351,13 @@ def test_a_history_is_waited_for(tmp_path):
 def test_a_silent_log_is_a_reason_too(tmp_path):
     (tmp_path / "log").write_text("")
     assert check.reason(tmp_path / "log") == "silence"
+
+
+@pytest.mark.parametrize("option", ["attention_backend", "decode_attention_backend"])
+def test_without_an_entry_point_no_engine_is_made(monkeypatch, option):
+    monkeypatch.setattr(f"{run_engine.__module__}.entry_points", lambda **_: ())
+    with pytest.raises(RuntimeError, match=r"no entry point 'paged_mla' .*install"):
+        run_engine({option: NAME}, pytest.fail)
 
 
 def test_flashmla_is_asked_for_decode_rows_alone(tmp_path):

@@ -1,4 +1,4 @@
-"""The entry point of the group ``sglang.srt.plugins``."""
+"""The entry point by which SGLang finds this backend."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from paged_mla_optimized.runtime.log import LOGGER
 
 NAME = "paged_mla"
 """What ``attention_backend`` is set to."""
+
+GROUP = "sglang.srt.plugins"
+"""Of entry points: SGLang calls them in each of its processes."""
 
 FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
 

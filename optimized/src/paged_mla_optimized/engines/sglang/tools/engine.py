@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paged_mla_optimized.engines.sglang.registration import GROUP, NAME
 from paged_mla_optimized.engines.tools.follow import Logprobs
 
 T = TypeVar("T")
@@ -64,7 +66,18 @@ def survive(*_signal: Any) -> None:
 
 
 def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
-    """Make an engine, use it, and end its processes."""
+    """Make an engine, use it, and end its processes.
+
+    Raises
+    ------
+    RuntimeError
+        This backend is asked for, and SGLang's processes could not find it.
+    """
+    if NAME in given.values() and not entry_points(group=GROUP, name=NAME):
+        raise RuntimeError(
+            f"no entry point {NAME!r} of the group {GROUP!r} is installed, by which processes of "
+            "SGLang find this backend: install paged-mla-optimized beside SGLang"
+        )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import sglang  # reads the environment
 
