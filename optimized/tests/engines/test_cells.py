@@ -70,12 +70,12 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
             raise ImportError("no A")
         use(Timer())
 
-    assert main(run, "--heads", "128", "--layers", "2") == 0
+    assert main(run, "--heads", "128", "--layers", "2") == 1  # for A
     assert order == ["OURS", "A", "B", "A", "B", "OURS"]  # none is always the first
     said = capsys.readouterr().out
     assert "no A" in said
     assert "OURS 8x64 ms: left out" in said
-    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["128-B.json", "128-OURS.json"]
+    assert json.loads((tmp_path / "128-A.json").read_text())["cells"] == {}
     found = json.loads((tmp_path / "128-OURS.json").read_text())
     assert list(found["cells"]) == ["8x16", "1x64", "1x16"]  # most keys first
     assert found["cells"]["8x16"] == {"ms": [8.0] * 6, "busy_ms": [4.0]}  # of both rounds
@@ -146,11 +146,12 @@ def test_an_engine_that_says_nothing_is_given_up(main, monkeypatch, tmp_path, ca
         def step_ms(self, _cell, _repeats):
             Event().wait(60)
 
-    main(
+    status = main(
         lambda *given: given[-1](Dead() if given[1] == "A" else Timer()),
         *("--backends", "A", "B", "--rounds", "1"),
     )
-    assert [path.name for path in tmp_path.glob("*.json")] == ["16-B.json"]
+    assert status == 1
+    assert json.loads((tmp_path / "16-A.json").read_text())["cells"] == {}
     assert "TimeoutError: not done after" in capsys.readouterr().out
 
 
@@ -334,7 +335,7 @@ def test_of_engines_together_those_that_fail_leave_the_others(main, tmp_path, ca
         if backend == "A":
             raise RuntimeError("ended badly")
 
-    main(run, "--together", "--rows", "1", "--repeats", "1")
+    assert main(run, "--together", "--rows", "1", "--repeats", "1") == 1
     assert made == ["OURS", "A", "B"]  # once each
     said = capsys.readouterr().out
     assert said.count("RuntimeError: gone") == 1
@@ -344,9 +345,22 @@ def test_of_engines_together_those_that_fail_leave_the_others(main, tmp_path, ca
     assert cells["B"]["1x16"] == {"ms": [1.0, 1.0], "busy_ms": [0.5]}
 
 
-def test_no_engine_together_is_no_error(main, tmp_path):
+def test_a_backend_whose_engine_was_not_made_is_named(main, capsys):
+    def run(_model, backend, _options, use):
+        if backend == "B":
+            raise MemoryError("no room")
+        use(Timer())
+
+    assert main(run, "--together") == 1
+    assert main(run, "--table") == 0
+    said = capsys.readouterr().out
+    assert "| 16 heads: rows x context | OURS | A | B |" in said
+    assert "Asked too, and not timed: B." in said
+
+
+def test_no_engine_together_is_an_error(main, tmp_path):
     def run(*_):
         raise ImportError("none")
 
-    assert main(run, "--together") == 0
-    assert not list(tmp_path.glob("*.json"))
+    assert main(run, "--together") == 1
+    assert [json.loads(path.read_text())["cells"] for path in tmp_path.glob("*.json")] == [{}] * 3

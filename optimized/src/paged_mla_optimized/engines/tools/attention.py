@@ -34,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
     paths = options.folder.glob(f"{options.heads}-*.json")
     timed = [json.loads(path.read_text()) for path in paths if not path.stem.endswith(ATTENTION)]
-    if not timed:
+    if not any(found["cells"] for found in timed):
         parser.error(f"{options.folder} has no cells of {options.heads} heads")
     [layers] = {found["facts"]["layers"] for found in timed}
     found: dict[str, Any] = {}

@@ -95,7 +95,7 @@ class Command:
     switches: tuple[str, ...] = ()
 
     def main(self, doc: str | None, run: Run) -> int:
-        """Time cells, or print those that were timed."""
+        """Time cells, or print those that were timed; return 1 if a backend timed none."""
         options = self._options(doc)
         if options.table:
             for heads in sorted({int(p.name.split("-")[0]) for p in options.folder.glob("*.json")}):
@@ -121,7 +121,19 @@ class Command:
                 run(model, backend, options, use)
 
             Together(make, dict(timed), cells_of(options), options.rounds).run()
-            return 0
+        else:
+            self._in_rounds(model, options, timed, end, run)
+        return int(not all(one.found["cells"] for one in timed.values()))
+
+    def _in_rounds(
+        self,
+        model: Path,
+        options: argparse.Namespace,
+        timed: dict[str, _Cells],
+        end: float,
+        run: Run,
+    ) -> None:
+        """Time engines that follow one another."""
         turns = [
             name for first in range(options.rounds) for name in rotated(options.backends, first)
         ]
@@ -131,7 +143,6 @@ class Command:
                 run(model, backend, options, timed[backend].time)
             except Exception:  # the others are timed all the same
                 tell_error(backend)
-        return 0
 
     def _options(self, doc: str | None) -> argparse.Namespace:
         parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", maxsplit=1)[0])
@@ -208,15 +219,15 @@ def limit(seconds: float) -> Iterator[None]:
 
 
 class _Cells:
-    """The cells of one backend: ``FOLDER/HEADS-BACKEND.json`` has those that were timed."""
+    """The cells of one backend: ``FOLDER/HEADS-BACKEND.json`` has those timed, or none."""
 
     def __init__(self, backend: str, options: argparse.Namespace, facts: dict[str, Any]) -> None:
         self.name, self.options = f"H {options.heads} {backend}", options
         self.start, self.end, self.deadline = 0.0, 0.0, 0.0
         self.turns, self.is_last = 1, False
         self.path = options.folder / f"{options.heads}-{backend}.json"
-        self.path.unlink(missing_ok=True)
         self.found: dict[str, Any] = {"facts": facts, "cells": {}}
+        self._write()
 
     def begin(self, end: float, turns: int, backends: int) -> None:
         """Begin to make an engine: it shares the time until `end` with those that follow."""
@@ -263,12 +274,15 @@ class _Cells:
             found = measure(cell)
         took = time.monotonic() - start
         self.found["cells"].setdefault(str(cell), {}).setdefault(what, []).extend(found)
-        self.path.write_text(json.dumps(self.found, indent=1))
+        self._write()
         told = " ".join(f"{ms:.3f}" for ms in found)
         print(
             f"{self.name} {cell} {what}: {told}, in {took:.1f} s, {expected:.1f} expected",
             flush=True,
         )
+
+    def _write(self) -> None:
+        self.path.write_text(json.dumps(self.found, indent=1))
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
