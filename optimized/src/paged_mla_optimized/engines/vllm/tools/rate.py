@@ -72,7 +72,7 @@ def run(
     give_cores_processes(options.at_once)
     longest = max(options.contexts) + _ROOM
     each = token_bytes(options.layers)
-    most_bytes = int(0.7 * free_bytes()) // options.at_once
+    most_bytes = int(0.6 * free_bytes()) // options.at_once
     cache_bytes = min(max(options.rows) * longest * each + (1 << 30), most_bytes)
     traces = options.folder / f"traces-{backend}"
     given = arguments(
