@@ -75,6 +75,8 @@ def test_every_backend_times_what_fits_and_says_where(main, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "no A" in said
     assert "OURS 8x64 ms: left out" in said
+    names = ["128-A.json", "128-B.json", "128-OURS.json"]
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == names
     assert json.loads((tmp_path / "128-A.json").read_text())["cells"] == {}
     found = json.loads((tmp_path / "128-OURS.json").read_text())
     assert list(found["cells"]) == ["8x16", "1x64", "1x16"]  # most keys first
@@ -92,6 +94,7 @@ def test_what_an_engine_must_not_be_forked_from_is_done_elsewhere(main, monkeypa
 
     def run(*given):
         assert cells.free_bytes() == 7
+        assert cells.most_cache_bytes(given[2]) == 4
         asked.append(given[0])
 
     def asked_apart(code):
@@ -151,7 +154,10 @@ def test_an_engine_that_says_nothing_is_given_up(main, monkeypatch, tmp_path, ca
         *("--backends", "A", "B", "--rounds", "1"),
     )
     assert status == 1
-    assert json.loads((tmp_path / "16-A.json").read_text())["cells"] == {}
+    found = {path.name: json.loads(path.read_text())["cells"] for path in tmp_path.glob("*.json")}
+    assert found.keys() == {"16-A.json", "16-B.json"}
+    assert found["16-A.json"] == {}
+    assert found["16-B.json"]
     assert "TimeoutError: not done after" in capsys.readouterr().out
 
 

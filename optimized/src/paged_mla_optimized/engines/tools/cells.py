@@ -122,27 +122,15 @@ class Command:
 
             Together(make, dict(timed), cells_of(options), options.rounds).run()
         else:
-            self._in_rounds(model, options, timed, end, run)
+            rounds = range(options.rounds)
+            turns = [name for first in rounds for name in rotated(options.backends, first)]
+            for number, backend in enumerate(turns):
+                timed[backend].begin(end, len(turns) - number, len(options.backends))
+                try:
+                    run(model, backend, options, timed[backend].time)
+                except Exception:  # the others are timed all the same
+                    tell_error(backend)
         return int(not all(one.found["cells"] for one in timed.values()))
-
-    def _in_rounds(
-        self,
-        model: Path,
-        options: argparse.Namespace,
-        timed: dict[str, _Cells],
-        end: float,
-        run: Run,
-    ) -> None:
-        """Time engines that follow one another."""
-        turns = [
-            name for first in range(options.rounds) for name in rotated(options.backends, first)
-        ]
-        for number, backend in enumerate(turns):
-            timed[backend].begin(end, len(turns) - number, len(options.backends))
-            try:
-                run(model, backend, options, timed[backend].time)
-            except Exception:  # the others are timed all the same
-                tell_error(backend)
 
     def _options(self, doc: str | None) -> argparse.Namespace:
         parser = argparse.ArgumentParser(description=(doc or "").split("\n\n", maxsplit=1)[0])
@@ -200,6 +188,11 @@ def build_apart(folder: Path, heads: int, layers: int) -> Path:
 def free_bytes() -> int:
     """Return what the GPU has before any engine."""
     return int(asked_apart("import torch; print(torch.cuda.mem_get_info()[0])"))
+
+
+def most_cache_bytes(options: argparse.Namespace) -> int:
+    """Return what the cache of each engine may take: weights and workspaces need room too."""
+    return int(0.6 * free_bytes()) // int(options.at_once)
 
 
 @contextmanager

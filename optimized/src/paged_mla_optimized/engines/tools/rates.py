@@ -73,7 +73,7 @@ def table(folder: Path, heads: int, ours: str, step: str) -> str:
     lines = [*_places(timed), "", head_of([*columns, "attention's part"])]
     lines += [row_of(load.cells(names)) for load in loads]
     told = [f"ms per {step}, median (least to most), and for how many of them the GPU is busy."]
-    if missing := [name for name in names if name in timed and not timed[name]["cells"]]:
+    if missing := [name for name, one in timed.items() if not one["cells"]]:
         told.append(f"Asked too, and not timed: {', '.join(missing)}.")
     told += _summary("Ratios", loads)
     told += _summary("Where attention is over half of the step", heavy)

@@ -37,7 +37,7 @@ from paged_mla_optimized.engines.tools.cells import (
     Cell,
     Command,
     Timer,
-    free_bytes,
+    most_cache_bytes,
     token_bytes,
 )
 from paged_mla_optimized.engines.tools.model import NOPE, ROPE, VALUE, VOCAB
@@ -68,7 +68,7 @@ def run(
     longest = max(options.contexts) + _ROOM
     tokens = min(
         max(options.rows) * longest,
-        int(0.6 * free_bytes()) // options.at_once // token_bytes(options.layers),
+        most_cache_bytes(options) // token_bytes(options.layers),
     )
     given = arguments(
         model,

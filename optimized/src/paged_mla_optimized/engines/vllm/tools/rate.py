@@ -29,7 +29,7 @@ from paged_mla_optimized.engines.tools.cells import (
     Cell,
     Command,
     Timer,
-    free_bytes,
+    most_cache_bytes,
     token_bytes,
 )
 from paged_mla_optimized.engines.tools.model import VOCAB
@@ -72,8 +72,8 @@ def run(
     give_cores_processes(options.at_once)
     longest = max(options.contexts) + _ROOM
     each = token_bytes(options.layers)
-    most_bytes = int(0.6 * free_bytes()) // options.at_once
-    cache_bytes = min(max(options.rows) * longest * each + (1 << 30), most_bytes)
+    asked_bytes = max(options.rows) * longest * each + (1 << 30)
+    cache_bytes = min(asked_bytes, most_cache_bytes(options))
     traces = options.folder / f"traces-{backend}"
     given = arguments(
         model,
