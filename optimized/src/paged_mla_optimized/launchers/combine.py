@@ -17,7 +17,7 @@ NUM_WARPS = 1
 """Small programs, since many begin at once where the attend kernel's have just ended."""
 MAX_REGISTERS = 128
 """Of a thread, so that 16 programs run on a multiprocessor at once."""
-_MOST_WORKERS = 256  # programs that join one query tile: of 16 pairs, 64 partials keep all busy
+_PIECE = 32  # columns of a pair that a program joins at a time, where there are most partials
 
 
 class Combine:
@@ -39,6 +39,7 @@ class Combine:
         # So many for each program of the attend kernel read all partials of its tile at once.
         workers = 16 if variant.tile_m <= 32 else 16 * max(lanes, 2)
         self.workers = self.parts * (2 if is_interpreting() else workers)
+        self.pieces = variant.tile_m * -(-config.kv_lora_rank // _PIECE)  # of a query tile
         constants = combine_constants(config, variant)
         options = {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS, **overlap_options(constants)}
         self._kernel = Launcher(combine_kernel, constants, **options)
@@ -55,7 +56,7 @@ class Combine:
         """Write what the groups that were cut come to, and blank padding; T > 0."""
         rows, tokens = plan.num_rows, plan.num_tokens
         joins = most_joins(self.config, self.variant, self.parts, rows, tokens)
-        workers = max(min(self.workers // joins, _MOST_WORKERS), 1)
+        workers = max(min(self.workers // joins, self.pieces), 1)
         strides = out.stride()
         self._kernel(
             (joins + -(-tokens // workers), workers, 1),
