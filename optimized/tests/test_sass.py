@@ -2,7 +2,7 @@
 
 import pytest
 
-from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands
+from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
 
 LOST = """
 /*0000*/ IMAD.U32 R80, RZ, RZ, UR32 ;
@@ -92,3 +92,17 @@ def test_every_way_to_an_instruction_counts():
     ways = (ENDS, "@P0 BRA 0x30", ALL, "MOV R56, R2", "EXIT")
     assert overwritten_operands(code(*ways)) == ["0x30 MOV R56, R2"]
     assert overwritten_operands(code(ENDS, "BRA 0x30", "MOV R56, R2", ALL, "EXIT")) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        pytest.param((ENDS, ALL, "NOP", ENDS, ALL), 2, id="each-waited-for"),
+        pytest.param((ENDS, ENDS, ALL), 0, id="two-groups"),
+        pytest.param((PRODUCT, ENDS, ALL), 0, id="one-group-of-two"),
+        pytest.param((ENDS, ALL_BUT_ONE, ENDS, ALL), 0, id="one-left-under-way"),
+        pytest.param(("NOP",), 0, id="no-products"),
+    ],
+)
+def test_products_that_wait_for_each_other_are_found(lines, count):
+    assert len(serialized_products(code(*lines))) == count

@@ -2,9 +2,9 @@
 
 ``python -m paged_mla_optimized.tools.aot --arch sm90 [--json PATH]`` prints registers, stack
 (spills) and shared memory of each, and exits 1 if one fails, needs more shared memory than there
-is, which the compiler itself does not look at, or is miscompiled in the one way that this can tell.
-``--against PATH`` names the variants whose
-instructions are not those of a table that ``--json`` wrote: what was measured of the others holds.
+is, which the compiler itself does not look at, or is compiled in a way that ``sass.py`` looks for.
+``--against PATH`` names the variants whose instructions are not those of a table that ``--json``
+wrote: what was measured of the others holds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from paged_mla_optimized.planning.families import SHARED_MEMORY
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.tools.aot_jobs import Job, jobs_of_arch
-from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands
+from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
 
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
@@ -75,6 +75,8 @@ def compile_job(job: Job, arch: str) -> Usage:
         fault = f"ptxas may have lost a sign: {lost[0]}"
     elif overwritten := overwritten_operands(dump):
         fault = f"an operand of a product is overwritten: {overwritten[0]}"
+    elif job.name.startswith("hopper") and (serialized := serialized_products(dump)):
+        fault = f"each of {len(serialized)} products waits for the one before: {serialized[0]}"
     ptx = hash_of_instructions(compiled.asm["ptx"])
     return Usage(job.name, registers, stack_bytes, shared_bytes, ptx, fault)
 

@@ -1,10 +1,11 @@
-"""Faults that ptxas has been seen to make, looked for in the instructions it left."""
+"""What ptxas has been seen to do wrong, or slowly, looked for in the instructions it left."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 _LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?(\S+)\s*(.*?)\s*;", re.MULTILINE)
 _NO_RESULT = re.compile(
@@ -98,14 +99,36 @@ def overwritten_operands(sass: str) -> list[str]:
     return [found[number] for number in sorted(found)]
 
 
+def serialized_products(sass: str) -> list[str]:
+    """Return all products on Hopper if each is waited for before the next begins.
+
+    ptxas makes a kernel so where the registers of one of its loops do not hold what products under
+    way read. It says so in a warning that Triton does not show (C7510 to C7519), and answers are
+    right: only time tells.
+    """
+    products = [i for i in instructions(sass) if i.is_product or _is_wait(i)]
+    waited_for = [
+        str(one) for one, then in pairwise(products) if one.is_product and _under_way(then) == 0
+    ]
+    return waited_for if len(waited_for) == sum(i.is_product for i in products) else []
+
+
+def _is_wait(instruction: Instruction) -> bool:
+    return instruction.name.startswith("WARPGROUP.DEPBAR")
+
+
+def _under_way(instruction: Instruction) -> int | None:
+    """Return how many groups of products a wait leaves; None if it is none."""
+    return int(instruction.operands[-1], 16) if _is_wait(instruction) else None
+
+
 def _after(instruction: Instruction, read: dict[int, int]) -> dict[int, int]:
     """Return what products read behind an instruction."""
     if instruction.is_product:
         read = read | dict.fromkeys(_operand(instruction), 0)
         if "gsb0" in instruction.operands:  # ends a group
             read = {register: groups + 1 for register, groups in read.items()}
-    elif instruction.name.startswith("WARPGROUP.DEPBAR"):
-        under_way = int(instruction.operands[-1], 16)
+    elif (under_way := _under_way(instruction)) is not None:
         read = {register: groups for register, groups in read.items() if groups <= under_way}
     return read
 
