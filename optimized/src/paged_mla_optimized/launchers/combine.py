@@ -17,7 +17,7 @@ NUM_WARPS = 1
 """Small programs, since many begin at once where the attend kernel's have just ended."""
 MAX_REGISTERS = 128
 """Of a thread, so that 16 programs run on a multiprocessor at once."""
-_PIECE = 32  # columns of a pair that a program joins at a time, where there are most partials
+_PIECE = 32  # columns of a pair that ``_join_share`` takes at a time of 64 partials
 
 
 class Combine:

@@ -75,6 +75,7 @@ def compile_job(job: Job, arch: str) -> Usage:
         fault = f"ptxas may have lost a sign: {lost[0]}"
     elif overwritten := overwritten_operands(dump):
         fault = f"an operand of a product is overwritten: {overwritten[0]}"
+    # In portable kernels it is Triton, not ptxas, that decides what waits for a product.
     elif job.name.startswith("hopper") and (serialized := serialized_products(dump)):
         fault = f"each of {len(serialized)} products waits for the one before: {serialized[0]}"
     ptx = hash_of_instructions(compiled.asm["ptx"])

@@ -103,23 +103,20 @@ def serialized_products(sass: str) -> list[str]:
     """Return all products on Hopper if each is waited for before the next begins.
 
     ptxas makes a kernel so where the registers of one of its loops do not hold what products under
-    way read. It says so in a warning that Triton does not show (C7510 to C7519), and answers are
-    right: only time tells.
+    way read. It says so in a warning that Triton does not show, and answers are right: only time
+    tells.
     """
-    products = [i for i in instructions(sass) if i.is_product or _is_wait(i)]
+    steps = [one for one in instructions(sass) if one.is_product or _under_way(one) is not None]
     waited_for = [
-        str(one) for one, then in pairwise(products) if one.is_product and _under_way(then) == 0
+        str(one) for one, then in pairwise(steps) if one.is_product and _under_way(then) == 0
     ]
-    return waited_for if len(waited_for) == sum(i.is_product for i in products) else []
-
-
-def _is_wait(instruction: Instruction) -> bool:
-    return instruction.name.startswith("WARPGROUP.DEPBAR")
+    return waited_for if len(waited_for) == sum(one.is_product for one in steps) else []
 
 
 def _under_way(instruction: Instruction) -> int | None:
-    """Return how many groups of products a wait leaves; None if it is none."""
-    return int(instruction.operands[-1], 16) if _is_wait(instruction) else None
+    """Return how many groups of products a wait leaves under way; None if it is no wait."""
+    is_wait = instruction.name.startswith("WARPGROUP.DEPBAR")
+    return int(instruction.operands[-1], 16) if is_wait else None
 
 
 def _after(instruction: Instruction, read: dict[int, int]) -> dict[int, int]:
