@@ -423,3 +423,7 @@ def test_alone_each_is_timed_in_both_orders_on_a_warm_device(monkeypatch):
     timing.alone({"ours": print, "theirs": print}, passes=4)
     ours, theirs = ["ours"] * 25, ["theirs"] * 25
     assert replayed[-200:] == 2 * (ours + theirs + theirs + ours)
+    replayed.clear()
+    timing.alone({"ours": print, "theirs": print}, passes=4, seconds=3)
+    ours, theirs = ["ours"] * 75, ["theirs"] * 75
+    assert replayed[-600:] == 2 * (ours + theirs + theirs + ours)

@@ -69,8 +69,7 @@ from paged_mla_optimized.kernels.hopper.softmax import (
 
 _STAGES = gl.constexpr(3)
 _WARPS = gl.constexpr(8)  # that make weights and answers
-_CHUNK = gl.constexpr(32)  # words of keys at a time
-_SLIM = gl.constexpr(16)  # where shares have scales: registers are scarcer there
+_CHUNK = gl.constexpr(16)  # words of keys at a time
 _WORDS = gl.constexpr(128)  # two columns each, of one product's values
 _KEYS = gl.constexpr(16)  # of one product
 _OWN = gl.constexpr(8)  # neighbouring keys of a pair in a lane: 16 bytes of weights
@@ -81,6 +80,7 @@ _BY_PAIR = gl.constexpr(gl.BlockedLayout([1, _OWN], [8, 4], [_WARPS, 1], [1, 0])
 _ALL_LANES = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [_WARPS, 1], [1, 0]))
 _ALL_FOUR = gl.constexpr(gl.BlockedLayout([4], [32], [_WARPS], [0]))
 _ALL_FOUR_OF_SCORES = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
+_IN_EVERY_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # of those of scores
 _EVERYWHERE = gl.constexpr(gl.BlockedLayout([_WARPS], [32], [_WARPS], [0]))
 
 
@@ -103,14 +103,19 @@ class _Staged(NamedTuple):
 
 
 @gluon.jit
+def _load_latents(ring, stage, AT: gl.constexpr):
+    """Load words ``[64, _CHUNK]`` of the latents of a key tile as operands."""
+    return ring.ckv.index(stage).slice(AT, _CHUNK, dim=1).load(gl.DotOperandLayout(0, _SCORES, 2))
+
+
+@gluon.jit
 def _load_words(ring, stage, AT: gl.constexpr):
-    """Load words ``[64, _CHUNK]`` of a key tile as operands: k_pe, then the latents."""
-    operand: gl.constexpr = gl.DotOperandLayout(0, _SCORES, 2)
+    """Load words of a key tile as operands: first k_pe, ``[64, 32]``, then its latents."""
     if AT == 0:
-        part = ring.k_pe.index(stage)
+        words = ring.k_pe.index(stage).load(gl.DotOperandLayout(0, _SCORES, 2))
     else:
-        part = ring.ckv.index(stage).slice(AT - _CHUNK, _CHUNK, dim=1)
-    return part.load(operand)
+        words = _load_latents(ring, stage, AT - _CHUNK)
+    return words
 
 
 @gluon.jit
@@ -129,7 +134,8 @@ def _hand_scales(key_scale, staged, stage):
 
     Weights times 2 ** lift are float16, and with these factors those of codes.
     """
-    lift = lift_of(gl.max(key_scale, 0))
+    bits = gl.max(key_scale.to(gl.int32, bitcast=True), 0)  # one instruction, as no float has
+    lift = lift_of(bits.to(gl.float32, bitcast=True))
     staged.factors.index(stage).store((key_scale * gl.exp2(-lift)).to(gl.float16))
     staged.lifts.index(stage).store(gl.full([4], 0.0, gl.float32, _ALL_FOUR_OF_SCORES) + lift)
 
@@ -138,12 +144,11 @@ def _hand_scales(key_scale, staged, stage):
 def _store_scores(s, staged, ring, stage, turn, scales):
     """Hand on the scores of the `turn`-th tile, of the stage before, once others have been read."""
     SHARES: gl.constexpr = scales.SHARES
-    key_layout: gl.constexpr = gl.SliceLayout(1, _SCORES)
     if scales.SCALES != "scalar":
         before = gl.where(stage == 0, _STAGES - 1, stage - 1)
-        of_shares = load_scales(ring.key_scales, before * SHARES, SHARES, key_layout)
+        of_shares = load_scales(ring.key_scales, before * SHARES, SHARES, _IN_EVERY_WARP)
         if SHARES == 1:
-            s = s * of_shares[0][:, None]
+            s = s * ring.key_scales.index(before).load(gl.SliceLayout(1, _SCORES))[:, None]
             _hand_scales(of_shares[0], staged, before)
         else:
             key_scale = key_scale_of(of_shares)
@@ -166,16 +171,9 @@ def _products(words, following, staged, ring, stage, zero):
             following = _load_words(ring, stage, at + 2 * _CHUNK)
         s = warpgroup_mma(left, _queries_of(staged, zero, 0, at), s, use_acc=at > 0, is_async=True)
         s = warpgroup_mma(right, _queries_of(staged, zero, 1, at), s, is_async=True)
-        if at > _CHUNK:  # those of two chunks may run, and read their registers
-            warpgroup_mma_wait(4, deps=[left, right])
+        if at > 2 * _CHUNK:  # those of three chunks may run, and read their registers
+            warpgroup_mma_wait(6, deps=[left, right])
     return warpgroup_mma_wait(0, deps=[s])
-
-
-@gluon.jit
-def _load_slim(ring, stage, AT: gl.constexpr):
-    """Load half a chunk of words of latents."""
-    part = ring.ckv.index(stage).slice(AT, _SLIM, dim=1)
-    return part.load(gl.DotOperandLayout(0, _SCORES, 2))
 
 
 @gluon.jit
@@ -188,19 +186,19 @@ def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.
     q_pe = staged.q_pe.index(zero).permute((1, 0))
     s = warpgroup_mma(k_pe, q_pe, s, use_acc=False, is_async=True)
     left, right = contracted(words)
-    for at in gl.static_range(0, 256, _SLIM):
-        q_left = staged.q_nope.index(zero).slice(at, _SLIM, dim=1).permute((1, 0))
-        q_right = staged.q_nope.index(zero + 1).slice(at, _SLIM, dim=1).permute((1, 0))
+    for at in gl.static_range(0, 256, _CHUNK):
+        q_left = staged.q_nope.index(zero).slice(at, _CHUNK, dim=1).permute((1, 0))
+        q_right = staged.q_nope.index(zero + 1).slice(at, _CHUNK, dim=1).permute((1, 0))
         share = warpgroup_mma(left, q_left, share, use_acc=at % WIDTH > 0, is_async=True)
         share = warpgroup_mma(right, q_right, share, is_async=True)
         last_left = left
         last_right = right
-        if at + _SLIM < 256:  # unpacked while those run
+        if at + _CHUNK < 256:  # unpacked while those run
             words = following
-            if at + 2 * _SLIM < 256:
-                following = _load_slim(ring, stage, at + 2 * _SLIM)
+            if at + 2 * _CHUNK < 256:
+                following = _load_latents(ring, stage, at + 2 * _CHUNK)
             left, right = contracted(words)
-        if (at + _SLIM) % WIDTH == 0:
+        if (at + _CHUNK) % WIDTH == 0:
             of_share = ring.key_scales.index(stage * SHARES + at // WIDTH)
             scale = of_share.load(gl.SliceLayout(1, _SCORES))
             s, share, last_left, last_right = warpgroup_mma_wait(
@@ -234,8 +232,8 @@ def _score(step, staged, ring, scales):
                 words = _load_words(ring, stage, 0)
                 following = _load_words(ring, stage, _CHUNK)
             else:
-                words = _load_slim(ring, stage, 0)
-                following = _load_slim(ring, stage, _SLIM)
+                words = _load_latents(ring, stage, 0)
+                following = _load_latents(ring, stage, _CHUNK)
             if visit > segment.tile_begin:
                 turn = _store_scores(s, staged, ring, stage, turn, scales)
             # Seen to vary: else what products are told of the queries is kept, in scarce registers.
@@ -624,7 +622,7 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
             (copy_tiles, (step, keys, scales, ring, 256)),
         ],
         [4, 4 if keys.BOX == 0 else 1],
-        [120, 40 if keys.BOX == 0 else 24],
+        [120 if scales.SHARES > 1 else 104, 40 if keys.BOX == 0 else 24],
     )
 
 

@@ -13,23 +13,26 @@ from triton.testing import do_bench
 _GRAPH_MS = 10.0  # of one replay: long enough for its own start not to count
 _ROUNDS = 20
 _ROUNDS_BEFORE = 200  # two seconds: a cold device is faster at its limit, by up to 4 %
-_ROUNDS_ALONE = 100  # a second in all: longer than the period in which a device slows down
 
 Launch = Callable[[], Any]
 Graph = tuple[torch.cuda.CUDAGraph, int]  # of so many calls
 
 
-def alone(launches: Mapping[str, Launch], passes: int = 2) -> dict[str, float]:
+def alone(
+    launches: Mapping[str, Launch], passes: int = 2, seconds: float = 1.0
+) -> dict[str, float]:
     """Return the median time of one call of each in microseconds, replayed by itself for a while.
 
     At its power limit the device sets the clock by the power that this kernel takes, and lowers it
     further for a quarter of every second. It goes on growing warmer, and takes more power then: all
     are timed in several passes, every second in the reverse order. More and shorter ones suit
-    kernels that take the same power.
+    kernels that take the same power. `seconds` are of each, in all passes: one is longer than the
+    period in which a device slows down.
     """
     graphs = _captured(launches, _GRAPH_MS)
     _replayed(_turns(graphs, -(-_ROUNDS_BEFORE // len(graphs))))
-    each = [item for item in graphs.items() for _ in range(_ROUNDS_ALONE // passes)]
+    replays = round(1e3 * seconds / _GRAPH_MS / passes)
+    each = [item for item in graphs.items() for _ in range(replays)]
     orders = each, each[::-1]
     return _replayed(item for number in range(passes) for item in orders[number % 2])
 
