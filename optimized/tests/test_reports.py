@@ -35,6 +35,7 @@ TABLES = {
     "h100-formats": formats,
     "instances": instances,
     "h100-instances": instances,
+    "h100-instances-long": instances,
     "layer": layer,
     "parallel": parallel,
     "prefill": prefill,
