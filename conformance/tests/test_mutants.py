@@ -10,7 +10,7 @@ import pytest
 
 from paged_mla_conformance.mutants import MUTANTS, __main__, backends
 from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
-from paged_mla_conformance.mutants.kill import Kills, kill
+from paged_mla_conformance.mutants.kill import Kills, NothingAsked, kill
 from paged_mla_conformance.mutants.matrix import Matrix
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_reference.deviations import Fault
@@ -65,8 +65,15 @@ def test_a_mutant_that_no_test_can_see_survives():
 
 def test_a_suite_that_does_not_run_is_an_error():
     """S-20: a mutant that was not asked has not survived."""
-    with pytest.raises(RuntimeError, match="the suite was not put to lse-in-base-2"):
+    with pytest.raises(NothingAsked, match="the suite was not put to lse-in-base-2"):
         kill("lse-in-base-2", "-k", "no_test_is_called_so")
+
+
+def test_a_choice_of_no_test_is_an_error(capsys: pytest.CaptureFixture[str]):
+    """The command says what no test is called."""
+    with pytest.raises(SystemExit):
+        __main__.main(["lse-in-base-2", "--workers", "1", "-k", "no_test_is_called_so"])
+    assert "-k: got 'no_test_is_called_so': the suite was not put" in capsys.readouterr().err
 
 
 def test_a_crash_is_no_kill():

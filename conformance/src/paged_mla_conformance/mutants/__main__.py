@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_conformance.mutants.backends import RIGHT_BACKEND
-from paged_mla_conformance.mutants.kill import kill
+from paged_mla_conformance.mutants.kill import Kills, NothingAsked, kill
 from paged_mla_conformance.mutants.matrix import Matrix
 from paged_mla_shared.options import whole
 
@@ -34,15 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no mutants: {sorted(unknown)}")
     names = [RIGHT_BACKEND, *(options.names or MUTANTS)]
     chosen = ("-k", options.k) if options.k else ()
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-        results = []
-        for k in pool.map(kill, names, *map(repeat, chosen)):
-            print(f"{k.name}: {', '.join(k.by()) or '-'}", flush=True)
-            results.append(k)
-    right, *kills = results
+    try:
+        right, *kills = _kill_all(names, chosen, options.workers)
+    except NothingAsked as error:
+        parser.error(f"{f'-k: got {options.k!r}: ' if options.k else ''}{error}")
     matrix = Matrix(kills, right)
     idle = [group for group, alone in matrix.alone.items() if not alone]
     print(f"groups that kill nothing others do not: {', '.join(idle) or 'none'}")
@@ -51,6 +46,19 @@ def main(arguments: list[str] | None = None) -> int:
     if options.page:
         matrix.write(options.page)
     return 1 if matrix.faults else 0
+
+
+def _kill_all(names: list[str], chosen: tuple[str, ...], workers: int) -> list[Kills]:
+    """Put each mutant to the suite, in processes, and print what kills it."""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        results = []
+        for k in pool.map(kill, names, *map(repeat, chosen)):
+            print(f"{k.name}: {', '.join(k.by()) or '-'}", flush=True)
+            results.append(k)
+    return results
 
 
 if __name__ == "__main__":

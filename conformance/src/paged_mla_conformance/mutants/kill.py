@@ -25,6 +25,10 @@ _OTHER = "other"  # an assertion that names none of them
 _CRASH = "crash"
 
 
+class NothingAsked(RuntimeError):
+    """The suite was put to a mutant, and no test of it was run."""
+
+
 @dataclass
 class Kills:
     """What the suite did to one mutant.
@@ -136,7 +140,7 @@ def kill(name: str, *chosen: str) -> Kills:
 
     Raises
     ------
-    RuntimeError
+    NothingAsked
         No test was run.
     """
     kills = Kills(name)
@@ -146,7 +150,7 @@ def kill(name: str, *chosen: str) -> Kills:
     with spoilt_engine(name), _silence():
         pytest.main(_arguments(name, chosen), plugins=[recorder])
     if not recorder.tests:
-        raise RuntimeError(f"the suite was not put to {name}: no test was run")
+        raise NothingAsked(f"the suite was not put to {name}: no test was run")
     kills.seconds = round(time.process_time() - started, 2)
     return kills
 
