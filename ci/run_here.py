@@ -19,6 +19,7 @@ import sys
 
 from ci.packages import PACKAGES, ROOT
 
+BACKEND = "paged_mla_optimized.backend:create"
 MODES = {
     "deterministic": "strict",
     "portable": "strict",
@@ -37,19 +38,27 @@ CANNOT_RUN_HERE = 5
 def main() -> int:
     """Return 0 when everything asked for passed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backend", default="paged_mla_optimized.backend:create")
-    parser.add_argument("--tests", action="store_true", help="run optimized/tests first")
-    parser.add_argument("--gpu-tests", action="store_true", help="run optimized/tests_gpu only")
-    parser.add_argument(
+    parser.add_argument("--backend", metavar="MODULE:FACTORY", help=f"(default: {BACKEND})")
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--tests", action="store_true", help="run optimized/tests first")
+    others.add_argument("--gpu-tests", action="store_true", help="run optimized/tests_gpu only")
+    others.add_argument(
         "--modes",
         metavar="PREFIX",
         help="ask every mode of the Triton backend, with reports in PREFIX-<mode>.json",
     )
     options, rest = parser.parse_known_args()
+    if options.backend and (options.gpu_tests or options.modes):
+        parser.error(
+            f"--backend: got {options.backend}, beside tests or modes of the Triton backend"
+        )
+    for option in ("--report", "--profile"):
+        if options.modes and any(argument.split("=")[0] == option for argument in rest):
+            parser.error(f"{option}: each of --modes has its own")
     paths = [str(ROOT / package.source) for package in PACKAGES.values()]
     paths += filter(None, [os.environ.get("PYTHONPATH")])  # what the caller adds stays
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    suite = ["-m", "paged_mla_conformance", "--backend", options.backend, *rest]
+    suite = ["-m", "paged_mla_conformance", "--backend", options.backend or BACKEND, *rest]
     commands = [suite]
     if options.gpu_tests:
         alone = ["-p", "no:benchmark"]  # a plugin that warns beside xdist, and warnings are errors

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from running import REFERENCE, RIGHT, run_suite
 
 from paged_mla_conformance.options import parse
 from paged_mla_conformance.plugin import load_backend
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(
@@ -180,3 +184,24 @@ def test_a_backend_that_cannot_run_here_is_skipped(backend: str, reason: str):
     done = run_suite("--backend", backend)
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert f"SKIPPED: {backend} cannot run here: {reason}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--modes", "m", "--tests"), "argument --tests: not allowed with argument --modes"),
+        (("--modes", "m", "--backend", RIGHT), f"--backend: got {RIGHT}, beside tests or modes"),
+        (("--gpu-tests", "--backend", RIGHT), f"--backend: got {RIGHT}, beside tests or modes"),
+        (("--modes", "m", "--report=r.json"), "--report: each of --modes has its own"),
+        (("--modes", "m", "--profile", "sglang"), "--profile: each of --modes has its own"),
+    ],
+    ids=["two-tasks", "modes-backend", "tests-backend", "modes-report", "modes-profile"],
+)
+def test_what_a_run_without_install_would_not_heed_is_an_error(
+    arguments: tuple[str, ...], message: str
+):
+    """``ci.run_here`` starts nothing then."""
+    command = [sys.executable, "-m", "ci.run_here", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
