@@ -137,15 +137,7 @@ def test_link_traffic():
             link_bytes(*given)
 
 
-@pytest.fixture
-def _alone(tmp_path):
-    """Be a group of one."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/alone", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_what_a_rank_refuses():
     """S-18: the argument is named before anything is sent."""
     tree = {"mask": "tree:qlen", "max_draft_tokens": 4}
@@ -184,7 +176,7 @@ def test_what_a_rank_refuses():
         assert error.value.argument == argument
 
 
-@pytest.mark.usefixtures("_alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_a_step_leaves_no_gradient_behind():
     """S-18: buffers that remembered where queries came from would hold every step's memory."""
     mla = ContextParallelMla(config(), device="cpu")
@@ -194,6 +186,16 @@ def test_a_step_leaves_no_gradient_behind():
     answer = mla.attend(queries[..., :R], queries[..., R:], torch.ones(2, 16, R + P))
     held = [*answer, *vars(mla._exchange).values()]
     assert not [x for x in held if isinstance(x, torch.Tensor) and x.requires_grad]
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_warm_rank_has_touched_nothing():
+    """S-6: what warms it is padding."""
+    mla = ContextParallelMla(config(), device="cpu")
+    cache = torch.full((2, 16, R + P), torch.nan)
+    before = cache.clone()
+    mla.warm_up(cache)
+    assert torch.equal(cache.view(I32), before.view(I32))
 
 
 def test_no_group():

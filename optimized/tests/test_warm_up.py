@@ -21,6 +21,7 @@ from paged_mla_optimized import (
     core,
     prefill,
 )
+from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher
 from paged_mla_shared.errors import InvalidArgument
@@ -251,3 +252,32 @@ def test_another_cache_is_refused():
     step = build((70, 1))
     with pytest.raises(InvalidArgument, match="cache"):
         PagedMla(step.config, "cpu").warm_up(step.cache[..., :-1])
+
+
+@pytest.mark.parametrize("cache_format", ["fp16", "fp8_e4m3"])
+def test_no_step_of_a_rank_launches_another_kernel(launched, group_of_one, cache_format):
+    """S-18: tables of any width, and the lines that answers travel in."""
+    assert group_of_one.size() == 1
+    config = MlaConfig(
+        num_heads=16,
+        softmax_scale=0.1,
+        block_size=64,
+        max_rows=8,
+        max_query_tokens=64,
+        max_model_len=4096,
+        dtype=torch.float16,
+        cache_format=cache_format,
+    )
+    mla, cache = ContextParallelMla(config, group_of_one, "cpu"), cache_of(config)
+    mla.warm_up(cache)
+    warm = set(launched)
+    launched.clear()
+    for rows, tokens, width in ((1, 1, 1), (3, 7, 5), (8, 64, 32), (8, 48, 64)):
+        lengths = torch.zeros(rows + 1, dtype=torch.int32)
+        table = torch.zeros(rows, width, dtype=torch.int32)
+        mla.plan(lengths, lengths[:-1], table, num_tokens=tokens)
+        queries = torch.zeros(tokens, 16, 512 + 64, dtype=torch.float16)
+        mla.append(queries[:, 0, :512], queries[:, 0, 512:], cache)
+        mla.attend(queries[..., :512], queries[..., 512:], cache)
+    assert launched
+    assert set(launched) <= warm

@@ -19,6 +19,8 @@ from paged_mla_optimized.parallel.heads import heads_of_rank
 from paged_mla_optimized.parallel.sharding import local_config
 from paged_mla_shared.errors import InvalidArgument
 
+_TABLE_STRIDES = (1, 16, 17)  # Triton compiles for 1, for multiples of 16, and for the others
+
 
 class ContextParallelMla:
     """Paged MLA of one rank: its share of the cached tokens, all queries, the answers of its heads.
@@ -100,6 +102,31 @@ class ContextParallelMla:
     def local_lens(self) -> torch.Tensor:
         """Keys of this rank that each query of the planned step sees, int32 [T]."""
         return self._shard.local_lens[: self._num_tokens]
+
+    def warm_up(self, cache: Cache) -> None:
+        """Compile what any step launches, as :meth:`PagedMla.warm_up` does; all ranks call it.
+
+        For block tables of any width, and answers that :meth:`attend` allocates. Nothing of the
+        cache is written. The planned step is lost: plan again.
+
+        Parameters
+        ----------
+        cache
+            As for :meth:`attend`.
+
+        Raises
+        ------
+        InvalidArgument
+            As :meth:`attend` does.
+        """
+        self._mla.warm_up(cache)
+        starts = torch.zeros(2, dtype=torch.int32, device=self.device)
+        for stride in _TABLE_STRIDES:
+            self.plan(starts, starts[:1], starts.new_zeros((1, stride)), num_tokens=1)
+        own = self._own
+        width = own.kv_lora_rank + own.qk_rope_head_dim
+        queries = torch.zeros(1, own.num_heads, width, dtype=own.dtype, device=self.device)
+        self.attend(queries[..., : own.kv_lora_rank], queries[..., own.kv_lora_rank :], cache)
 
     def plan(
         self,
