@@ -91,6 +91,18 @@ def test_tails_are_copied():
     assert torch.equal(cache, before)
 
 
+def test_prefixes_of_nothing_touch_no_cache():
+    """S-6: padding, whatever its blocks: so both compile before requests come."""
+    cache = torch.full((2, 4, 6), torch.nan)
+    before = cache.clone()
+    steps, blocks = draft_steps(), torch.full_like(BRANCH_BLOCKS, -1)
+    nothing = (torch.zeros_like(PREFIX_LENS), torch.full_like(PREFIX_TABLE, -1), blocks)
+    steps.fill(*nothing)
+    steps.copy_tails(cache, *nothing)
+    assert torch.equal(cache.view(I32), before.view(I32))
+    assert not steps.seq_lens.any()
+
+
 @pytest.mark.parametrize("prefix_len", [15, 16, 17, 3])
 def test_branches_never_see_each_other(prefix_len):
     """S-15: three steps of two branches over a shared, partly filled block."""

@@ -74,6 +74,8 @@ class DraftSteps:
     blocks of the prefix are shared. A last, partly filled one is not: each branch goes on in
     blocks of its own, the first of which gets a copy (:meth:`copy_tails`).
 
+    Before requests come, call both with prefixes of length 0: they compile, and touch no cache.
+
     Parameters
     ----------
     max_requests, branches, steps : int
