@@ -80,6 +80,8 @@ def _hold(situation: Situation, rank: int, group: dist.ProcessGroup) -> None:
         if mla is None:
             mla = ContextParallelMla(config, group, "cpu", interleave=situation.interleave)
         cache, expected_cache, new = _caches(step, situation, rank)
+        if number == 0:
+            mla.warm_up(cache)
         tokens = len(step.q_nope)
         mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=tokens)
         mla.append(new[:, :R], new[:, R:], cache)
