@@ -15,6 +15,7 @@ RIGHT = f"{MUTANTS}:right"
 NINE_HEADS = "test_decode[decode-h9-fp32]"
 FEW = ("-k", " or ".join(f"decode-h{heads}-fp32" for heads in (8, 9, 16, 24)))
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def start_suite(*arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from running import last_line, run_suite
+from running import ROOT, last_line, run_suite
 
 from paged_mla_reference.backend import CAPABILITIES
 from paged_mla_shared.backend import Backend, Capabilities, Runner
@@ -17,7 +17,6 @@ from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch
 
-ROOT = Path(__file__).parents[2]
 YOURS = (ROOT / "conformance" / "docs" / "your-backend.md").read_text()
 PROTOCOL = (ROOT / "shared" / "docs" / "protocol.md").read_text()
 WORDS = ("ops", "dtypes", "cache_formats", "masks", "ropes", "features")

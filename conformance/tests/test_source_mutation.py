@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from running import ROOT
+
 PLAN = tomllib.loads((ROOT / "ci" / "source_mutation.toml").read_text())
 PAGE = ROOT / "conformance" / "docs" / "source-mutation.md"
 RESULTS = json.loads(PAGE.with_suffix(".json").read_text())

@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import REFERENCE, RIGHT, run_suite
+from running import REFERENCE, RIGHT, ROOT, run_suite
 
 from paged_mla_conformance.options import parse
 from paged_mla_conformance.plugin import load_backend
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize(

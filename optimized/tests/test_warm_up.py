@@ -1,6 +1,7 @@
 """A warm instance has launched all that its steps launch, and has touched nothing."""
 
 from collections.abc import Iterable
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -69,6 +70,16 @@ def launched(monkeypatch):
     return found
 
 
+@contextmanager
+def only_what_is_warm(launched):
+    """Hold what is launched from now on against what was launched so far."""
+    warm = set(launched)
+    launched.clear()
+    yield
+    assert launched
+    assert set(launched) <= warm
+
+
 def special(key):
     """Return what of a key Triton compiles for: numbers of 1, and multiples of 16."""
     if isinstance(key, Iterable):
@@ -76,6 +87,13 @@ def special(key):
     if not isinstance(key, int):
         return key
     return "1" if key == 1 else "16" if key % 16 == 0 else "any"
+
+
+def small(**changes):
+    """Return a config of 8 rows and 64 tokens in float16."""
+    sizes = {"block_size": 64, "max_rows": 8, "max_query_tokens": 64, "max_model_len": 4096}
+    numbers = {"num_heads": 16, "softmax_scale": 0.1, "dtype": torch.float16}
+    return MlaConfig(**sizes | numbers | {"cache_format": "fp16"} | changes)
 
 
 def cache_of(config):
@@ -131,49 +149,34 @@ def test_no_step_launches_another_kernel(launched, name, is_mapped):
         torch.zeros(9, 4096, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
     )
     mla.warm_up(cache, request_map if is_mapped else None)
-    warm = set(launched)
-    launched.clear()
-    for step in STEPS:
-        run(mla, cache, *step, request_map if is_mapped else None)
-    assert launched
-    assert set(launched) <= warm
+    with only_what_is_warm(launched):
+        for step in STEPS:
+            run(mla, cache, *step, request_map if is_mapped else None)
 
 
 @pytest.mark.parametrize("max_model_len", [4096, 100], ids=["one-row", "several"])
 @pytest.mark.parametrize("absorbed", [0, 1, 2, 3])
 def test_no_step_of_a_layer_launches_another_kernel(launched, absorbed, max_model_len):
     """S-21: materialised rows too, in one part of their keys and in several."""
-    attention = MlaConfig(
-        num_heads=16,
-        softmax_scale=0.1,
-        block_size=64,
-        max_rows=8,
-        max_query_tokens=64,
-        max_model_len=max_model_len,
-        dtype=torch.float16,
-        cache_format="fp16",
-    )
+    attention = small(max_model_len=max_model_len)
     layer = MlaLayer(LayerConfig(attention=attention, workspace_tokens=128), "cpu")
     cache, by_head = cache_of(attention), torch.zeros(16, 128 + 128, 512, dtype=torch.float16)
     weights = HeadWeights(by_head, 128)
     layer.warm_up(cache, weights)
-    warm = set(launched)
-    launched.clear()
-    query_lens, seq_lens = [1, 4, 20], [90, 70, 50]
-    layer.plan(
-        torch.tensor([0, 1, 5, 25], dtype=torch.int32),
-        torch.tensor(seq_lens, dtype=torch.int32),
-        torch.zeros(3, 2, dtype=torch.int32),
-        num_tokens=25,
-        query_lens=query_lens,
-        max_seq_lens=seq_lens,
-        absorbed_rows=absorbed,
-    )
-    queries = torch.zeros(25, 16, 128 + 64, dtype=torch.float16)
-    layer.append(queries[:, 0, :1].expand(-1, 512).contiguous(), queries[:, 0, :64], cache)
-    layer.attend(queries[..., :128], queries[..., 128:], cache, weights)
-    assert launched
-    assert set(launched) <= warm
+    with only_what_is_warm(launched):
+        query_lens, seq_lens = [1, 4, 20], [90, 70, 50]
+        layer.plan(
+            torch.tensor([0, 1, 5, 25], dtype=torch.int32),
+            torch.tensor(seq_lens, dtype=torch.int32),
+            torch.zeros(3, 2, dtype=torch.int32),
+            num_tokens=25,
+            query_lens=query_lens,
+            max_seq_lens=seq_lens,
+            absorbed_rows=absorbed,
+        )
+        queries = torch.zeros(25, 16, 128 + 64, dtype=torch.float16)
+        layer.append(queries[:, 0, :1].expand(-1, 512).contiguous(), queries[:, 0, :64], cache)
+        layer.attend(queries[..., :128], queries[..., 128:], cache, weights)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "whole"])
@@ -193,22 +196,19 @@ def test_no_prompt_launches_another_kernel(launched, dims, causal):
     )
     prompts = Prefill(config, "cpu")
     prompts.warm_up()
-    warm = set(launched)
-    launched.clear()
-    for tokens, keys in ((1, 1), (7, 90), (64, 640)):
-        starts, ends = (torch.tensor([0, n], dtype=torch.int32) for n in (tokens, keys))
-        q, heads = (
-            torch.zeros(n, 16, width, dtype=config.dtype)
-            for n, width in ((tokens, nope + rope), (keys, nope + value))
-        )
-        k_pe = torch.zeros(keys, rope, dtype=config.dtype)
-        prompts.plan(starts, ends, num_tokens=tokens)
-        lse = torch.empty(16, tokens).t()
-        prompts.attend(
-            *q.split([nope, rope], -1), heads[..., :nope], k_pe, heads[..., nope:], lse=lse
-        )
-    assert launched
-    assert set(launched) <= warm
+    with only_what_is_warm(launched):
+        for tokens, keys in ((1, 1), (7, 90), (64, 640)):
+            starts, ends = (torch.tensor([0, n], dtype=torch.int32) for n in (tokens, keys))
+            q, heads = (
+                torch.zeros(n, 16, width, dtype=config.dtype)
+                for n, width in ((tokens, nope + rope), (keys, nope + value))
+            )
+            k_pe = torch.zeros(keys, rope, dtype=config.dtype)
+            prompts.plan(starts, ends, num_tokens=tokens)
+            lse = torch.empty(16, tokens).t()
+            prompts.attend(
+                *q.split([nope, rope], -1), heads[..., :nope], k_pe, heads[..., nope:], lse=lse
+            )
 
 
 def test_a_warm_layer_answers_as_a_fresh_one():
@@ -258,26 +258,14 @@ def test_another_cache_is_refused():
 def test_no_step_of_a_rank_launches_another_kernel(launched, group_of_one, cache_format):
     """S-18: tables of any width, and the lines that answers travel in."""
     assert group_of_one.size() == 1
-    config = MlaConfig(
-        num_heads=16,
-        softmax_scale=0.1,
-        block_size=64,
-        max_rows=8,
-        max_query_tokens=64,
-        max_model_len=4096,
-        dtype=torch.float16,
-        cache_format=cache_format,
-    )
+    config = small(cache_format=cache_format)
     mla, cache = ContextParallelMla(config, group_of_one, "cpu"), cache_of(config)
     mla.warm_up(cache)
-    warm = set(launched)
-    launched.clear()
-    for rows, tokens, width in ((1, 1, 1), (3, 7, 5), (8, 64, 32), (8, 48, 64)):
-        lengths = torch.zeros(rows + 1, dtype=torch.int32)
-        table = torch.zeros(rows, width, dtype=torch.int32)
-        mla.plan(lengths, lengths[:-1], table, num_tokens=tokens)
-        queries = torch.zeros(tokens, 16, 512 + 64, dtype=torch.float16)
-        mla.append(queries[:, 0, :512], queries[:, 0, 512:], cache)
-        mla.attend(queries[..., :512], queries[..., 512:], cache)
-    assert launched
-    assert set(launched) <= warm
+    with only_what_is_warm(launched):
+        for rows, tokens, width in ((1, 1, 1), (3, 7, 5), (8, 64, 32), (8, 48, 64)):
+            lengths = torch.zeros(rows + 1, dtype=torch.int32)
+            table = torch.zeros(rows, width, dtype=torch.int32)
+            mla.plan(lengths, lengths[:-1], table, num_tokens=tokens)
+            queries = torch.zeros(tokens, 16, 512 + 64, dtype=torch.float16)
+            mla.append(queries[:, 0, :512], queries[:, 0, 512:], cache)
+            mla.attend(queries[..., :512], queries[..., 512:], cache)

@@ -37,7 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         right, *kills = _kill_all(names, chosen, options.workers)
     except NothingAsked as error:
-        parser.error(f"{f'-k: got {options.k!r}: ' if options.k else ''}{error}")
+        if not chosen:
+            raise
+        parser.error(f"-k: got {options.k!r}: {error}")
     matrix = Matrix(kills, right)
     idle = [group for group, alone in matrix.alone.items() if not alone]
     print(f"groups that kill nothing others do not: {', '.join(idle) or 'none'}")

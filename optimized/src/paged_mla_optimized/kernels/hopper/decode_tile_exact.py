@@ -103,19 +103,14 @@ class _Staged(NamedTuple):
 
 
 @gluon.jit
-def _load_latents(ring, stage, AT: gl.constexpr):
-    """Load words ``[64, _CHUNK]`` of the latents of a key tile as operands."""
-    return ring.ckv.index(stage).slice(AT, _CHUNK, dim=1).load(gl.DotOperandLayout(0, _SCORES, 2))
-
-
-@gluon.jit
 def _load_words(ring, stage, AT: gl.constexpr):
-    """Load words of a key tile as operands: first k_pe, ``[64, 32]``, then its latents."""
+    """Load words of a key tile as operands: k_pe ``[64, 32]``, then latents ``[64, _CHUNK]``."""
+    operand: gl.constexpr = gl.DotOperandLayout(0, _SCORES, 2)
     if AT == 0:
-        words = ring.k_pe.index(stage).load(gl.DotOperandLayout(0, _SCORES, 2))
+        part = ring.k_pe.index(stage)
     else:
-        words = _load_latents(ring, stage, AT - _CHUNK)
-    return words
+        part = ring.ckv.index(stage).slice(AT - _CHUNK, _CHUNK, dim=1)
+    return part.load(operand)
 
 
 @gluon.jit
@@ -187,8 +182,8 @@ def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.
     s = warpgroup_mma(k_pe, q_pe, s, use_acc=False, is_async=True)
     left, right = contracted(words)
     for at in gl.static_range(0, 256, _CHUNK):
-        q_left = staged.q_nope.index(zero).slice(at, _CHUNK, dim=1).permute((1, 0))
-        q_right = staged.q_nope.index(zero + 1).slice(at, _CHUNK, dim=1).permute((1, 0))
+        q_left = _queries_of(staged, zero, 0, _CHUNK + at)
+        q_right = _queries_of(staged, zero, 1, _CHUNK + at)
         share = warpgroup_mma(left, q_left, share, use_acc=at % WIDTH > 0, is_async=True)
         share = warpgroup_mma(right, q_right, share, is_async=True)
         last_left = left
@@ -196,7 +191,7 @@ def _products_of_shares(words, following, staged, ring, stage, zero, SHARES: gl.
         if at + _CHUNK < 256:  # unpacked while those run
             words = following
             if at + 2 * _CHUNK < 256:
-                following = _load_latents(ring, stage, at + 2 * _CHUNK)
+                following = _load_words(ring, stage, at + 3 * _CHUNK)
             left, right = contracted(words)
         if (at + _CHUNK) % WIDTH == 0:
             of_share = ring.key_scales.index(stage * SHARES + at // WIDTH)
@@ -228,12 +223,9 @@ def _score(step, staged, ring, scales):
         for visit in range(segment.tile_begin, segment.tile_end):
             mbarrier.wait(ring.ready.index(stage), phase)
             # Words are loaded two chunks before they are unpacked.
-            if scales.SHARES == 1:
-                words = _load_words(ring, stage, 0)
-                following = _load_words(ring, stage, _CHUNK)
-            else:
-                words = _load_latents(ring, stage, 0)
-                following = _load_latents(ring, stage, _CHUNK)
+            FIRST: gl.constexpr = 0 if scales.SHARES == 1 else _CHUNK  # then k_pe is bfloat16
+            words = _load_words(ring, stage, FIRST)
+            following = _load_words(ring, stage, FIRST + _CHUNK)
             if visit > segment.tile_begin:
                 turn = _store_scores(s, staged, ring, stage, turn, scales)
             # Seen to vary: else what products are told of the queries is kept, in scarce registers.
