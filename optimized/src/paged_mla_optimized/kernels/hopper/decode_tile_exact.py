@@ -289,42 +289,57 @@ _RAISE = gl.constexpr("""{
 
 
 @gluon.jit
-def _raise_peaks(peak, highest, staged):
+def _have_risen(staged):
+    """Return whether a peak of any warp may have risen, once all have told."""
+    return gl.max(staged.rises.load(_EVERYWHERE), 0) > 0
+
+
+@gluon.jit
+def _raise_peaks(peak, highest, staged, EARLY: gl.constexpr):
     """Return the peaks [64, 4] as ``softmax.py`` has them, or NaN, and what is kept of the sums.
 
-    `highest` is of what each lane holds. All warps are told of what is kept.
+    `highest` is of what each lane holds. All warps are told of what is kept; and asked EARLY,
+    before weights are made, whether a peak of any may have risen.
     """
     new_peak, rise = gl.inline_asm_elementwise(
         _RAISE, "=&f,=&r,f,f,f", [highest, peak, peak + LAZY], dtype=(gl.float32, gl.int32),
         is_pure=False, pack=1,
     )  # fmt: skip
     keep = gl.exp2(peak - new_peak)
-    staged.keeps.store(keep)
     staged.rises.store(gl.max(rise.reshape([_WARPS, 32]), 1))
-    return new_peak, keep
+    have_risen = True  # or so it seems
+    if EARLY:
+        thread_barrier()
+        have_risen = _have_risen(staged)
+    if have_risen:
+        staged.keeps.store(keep)
+    return new_peak, keep, have_risen
 
 
 @gluon.jit
-def _weigh(step, segment, tile, peak, sums, scale, staged, stage, turn, SCALES: gl.constexpr):
-    """Return the weights of a tile's codes, and the peaks and own sums of all pairs, [64, 4]."""
-    mbarrier.wait(staged.scored, turn & 1)
+def _weigh(step, segment, tile, peak, sums, scale, staged, stage, scales):
+    """Return the weights of a tile's codes, the peaks and own sums of all pairs, [64, 4].
+
+    And, of rows with shares, whether a peak of any warp may have risen.
+    """
     s = staged.s.load(_BY_PAIR)
     if tile >= segment.tile_edge:
         s = _masked(step, segment, s, tile)
     highest = _own_highest(s) * scale
-    if SCALES == "scalar":
-        peak, keep = _raise_peaks(peak, highest, staged)
+    EARLY: gl.constexpr = scales.SHARES > 1
+    if scales.SCALES == "scalar":
+        peak, keep, have_risen = _raise_peaks(peak, highest, staged, EARLY)
         weights = gl.exp2(s * _spread(scale) - _spread(peak))
         of_codes = weights.to(gl.float16)
         own = own_sums(weights, _OWN)
     else:
         lift = gl.max(staged.lifts.index(stage).load(_ALL_FOUR), 0)
-        peak, keep = _raise_peaks(peak, highest + lift, staged)
+        peak, keep, have_risen = _raise_peaks(peak, highest + lift, staged, EARLY)
         weights = gl.exp2(s * _spread(scale) - _spread(peak - lift))
         factors = staged.factors.index(stage).load(gl.SliceLayout(0, _BY_PAIR))
         of_codes = weights.to(gl.float16) * factors[None, :]
         own = own_sums(weights, _OWN) * gl.exp2(-lift)
-    return of_codes, peak, sums * keep + own
+    return of_codes, peak, sums * keep + own, have_risen
 
 
 @gluon.jit
@@ -404,8 +419,11 @@ def _attend_tiles(
         tile = tile_of_visit(step, segment, visit)
         mbarrier.wait(ring.ready.index(stage), phase)
         keys = ring.ckv.index(stage)
-        of_codes, peak, sums = _weigh(
-            step, segment, tile, peak, sums, scale, staged, stage, turn, scales.SCALES
+        mbarrier.wait(staged.scored, turn & 1)
+        if BOX > 0 and tile * 64 + 64 > segment.seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
+            clear_tail(keys, segment.seq_len - tile * 64, 64, 256, _WARPS)
+        of_codes, peak, sums, have_risen = _weigh(
+            step, segment, tile, peak, sums, scale, staged, stage, scales
         )
         weights = staged.weights.index(turn & (BUFFERS - 1))
         if BUFFERS == 1:
@@ -414,14 +432,18 @@ def _attend_tiles(
         weights.store(of_codes)
         if BUFFERS > 1:
             low, high = warpgroup_mma_wait(0, deps=[low, high])
-        if BOX > 0 and tile * 64 + 64 > segment.seq_len:  # e4m3 has a NaN, and 0 * NaN is one too
-            clear_tail(keys, segment.seq_len - tile * 64, 64, 256, _WARPS)
+        # Those who unpack shares are waited for: what they begin with is there before the barrier.
+        if scales.SHARES > 1:
+            words = _load_values(keys, 0)
+            following = _load_values(keys, 1)
         fence_async_shared()
         _arrive_alone(staged.weighed)
         thread_barrier()
-        words = _load_values(keys, 0)
-        following = _load_values(keys, 1)
-        if gl.max(staged.rises.load(_EVERYWHERE), 0) > 0:
+        if scales.SHARES == 1:
+            words = _load_values(keys, 0)
+            following = _load_values(keys, 1)
+            have_risen = _have_risen(staged)
+        if have_risen:
             keep = gl.convert_layout(gl.max(staged.keeps.load(_ALL_LANES), 1), _PAIRS)[None, :]
             low = low * keep
             high = high * keep
