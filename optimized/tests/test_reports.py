@@ -34,6 +34,7 @@ TABLES = {
     "h100-fp8": fp8,
     "h100-formats": formats,
     "instances": instances,
+    "instances-long": instances,
     "h100-instances": instances,
     "h100-instances-long": instances,
     "layer": layer,
