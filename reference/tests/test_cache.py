@@ -10,7 +10,8 @@ import pytest
 from reference_scenes import causal, loops, problem_of, request, scene
 
 from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, gather_context
+from paged_mla_reference.cache import append, gather_context, slots_to_write
+from paged_mla_reference.judging.compare import allowed_bytes
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.formats import FORMATS
@@ -91,6 +92,19 @@ def test_keys_are_cached_rotated():
         turned = complex(*given.tolist()) * np.exp(1j * position)
         expected = np.array([turned.real, turned.imag]).astype(ml_dtypes.bfloat16)
         assert cached.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("slot", "is_right"), [(19, True), (4, True), (18, False), (5, False)])
+def test_a_key_may_be_off_where_it_is_rotated(slot, is_right):
+    """S-12: by a last bit in slots 19 and 4, which the step writes; S-10: and in no other."""
+    problem, batch, image = _two_tokens(rope=Rope(RopePairing.NEOX))
+    expected = append(problem, batch, image).read(EVERY_BLOCK)
+    blocks = expected.copy()
+    block, token = divmod(slot, problem.block_size)
+    problem.layout.field(blocks, "k_pe").view(np.uint16)[block, token, 0] ^= 1
+    written = slots_to_write(problem, batch)
+    allowed, _ = allowed_bytes(problem.layout, EVERY_BLOCK, blocks, expected, written)
+    assert allowed.all() == is_right
 
 
 def test_strided_latents():

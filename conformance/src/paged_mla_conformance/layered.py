@@ -34,7 +34,7 @@ IN_CHUNKS = {"mixed", "padding", "replay"}  # what steps of chunks are, some row
 
 def check_layer(trial: Trial) -> None:
     """Ask every step of the trial's case as a layer."""
-    runner, rotated = trial.prepare_first(), trial.problem.rope is not None
+    runner = trial.prepare_first()
     in_chunks = trial.backend.capabilities.features >= IN_CHUNKS
     for number, layer in enumerate(layers_of(trial)):
         stage = layer.stage
@@ -44,7 +44,7 @@ def check_layer(trial: Trial) -> None:
             runner.load_cache(stage.before)
             answer = _ask(runner, stage, layer.asked(rows, workspace))
             trial.checks += _check(right, answer, workspace)
-            trial.compare_cache(runner, stage, rotated=rotated)
+            trial.compare_cache(runner, stage, is_written=True)
             if trial.case.then:
                 fresh = _alone(trial, layer, rows, workspace)
                 trial.check_fresh(answer, fresh, f"step {number}, {rows} rows absorbed")
@@ -53,7 +53,7 @@ def check_layer(trial: Trial) -> None:
             runner.load_cache(stage.before)
             answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
             trial.checks += _check(right, answer, workspace)
-            trial.compare_cache(runner, stage, rotated=rotated)
+            trial.compare_cache(runner, stage, is_written=True)
 
 
 def check_layer_bits(trial: Trial) -> None:

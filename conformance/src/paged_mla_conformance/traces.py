@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged_mla_reference.cache import append, slots_to_write
 from paged_mla_reference.judging import compare
@@ -52,6 +53,9 @@ class RankCache:
         }
         self.expected = poisoned_image(trace.problems[Mask.CAUSAL].layout)
         self._holder = Mask.CAUSAL
+        self._written: NDArray[np.int64] | None = None  # slots, where keys are rotated
+        if trace.problems[Mask.CAUSAL].rope is not None:
+            self._written = np.zeros(0, np.int64)
         self._runners[Mask.CAUSAL].load_cache(self.expected)
 
     def runner(self, mask: Mask) -> Runner:
@@ -64,13 +68,15 @@ class RankCache:
             self._holder = mask
         return self._runners[mask]
 
-    def check(self, writer: compare.Writer, *, rotated: bool) -> list[Check]:
-        """Compare every byte of the cache (S-10)."""
+    def check(self, writer: compare.Writer) -> list[Check]:
+        """Compare every byte of the cache, to which `writer` is the last that wrote (S-10)."""
+        if self._written is not None:
+            self._written = np.union1d(self._written, writer.slots)
         every = np.arange(self.expected.layout.num_blocks, dtype=np.int64)
         actual = self._runners[self._holder].read_cache(every)
         expected = self.expected.read(every)
         return compare.check_cache(
-            self.expected.layout, every, actual, expected, writer, rotated=rotated
+            self.expected.layout, every, actual, expected, writer, rotated=self._written
         )
 
 
@@ -137,7 +143,7 @@ class TraceTrial:
         runner.append(step.batch)
         cache.expected = append(problem, step.batch, cache.expected)
         writer = compare.Writer(step.batch, slots_to_write(problem, step.batch))
-        checks += cache.check(writer, rotated=problem.rope is not None)
+        checks += cache.check(writer)
         answer = runner.attend(step.batch)
         checks += compare.check_output(problem, step.batch, answer, step.exact, step.rounded)
         if self.trace.world > 1:

@@ -125,7 +125,7 @@ class Trial:
         for stage in self.stages():
             runner.load_cache(stage.after)
             self.attend(runner, stage)
-            self.compare_cache(runner, stage, rotated=False)
+            self.compare_cache(runner, stage, is_written=False)
 
     def check_step(self) -> list[Output]:
         """Plan, append and attend every step on one runner; return the answers."""
@@ -172,7 +172,7 @@ class Trial:
             actual = runner.gather_context(stage.batch)
             expected = gather_context(stage.problem, stage.batch, stage.after)
             self.checks += compare.check_gathered(actual, expected)
-            self.compare_cache(runner, stage, rotated=False)
+            self.compare_cache(runner, stage, is_written=False)
 
     def check_queries(self) -> None:
         """Quantise the queries of every step; codes and scales are exact but for rotations."""
@@ -277,7 +277,7 @@ class Trial:
         runner.append(stage.batch)
         if kept != (stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()):
             raise compare.Mismatch("S-10", "ckv or k_pe", "append changed its inputs")
-        self.compare_cache(runner, stage, rotated=stage.problem.rope is not None)
+        self.compare_cache(runner, stage, is_written=True)
 
     def attend(self, runner: Runner, stage: Stage) -> Output:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
@@ -293,16 +293,20 @@ class Trial:
         )
         return actual
 
-    def compare_cache(self, runner: Runner, stage: Stage, *, rotated: bool) -> None:
-        """Hold every byte of a runner's cache against what it is after the append."""
+    def compare_cache(self, runner: Runner, stage: Stage, *, is_written: bool) -> None:
+        """Hold every byte of a runner's cache against what it is after the append.
+
+        `is_written` says that the runner wrote the step's tokens, not the oracle.
+        """
         block_ids = _blocks_to_read(stage.after)
+        slots = slots_to_write(stage.problem, stage.batch)
         self.checks += compare.check_cache(
             stage.after.layout,
             block_ids,
             runner.read_cache(block_ids),
             stage.after.read(block_ids),
-            compare.Writer(stage.batch, slots_to_write(stage.problem, stage.batch)),
-            rotated=rotated,
+            compare.Writer(stage.batch, slots),
+            rotated=slots if is_written and stage.problem.rope is not None else None,
         )
 
 

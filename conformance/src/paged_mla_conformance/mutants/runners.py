@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.passing import Passing
+from paged_mla_reference.cache import slots_to_write
 from paged_mla_reference.deviations import Fault
 from paged_mla_reference.deviations.deviation import breaks
 from paged_mla_shared.backend import Runner
@@ -155,6 +156,28 @@ class EveryRankWritesEverything(Passing):
             slots[first] = derived[first]
             batch = replace(batch, slot_mapping=slots)
         self.inner.append(batch)
+
+
+@breaks(Fault.WRITE, "S-10")
+class RotatedNeighboursLoseOneBit(Passing):
+    """With a rope an append stores whole blocks anew, and a key it was not given loses a bit."""
+
+    def append(self, batch: Batch) -> None:
+        """Append, and change the last bit of a cached key of another token."""
+        self.inner.append(batch)
+        layout = self.problem.layout
+        if self.problem.rope is None or layout.num_blocks > 4096:
+            return
+        every = np.arange(layout.num_blocks, dtype=np.int64)
+        blocks = self.inner.read_cache(every).copy()
+        k_pe = layout.field(blocks, "k_pe")
+        is_other = np.isfinite(k_pe.astype(np.float64)).all(axis=2)
+        slots = slots_to_write(self.problem, batch)
+        is_other.reshape(-1)[slots[slots >= 0]] = False
+        if is_other.any():
+            block, token = np.argwhere(is_other)[0]
+            k_pe.view(f"u{k_pe.itemsize}")[block, token, 0] ^= 1
+            self.inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
 
 
 @breaks(Fault.STALE, "S-9", "S-10", cites="tt-metal#41195")

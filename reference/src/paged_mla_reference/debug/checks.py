@@ -136,7 +136,7 @@ def _check_append(found: Examination) -> None:
             step.after.blocks,
             expected.read(step.after.block_ids),
             compare.Writer(batch, slots),
-            rotated=problem.rope is not None,
+            rotated=None if problem.rope is None else slots,
         ),
     )
     if step.before is None:
@@ -181,7 +181,7 @@ def _check_rest(found: Examination) -> None:
         found,
         stage,
         what,
-        lambda: compare.check_cache(layout, after.block_ids, after.blocks, expected, rotated=False),
+        lambda: compare.check_cache(layout, after.block_ids, after.blocks, expected),
     )
 
 

@@ -146,12 +146,16 @@ def _of_append(step: Step) -> Measure:
     assert batch is not None
     assert before is not None
     assert after is not None
-    layout, rotated = step.problem.layout, step.problem.rope is not None
+    layout = step.problem.layout
+    rotated = None
+    if step.problem.rope is not None:  # a change may write any slot
+        slots = np.arange(layout.block_size)
+        rotated = (after.block_ids[:, None] * layout.block_size + slots).ravel()
 
     def measure(change: Change) -> Residual:
         own = replace(batch, ckv=copied(batch.ckv), k_pe=copied(batch.k_pe))  # some write to it
         mine = change(RIGHT).append(step.problem, own, before).read(after.block_ids)
-        allowed, _ = allowed_bytes(layout, after.blocks, mine, rotated=rotated)
+        allowed, _ = allowed_bytes(layout, after.block_ids, after.blocks, mine, rotated)
         left = [
             differs(getattr(own, name), step.array(f"{name}_left")).sum()
             for name in LATENTS

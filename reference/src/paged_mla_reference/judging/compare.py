@@ -225,18 +225,18 @@ def check_cache(
     expected: NDArray[np.uint8],
     writer: Writer | None = None,
     *,
-    rotated: bool,
+    rotated: NDArray[np.int64] | None = None,
 ) -> list[Check]:
     """Every byte of the cache is as the rules leave it (S-10).
 
-    With `rotated`, the k_pe of each token was computed, not copied, and may be off by the
+    The k_pe in the slots `rotated`, int64 [N], was computed, not copied, and may be off by the
     rounding of a rotation (:func:`paged_mla_reference.judging.budgets.rotation_budget`); everything
     else is exact.
     """
     if actual.shape != expected.shape or actual.dtype != np.uint8:
         detail = f"{actual.dtype}{actual.shape}, expected uint8{expected.shape}"
         raise Mismatch("S-10", "read_cache", detail)
-    allowed, checks = allowed_bytes(layout, actual, expected, rotated=rotated)
+    allowed, checks = allowed_bytes(layout, block_ids, actual, expected, rotated)
     if allowed.all():
         return checks
     block, byte = _first(~allowed)
@@ -271,13 +271,22 @@ def check_left(
 
 
 def allowed_bytes(
-    layout: CacheLayout, actual: NDArray[np.uint8], expected: NDArray[np.uint8], *, rotated: bool
+    layout: CacheLayout,
+    block_ids: NDArray[np.int64],
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+    rotated: NDArray[np.int64] | None,
 ) -> tuple[NDArray[np.bool_], list[Check]]:
-    """Return which bytes of raw blocks are as they may be, and what was compared (S-10, S-12)."""
+    """Return which bytes of raw blocks are as they may be, and what was compared (S-10, S-12).
+
+    The slots `rotated` are those of :func:`check_cache`.
+    """
     allowed = actual == expected
     checks = [Check("cache bytes", 0.0, 0.0)]
-    if rotated:
-        checks.append(_accept_rotated(layout, allowed, actual, expected))
+    if rotated is not None:
+        slots = block_ids[:, None] * layout.block_size + np.arange(layout.block_size)
+        is_rotated = np.isin(slots, rotated)
+        checks.append(_accept_rotated(layout, is_rotated, allowed, actual, expected))
     return allowed, checks
 
 
@@ -308,19 +317,23 @@ class Writer:
 
 def _accept_rotated(
     layout: CacheLayout,
+    is_rotated: NDArray[np.bool_],
     allowed: NDArray[np.bool_],
     actual: NDArray[np.uint8],
     expected: NDArray[np.uint8],
 ) -> Check:
-    """Mark k_pe bytes as allowed where their values are within budget; return the worst."""
+    """Mark bytes of k_pe as allowed where their values are within budget; return the worst.
+
+    `is_rotated` [blocks, block_size] says in which slots.
+    """
     mine, theirs = layout.field(actual, "k_pe"), layout.field(expected, "k_pe")
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
-    finite = np.isfinite(a) & np.isfinite(b)
+    finite = np.isfinite(a) & np.isfinite(b) & is_rotated[..., None]
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
     field = next(f for f in layout.format.fields(layout.dims) if f.name == "k_pe")
     fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
-    within = np.repeat(fine, mine.dtype.itemsize, axis=-1)
+    within = np.repeat(fine & is_rotated[..., None], mine.dtype.itemsize, axis=-1)
     rows = layout.rows(allowed.view(np.uint8))
     rows[:, :, field.offset : field.offset + field.nbytes] |= within.astype(np.uint8)
     at = np.unravel_index(np.argmax(error / budget), error.shape)
