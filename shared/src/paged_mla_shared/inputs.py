@@ -236,7 +236,7 @@ def _slots(
     live = np.concatenate([np.zeros(0, np.int64), *used])
     _, first = np.unique(live, return_index=True)
     live = live[np.sort(first)]  # blocks that rows share, once
-    slots = (live[:, None] * problem.block_size + np.arange(problem.block_size)).ravel()
+    slots = problem.layout.slots(live).ravel()
     if case.slot_order is SlotOrder.NONE:
         return mapping
     if case.slot_order is not SlotOrder.SHUFFLED:

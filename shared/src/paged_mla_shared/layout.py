@@ -56,6 +56,10 @@ class CacheLayout:
         """Bytes of a block by itself: tokens, padding and scales."""
         return self.block_stride + self.format.scale_bytes(self.block_size)
 
+    def slots(self, block_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the slots of blocks, int64 [n, block_size]."""
+        return block_ids[:, None] * self.block_size + np.arange(self.block_size)
+
     def rows(self, blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """View raw blocks [n, block_bytes] as token rows [n, block_size, token_bytes], uint8."""
         body = blocks[:, : self.block_size * self.token_stride]

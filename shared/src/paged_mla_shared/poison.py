@@ -27,8 +27,7 @@ def poisoned_image(layout: CacheLayout, block_ids: NDArray[np.int64] | None = No
     blocks = np.tile(gap, (len(block_ids), layout.block_bytes // len(gap)))
     fields = [_elements(f.dtype, f.count) for f in layout.format.fields(layout.dims)]
     rows = np.hstack([elements.view(np.uint8).reshape(2, -1) for elements in fields])
-    slots = block_ids[:, None] * layout.block_size + np.arange(layout.block_size)
-    layout.rows(blocks)[...] = rows[slots % 2]
+    layout.rows(blocks)[...] = rows[layout.slots(block_ids) % 2]
     return CacheImage(layout, block_ids, blocks, image.poison)
 
 

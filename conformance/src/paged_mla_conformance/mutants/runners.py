@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Prob
 
 SCALED = ("S-11", "S-17", "S-10", "S-5", "S-7", "S-1", "S-21")  # how a wrong cache scale shows
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
+_MOST_BLOCKS = 4096  # of a cache that is read back whole
 
 
 @breaks(Fault.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
@@ -133,13 +135,8 @@ class BadBatchesAreWrittenBeforeTheyAreRefused(Passing):
         try:
             self.inner.append(batch)
         except ValueError:
-            before = self.inner.read_cache(np.zeros(1, np.int64))
-            spoilt = before ^ np.uint8(1)
-            layout = self.problem.layout
-            every = np.arange(layout.num_blocks, dtype=np.int64)
-            blocks = self.inner.read_cache(every).copy()
-            blocks[0] = spoilt[0]
-            self.inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
+            with _every_block(self.problem, self.inner) as blocks:
+                blocks[0] ^= 1
             raise
 
 
@@ -166,18 +163,15 @@ class RotatedNeighboursLoseOneBit(Passing):
         """Append, and change the last bit of a cached key of another token."""
         self.inner.append(batch)
         layout = self.problem.layout
-        if self.problem.rope is None or layout.num_blocks > 4096:
+        if self.problem.rope is None or layout.num_blocks > _MOST_BLOCKS:
             return
-        every = np.arange(layout.num_blocks, dtype=np.int64)
-        blocks = self.inner.read_cache(every).copy()
-        k_pe = layout.field(blocks, "k_pe")
-        is_other = np.isfinite(k_pe.astype(np.float64)).all(axis=2)
         slots = slots_to_write(self.problem, batch)
-        is_other.reshape(-1)[slots[slots >= 0]] = False
-        if is_other.any():
-            block, token = np.argwhere(is_other)[0]
-            k_pe.view(f"u{k_pe.itemsize}")[block, token, 0] ^= 1
-            self.inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
+        with _every_block(self.problem, self.inner) as blocks:
+            k_pe = layout.field(blocks, "k_pe")
+            is_other = np.isfinite(k_pe.astype(np.float64)).all(axis=2)
+            is_other.reshape(-1)[slots[slots >= 0]] = False
+            others = np.argwhere(is_other)[:1]
+            k_pe.view(f"u{k_pe.itemsize}")[*others.T, 0] ^= 1
 
 
 @breaks(Fault.STALE, "S-9", "S-10", cites="tt-metal#41195")
@@ -203,15 +197,20 @@ class GatheringWritesTheCache(Passing):
 
 
 def _mark_a_free_block(problem: Problem, inner: Runner, batch: Batch) -> None:
-    layout = problem.layout
-    if layout.num_blocks > 4096:
+    if problem.layout.num_blocks > _MOST_BLOCKS:
         return
-    every = np.arange(layout.num_blocks, dtype=np.int64)
-    free = np.setdiff1d(every, batch.block_table)
-    if free.size:
-        blocks = inner.read_cache(every).copy()
-        blocks[free[0], 0] ^= 1
-        inner.load_cache(CacheImage(layout, every, blocks, blocks[0][:4].copy()))
+    free = np.setdiff1d(np.arange(problem.layout.num_blocks), batch.block_table)
+    with _every_block(problem, inner) as blocks:
+        blocks[free[:1], 0] ^= 1
+
+
+@contextmanager
+def _every_block(problem: Problem, inner: Runner) -> Iterator[NDArray[np.uint8]]:
+    """Hand out a copy of all blocks, and load what has become of it."""
+    every = np.arange(problem.layout.num_blocks, dtype=np.int64)
+    blocks = inner.read_cache(every).copy()
+    yield blocks
+    inner.load_cache(CacheImage(problem.layout, every, blocks, blocks[0][:4].copy()))
 
 
 @breaks(Fault.STALE, "S-10")

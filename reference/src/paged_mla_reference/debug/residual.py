@@ -147,10 +147,8 @@ def _of_append(step: Step) -> Measure:
     assert before is not None
     assert after is not None
     layout = step.problem.layout
-    rotated = None
-    if step.problem.rope is not None:  # a change may write any slot
-        slots = np.arange(layout.block_size)
-        rotated = (after.block_ids[:, None] * layout.block_size + slots).ravel()
+    every = layout.slots(after.block_ids)  # a change may write any
+    rotated = None if step.problem.rope is None else every
 
     def measure(change: Change) -> Residual:
         own = replace(batch, ckv=copied(batch.ckv), k_pe=copied(batch.k_pe))  # some write to it

@@ -257,8 +257,7 @@ def _unwritten_as_before(oracle: Oracle) -> Oracle:
         after, layout = oracle.append(problem, batch, image), image.layout
         slots = slots_to_write(oracle, problem, batch)
         blocks, before = after.blocks.copy(), image.read(after.block_ids)
-        ids = after.block_ids[:, None] * layout.block_size + np.arange(layout.block_size)
-        kept = ~np.isin(ids, slots[slots >= 0])
+        kept = ~np.isin(layout.slots(after.block_ids), slots[slots >= 0])
         layout.rows(blocks)[kept] = layout.rows(before)[kept]
         return replace(after, blocks=blocks)
 

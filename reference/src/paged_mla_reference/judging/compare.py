@@ -284,8 +284,7 @@ def allowed_bytes(
     allowed = actual == expected
     checks = [Check("cache bytes", 0.0, 0.0)]
     if rotated is not None:
-        slots = block_ids[:, None] * layout.block_size + np.arange(layout.block_size)
-        is_rotated = np.isin(slots, rotated)
+        is_rotated = np.isin(layout.slots(block_ids), rotated)
         checks.append(_accept_rotated(layout, is_rotated, allowed, actual, expected))
     return allowed, checks
 
