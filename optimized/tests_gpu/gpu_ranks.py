@@ -170,6 +170,7 @@ def _context_parallel(
         },
     )
     caches = [_cache(whole.config, blocks), _cache(config, blocks)]
+    mla.warm_up(caches[1])
     outs = torch.empty(MOST_TOKENS, len(mla.heads), R, dtype=config.dtype, device="cuda")
     lses = torch.empty(MOST_TOKENS, len(mla.heads), device="cuda")
 
