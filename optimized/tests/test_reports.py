@@ -57,6 +57,7 @@ SCENES = {
     "vllm": partial(scenes.page, ours=VLLM),
     "h100-vllm": partial(scenes.page, ours=VLLM),
     "h100-vllm-invariance": invariance.page,
+    "h100-sglang-invariance": invariance.page,
     "sglang": partial(scenes.page, ours=SGLANG),
 }
 NOT_FROM_NUMBERS = {"transformers"}  # what a test of the library prints

@@ -77,8 +77,8 @@ def test_what_has_no_distance_is_not_told_as_none(told_beside):
 def test_a_scene_that_ends_early_keeps_no_promise():
     found = {"mixes": list(compared(engine(), MANY, 3))[:2]}
     assert not keeps(found)
-    assert not keeps({})
-    assert told({}) == "no answer: see its log"
+    assert not keeps({"error": "out of time"})
+    assert told({"error": "out of time"}) == "failed: out of time"
 
 
 def test_what_a_scene_found_is_written_as_it_comes(tmp_path, monkeypatch):
@@ -125,17 +125,17 @@ def test_a_command_runs_scenes_apart_and_says_who_breaks_a_promise(tmp_path, mon
     monkeypatch.setattr(invariance, "run_scenes", lambda *_: iter(said))
     assert of_vllm.COMMAND.main("", of_vllm.run) == 0
     assert "what they promise: none" in capsys.readouterr().out
-    said[0] = {}
+    said[0] = {"error": "ImportError: no FA3"}
     options.scenes, said = ["ours"], said[:1]
     assert of_vllm.COMMAND.main("", of_vllm.run) == 1
     assert capsys.readouterr().out.splitlines() == [
-        "ours: no answer: see its log",
+        "ours: failed: ImportError: no FA3",
         "do not keep what they promise: ours",
     ]
     lines = (tmp_path / "page.md").read_text().splitlines()
     assert lines[0] == "vllm 0.25.0, H200, torch 2.11, triton 3.6, 2026-01-01"
     assert lines[-1].startswith("| ours-off | off | 3 | together 2 of 3, reversed 2 of 3")
-    assert "| ours | on | - | no answer: see its log | - | abc |" in lines
+    assert "| ours | on | - | failed: ImportError: no FA3 | - | abc |" in lines
     assert page(json.loads((tmp_path / "page.json").read_text())).splitlines() == lines
 
 

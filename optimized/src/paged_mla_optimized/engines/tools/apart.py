@@ -46,7 +46,7 @@ def run_scenes(module: str, options: argparse.Namespace) -> Iterator[dict[str, A
 def run_apart(
     module: str, name: str, folder: Path, options: list[str], deadline: float
 ) -> dict[str, Any]:
-    """Run a command's scene; return what it had found when it ended.
+    """Run a command's scene; return what it had found as it ended, or what ``error`` ended it.
 
     Parameters
     ----------
@@ -60,14 +60,25 @@ def run_apart(
     deadline : float
         Of ``time.monotonic``; then the process is ended.
     """
-    path = folder / f"{name}.json"
+    path, log = folder / f"{name}.json", folder / f"{name}.log"
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", module, name, "--folder", str(folder), *options]
     left = max(deadline - time.monotonic(), 1)
-    with (folder / f"{name}.log").open("w") as log:
+    is_late = False
+    with log.open("w") as said:
         try:
-            subprocess.run(command, stdout=log, stderr=log, timeout=left, check=False)
+            subprocess.run(command, stdout=said, stderr=said, timeout=left, check=False)
         except subprocess.TimeoutExpired:
+            is_late = True
             print(f"{name}: ended, out of time")
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return {"error": "out of time" if is_late else reason(log)}
+    found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+def reason(log: Path) -> str:
+    """Return the last line of a log that names an error, or its last line."""
+    lines = log.read_text(errors="replace").split("\n")
+    said = [line for line in lines if line.strip()]
+    return next((line for line in reversed(said) if "Error" in line), (said or ["silence"])[-1])

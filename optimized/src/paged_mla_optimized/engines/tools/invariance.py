@@ -165,7 +165,7 @@ def told(result: Result) -> str:
     said = [_kept(found)] if found else []
     said += [_others(found)] if any(mix["others"] for mix in found) else []
     said += [f"failed: {error.splitlines()[0][:150]}"] if error else []
-    return "; ".join(said) or "no answer: see its log"
+    return "; ".join(said)
 
 
 def _kept(found: list[dict[str, Any]]) -> str:

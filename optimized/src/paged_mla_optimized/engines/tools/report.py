@@ -23,7 +23,7 @@ _FAILS = (
 
 
 Result: TypeAlias = dict[str, Any]
-"""Of a scene its ``runs`` and every two passes of ``own`` backends; empty if its process failed."""
+"""Of a scene its ``runs`` and every two passes of ``own`` backends, or what ``error`` ended it."""
 
 
 class Scene(Protocol):

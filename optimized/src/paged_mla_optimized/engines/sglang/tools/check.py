@@ -67,9 +67,7 @@ def ask(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     folder, deadline = options.folder, time.monotonic() + options.seconds
 
     def run(stem: str, name: str, *more: str) -> Run:
-        found = run_apart(_ANSWER, stem, folder, ["--scene", name, *more], deadline)
-        late = time.monotonic() >= deadline
-        return found or {"error": "out of time" if late else reason(folder / f"{stem}.log")}
+        return run_apart(_ANSWER, stem, folder, ["--scene", name, *more], deadline)
 
     def begin(history: str) -> Run:
         scenes = [EVERY_SCENE[name] for name in names]
@@ -111,13 +109,6 @@ def in_order(names: Sequence[str]) -> list[tuple[str, str]]:
     jobs += [(name, EVERY_SCENE[name].peers[0]) for name in names if name in first.values()]
     jobs += [(name, peer) for name in names for peer in EVERY_SCENE[name].peers]
     return list(dict.fromkeys(jobs))
-
-
-def reason(log: Path) -> str:
-    """Return the last line of a log that names an error, or its last line."""
-    lines = log.read_text(errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
-    return next((line for line in reversed(said) if "Error" in line), (said or ["silence"])[-1])
 
 
 def compare(name: str, begun: Run, told: dict[str, Run], folder: Path) -> dict[str, Any]:
