@@ -133,12 +133,17 @@ def test_scenes_of_the_same_model_and_cache_say_how_far_is_near(other, good):
 
 
 @pytest.mark.parametrize(
-    "found", [{"runs": [{"run": "CUSTOM", "error": "Traceback\nValueError: no"}]}, {}]
+    ("found", "told"),
+    [
+        ({"runs": [{"run": "CUSTOM", "error": "Traceback\nValueError: no"}]}, "see full.log"),
+        ({"error": "ValueError: no"}, "ValueError: no"),
+    ],
+    ids=["our-engine-fell", "the-process-fell"],
 )
-def test_a_scene_without_our_answer_is_not_good(capsys, found):
+def test_a_scene_without_our_answer_is_not_good(capsys, found, told):
     problems = judge({"full": found}, NAME, SCENES, check.problem_of)
-    assert problems == {"full": "no answer of CUSTOM: see full.log"}
-    assert ("ValueError: no" in capsys.readouterr().out) == bool(found)
+    assert problems == {"full": f"no answer of CUSTOM: {told}"}
+    assert "ValueError: no" in capsys.readouterr().out
 
 
 def test_every_two_passes_of_own_backends_are_compared():

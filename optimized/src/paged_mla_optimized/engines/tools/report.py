@@ -77,7 +77,7 @@ def judge(
             problem = problem_of(scenes[name], mine[0])
             problem = problem or _beyond(mine[0]["passes"], _own(name, known, scenes, ours))
         else:
-            problem = f"no answer of {ours}: see {name}.log"
+            problem = f"no answer of {ours}: {result.get('error', f'see {name}.log')}"
         print(f"{name:{width}} {problem or 'as far apart as its own backends, or less'}")
         found[name] = problem
     return found
