@@ -98,6 +98,14 @@ def test_padding_that_stands_for_nothing(name, value):
         StepInputs(config(), "cpu", {}, **{name: value})
 
 
+def test_a_tensor_that_is_not_given_stays_as_it_is():
+    """S-17: an engine may write queries in place, and load where they lie."""
+    inputs = StepInputs(config(), "cpu", QUERIES)
+    inputs.tokens["q_pe"].fill_(7)
+    inputs.load(**METADATA, q_nope=torch.ones(4, 4, R))
+    assert (inputs.tokens["q_pe"] == 7).all()
+
+
 def test_a_step_with_no_token_at_all():
     """S-6: T = 0 is a step too."""
     mla = PagedMla(config(), "cpu")
@@ -162,6 +170,7 @@ NINE_ROWS = {
         ("q_nope", {"q_nope": torch.ones(65, 4, R)}),
         ("q_nope", {"q_nope": torch.ones(4, 1, R)}),
         ("q_nope", {"q_nope": torch.ones(4, 4, R).double()}),
+        ("q_pe", {"q_pe": torch.ones(3, 4, P)}),
         ("q_nope", {"q_nope": None}),
         ("seq_lens", {"seq_lens": None}),
         ("hidden", {"hidden": torch.ones(4, 4)}),
@@ -169,7 +178,7 @@ NINE_ROWS = {
     ],
     ids=[
         "one-for-all", "floats", "rows", "one-start", "int64", "one-table", "width", "1d", "tokens",
-        "heads", "double", "none", "no-lengths", "unknown", "no-tree",
+        "heads", "double", "fewer-tokens", "none", "no-lengths", "unknown", "no-tree",
     ],
 )  # fmt: skip
 def test_a_step_that_does_not_fit_is_refused(argument, changes):

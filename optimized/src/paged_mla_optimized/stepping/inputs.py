@@ -199,14 +199,16 @@ class StepInputs:
     ) -> None:
         """Copy a step in and pad the rest, in any bucket that it fits. Does not wait.
 
-        Parameters are those of :meth:`PagedMla.plan`, then the tensors named at construction;
-        each on the device, or in pinned host memory and contiguous: from elsewhere a copy waits.
+        Parameters are those of :meth:`PagedMla.plan`, then the tensors named at construction, all
+        of as many tokens; each on the device, or in pinned host memory and contiguous: from
+        elsewhere a copy waits. A named tensor that is not given stays as it is, for who writes it
+        in place.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape or dtype is wrong, or it is larger than the room for it. Nothing has
-            been copied then.
+            A tensor's shape or dtype is wrong, it is larger than the room for it, or has not as
+            many tokens as the others. Nothing has been copied then.
         """
         self._check(cu_seqlens_q, seq_lens, block_table, mask, tokens)
         rows, width = block_table.shape
@@ -250,6 +252,11 @@ class StepInputs:
                 raise InvalidArgument(name, "a tensor", f"the named ones: {[*self.tokens]}")
             room = self.tokens[name]
             _check_fits(name, tensor, (None, *room.shape[1:]), room)
+            first, counted = next(iter(tokens.items()))
+            if len(tensor) != len(counted):
+                raise InvalidArgument(
+                    name, f"{len(tensor)} tokens", f"{len(counted)}, as {first} has"
+                )
 
 
 def _check_fits(
