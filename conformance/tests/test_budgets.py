@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,11 @@ from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.backend import create
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import Mismatch, check_output
+from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rounding import Rounding
-from paged_mla_shared.cases import GROUPS, PREFILLS
+from paged_mla_reference.rope import rotate
+from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_shared.cases import GROUPS, PREFILLS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.prefill import PrefillBatch
@@ -47,6 +51,26 @@ def test_the_rounded_oracle_is_within_budget(dtype: str):
     problem, batch, exact, rounded = answers(dtype)
     checks = check_output(problem, batch, rounded.output(dtype), exact, rounded)
     assert all(check.error <= check.budget for check in checks)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("case", [c for c in GROUPS["rope"] if not c.then], ids=lambda c: c.name)
+def test_a_rotated_element_may_be_rounded_to_its_other_neighbour(case: Case, dtype: str):
+    """S-12: in float32 what is near the middle of two numbers falls to either."""
+    stage = Stage.of(build_steps(case, SMALL, dtype)[0])
+    problem, batch = stage.problem, stage.batch
+    assert problem.rope is not None
+    exact, rounded = stage.answers()
+    turned = rotate(widen(batch.q_pe), metadata(problem, batch).positions, problem.rope)
+    nearest = round_to(turned, dtype)
+    towards = np.where(widen(nearest) < turned, np.inf, -np.inf).astype(nearest.dtype)
+    other = np.nextafter(nearest, towards)
+    unturned = replace(problem, rope=None)
+    for element in range(SMALL.qk_rope_head_dim):
+        q_pe = nearest.copy()
+        q_pe[..., element] = other[..., element]
+        found = attend(unturned, replace(batch, q_pe=q_pe), stage.after)
+        check_output(problem, batch, found.output(dtype), exact, rounded)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

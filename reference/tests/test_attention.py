@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reference_scenes import SCALE, causal, image_of, loops, request, scene
 
 from paged_mla_reference.attention import attend
+from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.problem import Mask, Rope, RopePairing
 
@@ -190,6 +191,21 @@ def test_bounds_on_the_way():
     sums = [[SCALE * sum(abs(q[h] * k[j])) for j in range(4)] for h in range(2)]
     np.testing.assert_allclose(answer.score_bound[0], np.max(sums, axis=1), rtol=1e-12)
     assert answer.value_bound[0].tolist() == [np.abs(one.ckv).max()] * 2
+
+
+@pytest.mark.parametrize(("dtype", "spacing"), [("bfloat16", 2**-7), ("float16", 2**-10)])
+def test_what_another_rounding_of_a_rotated_element_moves(dtype, spacing):
+    """S-12: an ulp of it times what it meets; nothing moves where nothing is rotated."""
+    one = request(4, 7, dtype)
+    made = scene([one], [3], dtype=dtype)
+    assert not _exact(made).turn_error.any()
+    rope = Rope(RopePairing.INTERLEAVED)
+    found = _exact(replace(made, problem=replace(made.problem, rope=rope)))
+    q = rotate(one.q_pe[3:].astype(float), np.array([3]), rope)[0]
+    k = one.k_pe.astype(float)
+    products = [max(abs(q[h, i] * k[j, i]) for i in range(2) for j in range(4)) for h in range(2)]
+    expected = [SCALE * spacing * product for product in products]
+    np.testing.assert_allclose(found.turn_error[0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -75,7 +75,7 @@ def test_a_trace_opens_with_numpy_alone(tmp_path: Path):
     save_trace(trace_of(scenario, TINY, "bfloat16"), record(scenario, TINY, "bfloat16"), path)
     with np.load(path) as arrays:
         assert arrays["000000000/q_nope"].dtype == np.uint16
-        assert json.loads(arrays["header.json"])["version"] == 1
+        assert json.loads(arrays["header.json"])["version"] == 2
 
 
 def test_steps_are_read_one_by_one(tmp_path: Path):

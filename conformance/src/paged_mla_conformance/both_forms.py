@@ -100,12 +100,12 @@ def check_both_forms(trial: Trial) -> None:
         runner.load_cache(stage.after)
         answer = runner.attend(absorbed)
         projected = round_to(layer.weights.project(answer.out), "float32")
-        scores = layer.attended(Rounding.EXACT).score_bound  # of R + P products
+        widest = layer.attended(Rounding.EXACT)  # scores are sums of R + P products
         trial.checks += _check(
             problem.dtype,
             absorbed,
             Output(projected, answer.lse),
-            replace(exact, score_bound=scores),
+            replace(exact, score_bound=widest.score_bound, turn_error=widest.turn_error),
             layer.attended(Rounding.SPEC),
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
@@ -41,12 +43,16 @@ class Answer:
         rounding error is proportional to. 0 where nothing is visible.
     value_bound : float64 [T, H]
         Largest ``|ckv|`` over visible keys; 0 where nothing is visible.
+    turn_error : float64 [T, H]
+        What a score moves by at most where one element that was rotated, of the query or of a
+        visible key, is rounded to its other neighbour (S-12); 0 without a rope.
     """
 
     out: NDArray[np.float64]
     lse: NDArray[np.float64]
     score_bound: NDArray[np.float64]
     value_bound: NDArray[np.float64]
+    turn_error: NDArray[np.float64]
 
     def output(self, dtype: str) -> Output:
         """Return the answer as it travels: ``out`` in `dtype`, ``lse`` in float32."""
@@ -126,10 +132,10 @@ def attend_visible(
         for i, t in enumerate(range(span.start, span.stop)):
             sees = seen[i, read]  # [K]
             if sees.any():
-                one = attend_query(
-                    problem, queries[i], keys if sees.all() else keys[sees], rounding
-                )
+                own = keys if sees.all() else keys[sees]
+                one = attend_query(problem, queries[i], own, rounding)
                 answer.out[t], answer.lse[t], answer.score_bound[t], answer.value_bound[t] = one
+                answer.turn_error[t] = turn_error(problem, queries[i], own)
     return answer
 
 
@@ -157,6 +163,18 @@ def attend_one(
     out, lse = weighted_mean(scores, values, problem.dtype, rounding)
     magnitudes = problem.softmax_scale * (np.abs(query) @ np.abs(keys).T)  # [H, K]
     return out, lse, magnitudes.max(axis=1), float(np.abs(values).max())
+
+
+def turn_error(
+    problem: Problem, query: NDArray[np.float64], keys: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the ``turn_error`` [H] of an :class:`Answer`, for what :func:`attend_one` takes."""
+    if problem.rope is None:
+        return np.zeros(len(query))
+    rotated = np.s_[:, problem.dims.kv_lora_rank :]
+    products = np.abs(query[rotated]) * np.abs(keys[rotated]).max(axis=0)  # [H, P]
+    spacing = float(ml_dtypes.finfo(numpy_dtype(problem.dtype)).eps)  # type: ignore[no-untyped-call]  # ml_dtypes has no types
+    return np.asarray(problem.softmax_scale * spacing * products.max(axis=1))
 
 
 def weighted_mean(
@@ -213,4 +231,5 @@ def nothing_visible(num_tokens: int, num_heads: int, width: int) -> Answer:
         lse=np.full(shape, -np.inf),
         score_bound=np.zeros(shape),
         value_bound=np.zeros(shape),
+        turn_error=np.zeros(shape),
     )

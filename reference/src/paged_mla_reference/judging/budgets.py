@@ -10,6 +10,10 @@ from the exact answer, plus what the rounded oracle cannot show by chance:
   with unit roundoff u is off by about ``sqrt(n) u sum|x y|`` (Higham and Mary 2019, "A new
   approach to probabilistic rounding error analysis"); the factor 4 makes it a bound
   that a run of millions of dot products keeps;
+* an ulp of one rotated element, of the query or of a key, times what it meets (S-12): where
+  float32 arithmetic comes near the middle of two numbers, either may be taken. One element of
+  float16 in some thousands is that near, one of bfloat16 in some ten thousands: two in a query are
+  not allowed for;
 * the float32 error of summing a row's weights, and its weighted values, in any order. The k-th of n
   additions rounds a partial sum of about k/n of the whole, by u / sqrt(3) of it on average, so that
   the sum is off by ``sqrt(n) u / 3`` of it on average. Six times that is ``2 sqrt(n) u``.
@@ -22,7 +26,7 @@ forms are held against one answer, exact from latents and weights, the rounded o
 what each form hands on: ``k_nope`` and ``v``, or absorbed queries and the mean of latents
 (:mod:`paged_mla_reference.absorb`).
 
-Rule ids: S-5, S-6, S-7, S-8, S-21.
+Rule ids: S-5, S-6, S-7, S-8, S-12, S-21.
 """
 
 from __future__ import annotations
@@ -54,8 +58,9 @@ def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
 
 
 def score_error(exact: Answer, terms: int) -> NDArray[np.float64]:
-    """Return the float32 error bound of each query's scores, sums of so many products, [T, H]."""
-    return np.asarray(_DOT_CONFIDENCE * math.sqrt(terms) * _UNIT_ROUNDOFF * exact.score_bound)
+    """Return the error bound of each query's scores, sums of so many products, [T, H]."""
+    of_sums = _DOT_CONFIDENCE * math.sqrt(terms) * _UNIT_ROUNDOFF * exact.score_bound
+    return np.asarray(of_sums + exact.turn_error)
 
 
 def sum_error(keys: NDArray[np.integer[Any]]) -> NDArray[np.float64]:

@@ -129,6 +129,7 @@ def _of_tokens(answer: Answer, tokens: NDArray[np.int64]) -> Answer:
         answer.lse[tokens],
         answer.score_bound[tokens],
         answer.value_bound[tokens],
+        answer.turn_error[tokens],
     )
 
 
@@ -144,8 +145,7 @@ def check_merge(actual: Output, expected: Output, partials: list[Output]) -> lis
     exact = Answer(
         expected.out.astype(np.float64),
         expected.lse.astype(np.float64),
-        np.zeros(expected.lse.shape),
-        np.zeros(expected.lse.shape),
+        *np.zeros((3, *expected.lse.shape)),
     )
     _same_anomalies(actual, exact, None, where_seen="S-8", where_empty="S-8")
     out_budget, lse_budget = budgets.merge_budget(partials)

@@ -52,8 +52,12 @@ class RightLayer:
             for r in Rounding
         )
         widest, over_latents = (attended(problem, batch, image, r) for r in Rounding)
-        # Scores of the absorbed form are sums of R + P products.
-        exact = replace(exact, score_bound=np.maximum(exact.score_bound, widest.score_bound))
+        # Scores of the absorbed form are sums of R + P products; both rotate the same elements.
+        exact = replace(
+            exact,
+            score_bound=np.maximum(exact.score_bound, widest.score_bound),
+            turn_error=widest.turn_error,
+        )
         projected = round_to(over_latents.out, problem.dtype).astype(np.float64)
         forms = (replace(over_latents, out=projected), materialised)
         keys, terms = keys_of_tokens(batch.step), problem.dims.cached_dim

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import Answer, attend_one, nothing_visible
+from paged_mla_reference.attention import Answer, attend_one, nothing_visible, turn_error
 from paged_mla_reference.encoding import as_cached
 from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
 from paged_mla_reference.rope import rotate
@@ -81,6 +81,7 @@ class Dense:
                     one = attend_one(self._problem, query, mine, rounding)
                     answer.out[token], answer.lse[token] = one[:2]
                     answer.score_bound[token], answer.value_bound[token] = one[2:]
+                    answer.turn_error[token] = turn_error(self._problem, query, mine)
                 token += 1
         return answer
 

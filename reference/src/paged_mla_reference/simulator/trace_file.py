@@ -1,9 +1,9 @@
 """A trace as a file: for implementations that do not run the simulator.
 
-Version 1 is an ``.npz``: a zip of ``.npy`` arrays, version 1.0 and C-contiguous, that
+Version 2 is an ``.npz``: a zip of ``.npy`` arrays, version 1.0 and C-contiguous, that
 ``numpy.load`` opens, one array at a time. ``header.json`` comes first::
 
-    {"version": 1, "name": ..., "world": ..., "problems": {"causal": {...}, "tree": {...}}}
+    {"version": 2, "name": ..., "world": ..., "problems": {"causal": {...}, "tree": {...}}}
 
 with problems spelled as their fields. Every step is a folder ``000000000``, ``000000001``, ... with
 
@@ -11,7 +11,8 @@ with problems spelled as their fields. Every step is a folder ``000000000``, ``0
   ``[request, kind, index]``;
 * the batch's arrays under their names, absent where the batch has ``None``;
 * ``exact_out``, ``exact_lse``: the exact answer, float64;
-* ``score_bound``, ``value_bound``: how large the numbers were on the way to it, float64;
+* ``score_bound``, ``value_bound``, ``turn_error``: how large the numbers were on the way to it, and
+  what rounding one rotated element otherwise moves a score by, float64;
 * ``rounded_out``, ``rounded_lse``: the answer rounded where the rules round.
 
 ``q_nope``, ``q_pe``, ``ckv``, ``k_pe`` and ``rounded_out`` are bit patterns, unsigned integers of
@@ -43,12 +44,14 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Batch, Mask, Problem
 from paged_mla_shared.typed import build
 
-VERSION = 1
+VERSION = 2
 _AS_BITS = ("q_nope", "q_pe", "ckv", "k_pe")
 _ARRAYS = (*_AS_BITS, "cu_seqlens_q", "seq_lens", "block_table", "mask", "slot_mapping")
 _EXPECTED = (
-    "exact_out", "exact_lse", "score_bound", "value_bound", "rounded_out", "rounded_lse",
+    "exact_out", "exact_lse", "score_bound", "value_bound", "turn_error", "rounded_out",
+    "rounded_lse",
 )  # fmt: skip
+_BOUNDS = ("score_bound", "value_bound", "turn_error")
 
 
 def check_writable(trace: Trace) -> None:
@@ -174,8 +177,7 @@ def _arrays(step: TraceStep, dtype: str) -> dict[str, NDArray[Any]]:
     return arrays | {
         "exact_out": step.exact.out,
         "exact_lse": step.exact.lse,
-        "score_bound": step.exact.score_bound,
-        "value_bound": step.exact.value_bound,
+        **{name: getattr(step.exact, name) for name in _BOUNDS},
         "rounded_out": bits(round_to(step.rounded.out, dtype)),
         "rounded_lse": step.rounded.lse,
     }
@@ -199,7 +201,7 @@ def _step(header: _Header, about: _About, arrays: dict[str, NDArray[Any]]) -> Tr
     if len(about.tokens) > batch.num_tokens:
         given = f"{len(about.tokens)} tokens"
         raise InvalidArgument("step.json: tokens", given, f"at most {batch.num_tokens}")
-    bounds = arrays["score_bound"], arrays["value_bound"]
+    bounds = [arrays[name] for name in _BOUNDS]
     return TraceStep(
         number=about.number,
         rank=about.rank,
@@ -216,8 +218,7 @@ def _check_expected(batch: Batch, arrays: dict[str, NDArray[Any]]) -> None:
     shapes = {
         "exact_out": batch.q_nope.shape,
         "exact_lse": (tokens, heads),
-        "score_bound": (tokens, heads),
-        "value_bound": (tokens, heads),
+        **dict.fromkeys(_BOUNDS, (tokens, heads)),
         "rounded_out": batch.q_nope.shape,
         "rounded_lse": (tokens, heads),
     }
