@@ -16,7 +16,7 @@ from paged_mla_reference.judging.compare import Mismatch, check_output
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_reference.rounding import Rounding, round_to, ulp, widen
 from paged_mla_shared.cases import GROUPS, PREFILLS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps
@@ -42,7 +42,7 @@ def answers(dtype: str) -> tuple[Problem, Answer, Answer]:
 )
 def test_ulp(magnitude: float, dtype: str, spacing: float):
     """An ulp is the distance to the next value."""
-    assert budgets.ulp(np.array([magnitude]), dtype)[0] == spacing
+    assert ulp(np.array([magnitude]), dtype)[0] == spacing
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +17,7 @@ from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import Rounding, round_to, widen
-from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_reference.rounding import Rounding, round_to, ulp, widen
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
@@ -173,8 +171,8 @@ def turn_error(
         return np.zeros(len(query))
     rotated = np.s_[:, problem.dims.kv_lora_rank :]
     products = np.abs(query[rotated]) * np.abs(keys[rotated]).max(axis=0)  # [H, P]
-    spacing = float(ml_dtypes.finfo(numpy_dtype(problem.dtype)).eps)  # type: ignore[no-untyped-call]  # ml_dtypes has no types
-    return np.asarray(problem.softmax_scale * spacing * products.max(axis=1))
+    spacing = problem.softmax_scale * ulp(np.ones(()), problem.dtype)  # of numbers from 1 to 2
+    return np.asarray(spacing * products.max(axis=1))
 
 
 def weighted_mean(

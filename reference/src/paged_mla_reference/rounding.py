@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,6 +48,13 @@ def widen(x: NDArray[Any]) -> NDArray[np.float64]:
     """Return `x` as float64; exact for every storage type."""
     with np.errstate(invalid="ignore"):  # signalling NaN
         return np.asarray(x, np.float64)
+
+
+def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+    """Return the spacing of `dtype` at each magnitude."""
+    info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
+    exponent = np.floor(np.log2(np.maximum(magnitude, float(info.smallest_normal))))
+    return np.asarray(np.exp2(exponent) * float(info.eps), np.float64)
 
 
 def _odd_float32(x: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -25,14 +25,14 @@ from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.layer_checks import check_layer
 from paged_mla_reference.debug.prefill_checks import check_prefill
 from paged_mla_reference.debug.step import LATENTS, LENGTHS, QUERIES, Step, query_scale
-from paged_mla_reference.judging import budgets, compare
+from paged_mla_reference.judging import compare
 from paged_mla_reference.judging.compare import Check, Mismatch
 from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.merge import merge
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.queries import quantise_queries
-from paged_mla_reference.rounding import widen
+from paged_mla_reference.rounding import ulp, widen
 from paged_mla_reference.slots import Slots
 from paged_mla_reference.validate import validate_batch
 from paged_mla_shared.errors import InvalidArgument
@@ -243,7 +243,7 @@ def _check_merge(found: Examination) -> None:
         return
     out, wide = step.array("out"), widen(step.array("out"))
     if step.problem.dtype != "float32":  # a rounded answer is compared with one rounded likewise
-        lost = np.abs(wide - expected.out) <= budgets.ulp(np.abs(wide), step.problem.dtype)
+        lost = np.abs(wide - expected.out) <= ulp(np.abs(wide), step.problem.dtype)
         out = np.where(lost, expected.out, wide).astype(np.float32)
     hold(found, stage, what, lambda: compare.check_merge(Output(out, lse), expected, partials))
 

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.debug.examination import Right
 from paged_mla_reference.debug.step import Step
-from paged_mla_reference.judging import budgets
-from paged_mla_reference.rounding import widen
+from paged_mla_reference.rounding import ulp, widen
 from paged_mla_shared.problem import Output
 
 
@@ -50,8 +49,8 @@ def errors_of(step: Step, right: Right) -> Errors:
     lse, odd_lse = differences(actual.lse, exact.lse)
     mine, numbers = widen(actual.out), np.isfinite(actual.out) & np.isfinite(exact.out)
     largest = np.abs(np.where(numbers, exact.out, 0.0)).max(axis=(1, 2), initial=0.0)
-    ulp = budgets.ulp(largest, step.problem.dtype)[:, None, None]
-    signed = (np.where(numbers, mine, 0.0) - np.where(numbers, exact.out, 0.0)) / ulp
+    spacing = ulp(largest, step.problem.dtype)[:, None, None]
+    signed = (np.where(numbers, mine, 0.0) - np.where(numbers, exact.out, 0.0)) / spacing
     out = np.where(odd_out, np.inf, out).max(axis=2)
     lse = np.where(odd_lse, np.inf, lse)
     empty = np.isneginf(exact.lse)

@@ -20,7 +20,7 @@ from paged_mla_reference.debug.step import LATENTS, QUERIES, Step, is_valid, que
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import allowed_bytes, differs, wrong_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.rounding import widen
+from paged_mla_reference.rounding import ulp, widen
 from paged_mla_reference.validate import validate_partials
 from paged_mla_shared.dtypes import bits
 from paged_mla_shared.errors import InvalidArgument
@@ -239,7 +239,7 @@ def _of_heads(
     def measure(change: Change) -> Residual:
         mine = ask(change(RIGHT))
         out = allowed[0][:, None] * _grown(mine.out, answer.out)
-        out += budgets.ulp(_largest(mine.out), step.problem.dtype)
+        out += ulp(_largest(mine.out), step.problem.dtype)
         kept = Output(answer.out if absent[0] else mine.out, answer.lse if absent[1] else mine.lse)
         shares, errors = distance(kept, actual, (out, allowed[1]))
         return _residual(shares[held], errors[held])
@@ -252,7 +252,7 @@ def _of_merge(step: Step) -> Measure:
     actual = Output(step.array("out"), step.lse)
     right = step.partials
     out_budget, lse_budget = budgets.merge_budget(right)
-    out_budget += budgets.ulp(np.abs(widen(actual.out)).max(axis=2), step.problem.dtype)
+    out_budget += ulp(np.abs(widen(actual.out)).max(axis=2), step.problem.dtype)
 
     def measure(change: Change) -> Residual:
         parts = [Output(part.out.copy(), part.lse.copy()) for part in right]
@@ -276,7 +276,7 @@ def _of_attention(found: Examination, asked: NDArray[np.bool_] | None) -> Measur
         """Return shares and errors of some tokens, [n, H] each; `mine` is of those alone."""
         here = Output(answer.out[tokens], answer.lse[tokens])
         out = right.out_budget[tokens, None] * _grown(mine.out, here.out)
-        out += budgets.ulp(_largest(mine.out), step.problem.dtype)
+        out += ulp(_largest(mine.out), step.problem.dtype)
         allowed = out, right.lse_budget[tokens]
         theirs = Output(actual.out[tokens], actual.lse[tokens])
         return distance(_kept(step, here, mine), theirs, allowed)
@@ -342,7 +342,7 @@ def distance(mine: Output, theirs: Output, allowed: tuple[Array, Array]) -> tupl
     out, odd_out = differences(mine.out, theirs.out)
     lse, odd_lse = differences(mine.lse, theirs.lse)
     out = out.max(axis=2)
-    lse_allowed = allowed[1] + budgets.ulp(np.abs(_finite(mine.lse)), "float32")
+    lse_allowed = allowed[1] + ulp(np.abs(_finite(mine.lse)), "float32")
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.maximum(
             np.nan_to_num(out / allowed[0], posinf=np.inf),

@@ -35,12 +35,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer
-from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_reference.rounding import ulp
 from paged_mla_shared.problem import Output
 
 _UNIT_ROUNDOFF = 2.0**-24  # float32
@@ -48,13 +47,6 @@ _DOT_CONFIDENCE = 4.0
 _SUM_CONFIDENCE = 2.0
 _LSE_ULPS = 4
 _ROTATION_ROUNDINGS = 4  # two factors, two products; the sum's own is within the ulp
-
-
-def ulp(magnitude: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
-    """Return the spacing of `dtype` at each magnitude."""
-    info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]  # ml_dtypes has no types
-    exponent = np.floor(np.log2(np.maximum(magnitude, float(info.smallest_normal))))
-    return np.asarray(np.exp2(exponent) * float(info.eps), np.float64)
 
 
 def score_error(exact: Answer, terms: int) -> NDArray[np.float64]:

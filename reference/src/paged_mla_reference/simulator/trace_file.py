@@ -47,11 +47,8 @@ from paged_mla_shared.typed import build
 VERSION = 2
 _AS_BITS = ("q_nope", "q_pe", "ckv", "k_pe")
 _ARRAYS = (*_AS_BITS, "cu_seqlens_q", "seq_lens", "block_table", "mask", "slot_mapping")
-_EXPECTED = (
-    "exact_out", "exact_lse", "score_bound", "value_bound", "turn_error", "rounded_out",
-    "rounded_lse",
-)  # fmt: skip
 _BOUNDS = ("score_bound", "value_bound", "turn_error")
+_EXPECTED = ("exact_out", "exact_lse", *_BOUNDS, "rounded_out", "rounded_lse")
 
 
 def check_writable(trace: Trace) -> None:
