@@ -9,7 +9,8 @@ import pytest
 from reference_scenes import DIMS, request, scene
 
 from paged_mla_reference.backend import ReferenceRunner
-from paged_mla_reference.fp8 import SMALLEST_SCALE, quantise
+from paged_mla_reference.fp8 import SMALLEST_SCALE, quantise, scale_of
+from paged_mla_reference.judging.compare import Mismatch, check_queries
 from paged_mla_reference.queries import quantise_queries
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import round_to, widen
@@ -91,3 +92,35 @@ def test_the_backend_answers_for_every_token():
     codes, scales = ReferenceRunner(problem).quantise_queries(batch, None)
     assert codes.shape == (1, DIMS.num_heads, 6)
     assert scales.tolist() == [[F32(1) / F32(448), F32(2) / F32(448)]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("line", "ulps", "is_right"),
+    [
+        ([1, 2, 3, 0.7, 5, 0], 1, True),
+        ([1, 2, 3, 0.7, 5, 0], 3, False),
+        ([5, 2, 3, 0, 1, 0], 1, False),
+    ],
+    ids=["rotated", "rotated-3-ulps", "not-rotated"],
+)
+def test_a_scale_may_be_that_of_a_neighbour_where_the_largest_is_rotated(
+    dtype, line, ulps, is_right
+):
+    """S-12: what 5 and 0 are rotated to may be an ulp more: another scale, and codes of that."""
+    problem, step = asked(line, line, dtype=dtype, rope=Rope(RopePairing.INTERLEAVED))
+    right = quantise_queries(problem, step)
+    turned = round_to(rotate(widen(step.q_pe), np.array([2]), problem.rope), dtype)
+    x = np.concatenate([step.q_nope, turned], axis=-1)  # [1, 2, R + P]
+    largest = np.s_[..., np.abs(widen(x[0, 0])).argmax()]
+    for _ in range(ulps):
+        x[largest] = np.nextafter(x[largest], np.array(np.inf, x.dtype) * np.sign(x[largest]))
+    scales = scale_of(x.astype(F32))
+    answer = quantise(x.astype(F32), scales[..., None]), scales
+    if is_right:
+        check_queries(problem, step, answer, right)
+        with pytest.raises(Mismatch, match="codes of queries"):
+            check_queries(problem, step, (answer[0] ^ 3, scales), right)
+    else:
+        with pytest.raises(Mismatch, match="scales of queries"):
+            check_queries(problem, step, answer, right)

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer
-from paged_mla_reference.e4m3 import decode
+from paged_mla_reference.e4m3 import LARGEST, decode
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.fast import Allowance, gain_of
 from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.paging import keys_of_tokens
-from paged_mla_reference.rounding import widen
+from paged_mla_reference.rounding import ulp, widen
 from paged_mla_shared.dtypes import bits, dtype_name
 from paged_mla_shared.layout import CacheLayout
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem, Rows
@@ -370,7 +370,8 @@ def check_queries(
 ) -> list[Check]:
     """Hold codes and scales of the tokens that rows have against the oracle's (S-11).
 
-    With a rope, values of the rotated part may be off by the rounding of a rotation.
+    With a rope, values of the rotated part may be off by the rounding of a rotation, and where the
+    largest of a line is one of them its scale is, too.
     """
     (codes, scales), (right_codes, right_scales) = actual, expected
     _same_form("codes", codes, right_codes.shape, "uint8")
@@ -406,9 +407,33 @@ def wrong_queries(
         error = np.abs(widen(decode(codes[rotated])) - values)
         budget = budgets.rotation_budget(values, "float8_e4m3")
         wrong_codes[rotated] &= ~(error <= budget)
+        turned = wrong_scales & _scales_are_turned(problem, scales, right_codes, right_scales)
+        wrong_scales &= ~turned
+        wrong_codes &= ~(turned[..., None] & _are_neighbours(codes, right_codes))
         worst = np.unravel_index(np.argmax(error / budget), error.shape)
         checks.append(Check("rotated q_pe", float(error[worst]), float(budget[worst])))
     return wrong_codes, wrong_scales, checks
+
+
+def _scales_are_turned(
+    problem: Problem,
+    scales: NDArray[np.float32],
+    right_codes: NDArray[np.uint8],
+    right_scales: NDArray[np.float32],
+) -> NDArray[np.bool_]:
+    """Return which scales [T, H] follow from a largest number that was rotated otherwise (S-12)."""
+    sizes, rank = np.abs(widen(decode(right_codes))), problem.dims.kv_lora_rank
+    is_largest = sizes[..., rank:].max(axis=-1) == LARGEST  # of the line, or as large as that
+    right = widen(right_scales)
+    budget = budgets.rotation_budget(LARGEST * right[..., None], problem.dtype)[..., 0] / LARGEST
+    near = np.abs(widen(scales) - right) <= budget + ulp(right, "float32")
+    return np.asarray(is_largest & near)
+
+
+def _are_neighbours(codes: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which codes are those of a number that is divided by a slightly other scale."""
+    mine, theirs = widen(decode(codes)), widen(decode(right))
+    return np.asarray(np.abs(mine - theirs) <= ulp(np.abs(theirs), "float8_e4m3"))
 
 
 def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:
