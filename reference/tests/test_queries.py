@@ -118,9 +118,20 @@ def test_a_scale_may_be_that_of_a_neighbour_where_the_largest_is_rotated(
     scales = scale_of(x.astype(F32))
     answer = quantise(x.astype(F32), scales[..., None]), scales
     if is_right:
-        check_queries(problem, step, answer, right)
+        check_queries(problem, step, answer, right, given=None)
         with pytest.raises(Mismatch, match="codes of queries"):
-            check_queries(problem, step, (answer[0] ^ 3, scales), right)
+            check_queries(problem, step, (answer[0] ^ 3, scales), right, given=None)
     else:
         with pytest.raises(Mismatch, match="scales of queries"):
-            check_queries(problem, step, answer, right)
+            check_queries(problem, step, answer, right, given=None)
+
+
+def test_a_given_scale_has_no_neighbour():
+    """S-11: not where a rotated number is larger than it holds, either."""
+    sizes = [1, 2, 3, 0.7, 500, 0]
+    problem, step = asked(sizes, sizes, dtype="bfloat16", rope=Rope(RopePairing.INTERLEAVED))
+    codes, scales = right = quantise_queries(problem, step, 0.5)
+    check_queries(problem, step, right, right, given=0.5)
+    moved = codes, scales * F32(1 + 2**-9)
+    with pytest.raises(Mismatch, match="scales of queries"):
+        check_queries(problem, step, moved, right, given=0.5)

@@ -183,7 +183,7 @@ class Trial:
             batch = respelt(self.problem, built)
             actual = runner.quantise_queries(batch, scale)
             expected = quantise_queries(self.problem, batch, scale)
-            self.checks += compare.check_queries(self.problem, batch, actual, expected)
+            self.checks += compare.check_queries(self.problem, batch, actual, expected, given=scale)
 
     def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:
         """Attend to keys and values of every head; in chunks of context too, where asked.

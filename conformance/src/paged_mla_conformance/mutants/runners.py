@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.passing import Passing
+from paged_mla_conformance.trial import MAX_BLOCKS_READ
 from paged_mla_reference.cache import slots_to_write
 from paged_mla_reference.deviations import Fault
 from paged_mla_reference.deviations.deviation import breaks
@@ -23,7 +24,6 @@ from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Prob
 
 SCALED = ("S-11", "S-17", "S-10", "S-5", "S-7", "S-1", "S-21")  # how a wrong cache scale shows
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
-_MOST_BLOCKS = 4096  # of a cache that is read back whole
 
 
 @breaks(Fault.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
@@ -163,7 +163,7 @@ class RotatedNeighboursLoseOneBit(Passing):
         """Append, and change the last bit of a cached key of another token."""
         self.inner.append(batch)
         layout = self.problem.layout
-        if self.problem.rope is None or layout.num_blocks > _MOST_BLOCKS:
+        if self.problem.rope is None or layout.num_blocks > MAX_BLOCKS_READ:
             return
         slots = slots_to_write(self.problem, batch)
         with _every_block(self.problem, self.inner) as blocks:
@@ -197,7 +197,7 @@ class GatheringWritesTheCache(Passing):
 
 
 def _mark_a_free_block(problem: Problem, inner: Runner, batch: Batch) -> None:
-    if problem.layout.num_blocks > _MOST_BLOCKS:
+    if problem.layout.num_blocks > MAX_BLOCKS_READ:
         return
     free = np.setdiff1d(np.arange(problem.layout.num_blocks), batch.block_table)
     with _every_block(problem, inner) as blocks:

@@ -247,16 +247,13 @@ class StepInputs:
             is_packed = mask.ndim == self.mask.ndim == 2
             lines = mask[:, : self.mask.shape[1]] if is_packed else mask
             _check_fits("mask", lines, (None, *self.mask.shape[1:]), self.mask)
+        num_tokens = None  # of the first of them, and so of all
         for name, tensor in tokens.items():
             if name not in self.tokens:
                 raise InvalidArgument(name, "a tensor", f"the named ones: {[*self.tokens]}")
             room = self.tokens[name]
-            _check_fits(name, tensor, (None, *room.shape[1:]), room)
-            first, counted = next(iter(tokens.items()))
-            if len(tensor) != len(counted):
-                raise InvalidArgument(
-                    name, f"{len(tensor)} tokens", f"{len(counted)}, as {first} has"
-                )
+            _check_fits(name, tensor, (num_tokens, *room.shape[1:]), room)
+            num_tokens = len(tensor)
 
 
 def _check_fits(

@@ -222,9 +222,15 @@ def _check_queries(found: Examination) -> None:
         return
     assert step.batch is not None
     problem, batch = step.problem, step.batch
-    expected = quantise_queries(problem, batch, query_scale(step.dump))
+    given = query_scale(step.dump)
+    expected = quantise_queries(problem, batch, given)
     actual = step.array("query_codes"), step.array("query_scales")
-    hold(found, stage, what, lambda: compare.check_queries(problem, batch, actual, expected))
+    hold(
+        found,
+        stage,
+        what,
+        lambda: compare.check_queries(problem, batch, actual, expected, given=given),
+    )
 
 
 def _check_merge(found: Examination) -> None:

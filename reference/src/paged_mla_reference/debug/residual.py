@@ -186,7 +186,7 @@ def _of_queries(step: Step) -> Measure:
 
     def measure(change: Change) -> Residual:
         mine = change(RIGHT).quantise_queries(problem, batch, scale)
-        codes, scales, _ = wrong_queries(problem, batch, actual, mine)
+        codes, scales, _ = wrong_queries(problem, batch, actual, mine, given=scale)
         wrong = codes.any(axis=2) | scales
         return Residual(int(wrong.sum()), wrong.size)
 

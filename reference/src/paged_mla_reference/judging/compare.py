@@ -367,16 +367,18 @@ def check_queries(
     batch: Batch,
     actual: tuple[NDArray[np.uint8], NDArray[np.float32]],
     expected: tuple[NDArray[np.uint8], NDArray[np.float32]],
+    *,
+    given: float | None,
 ) -> list[Check]:
     """Hold codes and scales of the tokens that rows have against the oracle's (S-11).
 
     With a rope, values of the rotated part may be off by the rounding of a rotation, and where the
-    largest of a line is one of them its scale is, too.
+    largest of a line is one of them its scale is, too, unless all have a `given` one.
     """
     (codes, scales), (right_codes, right_scales) = actual, expected
     _same_form("codes", codes, right_codes.shape, "uint8")
     _same_form("scales", scales, right_scales.shape, "float32")
-    wrong_codes, wrong_scales, checks = wrong_queries(problem, batch, actual, expected)
+    wrong_codes, wrong_scales, checks = wrong_queries(problem, batch, actual, expected, given=given)
     if wrong_scales.any():
         at = _first(wrong_scales)
         detail = f"{scales[at]} at {at}, expected {right_scales[at]}"
@@ -394,6 +396,8 @@ def wrong_queries(
     batch: Batch,
     actual: tuple[NDArray[np.uint8], NDArray[np.float32]],
     expected: tuple[NDArray[np.uint8], NDArray[np.float32]],
+    *,
+    given: float | None,
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[Check]]:
     """Return which codes [T, H, R + P] and scales [T, H] are wrong, and what was compared."""
     live = keys_of_tokens(batch) > 0  # [T]
@@ -407,9 +411,10 @@ def wrong_queries(
         error = np.abs(widen(decode(codes[rotated])) - values)
         budget = budgets.rotation_budget(values, "float8_e4m3")
         wrong_codes[rotated] &= ~(error <= budget)
-        turned = wrong_scales & _scales_are_turned(problem, scales, right_codes, right_scales)
-        wrong_scales &= ~turned
-        wrong_codes &= ~(turned[..., None] & _are_neighbours(codes, right_codes))
+        if given is None:
+            turned = wrong_scales & _scales_are_turned(problem, scales, right_codes, right_scales)
+            wrong_scales &= ~turned
+            wrong_codes &= ~(turned[..., None] & _are_neighbours(codes, right_codes))
         worst = np.unravel_index(np.argmax(error / budget), error.shape)
         checks.append(Check("rotated q_pe", float(error[worst]), float(budget[worst])))
     return wrong_codes, wrong_scales, checks
