@@ -19,7 +19,7 @@ from paged_mla_reference.deviations.change import answering, imagined, reading, 
 from paged_mla_reference.e4m3 import decode, encode
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.rounding import Rounding, widen
+from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.layout import CacheImage
@@ -36,8 +36,13 @@ def rounded(x: Array, scale: Array | float) -> Array:
     return widen(decode(encode(x / scale))) * scale
 
 
-def attending(query_scale: Callable[[Array], Array | float], *, by_rounded_sum: bool) -> Oracle:
-    """Return an oracle that rounds queries and weights, in its own way."""
+def attending(
+    query_scale: Callable[[Array], Array | float], *, by_rounded_sum: bool, part: int = 2**31
+) -> Oracle:
+    """Return an oracle that rounds queries and weights, in its own way.
+
+    Answers over `part` keys each are rounded to the type of the output, if there are several.
+    """
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
         query = rounded(query, query_scale(query))
@@ -45,8 +50,16 @@ def attending(query_scale: Callable[[Array], Array | float], *, by_rounded_sum: 
         scores = problem.softmax_scale * (query @ keys.T)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         coarse = rounded(weights, 2.0**-7)
-        total = (coarse if by_rounded_sum else weights).sum(axis=1, keepdims=True)
-        out = coarse @ keys[:, : problem.dims.kv_lora_rank] / total
+        summed = coarse if by_rounded_sum else weights
+        total = summed.sum(axis=1, keepdims=True)
+        out = np.zeros_like(out, np.float64)
+        for keys_of_part in np.split(np.arange(len(keys)), range(part, len(keys), part)):
+            share = summed[:, keys_of_part].sum(axis=1, keepdims=True)
+            answer = coarse[:, keys_of_part] @ keys[keys_of_part, : problem.dims.kv_lora_rank]
+            answer = np.divide(answer, share, out=np.zeros_like(answer), where=share > 0)
+            if part < len(keys):
+                answer = widen(round_to(answer, problem.dtype))
+            out += answer * share / total
         return (out, lse, *bounds)
 
     return scoring(RIGHT, attend)
@@ -59,6 +72,9 @@ IMPLEMENTATIONS = {
     "a scale per token": attending(lambda q: np.abs(q).max() / 448, by_rounded_sum=False),
     "powers of two": attending(
         lambda q: np.exp2(np.ceil(np.log2(np.abs(q).max() / 448))), by_rounded_sum=True
+    ),
+    "partial answers of 16 bits": attending(
+        lambda q: np.abs(q).max(axis=1, keepdims=True) / 448, by_rounded_sum=True, part=8
     ),
     "exact": RIGHT,
 }

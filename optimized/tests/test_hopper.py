@@ -370,6 +370,25 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     assert (cached is latents, cache_scale is scale) == (True, True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("options", "is_rounded"),
+    [({}, True), ({"deterministic": True}, False), ({"products": "exact"}, False)],
+    ids=["fast", "fixed-splits", "exact"],
+)
+def test_partials_of_fast_products_have_the_type_of_answers(dtype, options, is_rounded):
+    """S-5, S-8: others, and sums that another program goes on with, stay float32."""
+    config = replace(FAST, dtype=dtype, **options)
+    variant = served(config)
+    memory = Workspace(config, [variant], 132, torch.device("cpu"), None)
+    memory.memory.fill_(0)
+    out, lse = memory.partials(variant)
+    assert out.dtype == (dtype if is_rounded else torch.float32)
+    assert (out.shape[:2], out.shape[2], lse.dtype) == (lse.shape, 512, torch.float32)
+    out.fill_(1)
+    assert not lse.any()
+
+
 def test_steps_over_e4m3_reach_their_kernel(monkeypatch):
     """S-11: what PagedMla is given, bytes or e4m3, is what the kernel gets, with the scale."""
     launched = []

@@ -16,7 +16,7 @@ from paged_mla_optimized.launchers.hopper import HopperAttention
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.launchers.rotate import RotateQueries
-from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
+from paged_mla_optimized.planning.families import PORTABLE, TILE_FP8, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_shared.errors import InvalidArgument
@@ -44,9 +44,9 @@ class Workspace:
         device: torch.device,
         given: torch.Tensor | None,
     ) -> None:
-        self._rank = config.kv_lora_rank
+        self._config = config
         self._shapes = {v: partial_shape(config, v, num_sms) for v in variants}
-        size = max(map(math.prod, self._shapes.values())) * (self._rank + 1)
+        size = max(map(math.prod, self._shapes.values())) * (config.kv_lora_rank + 1)
         if given is None:
             given = torch.empty(size, dtype=torch.float32, device=device)
         check_tensor("workspace", given, (None,), torch.float32, device, unit_stride=True)
@@ -57,9 +57,11 @@ class Workspace:
     def partials(self, variant: AttendVariant) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ``partial_out`` [tiles, tile_m, R] and ``partial_lse`` [tiles, tile_m]."""
         shape = self._shapes[variant]
+        rank = self._config.kv_lora_rank
         pairs = math.prod(shape)
-        outs = self.memory[: pairs * self._rank].view(*shape, self._rank)
-        return outs, self.memory[pairs * self._rank : pairs * (self._rank + 1)].view(shape)
+        outs = self.memory[: pairs * rank].view(partial_dtype(self._config, variant))
+        lses = self.memory[pairs * rank : pairs * (rank + 1)]
+        return outs[: pairs * rank].view(*shape, rank), lses.view(shape)
 
 
 class Attention:
@@ -138,6 +140,17 @@ class Attention:
             partial_out=self.partial_out,
             partial_lse=self.partial_lse,
         )
+
+
+def partial_dtype(config: MlaConfig, variant: AttendVariant) -> torch.dtype:
+    """Return the type of partial answers: float32, or where products are of FP8 that of answers.
+
+    Rounding them once more is nothing beside what such products round, and what a grid leaves at
+    once is bound by how fast memory takes it. With fixed splits sums that are not complete lie
+    among them.
+    """
+    is_rounded = variant.family == TILE_FP8 and not config.deterministic
+    return config.dtype if is_rounded else torch.float32
 
 
 def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tuple[int, int]:

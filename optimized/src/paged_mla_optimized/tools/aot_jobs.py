@@ -33,6 +33,7 @@ from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
 from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
 from paged_mla_optimized.launchers.append import append_choices, append_kernel_of
+from paged_mla_optimized.launchers.attend import partial_dtype
 from paged_mla_optimized.launchers.combine import MAX_REGISTERS as COMBINE_REGISTERS
 from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
@@ -115,7 +116,7 @@ _TYPES = {
     "lses_ptr": "*fp32",
     "line_lses_ptr": "*fp32",
     "chunk_lse_ptr": "*fp32",
-    "partial_out_ptr": "*fp32",
+    "partial_out_ptr": "*fp32",  # of portable kernels
     "partial_lse_ptr": "*fp32",
     "codes_ptr": "*u8",
     "q_scale_ptr": "*fp32",
@@ -239,6 +240,7 @@ def _fp8_jobs(arch: str) -> Iterator[Job]:
                 yield from _hopper_jobs(config, variant)
             if variant.family == TILE_FP8:
                 yield from _quantise_jobs(config, arch)
+                yield _combine_job(config, variant)
 
 
 def _configs() -> Iterator[MlaConfig]:
@@ -375,15 +377,7 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         variant.num_stages,
         types=cache,
     )
-    overlap = "alone" if variant.family == PORTABLE else "overlapped"
-    yield Job(
-        f"combine-{overlap}-{dims}-{dtype}-{cut}",
-        combine_kernel,
-        dtype,
-        combine_constants(config, variant),
-        COMBINE_WARPS,
-        max_registers=COMBINE_REGISTERS,
-    )
+    yield _combine_job(config, variant)
     for few, run_tokens in append_choices(config):
         append, constants, warps = append_kernel_of(config, arch, few=few, run_tokens=run_tokens)
         name = f"append-{dims}-{types}-{rope}" + f"-runs{run_tokens}" * (run_tokens > 0)
@@ -399,6 +393,22 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
     ):
         pointers = "fp32" if kernel is merge_kernel else dtype
         yield Job(name, kernel, pointers, _dense(kernel, constants), types=cache)
+
+
+def _combine_job(config: MlaConfig, variant: AttendVariant) -> Job:
+    dtype, partial = _SHORT[config.dtype], _SHORT[partial_dtype(config, variant)]
+    overlap = "alone" if variant.family == PORTABLE else "overlapped"
+    cut = "fixed" if config.deterministic else "parts"
+    rounded = f"-of-{partial}" if partial != "fp32" else ""
+    return Job(
+        f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{cut}{rounded}",
+        combine_kernel,
+        dtype,
+        combine_constants(config, variant),
+        COMBINE_WARPS,
+        max_registers=COMBINE_REGISTERS,
+        types={"partial_out_ptr": f"*{partial}"},
+    )
 
 
 def _plan_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
@@ -450,6 +460,7 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     word = _SHORT[hopper_dtype(config)]
     boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
     types = {name: f"tensordesc<{word}{box},{hopper_layout(box)!r}>" for name, box in boxes}
+    types["partial_out_ptr"] = f"*{_SHORT[partial_dtype(config, variant)]}"
     mask = "tree" if config.is_tree else config.mask
     cut = "fixed" if config.deterministic else "parts"
     options = hopper_options(variant)

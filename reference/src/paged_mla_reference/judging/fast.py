@@ -4,6 +4,8 @@ A backend with ``products="fast"`` may round queries, and the weights that meet 
 before it multiplies them with cached e4m3 codes; sums stay in float32. It scales each query, head
 by head, so that no element passes 448 and none that matters is subnormal, and weights so that the
 largest of them is 2^7 or more. It may divide by the sum of weights as they were or as rounded.
+Answers over parts of a row's keys may be rounded to the type of the output before they are joined:
+that is allowed nothing of its own, since it is small beside the roundings to e4m3.
 
 e4m3 rounds x by at most 2^-4 |x|, evenly spread: with a standard deviation of at most
 ``u |x|``, u = 2^-4 / sqrt(3). Elements round independently, so that to first order

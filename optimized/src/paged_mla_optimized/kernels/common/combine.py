@@ -64,7 +64,7 @@ def _join(
         inside = (source < group.count)[None, :] & live[:, None]
         lse = tl.load(answers.partial_lse_ptr + at, mask=inside, other=float("-inf"))
         out_at = answers.partial_out_ptr + at[:, :, None] * R + column[None, None, :]
-        out = tl.load(out_at, mask=inside[:, :, None], other=0.0)
+        out = tl.load(out_at, mask=inside[:, :, None], other=0.0).to(tl.float32)
         out = tl.where((lse == float("-inf"))[:, :, None], 0.0, out)  # it may hold anything
         new_peak = tl.maximum(peak, tl.max(lse, axis=1))
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -119,7 +119,7 @@ def _join_group(group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr
 def combine_kernel(
     joins_ptr,  # int32 [joins, 8]
     slot_mapping_ptr,  # int64 [T]
-    partial_out_ptr,  # float32 [tiles, TILE_M, R]
+    partial_out_ptr,  # float32 or the type of answers [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
     out_ptr,  # [T, H, R]
     lse_ptr,  # float32 [T, H]

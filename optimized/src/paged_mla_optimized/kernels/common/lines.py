@@ -19,7 +19,7 @@ class Answers(NamedTuple):
 
     out: Lines  # [T, H, R]
     lse: Lines  # float32 [T, H]
-    partial_out_ptr: tl.tensor  # float32 [tiles, TILE_M, R]; None where there are no partials
+    partial_out_ptr: tl.tensor  # [tiles, TILE_M, R]; None where there are no partials
     partial_lse_ptr: tl.tensor  # float32 [tiles, TILE_M]
 
 

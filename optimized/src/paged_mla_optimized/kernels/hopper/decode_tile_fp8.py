@@ -523,7 +523,7 @@ def decode_tile_fp8_kernel(
     scales_ptr,  # float32 [], or [num_blocks, 1, G]
     out_ptr,  # [T, H, 512]
     lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [tiles, 64, 512]
+    partial_out_ptr,  # [tiles, 64, 512]: float32 with FIXED_SPLITS, else of the type of answers
     partial_lse_ptr,  # float32 [tiles, 64]
     ckv_desc,  # [cache rows, 256 + 32], boxes [BOX, 128]
     k_pe_desc,  # the same, boxes [BOX, 32]
