@@ -97,8 +97,8 @@ SCENES = {
 """By name. SGLang lets backends that it does not know have trees with pages of 1 alone."""
 
 SCENES_OF_TWO_GPUS = {
-    "tensor-parallel": Scene(arguments=_TENSOR_PARALLEL),
-    "tensor-parallel-chain": Scene(arguments=_TENSOR_PARALLEL | _CHAIN),
+    "tensor-parallel": Scene(peers=(YARDSTICK, _DEFAULT), arguments=_TENSOR_PARALLEL),
+    "tensor-parallel-chain": Scene(peers=(YARDSTICK,), arguments=_TENSOR_PARALLEL | _CHAIN),
 }
 """Their histories are of one GPU."""
 
