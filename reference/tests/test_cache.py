@@ -11,7 +11,7 @@ from reference_scenes import causal, loops, problem_of, request, scene
 
 from paged_mla_reference.attention import attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
-from paged_mla_reference.judging.compare import allowed_bytes
+from paged_mla_reference.judging.caches import Rotated, allowed_bytes
 from paged_mla_reference.rounding import Rounding
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.formats import FORMATS
@@ -103,7 +103,8 @@ def test_a_key_may_be_off_where_it_is_rotated(slot, is_right):
     block, token = divmod(slot, problem.block_size)
     problem.layout.field(blocks, "k_pe").view(np.uint16)[block, token, 0] ^= 1
     written = slots_to_write(problem, batch)
-    allowed, _ = allowed_bytes(problem.layout, EVERY_BLOCK, blocks, expected, written)
+    rotated = Rotated.of(problem, written)
+    allowed, _ = allowed_bytes(problem.layout, EVERY_BLOCK, blocks, expected, rotated)
     assert allowed.all() == is_right
 
 

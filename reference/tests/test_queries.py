@@ -10,7 +10,8 @@ from reference_scenes import DIMS, request, scene
 
 from paged_mla_reference.backend import ReferenceRunner
 from paged_mla_reference.fp8 import SMALLEST_SCALE, quantise, scale_of
-from paged_mla_reference.judging.compare import Mismatch, check_queries
+from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.queries import quantise_queries
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import round_to, widen

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paged_mla_reference.attention import attend
 from paged_mla_reference.cache import append, slots_to_write
-from paged_mla_reference.judging import compare
+from paged_mla_reference.judging import caches, compare
 from paged_mla_reference.judging.compare import Check, Mismatch
 from paged_mla_reference.merge import merge
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.rounding import Rounding
 from paged_mla_reference.simulator.coverage import Coverage
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.trace import Trace, TraceStep, record, trace_of
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Mask, Output
 
@@ -53,30 +55,34 @@ class RankCache:
         }
         self.expected = poisoned_image(trace.problems[Mask.CAUSAL].layout)
         self._holder = Mask.CAUSAL
-        self._written: NDArray[np.int64] | None = None  # slots, where keys are rotated
-        if trace.problems[Mask.CAUSAL].rope is not None:
-            self._written = np.zeros(0, np.int64)
+        self._problem = trace.problems[Mask.CAUSAL]
+        self._written = np.zeros(0, np.int64)  # slots
         self._runners[Mask.CAUSAL].load_cache(self.expected)
 
     def runner(self, mask: Mask) -> Runner:
         """Return the runner of a mask, holding the cache."""
         if mask is not self._holder:
-            every = np.arange(self.expected.layout.num_blocks, dtype=np.int64)
-            blocks = self._runners[self._holder].read_cache(every)
-            image = replace(self.expected, block_ids=every, blocks=blocks)
-            self._runners[mask].load_cache(image)
+            self._runners[mask].load_cache(self.held)
             self._holder = mask
         return self._runners[mask]
 
-    def check(self, writer: compare.Writer) -> list[Check]:
-        """Compare every byte of the cache, to which `writer` is the last that wrote (S-10)."""
-        if self._written is not None:
-            self._written = np.union1d(self._written, writer.slots)
+    @property
+    def held(self) -> CacheImage:
+        """The cache as it is."""
         every = np.arange(self.expected.layout.num_blocks, dtype=np.int64)
-        actual = self._runners[self._holder].read_cache(every)
-        expected = self.expected.read(every)
-        return compare.check_cache(
-            self.expected.layout, every, actual, expected, writer, rotated=self._written
+        blocks = self._runners[self._holder].read_cache(every)
+        return replace(self.expected, block_ids=every, blocks=blocks)
+
+    def check(self, held: CacheImage, writer: caches.Writer) -> list[Check]:
+        """Compare every byte of the cache, to which `writer` is the last that wrote (S-10)."""
+        self._written = np.union1d(self._written, writer.slots)
+        return caches.check_cache(
+            held.layout,
+            held.block_ids,
+            held.blocks,
+            self.expected.read(held.block_ids),
+            writer,
+            rotated=caches.Rotated.of(self._problem, self._written),
         )
 
 
@@ -142,10 +148,14 @@ class TraceTrial:
         checks = compare.check_metadata(step.batch, runner.plan(step.batch), expected)
         runner.append(step.batch)
         cache.expected = append(problem, step.batch, cache.expected)
-        writer = compare.Writer(step.batch, slots_to_write(problem, step.batch))
-        checks += cache.check(writer)
+        writer = caches.Writer(step.batch, slots_to_write(problem, step.batch))
+        held = cache.held
+        checks += cache.check(held, writer)
         answer = runner.attend(step.batch)
-        checks += compare.check_output(problem, step.batch, answer, step.exact, step.rounded)
+        exact, rounded = step.exact, step.rounded
+        if (held.blocks != cache.expected.read(held.block_ids)).any():  # a key, rounded otherwise
+            exact, rounded = (attend(problem, step.batch, held, each) for each in Rounding)
+        checks += compare.check_output(problem, step.batch, answer, exact, rounded)
         if self.trace.world > 1:
             checks += self._merge(runner, step, answer)
         return checks

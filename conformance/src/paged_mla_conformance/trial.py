@@ -14,9 +14,10 @@ from paged_mla_conformance.unlike import unlike
 from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
-from paged_mla_reference.judging import budgets, compare
+from paged_mla_reference.judging import budgets, caches, compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.fast import fast_answers, may_be_fast
+from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.materialise import materialise, respelt
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
@@ -134,8 +135,7 @@ class Trial:
         for stage in self.stages():
             runner.load_cache(stage.before)
             self._plan(runner, stage)
-            self.append(runner, stage)
-            answers.append(self.attend(runner, stage))
+            answers.append(self.attend(runner, self.append(runner, stage)))
         return answers
 
     def check_replay(self) -> None:
@@ -159,10 +159,10 @@ class Trial:
         for stage in self.stages():
             runner.load_cache(stage.before)
             other.load_cache(replace(stage.before, layout=problem.layout))
-            self.append(runner, stage)
+            written = self.append(runner, stage)
             other.append(stage.batch)
             other.attend(stage.batch)
-            self.attend(runner, stage)
+            self.attend(runner, written)
 
     def check_gather(self) -> None:
         """Read every row's cached latents back, bit for bit; no byte of the cache may change."""
@@ -171,7 +171,7 @@ class Trial:
             runner.load_cache(stage.after)
             actual = runner.gather_context(stage.batch)
             expected = gather_context(stage.problem, stage.batch, stage.after)
-            self.checks += compare.check_gathered(actual, expected)
+            self.checks += caches.check_gathered(actual, expected)
             self.compare_cache(runner, stage, is_written=False)
 
     def check_queries(self) -> None:
@@ -183,7 +183,7 @@ class Trial:
             batch = respelt(self.problem, built)
             actual = runner.quantise_queries(batch, scale)
             expected = quantise_queries(self.problem, batch, scale)
-            self.checks += compare.check_queries(self.problem, batch, actual, expected, given=scale)
+            self.checks += check_queries(self.problem, batch, actual, expected, given=scale)
 
     def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:
         """Attend to keys and values of every head; in chunks of context too, where asked.
@@ -271,13 +271,16 @@ class Trial:
         actual = runner.plan(stage.batch)
         self.checks += compare.check_metadata(stage.batch, actual, expected)
 
-    def append(self, runner: Runner, stage: Stage) -> None:
-        """Append `stage` on a runner whose cache is as it was before; every byte is right."""
+    def append(self, runner: Runner, stage: Stage) -> Stage:
+        """Append `stage` on a runner whose cache is as it was before; every byte is right.
+
+        Return it with the cache as it is now: rotated keys may be rounded otherwise (S-12).
+        """
         kept = stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()
         runner.append(stage.batch)
         if kept != (stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()):
             raise compare.Mismatch("S-10", "ckv or k_pe", "append changed its inputs")
-        self.compare_cache(runner, stage, is_written=True)
+        return replace(stage, after=self.compare_cache(runner, stage, is_written=True))
 
     def attend(self, runner: Runner, stage: Stage) -> Output:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
@@ -293,21 +296,24 @@ class Trial:
         )
         return actual
 
-    def compare_cache(self, runner: Runner, stage: Stage, *, is_written: bool) -> None:
-        """Hold every byte of a runner's cache against what it is after the append.
+    def compare_cache(self, runner: Runner, stage: Stage, *, is_written: bool) -> CacheImage:
+        """Hold every byte of a runner's cache against what it is after the append; return it.
 
         `is_written` says that the runner wrote the step's tokens, not the oracle.
         """
         block_ids = _blocks_to_read(stage.after)
         slots = slots_to_write(stage.problem, stage.batch)
-        self.checks += compare.check_cache(
+        actual = runner.read_cache(block_ids)
+        self.checks += caches.check_cache(
             stage.after.layout,
             block_ids,
-            runner.read_cache(block_ids),
+            actual,
             stage.after.read(block_ids),
-            compare.Writer(stage.batch, slots),
-            rotated=slots if is_written and stage.problem.rope is not None else None,
+            caches.Writer(stage.batch, slots),
+            rotated=caches.Rotated.of(stage.problem, slots) if is_written else None,
         )
+        blocks = actual[np.searchsorted(block_ids, stage.after.block_ids)]
+        return replace(stage.after, blocks=blocks)
 
 
 def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:

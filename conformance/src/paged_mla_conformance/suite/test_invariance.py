@@ -81,8 +81,7 @@ def test_planned(trial: Trial) -> None:
     runner = trial.prepare()
     runner.load_cache(stage.before)
     runner.plan(planned.batch)
-    trial.append(runner, stage)
-    trial.attend(runner, stage)
+    trial.attend(runner, trial.append(runner, stage))
 
 
 def test_another_runner(trial: Trial) -> None:

@@ -25,9 +25,10 @@ from paged_mla_reference.debug.finding import Finding, Stage, State
 from paged_mla_reference.debug.layer_checks import check_layer
 from paged_mla_reference.debug.prefill_checks import check_prefill
 from paged_mla_reference.debug.step import LATENTS, LENGTHS, QUERIES, Step, query_scale
-from paged_mla_reference.judging import compare
+from paged_mla_reference.judging import caches, compare
 from paged_mla_reference.judging.compare import Check, Mismatch
 from paged_mla_reference.judging.pattern import describe
+from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.merge import merge
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
@@ -130,13 +131,13 @@ def _check_append(found: Examination) -> None:
         found,
         stage,
         what,
-        lambda: compare.check_cache(
+        lambda: caches.check_cache(
             problem.layout,
             step.after.block_ids,
             step.after.blocks,
             expected.read(step.after.block_ids),
-            compare.Writer(batch, slots),
-            rotated=None if problem.rope is None else slots,
+            caches.Writer(batch, slots),
+            rotated=caches.Rotated.of(problem, slots),
         ),
     )
     if step.before is None:
@@ -153,7 +154,7 @@ def _check_left(found: Examination) -> None:
     batch = step.batch
     assert batch is not None
     pairs = [(name, step.array(f"{name}_left"), step.array(name)) for name in names]
-    hold(found, stage, what, lambda: compare.check_left(batch, pairs))
+    hold(found, stage, what, lambda: caches.check_left(batch, pairs))
 
 
 def _check_rest(found: Examination) -> None:
@@ -181,7 +182,7 @@ def _check_rest(found: Examination) -> None:
         found,
         stage,
         what,
-        lambda: compare.check_cache(layout, after.block_ids, after.blocks, expected),
+        lambda: caches.check_cache(layout, after.block_ids, after.blocks, expected),
     )
 
 
@@ -208,7 +209,7 @@ def _check_gather(found: Examination) -> None:
     assert step.after is not None
     expected = gather_context(step.problem, step.batch, step.after)
     actual = step.array("gathered_ckv"), step.array("gathered_k_pe")
-    hold(found, stage, what, lambda: compare.check_gathered(actual, expected))
+    hold(found, stage, what, lambda: caches.check_gathered(actual, expected))
 
 
 def _check_queries(found: Examination) -> None:
@@ -229,7 +230,7 @@ def _check_queries(found: Examination) -> None:
         found,
         stage,
         what,
-        lambda: compare.check_queries(problem, batch, actual, expected, given=given),
+        lambda: check_queries(problem, batch, actual, expected, given=given),
     )
 
 

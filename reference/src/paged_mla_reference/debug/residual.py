@@ -18,7 +18,8 @@ from paged_mla_reference.debug.layer_checks import layer_output
 from paged_mla_reference.debug.prefill_checks import prefill_output
 from paged_mla_reference.debug.step import LATENTS, QUERIES, Step, is_valid, query_scale
 from paged_mla_reference.judging import budgets
-from paged_mla_reference.judging.compare import allowed_bytes, differs, wrong_queries
+from paged_mla_reference.judging.caches import Rotated, allowed_bytes, differs
+from paged_mla_reference.judging.queries import wrong_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rounding import ulp, widen
 from paged_mla_reference.validate import validate_partials
@@ -148,7 +149,7 @@ def _of_append(step: Step) -> Measure:
     assert after is not None
     layout = step.problem.layout
     every = layout.slots(after.block_ids)  # a change may write any
-    rotated = None if step.problem.rope is None else every
+    rotated = Rotated.of(step.problem, every)
 
     def measure(change: Change) -> Residual:
         own = replace(batch, ckv=copied(batch.ckv), k_pe=copied(batch.k_pe))  # some write to it

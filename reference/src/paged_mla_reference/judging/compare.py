@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer
-from paged_mla_reference.e4m3 import LARGEST, decode
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.fast import Allowance, gain_of
 from paged_mla_reference.judging.pattern import describe
 from paged_mla_reference.paging import keys_of_tokens
-from paged_mla_reference.rounding import ulp, widen
-from paged_mla_shared.dtypes import bits, dtype_name
-from paged_mla_shared.layout import CacheLayout
+from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem, Rows
 
 
@@ -55,8 +51,8 @@ def check_output(
     Tokens that the oracle was not asked (its answers are NaN) must only hold finite numbers that
     are not all 0.
     """
-    _same_form("out", actual.out, exact.out.shape, problem.dtype)
-    _same_form("lse", actual.lse, exact.lse.shape, "float32")
+    same_form("out", actual.out, exact.out.shape, problem.dtype)
+    same_form("lse", actual.lse, exact.lse.shape, "float32")
     _same_anomalies(actual, exact, batch)
     out = actual.out.astype(np.float64)
     empty = np.isneginf(exact.lse)
@@ -135,13 +131,13 @@ def _of_tokens(answer: Answer, tokens: NDArray[np.int64]) -> Answer:
 
 def _mismatch(rule: str, what: str, detail: str, wrong: NDArray[np.bool_], batch: Rows) -> Mismatch:
     """Return a mismatch at the first of the `wrong` queries [T, H]."""
-    return Mismatch(rule, what, f"{detail}: {describe(wrong, batch)}", _first(wrong))
+    return Mismatch(rule, what, f"{detail}: {describe(wrong, batch)}", first(wrong))
 
 
 def check_merge(actual: Output, expected: Output, partials: list[Output]) -> list[Check]:
     """Hold a merged answer against the oracle's (S-8)."""
-    _same_form("out", actual.out, expected.out.shape, "float32")
-    _same_form("lse", actual.lse, expected.lse.shape, "float32")
+    same_form("out", actual.out, expected.out.shape, "float32")
+    same_form("lse", actual.lse, expected.lse.shape, "float32")
     exact = Answer(
         expected.out.astype(np.float64),
         expected.lse.astype(np.float64),
@@ -178,7 +174,7 @@ def check_same(
     allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> list[Check]:
     """Two answers of a backend that every query sees something in, each within its budget."""
-    _same_form("out", actual.out, expected.out.shape, dtype_name(actual.out.dtype))
+    same_form("out", actual.out, expected.out.shape, dtype_name(actual.out.dtype))
     out = _within(rule, "out", actual.out, expected.out, allowed[0][:, None, None])
     return [out, _within(rule, "lse", actual.lse, expected.lse, allowed[1])]
 
@@ -190,8 +186,8 @@ def check_layer(
     allowed: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> list[Check]:
     """Hold what was made of a step between a layer's projections (S-6, S-9, S-21)."""
-    _same_form("out", actual.out, exact.out.shape, dtype_name(actual.out.dtype))
-    _same_form("lse", actual.lse, exact.lse.shape, "float32")
+    same_form("out", actual.out, exact.out.shape, dtype_name(actual.out.dtype))
+    same_form("lse", actual.lse, exact.lse.shape, "float32")
     _same_anomalies(actual, exact, batch)
     empty = np.isneginf(exact.lse)
     wrong = empty & (actual.out != 0).any(axis=-1)
@@ -210,133 +206,12 @@ def check_metadata(batch: Batch, actual: Metadata, expected: Metadata) -> list[C
     """Positions and slots are exact (S-1, S-3)."""
     for rule, what in (("S-3", "positions"), ("S-1", "slot_mapping")):
         mine, theirs = getattr(actual, what), getattr(expected, what)
-        _same_form(what, mine, theirs.shape, "int64")
+        same_form(what, mine, theirs.shape, "int64")
         if not np.array_equal(mine, theirs):
-            at = _first(mine != theirs)
+            at = first(mine != theirs)
             detail = f"first wrong at {at}: {mine[at]}, expected {theirs[at]}"
             raise Mismatch(rule, what, f"{detail}; {describe(mine != theirs, batch)}", at)
     return [Check("positions", 0.0, 0.0), Check("slot_mapping", 0.0, 0.0)]
-
-
-def check_cache(
-    layout: CacheLayout,
-    block_ids: NDArray[np.int64],
-    actual: NDArray[np.uint8],
-    expected: NDArray[np.uint8],
-    writer: Writer | None = None,
-    *,
-    rotated: NDArray[np.int64] | None = None,
-) -> list[Check]:
-    """Every byte of the cache is as the rules leave it (S-10).
-
-    The k_pe in the slots `rotated`, int64 [N], was computed, not copied, and may be off by the
-    rounding of a rotation (:func:`paged_mla_reference.judging.budgets.rotation_budget`); everything
-    else is exact.
-    """
-    if actual.shape != expected.shape or actual.dtype != np.uint8:
-        detail = f"{actual.dtype}{actual.shape}, expected uint8{expected.shape}"
-        raise Mismatch("S-10", "read_cache", detail)
-    allowed, checks = allowed_bytes(layout, block_ids, actual, expected, rotated)
-    if allowed.all():
-        return checks
-    block, byte = _first(~allowed)
-    detail = (
-        f"{int((~allowed).sum())} bytes wrong, first in block {int(block_ids[block])}, "
-        f"{_place_of(layout, byte)}: "
-        f"{actual[block, byte]:#04x}, expected {expected[block, byte]:#04x}"
-    )
-    if writer is not None:
-        inside, slot = np.nonzero((~layout.rows(allowed.view(np.uint8)).view(bool)).any(axis=-1))
-        detail += f"; {writer.describe(block_ids[inside] * layout.block_size + slot)}"
-    raise Mismatch("S-10", "cache", detail)
-
-
-def differs(mine: NDArray[Any], theirs: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where two arrays of numbers differ in a bit."""
-    return np.asarray(bits(np.ascontiguousarray(mine)) != bits(np.ascontiguousarray(theirs)))
-
-
-def check_left(
-    batch: Batch, pairs: Sequence[tuple[str, NDArray[Any], NDArray[Any]]]
-) -> list[Check]:
-    """Hold inputs of a call against themselves: names, arrays afterwards and before (S-10)."""
-    for name, after, before in pairs:
-        wrong = differs(after, before)
-        if wrong.any():
-            at = _first(wrong)
-            where = describe(np.asarray(wrong.any(axis=1)), batch)
-            detail = f"{after[at]} at {at} of {name}, given {before[at]}; {where}"
-            raise Mismatch("S-10", name, detail, at)
-    return [Check("inputs", 0.0, 0.0)]
-
-
-def allowed_bytes(
-    layout: CacheLayout,
-    block_ids: NDArray[np.int64],
-    actual: NDArray[np.uint8],
-    expected: NDArray[np.uint8],
-    rotated: NDArray[np.int64] | None,
-) -> tuple[NDArray[np.bool_], list[Check]]:
-    """Return which bytes of raw blocks are as they may be, and what was compared (S-10, S-12).
-
-    The slots `rotated` are those of :func:`check_cache`.
-    """
-    allowed = actual == expected
-    checks = [Check("cache bytes", 0.0, 0.0)]
-    if rotated is not None:
-        is_rotated = np.isin(layout.slots(block_ids), rotated)
-        checks.append(_accept_rotated(layout, is_rotated, allowed, actual, expected))
-    return allowed, checks
-
-
-def _place_of(layout: CacheLayout, byte: int) -> str:
-    """Say what a byte of a raw block belongs to."""
-    if byte >= layout.block_stride:
-        return f"byte {byte - layout.block_stride} of its scales"
-    token, offset = divmod(byte, layout.token_stride)
-    if token >= layout.block_size or offset >= layout.token_bytes:
-        return f"padding byte {byte}"
-    return f"token {token}, byte {offset} of its row"
-
-
-@dataclass(frozen=True)
-class Writer:
-    """Which token of `batch` was to write which slot, int64 [T]."""
-
-    batch: Batch
-    slots: NDArray[np.int64]
-
-    def describe(self, wrong_slots: NDArray[np.int64]) -> str:
-        """Say what the tokens have in common whose slots are wrong."""
-        tokens = np.isin(self.slots, wrong_slots) & (self.slots >= 0)
-        if not tokens.any():
-            return "no token of the step belongs there"
-        return f"written by tokens of the step: {describe(tokens, self.batch)}"
-
-
-def _accept_rotated(
-    layout: CacheLayout,
-    is_rotated: NDArray[np.bool_],
-    allowed: NDArray[np.bool_],
-    actual: NDArray[np.uint8],
-    expected: NDArray[np.uint8],
-) -> Check:
-    """Mark bytes of k_pe as allowed where their values are within budget; return the worst.
-
-    `is_rotated` [blocks, block_size] says in which slots.
-    """
-    mine, theirs = layout.field(actual, "k_pe"), layout.field(expected, "k_pe")
-    a, b = mine.astype(np.float64), theirs.astype(np.float64)
-    finite = np.isfinite(a) & np.isfinite(b) & is_rotated[..., None]
-    a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
-    error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
-    field = next(f for f in layout.format.fields(layout.dims) if f.name == "k_pe")
-    fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
-    within = np.repeat(fine & is_rotated[..., None], mine.dtype.itemsize, axis=-1)
-    rows = layout.rows(allowed.view(np.uint8))
-    rows[:, :, field.offset : field.offset + field.nbytes] |= within.astype(np.uint8)
-    at = np.unravel_index(np.argmax(error / budget), error.shape)
-    return Check("rotated k_pe", float(error[at]), float(budget[at]))
 
 
 def check_bitwise(rule: str, actual: Output, expected: Output, why: str) -> list[Check]:
@@ -348,100 +223,8 @@ def check_bitwise(rule: str, actual: Output, expected: Output, why: str) -> list
     return [Check(f"bitwise: {why}", 0.0, 0.0)]
 
 
-def check_gathered(
-    actual: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
-) -> list[Check]:
-    """Hold gathered ``ckv`` and ``k_pe`` against what the cache holds, bit for bit (S-1, S-9)."""
-    for what, mine, theirs in zip(("ckv", "k_pe"), actual, expected, strict=True):
-        _same_form(what, mine, theirs.shape, dtype_name(theirs.dtype))
-        wrong = (bits(mine) != bits(theirs)).any(axis=1)
-        if wrong.any():
-            keys = np.flatnonzero(wrong)
-            detail = f"{len(keys)} of {len(wrong)} tokens wrong, {keys[0]} to {keys[-1]}"
-            raise Mismatch("S-1", f"gathered {what}", detail, (int(keys[0]),))
-    return [Check("gathered bytes", 0.0, 0.0)]
-
-
-def check_queries(
-    problem: Problem,
-    batch: Batch,
-    actual: tuple[NDArray[np.uint8], NDArray[np.float32]],
-    expected: tuple[NDArray[np.uint8], NDArray[np.float32]],
-    *,
-    given: float | None,
-) -> list[Check]:
-    """Hold codes and scales of the tokens that rows have against the oracle's (S-11).
-
-    With a rope, values of the rotated part may be off by the rounding of a rotation, and where the
-    largest of a line is one of them its scale is, too, unless all have a `given` one.
-    """
-    (codes, scales), (right_codes, right_scales) = actual, expected
-    _same_form("codes", codes, right_codes.shape, "uint8")
-    _same_form("scales", scales, right_scales.shape, "float32")
-    wrong_codes, wrong_scales, checks = wrong_queries(problem, batch, actual, expected, given=given)
-    if wrong_scales.any():
-        at = _first(wrong_scales)
-        detail = f"{scales[at]} at {at}, expected {right_scales[at]}"
-        detail += f"; {describe(wrong_scales, batch)}"
-        raise Mismatch("S-11", "scales of queries", detail, at)
-    if wrong_codes.any():
-        at, where = _first(wrong_codes), np.asarray(wrong_codes.any(axis=-1))
-        detail = f"{codes[at]:#04x} at {at}, expected {right_codes[at]:#04x}"
-        raise Mismatch("S-11", "codes of queries", f"{detail}; {describe(where, batch)}", at)
-    return checks
-
-
-def wrong_queries(
-    problem: Problem,
-    batch: Batch,
-    actual: tuple[NDArray[np.uint8], NDArray[np.float32]],
-    expected: tuple[NDArray[np.uint8], NDArray[np.float32]],
-    *,
-    given: float | None,
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], list[Check]]:
-    """Return which codes [T, H, R + P] and scales [T, H] are wrong, and what was compared."""
-    live = keys_of_tokens(batch) > 0  # [T]
-    (codes, scales), (right_codes, right_scales) = actual, expected
-    wrong_scales = (bits(scales) != bits(right_scales)) & live[:, None]
-    wrong_codes = (codes != right_codes) & live[:, None, None]
-    checks = [Check("codes and scales", 0.0, 0.0)]
-    if problem.rope is not None and live.any():
-        rotated = np.s_[live, :, problem.dims.kv_lora_rank :]
-        values = widen(decode(right_codes[rotated]))
-        error = np.abs(widen(decode(codes[rotated])) - values)
-        budget = budgets.rotation_budget(values, "float8_e4m3")
-        wrong_codes[rotated] &= ~(error <= budget)
-        if given is None:
-            turned = wrong_scales & _scales_are_turned(problem, scales, right_codes, right_scales)
-            wrong_scales &= ~turned
-            wrong_codes &= ~(turned[..., None] & _are_neighbours(codes, right_codes))
-        worst = np.unravel_index(np.argmax(error / budget), error.shape)
-        checks.append(Check("rotated q_pe", float(error[worst]), float(budget[worst])))
-    return wrong_codes, wrong_scales, checks
-
-
-def _scales_are_turned(
-    problem: Problem,
-    scales: NDArray[np.float32],
-    right_codes: NDArray[np.uint8],
-    right_scales: NDArray[np.float32],
-) -> NDArray[np.bool_]:
-    """Return which scales [T, H] follow from a largest number that was rotated otherwise (S-12)."""
-    sizes, rank = np.abs(widen(decode(right_codes))), problem.dims.kv_lora_rank
-    is_largest = sizes[..., rank:].max(axis=-1) == LARGEST  # of the line, or as large as that
-    right = widen(right_scales)
-    budget = budgets.rotation_budget(LARGEST * right[..., None], problem.dtype)[..., 0] / LARGEST
-    near = np.abs(widen(scales) - right) <= budget + ulp(right, "float32")
-    return np.asarray(is_largest & near)
-
-
-def _are_neighbours(codes: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which codes are those of a number that is divided by a slightly other scale."""
-    mine, theirs = widen(decode(codes)), widen(decode(right))
-    return np.asarray(np.abs(mine - theirs) <= ulp(np.abs(theirs), "float8_e4m3"))
-
-
-def _same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:
+def same_form(what: str, array: NDArray[Any], shape: tuple[int, ...], dtype: str) -> None:
+    """Hold the shape and the type of an answer."""
     if array.shape != shape:
         raise Mismatch("S-5", what, f"shape {array.shape}, expected {shape}")
     if dtype_name(array.dtype) != dtype:
@@ -459,7 +242,7 @@ def _same_anomalies(
     """NaN nowhere, infinities only as lse = -inf of queries that see nothing."""
     wrong = ~np.isfinite(actual.out.astype(np.float32))
     if wrong.any():
-        at = _first(wrong)
+        at = first(wrong)
         sees = not np.isneginf(exact.lse[at[:2]])
         why = "what no rule lets it read reached it" if sees else "it sees no key and is 0"
         detail = f"{actual.out[at]} at {at}; {why}" + _pattern(np.any(wrong, axis=-1), batch)
@@ -467,7 +250,7 @@ def _same_anomalies(
     wrong = np.isneginf(actual.lse) != np.isneginf(exact.lse)
     wrong |= np.isnan(actual.lse) | np.isposinf(actual.lse)
     if wrong.any():
-        at = _first(wrong)
+        at = first(wrong)
         detail = f"{actual.lse[at]} at {at}, expected {exact.lse[at]}" + _pattern(wrong, batch)
         raise Mismatch(where_empty, "lse", detail, at)
 
@@ -489,7 +272,7 @@ def _within(
     allowed = np.broadcast_to(budget, error.shape)
     if (error > allowed).any():
         wrong = error > allowed
-        at = _first(wrong)
+        at = first(wrong)
         detail = (
             f"{float(actual[at]):.8g}, exact {float(exact[at]):.8g}, "
             f"error {error[at]:.3g}, budget {allowed[at]:.3g}"
@@ -505,5 +288,6 @@ def _within(
     return Check(what, float(error[tightest]), float(allowed[tightest]))
 
 
-def _first(where: NDArray[np.bool_]) -> tuple[int, ...]:
+def first(where: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Return the first of the places that are true."""
     return tuple(int(i) for i in np.argwhere(where)[0])
