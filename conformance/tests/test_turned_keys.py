@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paged_mla_conformance.layered import check_layer, check_layer_bits
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.backend import ReferenceBackend
@@ -71,6 +72,18 @@ def test_schedules_too(scenario: str, cache_format: str | None):
     for element in range(SMALL.qk_rope_head_dim):
         backend = ReferenceBackend(oracle=turning(element))
         assert TraceTrial(backend, asked, SMALL, "bfloat16").check() > 8
+
+
+@pytest.mark.parametrize("cache_format", FORMATS)
+@pytest.mark.parametrize("name", ["rope-neox", "rope-interleaved-yarn"])
+def test_layers_too(name: str, cache_format: str | None):
+    """S-21: in both forms, in parts and in chunks."""
+    [case] = [case for case in GROUPS["layer"] if case.name == name]
+    case = replace(case, cache_format=cache_format, key_scale=4.0)
+    for element in range(SMALL.qk_rope_head_dim):
+        backend = ReferenceBackend(oracle=turning(element))
+        check_layer(Trial(backend, case, SMALL, "bfloat16"))
+        check_layer_bits(Trial(backend, case, SMALL, "bfloat16"))
 
 
 @pytest.mark.parametrize("cache_format", ["fp8_block_token", "fp8_block_group"])
