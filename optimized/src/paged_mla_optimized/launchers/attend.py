@@ -145,9 +145,8 @@ class Attention:
 def partial_dtype(config: MlaConfig, variant: AttendVariant) -> torch.dtype:
     """Return the type of partial answers: float32, or where products are of FP8 that of answers.
 
-    Rounding them once more is nothing beside what such products round, and what a grid leaves at
-    once is bound by how fast memory takes it. With fixed splits sums that are not complete lie
-    among them.
+    Such products round far more than that, and all programs leave their partials at once, as fast
+    as memory takes them. With fixed splits the same buffer holds sums that others go on with.
     """
     is_rounded = variant.family == TILE_FP8 and not config.deterministic
     return config.dtype if is_rounded else torch.float32

@@ -182,9 +182,8 @@ def _accept_scales(
     of_token = np.repeat(turned, layout.block_size // turned.shape[1], axis=1)
     for name in ("ckv", "k_pe"):
         codes = (layout.field(blocks, name).view(np.uint8) for blocks in (actual, expected))
-        fine = are_neighbours(*codes) & of_token[..., None]
-        field = next(f for f in layout.format.fields(layout.dims) if f.name == name)
-        layout.rows(marks)[:, :, field.offset : field.offset + field.nbytes] |= fine
+        mine = layout.field(marks, name).view(np.uint8)
+        mine |= are_neighbours(*codes) & of_token[..., None]
 
 
 def differs(mine: NDArray[Any], theirs: NDArray[Any]) -> NDArray[np.bool_]:

@@ -79,7 +79,7 @@ _TREES = _DRAFT_MODEL | {
     "speculative_num_draft_tokens": 6,
     "speculative_draft_attention_backend": "triton",
 }
-_TENSOR_PARALLEL = {  # sums of NCCL alone: others would be compiled
+_TENSOR_PARALLEL = {  # sums over ranks by NCCL alone: other ways would be compiled
     "tp_size": 2,
     "disable_custom_all_reduce": True,
     "enforce_disable_flashinfer_allreduce_fusion": True,
