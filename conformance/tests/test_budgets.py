@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from turned import turned
 
 from paged_mla_conformance.trial import Stage, Trial
 from paged_mla_reference import chunked
@@ -15,8 +16,7 @@ from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.compare import Mismatch, check_output
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import Rounding, round_to, ulp, widen
+from paged_mla_reference.rounding import Rounding, ulp
 from paged_mla_shared.cases import GROUPS, PREFILLS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps
@@ -61,10 +61,8 @@ def test_a_rotated_element_may_be_rounded_to_its_other_neighbour(case: Case, dty
     problem, batch = stage.problem, stage.batch
     assert problem.rope is not None
     exact, rounded = stage.answers()
-    turned = rotate(widen(batch.q_pe), metadata(problem, batch).positions, problem.rope)
-    nearest = round_to(turned, dtype)
-    towards = np.where(widen(nearest) < turned, np.inf, -np.inf).astype(nearest.dtype)
-    other = np.nextafter(nearest, towards)
+    positions = metadata(problem, batch).positions
+    nearest, other = turned(batch.q_pe, positions, problem.rope, dtype)
     unturned = replace(problem, rope=None)
     for element in range(SMALL.qk_rope_head_dim):
         q_pe = nearest.copy()

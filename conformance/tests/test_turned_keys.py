@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from turned import turned
 
 from paged_mla_conformance.layered import check_layer, check_layer_bits
 from paged_mla_conformance.traces import TraceTrial
@@ -15,8 +15,6 @@ from paged_mla_reference.cache import append, slots_to_write
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.positions import metadata
-from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import round_to, widen
 from paged_mla_reference.simulator.scenarios import core_scenario
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL
@@ -34,13 +32,10 @@ def turning(element: int, ulps: int = 1) -> Oracle:
         assert problem.rope is not None
         written = slots_to_write(problem, batch) >= 0
         positions = metadata(problem, batch).positions[written]
-        turned = rotate(widen(batch.k_pe[written]), positions, problem.rope)
-        nearest = round_to(turned, problem.dtype)
-        towards = np.where(widen(nearest) < turned, np.inf, -np.inf).astype(nearest.dtype)
-        for _ in range(ulps):
-            nearest[:, element] = np.nextafter(nearest, towards)[:, element]
+        keys, others = turned(batch.k_pe[written], positions, problem.rope, problem.dtype, ulps)
+        keys[:, element] = others[:, element]
         k_pe = batch.k_pe.copy()
-        k_pe[written] = nearest
+        k_pe[written] = keys
         return append(replace(problem, rope=None), replace(batch, k_pe=k_pe), image)
 
     return replace(RIGHT, append=other)

@@ -68,8 +68,7 @@ def check_layer_bits(trial: Trial) -> None:
     if problem.mask is not Mask.CAUSAL:
         del forms["materialised"]
     for form, absorbed in forms.items():
-        runner = trial.prepare()
-        runner.load_cache(stage.before)
+        runner = _loaded(trial, stage)
         whole = _ask(runner, stage, layer.asked(absorbed * stage.batch.num_rows, workspace))
         trial.checks += _check(_over_held(trial, runner, stage, right), whole, workspace)
         for name, rows in arrangements(step.batch).items():
@@ -82,9 +81,15 @@ def check_layer_bits(trial: Trial) -> None:
 
 def _alone(trial: Trial, layer: Layer, absorbed_rows: int, workspace: int) -> Output:
     """Return the answer of a runner that is asked nothing else."""
-    runner = trial.prepare()
-    runner.load_cache(layer.stage.before)
+    runner = _loaded(trial, layer.stage)
     return _ask(runner, layer.stage, layer.asked(absorbed_rows, workspace))
+
+
+def _loaded(trial: Trial, stage: Stage) -> Runner:
+    """Return a new runner, whose cache is as it is before the append."""
+    runner = trial.prepare()
+    runner.load_cache(stage.before)
+    return runner
 
 
 def _ask(runner: Runner, stage: Stage, batch: LayerBatch) -> Output:

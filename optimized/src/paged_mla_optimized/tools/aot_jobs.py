@@ -367,9 +367,8 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
     mask = "tree" if config.is_tree else config.mask
     blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
     rope = config.rope_pairing
-    cut = "fixed" if config.deterministic else "parts"
     yield Job(
-        f"attend-{tile}-{dims}-{types}-{mask}-{blocks}-{cut}",
+        f"attend-{tile}-{dims}-{types}-{mask}-{blocks}-{_cut(config)}",
         attend_kernel,
         dtype,
         _dense(attend_kernel, attend_constants(config, variant, arch)),
@@ -395,13 +394,16 @@ def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Ite
         yield Job(name, kernel, pointers, _dense(kernel, constants), types=cache)
 
 
+def _cut(config: MlaConfig) -> str:
+    return "fixed" if config.deterministic else "parts"
+
+
 def _combine_job(config: MlaConfig, variant: AttendVariant) -> Job:
     dtype, partial = _SHORT[config.dtype], _SHORT[partial_dtype(config, variant)]
     overlap = "alone" if variant.family == PORTABLE else "overlapped"
-    cut = "fixed" if config.deterministic else "parts"
     rounded = f"-of-{partial}" if partial != "fp32" else ""
     return Job(
-        f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{cut}{rounded}",
+        f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{_cut(config)}{rounded}",
         combine_kernel,
         dtype,
         combine_constants(config, variant),
@@ -414,8 +416,7 @@ def _combine_job(config: MlaConfig, variant: AttendVariant) -> Job:
 def _plan_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     """Yield the kernels of a plan, over dense inputs and over inputs of any strides."""
     tile = f"m{variant.tile_m}n{variant.tile_n}"
-    cut = "fixed" if config.deterministic else "parts"
-    of_step = f"{config.mask}-{cut}-rows{config.max_rows}"
+    of_step = f"{config.mask}-{_cut(config)}-rows{config.max_rows}"
     for name, kernel, constants in (
         (
             f"schedule-{tile}x{variant.lanes}-{of_step}",
@@ -462,7 +463,6 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     types = {name: f"tensordesc<{word}{box},{hopper_layout(box)!r}>" for name, box in boxes}
     types["partial_out_ptr"] = f"*{_SHORT[partial_dtype(config, variant)]}"
     mask = "tree" if config.is_tree else config.mask
-    cut = "fixed" if config.deterministic else "parts"
     options = hopper_options(variant)
     if config.is_fp8:
         types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
@@ -474,7 +474,7 @@ def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
     yield Job(
         f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
-        f"-box{hopper_box(config.block_size)}-{cut}{rope}",
+        f"-box{hopper_box(config.block_size)}-{_cut(config)}{rope}",
         kernel,
         dtype,
         _dense(kernel, constants),

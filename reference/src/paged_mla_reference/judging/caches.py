@@ -140,11 +140,9 @@ def _accept_rotated(
     finite = np.isfinite(a) & np.isfinite(b) & is_rotated[..., None]
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
-    field = next(f for f in layout.format.fields(layout.dims) if f.name == "k_pe")
     fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
-    within = np.repeat(fine & is_rotated[..., None], mine.dtype.itemsize, axis=-1)
-    rows = layout.rows(allowed.view(np.uint8))
-    rows[:, :, field.offset : field.offset + field.nbytes] |= within.astype(np.uint8)
+    marks = layout.field(allowed.view(np.uint8), "k_pe").view(np.uint8)
+    marks |= np.repeat(fine & is_rotated[..., None], mine.dtype.itemsize, axis=-1)
     at = np.unravel_index(np.argmax(error / budget), error.shape)
     return Check("rotated k_pe", float(error[at]), float(budget[at]))
 
