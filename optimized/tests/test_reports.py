@@ -39,6 +39,7 @@ TABLES = {
     "h100-instances-long": instances,
     "layer": layer,
     "parallel": parallel,
+    "h100-parallel": parallel,
     "prefill": prefill,
 }
 PEERS = {
@@ -59,6 +60,7 @@ SCENES = {
     "h100-vllm-invariance": invariance.page,
     "h100-sglang-invariance": invariance.page,
     "sglang": partial(scenes.page, ours=SGLANG),
+    "h100-sglang": partial(scenes.page, ours=SGLANG),
 }
 NOT_FROM_NUMBERS = {"transformers"}  # what a test of the library prints
 
