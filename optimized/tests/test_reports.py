@@ -50,6 +50,7 @@ PEERS = {
 RATES = {
     "vllm-rate": vllm_rate.COMMAND,
     "vllm-rate-together": vllm_rate.COMMAND,
+    "h100-vllm-rate-together": vllm_rate.COMMAND,
     "vllm-prefill": vllm_prefill.COMMAND,
     "vllm-prefill-together": vllm_prefill.COMMAND,
     "sglang-rate": sglang_rate.COMMAND,
