@@ -7,7 +7,7 @@ import pytest
 import torch
 from mla_step import P, R, assert_close, build, config, dense
 
-from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, Prefill, core
+from paged_mla_optimized import LatentCache, LayerConfig, MlaLayer, PagedMla, Prefill, core
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime import device
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -175,6 +175,23 @@ def test_gathered_tokens_have_a_place_each(name):
     room[name] = room[name][:1].expand(room[name].shape)
     with pytest.raises(InvalidArgument, match=f"{name}: got strides"):
         mla.gather_context(step.cache, **room)
+
+
+@pytest.mark.parametrize("name", ["cache", "cache.scales"])
+def test_cached_tokens_have_a_place_each(name):
+    """S-10: in a cache made by expanding, tokens would lie on each other."""
+    step = build((20, 3), (33, 1), cache_format="fp8_block_token")
+    mla = PagedMla(step.config, "cpu")
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+    blocks, size = step.cache.shape[:2]
+    latents, scales = torch.zeros(blocks, size, R + P).byte(), torch.ones(blocks, 1, size)
+    if name == "cache":
+        latents = latents[:, :1].expand(-1, size, -1)
+    else:
+        scales = scales[:1].expand(blocks, -1, -1)
+    cache = LatentCache("fp8_block_token", latents, scales)
+    with pytest.raises(InvalidArgument, match=f"{name}: got strides"):
+        mla.append(torch.zeros(4, R), torch.zeros(4, P), cache)
 
 
 def test_a_device_that_there_is_not():

@@ -146,6 +146,15 @@ def test_extend_window():
     assert window.cu_seqlens_q.tolist() == [0, 3, 6, 9, 12]
 
 
+def test_a_window_keeps_the_length_that_it_was_made_with():
+    """S-16: a number in a tensor may change later."""
+    size = torch.tensor(3)
+    window = ExtendWindow(2, size, "cpu")
+    size.fill_(1)
+    window.fill(torch.tensor([5, 0], dtype=I32))
+    assert window.seq_lens.tolist() == [8, 0]
+
+
 @pytest.mark.parametrize(
     "cache",
     [
@@ -156,11 +165,35 @@ def test_extend_window():
         None,
         LatentCache("fp32", None),
         LatentCache("fp8_block_token", torch.zeros(32, 4, 6), [1.0]),
+        LatentCache("fp8_block_token", torch.zeros(32, 4, 6)),
+        LatentCache("fp8_block_group", torch.zeros(32, 4, 6), torch.ones(32, 1, 8)),
+        LatentCache("fp32", torch.zeros(32, 4, 6), torch.ones(32, 1, 4)),
+        LatentCache("fp4", torch.zeros(32, 4, 6)),
+        torch.zeros(32, 4, 6, dtype=torch.uint8),
+        torch.zeros(32, 4, 6).to(torch.float8_e4m3fn),
+        torch.zeros(1, 4, 6).expand(32, 4, 6),
+        LatentCache("fp8_block_token", torch.zeros(32, 4, 6), torch.ones(1, 1, 4).expand(32, 1, 4)),
     ],
-    ids=["block-size", "last-stride", "2d", "device", "none", "no-latents", "list-of-scales"],
+    ids=[
+        "block-size",
+        "last-stride",
+        "2d",
+        "device",
+        "none",
+        "no-latents",
+        "list-of-scales",
+        "no-scales",
+        "wider-scales",
+        "scales-of-none",
+        "format",
+        "bytes",
+        "e4m3",
+        "one-block",
+        "one-blocks-scales",
+    ],
 )
 def test_tails_of_another_cache_are_not_copied(cache):
-    """S-15: a cache of other blocks, or one whose rows are not dense, is refused as it is."""
+    """S-15: other blocks, rows that are not dense or lie on each other, other scales: refused."""
     with pytest.raises(InvalidArgument, match="cache"):
         draft_steps().copy_tails(cache, PREFIX_LENS, PREFIX_TABLE, BRANCH_BLOCKS)
 

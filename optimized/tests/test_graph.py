@@ -113,7 +113,7 @@ def test_graphs_share_a_pool_until_they_are_captured_again():
     step = Model().graphed(SMALL, LARGE)
 
     def pools():
-        return {graph.pool for graph, _ in step._graphs.values()}
+        return {captured.graph.pool for captured in step._graphs.values()}
 
     before = pools()
     step.recapture()
@@ -154,9 +154,9 @@ def test_what_cannot_be_captured_changes_nothing(given):
     with pytest.raises(InvalidArgument):
         step.recapture(**given)
     assert model.calls == CALLS_OF_A_CAPTURE
-    graph, _ = step._graphs[SMALL]
+    captured = step._graphs[SMALL]
     step.replay(2, 4)
-    assert graph.replays == 1
+    assert captured.graph.replays == 1
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,22 @@ def test_steps_that_cannot_be(argument, step):
     with pytest.raises(InvalidArgument) as error:
         graphed.replay(*step)
     assert error.value.argument == argument
+
+
+def test_a_replay_is_the_planned_step():
+    """S-17: what is read of a step is of its bucket, behind other replays and eager steps too."""
+    model = Model()
+    step, eager = model.graphed(SMALL, LARGE), build((20, 3))
+    for rows, tokens, bucket in ((8, 16, LARGE), (2, 4, SMALL), (1, 5, LARGE)):
+        step.replay(rows, tokens)
+        assert len(model.mla.slot_mapping) == len(model.mla.positions) == bucket.tokens
+        assert len(model.mla.cu_seqlens_k) == bucket.rows + 1
+        table, mine = step.inputs.view(bucket).block_table, model.mla.block_table
+        assert (mine.data_ptr(), mine.shape) == (table.data_ptr(), table.shape)
+        model.mla.plan(eager.cu_seqlens_q, eager.seq_lens, eager.block_table, num_tokens=3)
+        assert model.mla.block_table is eager.block_table
+    with pytest.raises(InvalidArgument, match="step"):
+        model.mla.resume(None)
 
 
 def test_a_replay_returns_what_was_recorded():

@@ -201,11 +201,12 @@ def test_a_step_that_does_not_fit_is_refused(argument, changes):
         ("tree:qlen", torch.ones(9)),
         ("tree:packed", torch.ones(65, 2, dtype=torch.uint8)),
         ("tree:packed", torch.ones(4, 1, dtype=torch.uint8)),
+        ("tree:packed", torch.ones(3, 2, dtype=torch.uint8)),
     ],
-    ids=["elements", "2d", "floats", "lines", "narrow"],
+    ids=["elements", "2d", "floats", "lines", "narrow", "fewer-lines-than-tokens"],
 )
 def test_a_mask_that_does_not_fit_is_refused(spelling, mask):
-    """S-14: more masks than the largest step has, or lines too narrow for a draft."""
+    """S-14: more masks than the largest step has, lines too narrow for a draft, or too few."""
     inputs = StepInputs(config(mask=spelling, max_draft_tokens=9), "cpu", QUERIES)
     with pytest.raises(InvalidArgument, match="mask"):
         inputs.load(**STEP, mask=mask)

@@ -1,6 +1,16 @@
 import pytest
 import torch
-from gpu_step import CONFIG, CONFIGS, Model, make_batch, random_lens, same, token_tensors
+from gpu_step import (
+    CONFIG,
+    CONFIGS,
+    Model,
+    P,
+    R,
+    make_batch,
+    random_lens,
+    same,
+    token_tensors,
+)
 
 from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
 from paged_mla_shared.errors import InvalidArgument
@@ -48,6 +58,35 @@ def test_replay_equals_eager(name):
             assert (lses[:, n:] == -torch.inf).all()
             assert torch.equal(model.caches.view(torch.int16), cache)
             pairs += 1
+
+
+def test_a_replay_is_the_planned_step():
+    """S-17: what is read of a step outside its graph is of the replayed one, not the eager one."""
+    model, step = graphed(CONFIG)
+    batches = [make_batch(CONFIG, random_lens(CONFIG, 5, 20, seed), seed) for seed in range(3)]
+    for batch, other in zip(batches, batches[1:] + batches[:1], strict=True):
+        model.eager(batch)
+        rows, tokens, keys = batch.rows, batch.num_tokens, int(batch.seq_lens.sum())
+        cached, described = model.caches.clone(), [t.clone() for t in views(model.mla)]
+        gathered = gather(model, keys)
+        model.eager(other)
+        batch.load(step.inputs)
+        step.replay(rows, tokens, LONGEST)
+        model.caches.copy_(cached)
+        for mine, theirs in zip(views(model.mla), described, strict=True):
+            assert torch.equal(mine[: len(theirs)], theirs)
+        for mine, theirs in zip(gather(model, keys), gathered, strict=True):
+            assert same(mine, theirs)
+
+
+def views(mla):
+    return mla.slot_mapping, mla.positions, mla.cu_seqlens_k
+
+
+def gather(model, keys):
+    found = [torch.zeros(keys, n, dtype=CONFIG.dtype, device="cuda") for n in (R, P)]
+    model.mla.gather_context(model.cache(0), *found)
+    return found
 
 
 def test_decode_replays_equal_eager_decode():

@@ -9,7 +9,7 @@ import torch
 from paged_mla_optimized import checks, ops
 from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core, PlannedStep
+from paged_mla_optimized.core import Core, HostStep, PlannedStep
 from paged_mla_optimized.given import check_at_least, check_kind, integer
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
 from paged_mla_optimized.inspect.values import check_values, table_of_map
@@ -175,6 +175,45 @@ class PagedMla(PlannedStep):
         plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
         plan.given_table = None if isinstance(block_table, RequestMap) else block_table
 
+    def host_step(self) -> HostStep:
+        """Return what the host knows of the planned step, for :meth:`resume`."""
+        self._choose()
+        plan = self._core.plan
+        return HostStep(
+            plan.num_rows,
+            plan.num_tokens,
+            plan.query_len,
+            plan.choice,
+            plan.given_table,
+            self._max_query_len,
+        )
+
+    def resume(self, step: HostStep) -> None:
+        """Take a step for the planned one: behind a replay of the graph that planned it.
+
+        A replay rewrites the buffers on the device, and the host knows nothing of it: without this
+        call :attr:`positions`, :attr:`slot_mapping`, :attr:`cu_seqlens_k`, :attr:`block_table`,
+        ``append``, ``attend`` and ``gather_context`` outside the graph take the sizes and the table
+        of the step that :meth:`plan` was called for last. ``GraphedStep`` calls it.
+
+        Parameters
+        ----------
+        step : HostStep
+            What :meth:`host_step` returned when the graph was captured.
+        """
+        check_kind("step", step, HostStep)
+        plan = self._core.plan
+        plan.num_rows, plan.num_tokens, plan.query_len, plan.choice = step[:4]
+        plan.given_table = step.given_table
+        self._max_query_len, self._is_chosen = step.max_query_len, True
+
+    def _choose(self) -> None:
+        """Choose the kernels of a step that a compiled function planned."""
+        if not self._is_chosen:
+            core, plan = self._core, self._core.plan
+            core.choose(plan, plan.num_rows, plan.num_tokens, self._max_query_len)
+            self._is_chosen = True
+
     def append(
         self,
         ckv: torch.Tensor,
@@ -254,9 +293,7 @@ class PagedMla(PlannedStep):
         out = q_nope.new_empty(q_nope.shape) if out is None else out
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
-            if not self._is_chosen:
-                core.choose(plan, plan.num_rows, plan.num_tokens, self._max_query_len)
-                self._is_chosen = True
+            self._choose()
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
         cache = as_cache(core.config.cache_format, cache)

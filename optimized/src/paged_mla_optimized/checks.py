@@ -9,10 +9,10 @@ import torch
 
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.given import check_kind
+from paged_mla_optimized.given import check_kind, check_word
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import SCALE_DTYPE
+from paged_mla_shared.formats import FORMATS, SCALE_DTYPE
 
 _FIELD = 4  # bytes of a scale inside a row
 _MAX_TOKEN_STRIDE = 1 << 24  # elements; offsets inside one tile are 32-bit
@@ -202,16 +202,29 @@ def check_cache(config: MlaConfig, cache: LatentCache, device: torch.device) -> 
         given = f"strides {latents.stride()}"
         raise InvalidArgument("cache", given, f"rows at multiples of {_FIELD} bytes")
     check_token_stride("cache", latents.stride(1))
-    expected = stored.scale_shape(latents.shape[0], config.block_size)
+    check_scales(cache, config.block_size, device)
+
+
+def check_scales(cache: LatentCache, block_size: int, device: torch.device) -> None:
+    """Check that a cache has the scale tensor of its format, if that has one."""
+    check_word("cache.format", cache.format, FORMATS)
+    expected = FORMATS[cache.format].scale_shape(cache.latents.shape[0], block_size)
     if cache.scales is None and expected is not None:
         allowed = f"a LatentCache with {SCALE_DTYPE} {list(expected)}"
         raise InvalidArgument("cache.scales", None, allowed)
     if cache.scales is not None:
         if expected is None:
-            raise InvalidArgument("cache.scales", "a tensor", f"None in {config.cache_format}")
+            raise InvalidArgument("cache.scales", "a tensor", f"None in {cache.format}")
         dtype = TORCH_DTYPES[SCALE_DTYPE]
         has_axes = len(expected) > 0
         check_tensor("cache.scales", cache.scales, expected, dtype, device, unit_stride=has_axes)
+
+
+def check_written_cache(cache: LatentCache) -> None:
+    """Check that tokens of a cache that is written do not lie on each other."""
+    check_written(cache=cache.latents)
+    if cache.scales is not None:
+        check_written(**{"cache.scales": cache.scales})
 
 
 def check_address(cache: LatentCache) -> None:

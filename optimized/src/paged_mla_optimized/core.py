@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 
@@ -151,6 +152,7 @@ class Core:
         if layout not in self._checked:
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
+            checks.check_written_cache(cache)
             checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
             self._checked[layout] = None
         if num_tokens > 0:
@@ -247,6 +249,17 @@ class Core:
             for name, t in tensors.items()
         ]
         return sorted(buffers, key=lambda buffer: -buffer.nbytes)
+
+
+class HostStep(NamedTuple):
+    """What the host knows of a planned step; all else lies on the device."""
+
+    num_rows: int
+    num_tokens: int
+    query_len: int
+    choice: int
+    given_table: torch.Tensor | None
+    max_query_len: int | None
 
 
 class PlannedStep:

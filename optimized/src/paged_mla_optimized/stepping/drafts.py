@@ -7,9 +7,14 @@ from typing import Any
 import torch
 import triton
 
-from paged_mla_optimized.cache import Cache, tensors_of_blocks
-from paged_mla_optimized.checks import check_tensor
-from paged_mla_optimized.given import check_at_least, device_of
+from paged_mla_optimized.cache import Cache, LatentCache, tensors_of_blocks
+from paged_mla_optimized.checks import (
+    check_scales,
+    check_tensor,
+    check_written,
+    check_written_cache,
+)
+from paged_mla_optimized.given import check_at_least, device_of, integer
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_shared.errors import InvalidArgument
 
@@ -44,9 +49,9 @@ class ExtendWindow:
         if int(max_rows) * int(window) >= 2**31:
             allowed = f"fewer than 2 ** 31 tokens in {max_rows} rows"
             raise InvalidArgument("window", window, allowed)
-        self.window, device = window, device_of(device)
+        self.window, device = integer("window", window), device_of(device)
         ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self.cu_seqlens_q = ends * window
+        self.cu_seqlens_q = ends * self.window
         self.seq_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
 
     def fill(self, committed: torch.Tensor) -> None:
@@ -178,7 +183,8 @@ class DraftSteps:
         Parameters
         ----------
         cache : [num_blocks, block_size, width], or LatentCache
-            Any dtype, width and strides, the last one 1.
+            Any width and strides, the last one 1. Rows of 8 bits come as a LatentCache, whose
+            format says which scales there are.
         prefix_lens, prefix_table, branch_blocks : Tensor
             Those of :meth:`fill`.
 
@@ -187,16 +193,22 @@ class DraftSteps:
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or strides are wrong.
+            A tensor's shape, dtype, device or strides are wrong, or the cache has not the scales of
+            its format.
         """
         latents, scales = tensors_of_blocks(cache)
         requests, branches, own_width = self._shape
         shape = (None, self.block_size, None)
         device = self.block_table.device
         check_tensor("cache", latents, shape, latents.dtype, device, unit_stride=True)
-        if scales is not None:
-            each = (len(latents), 1, None)
-            check_tensor("cache.scales", scales, each, torch.float32, device, unit_stride=True)
+        if isinstance(cache, LatentCache):
+            check_scales(cache, self.block_size, device)
+            check_written_cache(cache)
+        elif latents.dtype is torch.uint8:
+            allowed = "a LatentCache, whose format says which scales there are"
+            raise InvalidArgument("cache", f"a tensor of {cache.dtype}", allowed)
+        else:
+            check_written(cache=latents)
         self._check(prefix_lens, prefix_table, branch_blocks)
         per_block = 0 if scales is None else scales.shape[2]
         width = latents.shape[2]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, tensors_of
+from paged_mla_optimized.core import HostStep
 from paged_mla_optimized.given import check_kind
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
@@ -59,7 +60,7 @@ class GraphedStep:
         self.graph_bytes: dict[Bucket, int] = {}
         """Device memory that capturing each bucket took."""
         self._ascending: list[Bucket] = []
-        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._graphs: dict[Bucket, _Captured] = {}
         self.recapture(buckets)
 
     def recapture(
@@ -114,6 +115,8 @@ class GraphedStep:
     def replay(self, rows: int, tokens: int, max_query_len: int | None = None) -> Any:
         """Run the step that lies in :attr:`inputs`; return what `model_fn` returned at capture.
 
+        It is the planned step of `mlas` afterwards, in the sizes of its bucket.
+
         Parameters
         ----------
         rows, tokens : int
@@ -134,9 +137,11 @@ class GraphedStep:
             raise StaleGraph("no graph since capturing failed: call recapture()")
         if _addresses_of(self._caches) != self._addresses:
             raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
-        graph, outputs = self._graphs[self.bucket(rows, tokens, max_query_len)]
-        graph.replay()
-        return outputs
+        captured = self._graphs[self.bucket(rows, tokens, max_query_len)]
+        captured.graph.replay()
+        for mla, step in zip(self._mlas, captured.steps, strict=True):
+            mla.resume(step)
+        return captured.outputs
 
     def run_eagerly(self, view: StepView) -> Any:
         """Run the step without a graph; the same launches."""
@@ -151,7 +156,7 @@ class GraphedStep:
             )
         return self._model_fn(view)
 
-    def _capture(self, view: StepView) -> tuple[torch.cuda.CUDAGraph, Any]:
+    def _capture(self, view: StepView) -> _Captured:
         began = time.perf_counter()
         self.inputs.clear()
         stream = self._stream
@@ -171,7 +176,15 @@ class GraphedStep:
         self.graph_bytes[view.bucket] = taken
         seconds = time.perf_counter() - began
         LOGGER.info("captured %s: %s bytes, %.2f s", view.bucket, f"{taken:,}", seconds)
-        return graph, outputs
+        return _Captured(graph, outputs, [mla.host_step() for mla in self._mlas])
+
+
+class _Captured(NamedTuple):
+    """A graph, what it returns, and what the host knows of the step that it plans for each mla."""
+
+    graph: torch.cuda.CUDAGraph
+    outputs: Any
+    steps: list[HostStep]
 
 
 def _addresses_of(caches: Sequence[Cache]) -> list[int]:

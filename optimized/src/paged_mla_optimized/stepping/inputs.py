@@ -254,6 +254,10 @@ class StepInputs:
             room = self.tokens[name]
             _check_fits(name, tensor, (num_tokens, *room.shape[1:]), room)
             num_tokens = len(tensor)
+        if mask is not None and mask.ndim == 2 and len(mask) < (num_tokens or 0):
+            # The other tokens would keep their lines of the step before.
+            given, allowed = f"{len(mask)} lines", f"one for each of {num_tokens} tokens"
+            raise InvalidArgument("mask", given, allowed)
 
 
 def _check_fits(
