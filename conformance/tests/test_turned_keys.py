@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from turned import turned
 
 from paged_mla_conformance.layered import check_layer, check_layer_bits
@@ -15,8 +17,10 @@ from paged_mla_reference.cache import append, slots_to_write
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.positions import metadata
+from paged_mla_reference.queries import quantise_queries
+from paged_mla_reference.rounding import widen
 from paged_mla_reference.simulator.scenarios import core_scenario
-from paged_mla_shared.cases import GROUPS, Case
+from paged_mla_shared.cases import GROUPS, QUERIES, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
@@ -57,6 +61,7 @@ def test_keys_of_a_right_backend_may_be_rounded_otherwise(
     for element in range(SMALL.qk_rope_head_dim):
         asked = replace(case, cache_format=cache_format)
         trial(asked, dtype, turning(element)).check_step()
+        trial(asked, dtype, turning(element)).check_append_again()
 
 
 @pytest.mark.parametrize("cache_format", FORMATS[:-1])  # tokens of a group have no dense answer
@@ -79,6 +84,46 @@ def test_layers_too(name: str, cache_format: str | None):
         backend = ReferenceBackend(oracle=turning(element))
         check_layer(Trial(backend, case, SMALL, "bfloat16"))
         check_layer_bits(Trial(backend, case, SMALL, "bfloat16"))
+
+
+def one_down(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+    """Append, and leave each rotated number one step nearer to zero."""
+    after, layout = append(problem, batch, image), problem.layout
+    slots = slots_to_write(problem, batch)
+    written = np.isin(layout.slots(after.block_ids), slots[slots >= 0])
+    blocks = after.blocks.copy()
+    k_pe = layout.field(blocks, "k_pe")
+    numbers = k_pe.view(f"u{k_pe.itemsize}")
+    numbers -= written[..., None] & (widen(k_pe) != 0) & np.isfinite(widen(k_pe))
+    return replace(after, blocks=blocks)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("cache_format", FORMATS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_keys_one_step_down_are_no_rounding(case: Case, cache_format: str | None, dtype: str):
+    """S-12: few rotated numbers lie so near to the middle of two."""
+    asked = replace(case, cache_format=cache_format)
+    with pytest.raises(Mismatch, match="cache"):
+        trial(asked, dtype, replace(RIGHT, append=one_down)).check_append()
+
+
+@pytest.mark.parametrize("name", ["rope-neox", "rope-interleaved-yarn"])
+def test_all_queries_one_step_down_are_no_rounding(name: str):
+    """S-11, S-12: nor of queries."""
+    [case] = [case for case in QUERIES if case.name == name]
+    rank = SMALL.kv_lora_rank
+
+    def down(
+        problem: Problem, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        codes, scales = quantise_queries(problem, batch, scale)
+        codes[..., rank:] -= (codes[..., rank:] & 0x7F != 0).astype(np.uint8)
+        return codes, scales
+
+    backend = ReferenceBackend(oracle=replace(RIGHT, quantise_queries=down))
+    with pytest.raises(Mismatch, match="codes of queries"):
+        Trial(backend, case, SMALL, "bfloat16").check_queries()
 
 
 @pytest.mark.parametrize("cache_format", ["fp8_block_token", "fp8_block_group"])

@@ -115,10 +115,10 @@ class Trial:
         runner = self.prepare()
         for stage in self.stages():
             runner.load_cache(stage.before)
-            runner.append(stage.batch)
+            cached = self.append(runner, stage).after  # what may be rounded otherwise stays so
             again = others_past_the_first(stage.batch)
-            after = append(stage.problem, again, stage.after)
-            self.append(runner, Stage(stage.problem, again, stage.after, after))
+            after = append(stage.problem, again, cached)
+            self.append(runner, Stage(stage.problem, again, cached, after))
 
     def check_attention(self) -> None:
         """Attend to a cache that the oracle filled; no byte of it may change."""

@@ -111,6 +111,15 @@ def rotation_budget(rotated: NDArray[np.float64], dtype: str) -> NDArray[np.floa
     return np.asarray(ulp(np.abs(rotated), dtype) + error)
 
 
+def most_turned(count: int) -> int:
+    """Return how many of `count` rotated elements may be rounded otherwise at once (S-12).
+
+    Of 8 and 16 bits: the float32 error of a rotation reaches the middle between two of their
+    numbers for one element in some hundreds. More than an eighth are rounded by another rule.
+    """
+    return count // 8 + 2
+
+
 def merge_budget(partials: list[Output]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the allowed errors of a float32 merge: out [T, H], lse [T, H] (S-8).
 

@@ -107,10 +107,13 @@ def allowed_bytes(
     checks = [Check("cache bytes", 0.0, 0.0)]
     if rotated is not None:
         is_rotated = np.isin(layout.slots(block_ids), rotated.slots)
-        checks.append(_accept_rotated(layout, is_rotated, allowed, actual, expected))
+        keeps_scale = np.ones_like(is_rotated)
         if layout.format.scales_per_block(layout.block_size):
             turned = _turned(layout, is_rotated, rotated.dtype, actual, expected)
             _accept_scales(layout, turned, allowed, actual, expected)
+            keeps_scale = ~np.repeat(turned, layout.block_size // turned.shape[1], axis=1)
+        asked = is_rotated & keeps_scale
+        checks.append(_accept_rotated(layout, asked, allowed, actual, expected))
     return allowed, checks
 
 
@@ -133,7 +136,8 @@ def _accept_rotated(
 ) -> Check:
     """Mark bytes of k_pe as allowed where their values are within budget; return the worst.
 
-    `is_rotated` [blocks, block_size] says in which slots.
+    `is_rotated` [blocks, block_size] says in which slots. No byte is marked where more elements
+    than may be are rounded otherwise.
     """
     mine, theirs = layout.field(actual, "k_pe"), layout.field(expected, "k_pe")
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
@@ -141,8 +145,10 @@ def _accept_rotated(
     a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
     error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
     fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
-    marks = layout.field(allowed.view(np.uint8), "k_pe").view(np.uint8)
-    marks |= np.repeat(fine & is_rotated[..., None], mine.dtype.itemsize, axis=-1)
+    turned = int((error > 0).sum())
+    if mine.dtype.itemsize > 2 or turned <= budgets.most_turned(int(finite.sum())):
+        marks = layout.field(allowed.view(np.uint8), "k_pe").view(np.uint8)
+        marks |= np.repeat(fine & is_rotated[..., None], mine.dtype.itemsize, axis=-1)
     at = np.unravel_index(np.argmax(error / budget), error.shape)
     return Check("rotated k_pe", float(error[at]), float(budget[at]))
 

@@ -175,6 +175,10 @@ def check_same(
 ) -> list[Check]:
     """Two answers of a backend that every query sees something in, each within its budget."""
     same_form("out", actual.out, expected.out.shape, dtype_name(actual.out.dtype))
+    for what, mine in (("out", actual.out), ("lse", actual.lse)):
+        wrong = ~np.isfinite(mine)
+        if wrong.any():
+            raise Mismatch(rule, what, f"{mine[first(wrong)]} at {first(wrong)}", first(wrong))
     out = _within(rule, "out", actual.out, expected.out, allowed[0][:, None, None])
     return [out, _within(rule, "lse", actual.lse, expected.lse, allowed[1])]
 

@@ -66,12 +66,18 @@ def wrong_queries(
         rotated = np.s_[live, :, problem.dims.kv_lora_rank :]
         values = widen(decode(right_codes[rotated]))
         error = np.abs(widen(decode(codes[rotated])) - values)
+        finite = np.isfinite(error)
+        values, error = np.where(finite, (values, error), 0.0)
         budget = budgets.rotation_budget(values, "float8_e4m3")
-        wrong_codes[rotated] &= ~(error <= budget)
+        keeps_scale = np.ones_like(wrong_scales)
         if given is None:
             turned = wrong_scales & _scales_are_turned(problem, scales, right_codes, right_scales)
             wrong_scales &= ~turned
             wrong_codes &= ~(turned[..., None] & are_neighbours(codes, right_codes))
+            keeps_scale = ~turned
+        asked = np.broadcast_to(keeps_scale[live][..., None], error.shape)
+        if int((error[asked] > 0).sum()) <= budgets.most_turned(int(asked.sum())):
+            wrong_codes[rotated] &= ~(asked & finite & (error <= budget))
         worst = np.unravel_index(np.argmax(error / budget), error.shape)
         checks.append(Check("rotated q_pe", float(error[worst]), float(budget[worst])))
     return wrong_codes, wrong_scales, checks
