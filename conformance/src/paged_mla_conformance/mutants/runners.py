@@ -174,6 +174,40 @@ class RotatedNeighboursLoseOneBit(Passing):
             k_pe.view(f"u{k_pe.itemsize}")[*others.T, 0] ^= 1
 
 
+@breaks(Fault.PRECISION, "S-10", "S-11", "S-12")
+class RotatedKeysAreOneStepDown(Passing):
+    """A kernel that rotates and rounds at once leaves each rotated key a step nearer to zero."""
+
+    def append(self, batch: Batch) -> None:
+        """Append, and take one from the codes of the step's rotated keys."""
+        self.inner.append(batch)
+        layout = self.problem.layout
+        if self.problem.rope is None or layout.num_blocks > MAX_BLOCKS_READ:
+            return
+        slots = slots_to_write(self.problem, batch)
+        with _every_block(self.problem, self.inner) as blocks:
+            k_pe = layout.field(blocks, "k_pe")
+            steps = np.zeros(k_pe.shape, bool)
+            steps.reshape(-1, k_pe.shape[-1])[slots[slots >= 0]] = True
+            steps &= np.isfinite(k_pe.astype(np.float64)) & (k_pe.astype(np.float64) != 0)
+            k_pe.view(f"u{k_pe.itemsize}")[steps] -= 1
+
+
+@breaks(Fault.PRECISION, "S-11", "S-12")
+class RotatedQueriesAreOneStepDown(Passing):
+    """A kernel that rotates and quantises at once leaves each code a step nearer to zero."""
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None = None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Quantise, and take one from the codes of what is rotated."""
+        codes, scales = self.inner.quantise_queries(batch, scale)
+        if self.problem.rope is not None:
+            rotated = codes[..., self.problem.dims.kv_lora_rank :]
+            rotated -= (rotated & 0x7F != 0).astype(np.uint8)
+        return codes, scales
+
+
 @breaks(Fault.STALE, "S-9", "S-10", cites="tt-metal#41195")
 class AttentionWritesTheCache(Passing):
     """Scratch lies inside the cache: attending changes its first free byte."""
