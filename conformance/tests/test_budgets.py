@@ -13,7 +13,7 @@ from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.backend import create
 from paged_mla_reference.judging import budgets
-from paged_mla_reference.judging.compare import Mismatch, check_output
+from paged_mla_reference.judging.compare import Mismatch, check_output, check_same
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, ulp
@@ -134,3 +134,14 @@ def test_parts_of_which_only_the_whole_is_known(dtype: str):
         lse_off = np.abs(answer.lse[seen] - whole.exact.lse[seen])
         assert (off <= out).all() == is_inside
         assert (lse_off <= lse[seen]).all() == is_inside
+
+
+@pytest.mark.parametrize("what", ["out", "lse"])
+def test_no_number_is_within_a_budget(what):
+    """S-8, S-19: of a step that is asked in another form."""
+    right = Output(np.ones((2, 1, 4), np.float32), np.zeros((2, 1), np.float32))
+    allowed = np.ones(2), np.ones((2, 1))
+    check_same("S-19", right, right, allowed)
+    wrong = replace(right, **{what: np.full_like(getattr(right, what), np.nan)})
+    with pytest.raises(Mismatch, match=what):
+        check_same("S-19", wrong, right, allowed)

@@ -14,7 +14,9 @@ from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.backend import ReferenceBackend
 from paged_mla_reference.cache import append, slots_to_write
+from paged_mla_reference.e4m3 import decode
 from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.queries import quantise_queries
@@ -24,6 +26,7 @@ from paged_mla_shared.cases import GROUPS, QUERIES, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
+from paged_mla_shared.query_inputs import build_queries
 
 FORMATS = (None, "fp8_e4m3", "fp8_ds_mla", "fp8_block_token", "fp8_block_group")
 CASES = [case for case in GROUPS["formats"] if case.name in {"rope-neox", "rope-interleaved-yarn"}]
@@ -124,6 +127,24 @@ def test_all_queries_one_step_down_are_no_rounding(name: str):
     backend = ReferenceBackend(oracle=replace(RIGHT, quantise_queries=down))
     with pytest.raises(Mismatch, match="codes of queries"):
         Trial(backend, case, SMALL, "bfloat16").check_queries()
+
+
+def test_a_query_may_be_rounded_otherwise_beside_a_nan():
+    """S-11, S-12: what is no number has its own code, and says nothing of the others' budgets."""
+    [case] = [case for case in QUERIES if case.name == "rope-neox"]
+    problem = case.problem(SMALL, "bfloat16")
+    batch = build_queries(case, SMALL, "bfloat16")[0]
+    q_pe = batch.q_pe.copy()
+    q_pe[0, 0, 0] = np.nan  # and so its pair
+    batch = replace(batch, q_pe=q_pe)
+    right = quantise_queries(problem, batch, 1.0)
+    codes, scales = right[0].copy(), right[1]
+    codes[0, 0, SMALL.kv_lora_rank + 1] += 1
+    assert np.isfinite(decode(codes[0, 0, SMALL.kv_lora_rank + 1]))
+    check_queries(problem, batch, (codes, scales), right, given=1.0)
+    codes[0, 0, SMALL.kv_lora_rank] = 0
+    with pytest.raises(Mismatch, match="codes of queries"):
+        check_queries(problem, batch, (codes, scales), right, given=1.0)
 
 
 @pytest.mark.parametrize("cache_format", ["fp8_block_token", "fp8_block_group"])
