@@ -220,11 +220,11 @@ def check_scales(cache: LatentCache, block_size: int, device: torch.device) -> N
         check_tensor("cache.scales", cache.scales, expected, dtype, device, unit_stride=has_axes)
 
 
-def check_written_cache(cache: LatentCache) -> None:
+def check_written_cache(latents: torch.Tensor, scales: torch.Tensor | None) -> None:
     """Check that tokens of a cache that is written do not lie on each other."""
-    check_written(cache=cache.latents)
-    if cache.scales is not None:
-        check_written(**{"cache.scales": cache.scales})
+    check_written(cache=latents)
+    if scales is not None:
+        check_written(**{"cache.scales": scales})
 
 
 def check_address(cache: LatentCache) -> None:

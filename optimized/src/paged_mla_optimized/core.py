@@ -152,7 +152,7 @@ class Core:
         if layout not in self._checked:
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
-            checks.check_written_cache(cache)
+            checks.check_written_cache(cache.latents, cache.scales)
             checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
             self._checked[layout] = None
         if num_tokens > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -162,16 +162,13 @@ class RotatedNeighboursLoseOneBit(Passing):
     def append(self, batch: Batch) -> None:
         """Append, and change the last bit of a cached key of another token."""
         self.inner.append(batch)
-        layout = self.problem.layout
-        if self.problem.rope is None or layout.num_blocks > MAX_BLOCKS_READ:
-            return
-        slots = slots_to_write(self.problem, batch)
-        with _every_block(self.problem, self.inner) as blocks:
-            k_pe = layout.field(blocks, "k_pe")
-            is_other = np.isfinite(k_pe.astype(np.float64)).all(axis=2)
-            is_other.reshape(-1)[slots[slots >= 0]] = False
+
+        def spoil(k_pe: NDArray[Any], is_written: NDArray[np.bool_]) -> None:
+            is_other = np.isfinite(k_pe.astype(np.float64)).all(axis=2) & ~is_written
             others = np.argwhere(is_other)[:1]
             k_pe.view(f"u{k_pe.itemsize}")[*others.T, 0] ^= 1
+
+        _spoil_rotated(self.problem, self.inner, batch, spoil)
 
 
 @breaks(Fault.PRECISION, "S-10", "S-11", "S-12")
@@ -181,16 +178,13 @@ class RotatedKeysAreOneStepDown(Passing):
     def append(self, batch: Batch) -> None:
         """Append, and take one from the codes of the step's rotated keys."""
         self.inner.append(batch)
-        layout = self.problem.layout
-        if self.problem.rope is None or layout.num_blocks > MAX_BLOCKS_READ:
-            return
-        slots = slots_to_write(self.problem, batch)
-        with _every_block(self.problem, self.inner) as blocks:
-            k_pe = layout.field(blocks, "k_pe")
-            steps = np.zeros(k_pe.shape, bool)
-            steps.reshape(-1, k_pe.shape[-1])[slots[slots >= 0]] = True
-            steps &= np.isfinite(k_pe.astype(np.float64)) & (k_pe.astype(np.float64) != 0)
+
+        def spoil(k_pe: NDArray[Any], is_written: NDArray[np.bool_]) -> None:
+            numbers = k_pe.astype(np.float64)
+            steps = np.isfinite(numbers) & (numbers != 0) & is_written[..., None]
             k_pe.view(f"u{k_pe.itemsize}")[steps] -= 1
+
+        _spoil_rotated(self.problem, self.inner, batch, spoil)
 
 
 @breaks(Fault.PRECISION, "S-11", "S-12")
@@ -228,6 +222,23 @@ class GatheringWritesTheCache(Passing):
         found = self.inner.gather_context(batch)
         _mark_a_free_block(self.problem, self.inner, batch)
         return found
+
+
+def _spoil_rotated(
+    problem: Problem,
+    inner: Runner,
+    batch: Batch,
+    spoil: Callable[[NDArray[Any], NDArray[np.bool_]], None],
+) -> None:
+    """Change keys [blocks, block_size, P], given where the step wrote, if there is a rope."""
+    layout = problem.layout
+    if problem.rope is None or layout.num_blocks > MAX_BLOCKS_READ:
+        return
+    slots = slots_to_write(problem, batch)
+    is_written = np.zeros((layout.num_blocks, layout.block_size), bool)
+    is_written.reshape(-1)[slots[slots >= 0]] = True
+    with _every_block(problem, inner) as blocks:
+        spoil(layout.field(blocks, "k_pe"), is_written)
 
 
 def _mark_a_free_block(problem: Problem, inner: Runner, batch: Batch) -> None:

@@ -8,12 +8,7 @@ import torch
 import triton
 
 from paged_mla_optimized.cache import Cache, LatentCache, tensors_of_blocks
-from paged_mla_optimized.checks import (
-    check_scales,
-    check_tensor,
-    check_written,
-    check_written_cache,
-)
+from paged_mla_optimized.checks import check_scales, check_tensor, check_written_cache
 from paged_mla_optimized.given import check_at_least, device_of, integer
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_shared.errors import InvalidArgument
@@ -203,12 +198,10 @@ class DraftSteps:
         check_tensor("cache", latents, shape, latents.dtype, device, unit_stride=True)
         if isinstance(cache, LatentCache):
             check_scales(cache, self.block_size, device)
-            check_written_cache(cache)
         elif latents.dtype is torch.uint8:
             allowed = "a LatentCache, whose format says which scales there are"
             raise InvalidArgument("cache", f"a tensor of {cache.dtype}", allowed)
-        else:
-            check_written(cache=latents)
+        check_written_cache(latents, scales)
         self._check(prefix_lens, prefix_table, branch_blocks)
         per_block = 0 if scales is None else scales.shape[2]
         width = latents.shape[2]
