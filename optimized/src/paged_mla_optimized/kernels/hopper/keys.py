@@ -28,6 +28,7 @@ class Keys(NamedTuple):
     block_table_ptr: gl.tensor  # int32 [B, M]
     stride_table_row: gl.tensor
     stride_table_col: gl.tensor
+    num_blocks: gl.tensor
     block_size: gl.constexpr
     block_rows: gl.constexpr  # rows of the cache from one block to the next
     stride_cache_row: gl.constexpr
@@ -72,19 +73,23 @@ def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl
 
 @gluon.jit
 def block_of_key(keys, table_row_ptr, key, seq_len):
-    """Return the block that holds `key`; 0 past `seq_len`, where the table is not read."""
+    """Return the block that holds `key`.
+
+    It is negative past `seq_len`, where the table is not read, and where there is no such block.
+    """
     entry = (key // keys.block_size).to(gl.int64) * keys.stride_table_col
-    return gl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+    block = gl.load(table_row_ptr + entry, mask=key < seq_len, other=-1)
+    return gl.where(block < keys.num_blocks, block, -1)
 
 
 @gluon.jit
 def _cache_row(keys, table_row_ptr, key, seq_len):
-    """Return which row of the cache holds `key`; past `seq_len` one before the cache begins.
+    """Return which row of the cache holds `key`; one before the cache begins where none does.
 
     What lies outside the cache is filled with zeros, and not read.
     """
     block = block_of_key(keys, table_row_ptr, key, seq_len)
-    return gl.where(key < seq_len, block * keys.block_rows + key % keys.block_size, -64)
+    return gl.where(block >= 0, block * keys.block_rows + key % keys.block_size, -64)
 
 
 @gluon.jit
@@ -150,12 +155,12 @@ def tile_arrivals(box, scales):
 def _first_scales(
     keys, scales, table_row_ptr, tile, seq_len, R: gl.constexpr, TILE_N: gl.constexpr
 ):
-    """Return where the first scale of each key of a tile lies, and which keys exist."""
+    """Return where the first scale of each key of a tile lies, and which keys are cached."""
     WARPS: gl.constexpr = 4 if keys.BOX == 0 else 1
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     key = tile * TILE_N + gl.arange(0, TILE_N, layout=layout)
-    exists = key < seq_len
     block = block_of_key(keys, table_row_ptr, key, seq_len).to(gl.int64)
+    exists = block >= 0
     place = key % keys.block_size
     if scales.SCALES == "inline":
         at = ((block * keys.block_rows + place) * keys.stride_cache_row + R) // 2
