@@ -277,7 +277,7 @@ def _scales_of_keys(keys, scales, blocks, tile):
     key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
     return load_scales(
         scales.ptr, blocks, key % keys.block_size, scales.stride_block, keys.block_size,
-        blocks >= 0, scales.SCALES,
+        blocks < keys.num_blocks, scales.SCALES,
     )  # fmt: skip
 
 
