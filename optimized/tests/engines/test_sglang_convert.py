@@ -127,6 +127,13 @@ def test_masks_without_their_context(dtype):
     assert torch.equal(found[:18], trees.bool().flatten())
 
 
+@pytest.mark.parametrize("prefix_lens", [[-9, 4], [2**31 - 1, 4], [-(2**31), -5]])
+def test_masks_of_lengths_that_no_row_has(prefix_lens):
+    """S-9: what such lengths point to outside the mask is not read."""
+    lens = torch.tensor(prefix_lens, dtype=torch.int32)
+    assert own_masks(torch.ones(30, dtype=torch.bool), lens, 3).shape == (18,)
+
+
 def layer(**changes):
     plain = {
         "scaling": 0.1,

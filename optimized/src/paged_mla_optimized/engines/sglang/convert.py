@@ -106,4 +106,4 @@ def own_masks(full: torch.Tensor, prefix_lens: torch.Tensor, query_len: int) -> 
     bases = query_len * (widths.cumsum(0) - widths) + prefix_lens
     node = torch.arange(query_len, device=full.device)
     cells = bases[:, None, None] + node[:, None] * widths[:, None, None] + node
-    return full[cells.clamp_(max=len(full) - 1)].bool().flatten()
+    return full[cells.clamp_(0, len(full) - 1)].bool().flatten()
