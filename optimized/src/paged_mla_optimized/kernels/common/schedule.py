@@ -126,10 +126,12 @@ def unit_after(work, stop, group_end):
 
 @triton.jit
 def seen_tiles(
-    work, row, tile_m, num_heads, begin, end, MASK: tl.constexpr, TILE_M: tl.constexpr,
+    work, row, tile_m, num_heads, origin, begin, end, MASK: tl.constexpr, TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
 ):  # fmt: skip
-    """Return what a query tile sees of a row's key tiles ``[begin, end)`` (S-4).
+    """Return what a query tile sees of the key tiles that units ``[begin, end)`` are (S-4).
+
+    `origin` is the unit of the row's first key tile.
 
     Returns
     -------
@@ -153,8 +155,11 @@ def seen_tiles(
         common = context_len
         reach = seq_len
     reach = tl.where(first < query_len, reach, 0)
-    tile_end = tl.minimum(end.to(tl.int32), tl.cdiv(reach, TILE_N))
-    return seq_len, context_len, begin.to(tl.int32), tile_end, common // TILE_N
+    # The difference comes last: of the 32-bit minimum of a difference, ptxas 12.8 makes that of a
+    # sum where both numbers are in uniform registers.
+    end = tl.minimum(end, origin + tl.cdiv(reach, TILE_N))
+    tile_begin, tile_end = (begin - origin).to(tl.int32), (end - origin).to(tl.int32)
+    return seq_len, context_len, tile_begin, tile_end, common // TILE_N
 
 
 @triton.jit

@@ -96,7 +96,7 @@ def find_segment(step, unit, end, row):
         is_taken = False
         following = unit_after(step, stop, group_end)
     seq_len, context_len, tile_begin, tile_end, tile_edge = seen_tiles(
-        step, row, tile_m, step.num_heads, unit - origin, stop - origin, step.MASK, step.TILE_M,
+        step, row, tile_m, step.num_heads, origin, unit, stop, step.MASK, step.TILE_M,
         step.TILE_N,
     )  # fmt: skip
     return Segment(

@@ -20,7 +20,6 @@ from paged_mla_optimized.kernels.common.handover import (
     state_of_program,
 )
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
-from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.schedule import (
     Work,
@@ -169,9 +168,7 @@ def attend_kernel(
         row = segment.row
         seq_len = segment.seq_len
         tile_begin = segment.tile_begin
-        # Else LLVM finds the loop's tiles from what this was found from, a minimum of a difference,
-        # and ptxas 12.8 makes a sum of that.
-        tile_end = opaque(segment.tile_end)
+        tile_end = segment.tile_end
         token, head, index, live = query_rows(work, row, segment.tile_m, num_heads, TILE_M)
         at = token * stride_q_nope_token + head * stride_q_nope_head
         q_nope = load_shares(q_nope_ptr + at, live, R, SHARES)
