@@ -121,7 +121,8 @@ def test_what_no_step_has(name, spoilt):
     torch.testing.assert_close(lse[legal], whole[1][legal], **tolerance)
     assert torch.equal(slots[legal], whole[2][legal])
     written = torch.zeros_like(changed)
-    written[slots[slots >= 0] // size + 1] = True
+    inside = (slots >= 0) & (slots < BLOCKS * size)  # a plan does not know how large a cache is
+    written[slots[inside] // size + 1] = True
     assert not (changed & ~written).any()
     if which == "seq_lens":
         assert (out[ILLEGAL] == 0).all()
