@@ -79,6 +79,17 @@ def test_values_no_rule_allows(argument, changes):
     assert error.value.argument == argument
 
 
+def test_more_queries_than_keys_without_a_causal_mask():
+    """S-2, S-10: legal, and its only key is written once; the message of others names the row."""
+    short = {"cu_seqlens_q": [0, 1, 4], "seq_lens": [20, 1], "block_table": [[0, 1], [4, 3]]}
+    check(short, mask="non_causal")
+    with pytest.raises(InvalidArgument, match="seq_lens: got 1 in row 1, whose query_len is 3"):
+        check(short)
+    shared = short | {"seq_lens": [17, 1], "block_table": [[0, 4], [4, 3]]}
+    with pytest.raises(InvalidArgument, match="two tokens for slot 64"):
+        check(shared, mask="non_causal")
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"slot_mapping": [7, -1, 9, 7]}, {"block_table": [[7, 7, 0], [7, 0, 0]], "seq_lens": [1, 1]}],

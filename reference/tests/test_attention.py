@@ -170,6 +170,20 @@ def test_unread_memory_may_hold_any_bits(pattern):
     assert answer.lse.tobytes() == expected.lse.tobytes()
 
 
+def test_more_queries_than_keys():
+    """S-2, S-4: without a causal mask every query of a row of 2 keys sees both, beside others."""
+    one = request(5, 1)
+    made = scene([one, request(6, 2)], [0, 4], mask=Mask.NON_CAUSAL)
+    short = replace(made.batch, seq_lens=np.array([2, 6], np.int32))
+    found = attend(made.problem, short, made.image, Rounding.EXACT)
+    keys = one.cut(0, 2)
+    asked = replace(keys, q_nope=one.q_nope, q_pe=one.q_pe)
+    out, lse = loops(asked, range(5), lambda *_: True)
+    np.testing.assert_allclose(found.out[:5], out)
+    np.testing.assert_allclose(found.lse[:5], lse)
+    np.testing.assert_allclose(found.out[5:], _exact(made).out[5:])
+
+
 def test_rows_without_queries():
     """S-2: a row that asks nothing takes no token and leaves the others alone."""
     with_idle = _exact(scene([request(5, 1), request(7, 2), request(6, 3)], [4, 7, 4]))

@@ -35,6 +35,13 @@ def test_non_causal_sees_the_whole_row():
     assert _rows(visibility(made.problem, made.batch)[0]) == ["1111"] * 3
 
 
+def test_more_queries_than_keys_see_all_of_them():
+    """S-2, S-4: without a causal mask 3 queries at 1 key all see it."""
+    made = scene([request(3, 1)], [0], mask=Mask.NON_CAUSAL)
+    short = replace(made.batch, seq_lens=np.ones(1, np.int32))
+    assert _rows(visibility(made.problem, short)[0]) == ["1"] * 3
+
+
 def test_tree_sees_the_context_and_what_its_line_says():
     """S-4: context columns are open, draft columns follow the mask; siblings are blind."""
     made = scene([request(5, 1)], [2], mask=Mask.TREE, tree=FORK.ravel())

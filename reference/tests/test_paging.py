@@ -56,6 +56,8 @@ def test_context_lengths():
     assert context_lens(made.batch).tolist() == [4, 0, 7]
     padded = replace(made.batch, seq_lens=np.array([5, 0, 7], np.int32))
     assert context_lens(padded).tolist() == [4, 0, 7]
+    short = replace(made.batch, seq_lens=np.array([5, 1, 7], np.int32))
+    assert context_lens(short).tolist() == [4, 0, 7]
 
 
 def _metadata_of(cu_seqlens_q, seq_lens, table, tokens, *, tree=None, **problem):
@@ -82,6 +84,13 @@ def test_padding_has_no_position_and_no_slot():
     found = _metadata_of([0, 2, 2, 3], [0, 6, 6], [[9, 9], [1, 2], [3, 4]], 5)
     assert found.positions.tolist() == [0, 0, 5, 0, 0]
     assert found.slot_mapping.tolist() == [-1, -1, 4 * 4 + 1, -1, -1]
+
+
+def test_queries_in_front_of_a_row_have_no_position_and_no_slot():
+    """S-2, S-3: of 3 queries at 1 key the last one has its slot; of 5 at 4, the last four."""
+    found = _metadata_of([0, 3, 8, 9], [1, 4, 6], [[5, 9], [2, 9], [7, 1]], 9, mask=Mask.NON_CAUSAL)
+    assert found.positions.tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 5]
+    assert found.slot_mapping.tolist() == [-1, -1, 20, -1, 8, 9, 10, 11, 5]
 
 
 def test_tree_positions_follow_depth_and_slots_the_index():

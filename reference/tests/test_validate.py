@@ -186,7 +186,10 @@ def test_past_a_capacity(argument, most):
     [
         ("first entry 1", {"cu_seqlens_q": _i32(1, 2, 3, 4)}),
         ("last entry 9", {"cu_seqlens_q": _i32(0, 2, 3, 9)}),
-        ("seq_lens: got 1 in row 0", {"seq_lens": _i32(1, 2, 5)}),
+        (
+            "seq_lens: got 1 in row 0, whose query_len is 2; allowed: 0, or >= query_len unless",
+            {"seq_lens": _i32(1, 2, 5)},
+        ),
     ],
     ids=["first", "last", "row"],
 )
@@ -195,6 +198,18 @@ def test_messages_say_what_was_given(given, changes):
     made = _good()
     with pytest.raises(InvalidArgument, match=given):
         validate_batch(made.problem, replace(made.batch, **changes))
+
+
+@pytest.mark.parametrize("mask", Mask)
+def test_only_a_causal_row_needs_a_key_for_each_query(mask):
+    """S-2: a row of 2 keys and 3 queries is refused unless its queries see all its keys."""
+    tree = np.tri(3, dtype=bool).ravel() if mask is Mask.TREE else None
+    made = scene([request(3, 1)], [0], mask=mask, tree=tree)
+    short = replace(made.batch, seq_lens=_i32(2))
+    if mask is Mask.NON_CAUSAL:
+        validate_batch(made.problem, short)
+    else:
+        _refused("seq_lens", validate_batch, made.problem, short)
 
 
 def test_what_may_hold_anything_is_not_checked():

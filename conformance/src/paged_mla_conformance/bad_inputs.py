@@ -229,6 +229,10 @@ BAD_BATCHES = (
     BadBatch("lens-negative", "seq_lens", _element("seq_lens", 0, -1)),
     BadBatch("lens-past-capacity", "seq_lens", _element("seq_lens", 0, 71)),
     BadBatch("lens-below-query", "seq_lens", _element("seq_lens", 1, 9)),
+    *(
+        BadBatch(f"lens-below-query-{s}", "seq_lens", _element("seq_lens", 1, 9), base=s.value)
+        for s in MaskSpelling
+    ),
     BadBatch("cu-int64", "cu_seqlens_q", _cast("cu_seqlens_q", np.int64)),
     BadBatch("cu-empty", "cu_seqlens_q", _shape("cu_seqlens_q", lambda a: a[:0])),
     BadBatch("cu-not-from-0", "cu_seqlens_q", _element("cu_seqlens_q", 0, 1)),

@@ -16,10 +16,10 @@ PADDED_LINE = 0xFF  # packed lines of padded tokens: no rule lets anyone read th
 def visibility(problem: Problem, batch: Batch) -> list[NDArray[np.bool_]]:
     """Return, for each row, which of its keys each of its queries sees (S-4).
 
-    With ``c = seq_len - query_len``, query i of a row sees key j
+    With ``c = context_len``, query i of a row sees key j
 
     - causal: iff ``j <= c + i`` (aligned to the bottom right);
-    - non-causal: iff ``j < seq_len``;
+    - non-causal: iff ``j < seq_len``, also where the row has more queries than keys;
     - tree: iff ``j < c``, or draft node ``j - c`` is set on line i of the row's mask.
 
     Returns

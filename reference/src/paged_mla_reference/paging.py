@@ -53,11 +53,11 @@ def slots_of(
 def context_lens(batch: Rows) -> NDArray[np.int64]:
     """Return the tokens each row had before this step, int64 [B] (S-2).
 
-    ``context_len = seq_len - query_len``; 0 for a padded row (``seq_len`` 0), however many
-    query tokens it carries.
+    ``context_len = max(seq_len - query_len, 0)``: 0 for a padded row (``seq_len`` 0), however many
+    query tokens it carries, and for a non-causal row with fewer keys than queries.
     """
-    seq_lens = batch.seq_lens.astype(np.int64)
-    return np.where(seq_lens > 0, seq_lens - batch.query_lens, 0)
+    before = batch.seq_lens.astype(np.int64) - batch.query_lens
+    return before.clip(min=0)
 
 
 def query_spans(batch: Rows) -> list[slice]:

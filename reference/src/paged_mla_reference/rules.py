@@ -6,9 +6,13 @@ RULES: dict[str, str] = {
     "S-1": "The slot of position p in row b is `block_table[b, p // block_size] * block_size + "
     "p % block_size`, in 64 bits; -1 means no slot.",
     "S-2": "`context_len = seq_len - query_len >= 0`; rows may be empty: `query_len` 0, or "
-    "`seq_len` 0 with any `query_len` (padding).",
+    "`seq_len` 0 with any `query_len` (padding). A non-causal row may have fewer keys than "
+    "queries: its context is then 0, and its first `query_len - seq_len` queries are in front of "
+    "the row's first position.",
     "S-3": "The position of query i is `context_len + i`, of a draft-tree node `context_len + "
-    "depth(node)`; slots always follow the index, never the position.",
+    "depth(node)`; slots always follow the index, never the position. Query i of a row with "
+    "fewer keys than queries has the index `seq_len - query_len + i`; a query in front of the "
+    "row's first position has position 0 and slot -1.",
     "S-4": "Query i sees key j iff `j <= context_len + i` (causal, aligned to the bottom right); "
     "non-causal: `j < seq_len`; tree: every `j < context_len`, and node j iff the mask says so.",
     "S-5": "`s = softmax_scale * (q_nope . ckv + q_pe . k_pe)` and `out = sum softmax(s) ckv`; "

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.paging import blocks_of, context_lens, used_blocks
+from paged_mla_reference.paging import blocks_of, used_blocks
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import round_to
 from paged_mla_reference.validate_mask import validate_mask
@@ -245,11 +245,13 @@ def _validate_lengths(problem: Problem, batch: Batch) -> None:
     if (seq_lens > problem.max_model_len).any():
         allowed = f"<= max_model_len = {problem.max_model_len}"
         raise InvalidArgument("seq_lens", f"{seq_lens.max()}", allowed)
-    short = np.flatnonzero(context_lens(batch) < 0)
+    if problem.mask is Mask.NON_CAUSAL:
+        return
+    short = np.flatnonzero((seq_lens > 0) & (seq_lens < batch.query_lens))
     if short.size:
         row = int(short[0])
-        allowed = f"0 or >= query_len = {batch.query_lens[row]}"
-        raise InvalidArgument("seq_lens", f"{seq_lens[row]} in row {row}", allowed)
+        given = f"{seq_lens[row]} in row {row}, whose query_len is {batch.query_lens[row]}"
+        raise InvalidArgument("seq_lens", given, "0, or >= query_len unless the mask is non_causal")
 
 
 def _validate_block_table(problem: Problem, batch: Batch) -> None:

@@ -254,11 +254,12 @@ def _slots(
 
 
 def _own_slots(blocks: NDArray[np.int32], row: Row, block_size: int) -> NDArray[np.int64]:
-    """Return where a row's table puts the tokens of this step; -1 for a padded row."""
-    if row.seq_len == 0:
-        return np.full(row.query_len, -1, np.int64)
+    """Return where a row's table puts the tokens of this step; -1 for those it has no place for."""
     keys = np.arange(row.context_len, row.seq_len)
-    return blocks[keys // block_size].astype(np.int64) * block_size + keys % block_size
+    slots = np.full(row.query_len, -1, np.int64)
+    own = blocks[keys // block_size].astype(np.int64) * block_size + keys % block_size
+    slots[row.query_len - len(keys) :] = own
+    return slots
 
 
 def _trees(

@@ -174,7 +174,8 @@ class Batch:
         Prefix sums of the rows' query lengths, starting at 0; its last entry is at most T.
         Tokens at or past ``cu_seqlens_q[-1]`` are padding.
     seq_lens : int32 [B]
-        Tokens of each row **including** this step's; 0 marks a padded row.
+        Tokens of each row **including** this step's; 0 marks a padded row. Less than the row's
+        query length only where the mask is not causal (S-2).
     block_table : int32 [B, M]
         Block ids; entries past ``ceil(seq_len / block_size)`` may hold anything (S-9).
     q_nope : dtype [T, H, R]

@@ -93,10 +93,11 @@ def _check_lengths(
         given = f"entries from {seq_lens.min()} to {seq_lens.max()}"
         raise InvalidArgument("seq_lens", given, f"0 to max_model_len = {config.max_model_len}")
     short = (seq_lens > 0) & (seq_lens < query_lens)
-    if short.any():
+    if config.mask != "non_causal" and short.any():
         row = int(short.argmax())
-        given = f"{seq_lens[row]} in row {row}, whose query has {query_lens[row]}"
-        raise InvalidArgument("seq_lens", given, "0, or at least query_len")
+        given = f"{seq_lens[row]} in row {row}, whose query_len is {query_lens[row]}"
+        allowed = "0, or at least query_len unless the mask is non_causal"
+        raise InvalidArgument("seq_lens", given, allowed)
     if config.is_tree and (query_lens > config.max_draft_tokens).any():
         given = f"a row of {query_lens.max()} drafts"
         allowed = f"at most max_draft_tokens = {config.max_draft_tokens}"

@@ -74,12 +74,13 @@ def _facts(batch: Rows) -> dict[str, NDArray[np.int64]]:
 
     row = spread(np.where(batch.seq_lens > 0, np.arange(batch.num_rows), -1))
     index = np.arange(tokens) - spread(batch.cu_seqlens_q[:-1])
+    keys = keys_of_tokens(batch)
     return {
         "row": row,
         "rows queries": spread(lengths),
         "index": index,
-        "keys": spread(contexts) + index + 1,
-        "rows keys": keys_of_tokens(batch),
+        "keys": np.minimum(spread(contexts) + index + 1, keys),
+        "rows keys": keys,
         "token": np.arange(tokens),
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 from paged_mla_shared.cases.case import Case, Row, SlotOrder
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
-from paged_mla_shared.problem import Rope, RopePairing
+from paged_mla_shared.problem import Mask, Rope, RopePairing
 
 GROUP = "append"
 
@@ -98,6 +98,21 @@ CASES = (
         "a token's position does not depend on which tokens have slots",
         explicit_slots=True,
         rope=Rope(RopePairing.INTERLEAVED),
+    ),
+    *(
+        _append(
+            f"non-causal-short{name}",
+            "queries in front of a row's first position write nothing, those behind write theirs",
+            (Row(70, 6), Row(1, 3), Row(3, 5), Row(65, 66), Row(5, 5), Row(0, 2)),
+            mask=Mask.NON_CAUSAL,
+            **more,
+        )
+        for name, more in (
+            ("", {}),
+            ("-bs1", {"block_size": 1}),
+            ("-rope", {"rope": Rope(RopePairing.INTERLEAVED), "block_size": 16}),
+            ("-explicit-slots", {"explicit_slots": True, "slot_order": SlotOrder.TABLE}),
+        )
     ),
     _append("last-slot", "the last slot of the last block", (Row(64, 64), Row(128, 1))),
     _append("600-tokens", "a long chunk is written to its end", (Row(1700, 600), Row(70, 2))),

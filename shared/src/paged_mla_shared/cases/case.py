@@ -21,7 +21,7 @@ class Row:
 
     @property
     def context_len(self) -> int:
-        """Tokens cached before the step (S-2); 0 for a padded row."""
+        """Tokens cached before the step (S-2); 0 for a row with no more keys than queries."""
         return max(self.seq_len - self.query_len, 0)
 
 

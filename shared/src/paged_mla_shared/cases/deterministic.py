@@ -60,4 +60,11 @@ CASES = (
         8,
         Mask.NON_CAUSAL,
     ),
+    _rows(
+        "non-causal-short",
+        "rows of fewer keys than queries",
+        (Row(3, 5), Row(400, 5), Row(64, 66), Row(1, 3)),
+        8,
+        Mask.NON_CAUSAL,
+    ),
 )

@@ -287,4 +287,7 @@ IN_EVERY_FORMAT = (
     "masks-non-causal-padded",
     "decode-h20",
     "extend-h24-q5",
+    "append-non-causal-short",
+    "append-non-causal-short-rope",
+    "masks-non-causal-short-many-queries",
 )

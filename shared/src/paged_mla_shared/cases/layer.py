@@ -70,6 +70,13 @@ CASES = (
         rules=("S-4", "S-21"),
     ),
     _layer(
+        "non-causal-short",
+        "rows of fewer keys than queries, which write as many tokens as they have keys",
+        *(Row(3, 5), Row(70, 2), Row(1, 3), Row(64, 65)),
+        mask=Mask.NON_CAUSAL,
+        rules=("S-2", "S-4", "S-21"),
+    ),
+    _layer(
         "padded",
         "padded rows with queries, between absorbed and materialised ones and at both ends",
         *(Row(0, 3), Row(70, 2), Row(0, 0), Row(0, 1), Row(40, 7), Row(9, 9), Row(0, 4)),

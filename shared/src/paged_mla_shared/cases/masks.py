@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paged_mla_shared.cases.case import Case, Row, Tree
-from paged_mla_shared.problem import Mask, MaskSpelling
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing
 
 GROUP = "masks"
 
@@ -133,6 +133,42 @@ CASES = (
         num_heads=1,
         mask=Mask.NON_CAUSAL,
         padded_tokens=7,
+    ),
+    *(
+        _masked(
+            name=f"non-causal-short-{name}",
+            why="rows of fewer keys than queries, all of which see every key, beside other rows",
+            rules=("S-2", "S-4"),
+            rows=rows,
+            num_heads=heads,
+            block_size=block_size,
+            mask=Mask.NON_CAUSAL,
+        )
+        for name, rows, heads, block_size in (
+            ("1-key-3-queries", (Row(1, 3),), 2, 1),
+            ("3-keys-5-queries", (Row(70, 1), Row(3, 5), Row(5, 5), Row(0, 2)), 6, 64),
+            ("behind-a-block", (Row(65, 66), Row(17, 18), Row(300, 2)), 3, 16),
+            ("many-queries", (Row(130, 140), Row(1, 90), Row(64, 65), Row(2, 2)), 4, 64),
+        )
+    ),
+    _masked(
+        name="non-causal-short-rope",
+        why="queries in front of a row's first position are rotated at position 0",
+        rules=("S-2", "S-3", "S-4", "S-12"),
+        rows=(Row(66, 2), Row(3, 5), Row(15, 16), Row(40, 20)),
+        num_heads=4,
+        block_size=16,
+        mask=Mask.NON_CAUSAL,
+        rope=Rope(RopePairing.NEOX),
+    ),
+    _masked(
+        name="non-causal-short-steps",
+        why="rows of fewer keys than queries where other rows were, and others where they were",
+        rules=("S-2", "S-4", "S-17"),
+        rows=(Row(90, 33), Row(3, 5)),
+        then=((Row(2, 5), Row(65, 66), Row(7, 7)), (Row(64, 40), Row(0, 1), Row(30, 6))),
+        num_heads=3,
+        mask=Mask.NON_CAUSAL,
     ),
     _masked(
         name="tree-packed-wide-lines",

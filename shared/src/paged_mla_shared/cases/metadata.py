@@ -82,6 +82,16 @@ CASES = (
         mask=Mask.TREE,
         padded_tokens=5,
     ),
+    *(
+        _metadata(
+            f"non-causal-short-bs{bs}",
+            "queries in front of a row's first position have neither position nor slot",
+            (Row(1, 3), Row(70, 2), Row(3, 5), Row(bs, bs + 1), Row(bs + 1, bs + 2), Row(0, 4)),
+            block_size=bs,
+            mask=Mask.NON_CAUSAL,
+        )
+        for bs in (1, 16, 64)
+    ),
     _metadata("padded-rows", "padded rows have no slot", (Row(0, 3), Row(70, 2), Row(0, 1))),
     _metadata(
         "padded-tokens", "padded tokens have no slot", (Row(70, 2), Row(3, 1)), padded_tokens=5

@@ -110,6 +110,14 @@ CASES = (
         )
         for spelling, pairing in zip(MaskSpelling, cycle(RopePairing))
     ),
+    _queries(
+        "rope-non-causal-short",
+        "queries in front of a row's first position are rotated at position 0",
+        (Row(3, 5), Row(37, 2), Row(1, 3), Row(0, 1)),
+        rope=Rope(RopePairing.INTERLEAVED),
+        mask=Mask.NON_CAUSAL,
+        num_heads=2,
+    ),
     _queries("strided", "tokens and heads apart", strided_inputs=True, uneven=True),
     *(
         _queries(
