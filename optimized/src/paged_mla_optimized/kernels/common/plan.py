@@ -26,6 +26,9 @@ from paged_mla_optimized.kernels.common.schedule import (
 )
 
 
+_MOST_ELEMENTS = tl.constexpr(2**40)  # of a row's matrix: no sum of such passes an int64
+
+
 @triton.jit
 def _larger(one, other):
     return tl.maximum(one, other)
@@ -158,11 +161,12 @@ def _load_rows(
         is_legal &= given_lens >= given_query_lens
     first_elements = starts.to(tl.int64)  # of no use without a flat mask
     if MASK == "tree:qlen" or MASK == "tree:full":
-        columns = query_lens if MASK == "tree:qlen" else seq_lens
-        elements = query_lens.to(tl.int64) * columns
+        lines = tl.maximum(given_query_lens, 0).to(tl.int64)
+        columns = lines if MASK == "tree:qlen" else tl.maximum(given_lens, 0)
+        elements = tl.where(is_real, tl.minimum(lines * columns, _MOST_ELEMENTS), 0)
         element_ends = tl.cumsum(elements)
         is_legal &= element_ends <= mask_elements
-        first_elements = element_ends - elements + columns - query_lens  # past the context
+        first_elements = element_ends - elements + columns - lines  # past the context
     if MASK != "causal" and MASK != "non_causal":
         is_legal &= given_query_lens <= max_draft_tokens
     if num_requests >= 0:
