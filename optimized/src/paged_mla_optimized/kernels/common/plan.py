@@ -25,7 +25,6 @@ from paged_mla_optimized.kernels.common.schedule import (
     split_of_unit,
 )
 
-
 _MOST_ELEMENTS = tl.constexpr(2**40)  # of a row's matrix: no sum of such passes an int64
 
 
