@@ -7,7 +7,7 @@ import sys
 
 from ci.packages import ROOT
 
-LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+LINK = re.compile(r"(?:\]\(|^\[[^\]]+\]: )(?!https?://|#)([^)#\s]+)", re.MULTILINE)
 
 
 def main() -> int:

@@ -87,7 +87,7 @@ class Server:
         width = config.kv_lora_rank + config.qk_rope_head_dim
         shape = (len(model.layers), num_blocks, config.block_size, width)
         self.caches = torch.empty(shape, dtype=config.dtype, device=device)
-        ids = ((config.max_query_tokens,), torch.int64)
+        ids = ((config.max_query_tokens,), torch.int64, 0)  # padded tokens have id 0
         self.inputs = StepInputs(config, device, {"ids": ids})
         self.run = self.run_eagerly
         if device == "cuda":  # graphs for one row, for all rows, and for steps with prompts

@@ -57,14 +57,26 @@ def test_fewer_keys_than_a_program_reads():
 
 def test_more_keys_than_int32_counts():
     """S-1: the sums stay at the largest int32; what there is room for is as in any other step."""
-    step = build((33, 0), (70, 0), (40, 0))
+    step = build((16, 0), (16, 0), (16, 0), max_model_len=2**30)
+    step.block_table = step.block_table[:, :1].expand(3, 2**30 // 16)  # one block, over and over
     step.seq_lens[1:] = 2**30
     mla = planned(step)
-    assert mla.cu_seqlens_k.tolist() == [0, 33, 33 + 2**30, 2**31 - 1]
+    assert mla.cu_seqlens_k.tolist() == [0, 16, 16 + 2**30, 2**31 - 1]
     ckv, k_pe = torch.full((100, R), 7.0), torch.full((100, P), 7.0)
     mla.gather_context(step.cache, ckv, k_pe)
-    keys = torch.cat(step.keys[:2])[:100]
+    keys = torch.cat([step.keys[0], *[step.keys[1]] * 6])[:100]
     assert torch.equal(torch.cat([ckv, k_pe], dim=1), keys)
+
+
+def test_keys_of_no_block_are_zeros():
+    """S-9: a block id outside the cache is used as no address; other keys are as ever."""
+    step = build((40, 1), (20, 1))
+    step.block_table[0, :2] = torch.tensor([-1, len(step.cache)])
+    ckv, k_pe = torch.full((60, R), 7.0), torch.full((60, P), 7.0)
+    planned(step).gather_context(step.cache, ckv, k_pe)
+    found = torch.cat([ckv, k_pe], dim=1)
+    assert (found[:32] == 0).all()
+    assert torch.equal(found[32:], torch.cat([step.keys[0][32:], step.keys[1]]))
 
 
 def test_no_room_for_more_lines_than_are_counted():

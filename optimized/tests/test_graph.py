@@ -196,3 +196,32 @@ def test_a_replay_returns_what_was_recorded():
     model.cache.set_(build((20, 1)).cache)
     with pytest.raises(StaleGraph, match="moved"):
         step.replay(1, 1)
+
+
+def test_warming_up_over_a_live_cache_writes_nothing_to_named_slots():
+    """S-6, S-10: neither when it is made nor when it is captured again, a step still loaded."""
+    tokens = config().max_query_tokens
+    cache = torch.full((3, 16, R + P), 7.0)
+    mla = PagedMla(config(), "cpu")
+    latents = {"ckv": ((tokens, R), torch.float32), "k_pe": ((tokens, P), torch.float32)}
+    inputs = StepInputs(config(), "cpu", latents | {"slots": ((tokens,), torch.int64)})
+    seen = []
+
+    def model(view):
+        if len(seen) % CALLS_OF_A_CAPTURE < CALLS_OF_A_CAPTURE - 1:  # the last one is recorded
+            mla.append(view.tokens["ckv"], view.tokens["k_pe"], cache, view.tokens["slots"])
+        seen.append(view.bucket)
+
+    step = GraphedStep([mla], model, inputs, [SMALL, LARGE], caches=[cache])
+    inputs.load(
+        torch.tensor([0, 4]).int(),
+        torch.tensor([4]).int(),
+        torch.zeros(1, 1).int(),
+        slots=torch.arange(4),
+        ckv=torch.ones(4, R),
+        k_pe=torch.ones(4, P),
+    )
+    step.recapture()
+    assert len(seen) == 4 * CALLS_OF_A_CAPTURE
+    assert (cache == 7).all()
+    assert (inputs.tokens["slots"] == -1).all()

@@ -79,13 +79,121 @@ def test_an_idle_step_reads_and_writes_nothing(fill):
     assert cache.isnan().all()
 
 
-def test_an_idle_step_has_tokens_that_any_layer_can_bear():
-    """S-6: an embedding looks at padded ids too, of captured steps and behind a shorter one."""
-    inputs = StepInputs(config(), "cpu", {"input_ids": ((64,), torch.int32)})
+def append_step(bucket, tensors, starts, lens, table, slots, value):
+    """Load one step; plan and append it as ``GraphedStep`` does, in a bucket of 4 tokens."""
+    inputs, mla, cache = tensors
+    count = len(slots)
+    inputs.load(
+        torch.tensor(starts).int(),
+        torch.tensor(lens).int(),
+        torch.tensor(table).int(),
+        slots=torch.tensor(slots),
+        ckv=torch.full((count, R), value),
+        k_pe=torch.full((count, P), value),
+    )
+    append_to_slots(mla, inputs.view(bucket), cache)
+
+
+def append_to_slots(mla, view, cache):
+    mla.plan(view.cu_seqlens_q, view.seq_lens, view.block_table, num_tokens=view.bucket.tokens)
+    mla.append(view.tokens["ckv"], view.tokens["k_pe"], cache, view.tokens["slots"])
+
+
+def slots_and_latents(*padding):
+    return {
+        "slots": ((64,), torch.int64, *padding),
+        "ckv": ((64, R), torch.float32),
+        "k_pe": ((64, P), torch.float32),
+    }
+
+
+@pytest.mark.parametrize("padding", [(), (None,), (-1,)], ids=["none", "None", "stated"])
+def test_an_idle_step_writes_to_no_named_slot(padding):
+    """S-6, S-10: 0 is a slot as any other; -1 is nowhere. A graph warms up with such a step."""
+    inputs = StepInputs(config(), "cpu", slots_and_latents(*padding))
+    mla, cache = PagedMla(config(), "cpu"), torch.full((3, 16, R + P), 7.0)
+    for spoil in (lambda: None, inputs.poison):
+        spoil()
+        inputs.clear()
+        append_to_slots(mla, inputs.view(Bucket(4, 2)), cache)
+        assert (cache == 7).all()
+
+
+def test_named_slots_of_an_earlier_step_are_written_to_no_more():
+    """S-6, S-10: behind a shorter step lie -1, not the slots of the longer one before it."""
+    inputs = StepInputs(config(), "cpu", slots_and_latents())
+    tensors = inputs, PagedMla(config(), "cpu"), torch.zeros(3, 16, R + P)
+    cache = tensors[2]
+    append_step(Bucket(4, 2), tensors, [0, 4], [4], [[1]], [16, 17, 18, 19], 1.0)
+    assert (cache[1, :4] == 1).all()
+    cache[1] = 7  # another request has this block now
+    append_step(Bucket(4, 2), tensors, [0, 1], [1], [[2]], [32], 2.0)
+    assert (cache[1] == 7).all()
+    assert (cache[2, 0] == 2).all()
+    assert not cache[2, 1:].any()
+
+
+def test_the_tail_of_every_named_tensor_is_its_padding():
+    """S-6: up to the capacity, so in every bucket; an embedding looks at padded ids too."""
+    declared = {
+        "slots": ((64,), torch.int64),
+        "rows": ((64,), torch.int32),
+        "ids": ((64,), torch.int64, 0),
+        "segments": ((64, 2), torch.int32, 5),
+        "hidden": ((64, 3), torch.float16),
+        "codes": ((64, 4), torch.uint8),
+        "flags": ((64,), torch.bool),
+        "bias": ((64,), torch.float32, -torch.inf),
+    }
+    padding = {"slots": -1, "rows": -1, "ids": 0, "segments": 5, "hidden": 0, "codes": 0}
+    padding |= {"flags": False, "bias": -torch.inf}
+    inputs = StepInputs(config(), "cpu", declared)
+
+    def assert_padded(first):
+        for name, tensor in inputs.tokens.items():
+            assert (tensor[first:] == padding[name]).all(), name
+            assert (tensor[:first] == 1).all(), name
+
+    assert_padded(0)
+    for count in (64, 9, 30, 0, 1):
+        inputs.poison()
+        ones = {name: torch.ones_like(tensor[:count]) for name, tensor in inputs.tokens.items()}
+        inputs.load(**METADATA, **ones)
+        assert_padded(count)
     inputs.poison()
     inputs.clear()
-    inputs.load(**METADATA, input_ids=torch.tensor([17, 3, 3, 5]).int())
-    assert inputs.tokens["input_ids"].tolist() == [17, 3, 3, 5] + 60 * [0]
+    assert_padded(0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding"),
+    [
+        (torch.int64, 0.5),
+        (torch.int64, True),
+        (torch.int64, 2**63),
+        (torch.int32, -(2**31) - 1),
+        (torch.uint8, -1),
+        (torch.bool, 2),
+        (torch.float16, 1e6),
+        (torch.float32, "0"),
+        (torch.float32, True),
+    ],
+    ids=str,
+)
+def test_padding_that_the_dtype_does_not_hold(dtype, padding):
+    """S-17: named when the inputs are made."""
+    with pytest.raises(InvalidArgument, match="extra: got padding") as error:
+        StepInputs(config(), "cpu", {"extra": ((64,), dtype, padding)})
+    assert str(dtype) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "declared", [((64,),), torch.int64, ((64,), torch.int64, 0, 0), ((64,), 0)]
+)
+def test_a_declaration_of_another_form(declared):
+    """S-17: a shape, a dtype, and a padding if its default is not wanted."""
+    with pytest.raises(InvalidArgument, match="extra"):
+        StepInputs(config(), "cpu", {"extra": declared})
 
 
 @pytest.mark.parametrize("name", ["pad_seq_len", "table_width"])

@@ -478,3 +478,26 @@ def test_bad_tensors(argument, change):
     }
     with pytest.raises(InvalidArgument, match=argument):
         layer.attend(**(given | change))
+
+
+@pytest.mark.parametrize("seq_len", [2, -1, 2**31 - 1])
+@pytest.mark.parametrize("absorbed", [0, 1, 3], ids=["materialised", "mixed", "absorbed"])
+def test_rows_of_a_layer(absorbed, seq_len):
+    """S-2: a row that is not allowed is padding in either form; those beside it are as ever."""
+    step = build((33, 1), (70, 3), (30, 30), num_heads=HEADS, max_query_tokens=46)
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config, ROOM), "cpu")
+    plan(layer, step, absorbed_rows=absorbed, **lens_of(step))
+    whole = attend(layer, step, q, weights)
+    step.seq_lens[1] = seq_len
+    plan(layer, step, absorbed_rows=absorbed, **lens_of(step))
+    out, lse = attend(layer, step, q, weights)
+    legal = [0, *range(4, 34)]
+    torch.testing.assert_close(out[legal], whole[0][legal], rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(lse[legal], whole[1][legal], rtol=2e-5, atol=2e-5)
+    assert (out[1:4] == 0).all()
+    assert (lse[1:4] == -torch.inf).all()
+    cache = torch.full(step.cache.shape, 7.0)
+    layer.append(torch.ones(34, R), torch.ones(34, P), cache)
+    assert int((cache == 1).all(-1).sum()) == 31

@@ -32,7 +32,7 @@ def test_hand_computed_step():
 
 def test_slots_are_64_bit():
     """S-1: a block id times the block size may pass 2^31."""
-    mla = plan(config(block_size=256), [0, 1], [257], [[0, 2**24 + 3]], 1)
+    mla = plan(config(block_size=256, max_model_len=512), [0, 1], [257], [[0, 2**24 + 3]], 1)
     assert mla.slot_mapping.tolist() == [(2**24 + 3) * 256]
 
 

@@ -116,12 +116,17 @@ class PagedMla(PlannedStep):
     ) -> None:
         """Describe a step. Two launches; lengths are read on the device only.
 
+        A row that S-2 does not allow is treated as padding, whatever the tensors hold; the table
+        in ``docs/contract.md`` lists every case.
+
         Parameters
         ----------
         cu_seqlens_q : int32 [B + 1]
             Prefix sums of query lengths; tokens at or past the last entry are padding (S-6).
         seq_lens : int32 [B]
-            Tokens of each row, this step's included; 0 marks a padded row (S-2).
+            Tokens of each row, this step's included; 0 marks a padded row (S-2). With the mask
+            "non_causal" a row may have fewer keys than queries: the queries in front of its first
+            position have no slot.
         block_table : int32 [B, M], or RequestMap
             Read again by ``attend``: keep it unchanged until then. Entries past a row's last
             block are never read (S-9). From a request map, :attr:`block_table` is built.
@@ -231,7 +236,8 @@ class PagedMla(PlannedStep):
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
             Any strides, the last one 1.
         slot_mapping : int64 [T] or None
-            Where to write; ``None`` takes the plan's slots. Negative slots write nothing.
+            Where to write; ``None`` takes the plan's slots. Slots below 0 or past the cache write
+            nothing.
 
         Raises
         ------

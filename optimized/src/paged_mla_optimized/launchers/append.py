@@ -100,7 +100,7 @@ class Append:
         planned_rows: int,
         positions: torch.Tensor,
     ) -> None:
-        """Write the rows of tokens whose slot is neither negative nor reserved (S-10); T > 0.
+        """Write the rows of tokens whose slot lies in the cache and is not reserved (S-10); T > 0.
 
         `planned_rows`: how many rows have the tokens, if the slots are a plan's, so that those of a
         row follow each other; 0 for other slots.
@@ -128,6 +128,7 @@ class Append:
                 *of_scales,
                 num_tokens,
                 *of_blocks,
+                latents.shape[0],
                 -1 if config.reserved_slot is None else config.reserved_slot,
             ),
         )

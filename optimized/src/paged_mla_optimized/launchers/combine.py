@@ -63,7 +63,7 @@ class Combine:
             strides,
             (
                 plan.joins,
-                plan.slot_mapping,
+                plan.is_padding,
                 partial_out,
                 partial_lse,
                 out,

@@ -76,6 +76,7 @@ class Gather:
                 of_k_pe[0],
                 table.shape[0],
                 capacity,
+                latents.shape[0],
                 self._block_size,
             ),
         )

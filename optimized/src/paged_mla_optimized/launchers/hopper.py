@@ -198,6 +198,7 @@ class HopperAttention:
                 *of_out[:2],
                 *lse.stride(),
                 self.config.softmax_scale,
+                cache.latents.shape[0],
             ),
             rows.descriptors,
         )

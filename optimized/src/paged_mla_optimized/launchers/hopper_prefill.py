@@ -91,7 +91,7 @@ class HopperPrefill:
             (self.programs, 1, 1),
             strides,
             (plan.tiles, plan.work, out, lse),
-            (*strides, *lse.stride(), self.config.num_heads),
+            (*strides, *lse.stride(), self.config.num_heads, heads.k_nope.shape[0]),
             descriptors,
         )
 

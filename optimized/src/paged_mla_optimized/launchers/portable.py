@@ -97,6 +97,7 @@ class PortableAttention:
                 config.softmax_scale,
                 config.num_heads,
                 config.block_size,
+                latents.shape[0],
             ),
         )
 

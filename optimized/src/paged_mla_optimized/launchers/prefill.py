@@ -113,7 +113,13 @@ class PortablePrefill:
             (plan.most_tiles * self.config.num_heads, 1, 1),
             strides,
             (*heads, plan.tiles, plan.work, out, lse),
-            (*strides, *lse.stride(), self.config.softmax_scale, self.config.num_heads),
+            (
+                *strides,
+                *lse.stride(),
+                self.config.softmax_scale,
+                self.config.num_heads,
+                heads.k_nope.shape[0],
+            ),
         )
 
 

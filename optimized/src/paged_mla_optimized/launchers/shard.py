@@ -12,6 +12,7 @@ from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.runtime.launch import Launcher
 
 _ENTRIES = 512
+_LARGEST = 2**31 - 1  # that an int32 holds
 
 
 class Shard:
@@ -52,6 +53,8 @@ class Shard:
     ) -> None:
         tokens = config.max_query_tokens
         self._numbers = (rank, config.block_size, table_width)
+        self._block_tokens = config.block_size * world  # of a block on all ranks together
+        self._max_model_len = config.max_model_len
         self._kernel = Launcher(shard_kernel, shard_constants(config, world, interleave))
         self.cu_seqlens_q = torch.arange(tokens + 1, dtype=torch.int32, device=device)
         self.local_lens = torch.zeros(tokens, dtype=torch.int32, device=device)
@@ -68,6 +71,7 @@ class Shard:
     ) -> None:
         """Fill the buffers for a step; `num_tokens` > 0."""
         strides = (cu_seqlens_q.stride(0), seq_lens.stride(0), *block_table.stride())
+        longest = min(self._max_model_len, block_table.shape[1] * self._block_tokens, _LARGEST)
         self._kernel(
             (num_tokens, 1, 1),
             strides,
@@ -80,7 +84,7 @@ class Shard:
                 self.slot_mapping,
                 self.block_table,
             ),
-            (*strides, len(seq_lens), *self._numbers),
+            (*strides, len(seq_lens), *self._numbers, longest),
         )
 
 

@@ -17,6 +17,7 @@ from paged_mla_optimized.tables import RequestMap
 
 _TOKENS_PER_PROGRAM = 64
 _ENTRIES_PER_PROGRAM = 512
+_LARGEST = 2**31 - 1  # that an int32 holds
 
 
 class PlanKernels:
@@ -81,6 +82,8 @@ class Plan:
         Of a row's tree matrix, the first element that speaks of drafts.
     positions, slot_mapping : int64 [max_query_tokens]
         Rules S-3 and S-1.
+    is_padding : int8 [max_query_tokens]
+        1 for padded tokens, whose answer is (0, -inf).
     slots : int64 [T]
         The planned step's part of `slot_mapping`.
     tree_words : int32 [max_query_tokens, tree_words]
@@ -109,6 +112,7 @@ class Plan:
     mask_starts: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
+    is_padding: torch.Tensor
     tree_words: torch.Tensor
     table: torch.Tensor
 
@@ -199,7 +203,7 @@ class Plan:
         """Rewrite every buffer for a step, in two launches and without synchronising."""
         self.num_rows = seq_lens.shape[0]
         self.num_tokens = num_tokens
-        self._schedule(kernels, cu_seqlens_q, seq_lens, block_table)
+        self._schedule(kernels, cu_seqlens_q, seq_lens, block_table, mask)
         if num_tokens > 0:
             self._describe_tokens(kernels, mask)
 
@@ -209,16 +213,19 @@ class Plan:
         cu_seqlens_q: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor | RequestMap,
+        mask: torch.Tensor | None,
     ) -> None:
         config = self.config
         if isinstance(block_table, RequestMap):
             slots, ids = block_table.req_to_token, block_table.request_ids
             self.given_table = None
             builders = self.num_rows * -(-config.table_width // _ENTRIES_PER_PROGRAM)
+            num_requests, most_tokens = slots.shape
         else:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
             self.given_table = block_table
             builders = 0
+            num_requests, most_tokens = -1, block_table.shape[1] * config.block_size
         kernels.schedule(
             (1 + builders, 1, 1),
             (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype),
@@ -248,6 +255,10 @@ class Plan:
                 config.block_size,
                 config.table_width,
                 config.table_fill,
+                min(config.max_model_len, most_tokens, _LARGEST),
+                min(num_requests, _LARGEST),
+                config.max_draft_tokens,
+                0 if mask is None else mask.numel(),
             ),
         )
 
@@ -272,6 +283,7 @@ class Plan:
                 words,
                 self.positions,
                 self.slot_mapping,
+                self.is_padding,
                 self.tree_words,
                 self.shares,
                 self.joins,
@@ -324,6 +336,7 @@ def _buffers(
         "mask_starts": ((rows + 1,), torch.int64),
         "positions": ((tokens,), torch.int64),
         "slot_mapping": ((tokens,), torch.int64),
+        "is_padding": ((tokens,), torch.int8),
         "tree_words": ((tokens, max(config.tree_words, 1)), torch.int32),
         "table": ((table_rows, config.table_width), torch.int32),
     }

@@ -217,9 +217,11 @@ class DraftSteps:
                 0 if scales is None else scales.stride(0),
                 *prefix_table.stride(),
                 branches,
+                self.block_table.shape[1] - own_width,
                 own_width,
                 self.block_size,
                 width,
+                latents.shape[0],
                 **copy_tails_constants(width, per_block),
             )
 

@@ -36,8 +36,9 @@ class GraphedStep:
         Planned from the step's inputs before `model_fn` runs, so that layers only append and
         attend. Empty if `model_fn` plans itself, as drafts of several steps do.
     model_fn : callable of StepView
-        The layers. Runs eagerly on idle inputs first, which append nothing to a cache; must
-        neither wait for the device nor read values. What it returns, :meth:`replay` returns.
+        The layers. Runs eagerly on idle inputs first, which append nothing to a cache, also where
+        it appends to named slots of `inputs`; must neither wait for the device nor read values.
+        What it returns, :meth:`replay` returns.
     inputs : StepInputs
     buckets : sequence of Bucket
     caches : sequence of Tensor or LatentCache

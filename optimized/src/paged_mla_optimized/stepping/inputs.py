@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,10 +18,14 @@ from paged_mla_optimized.given import (
     check_kind,
     device_of,
     integer,
+    is_number,
     take_integers,
 )
 from paged_mla_shared.errors import InvalidArgument
 
+TokenInput: TypeAlias = (
+    tuple[tuple[int, ...], torch.dtype] | tuple[tuple[int, ...], torch.dtype, float | None]
+)
 _NO_BLOCK = 2**31 - 1
 _OF_STEPS = ("cu_seqlens_q", "seq_lens", "block_table", "mask")  # `load` takes them by these names
 
@@ -90,8 +97,12 @@ class StepInputs:
     config : MlaConfig
         Its capacities and mask.
     device : torch.device
-    tokens : dict of name to ([T, ..], dtype)
-        Further tensors with one line for each token; T is ``max_query_tokens``.
+    tokens : dict of name to ([T, ..], dtype) or ([T, ..], dtype, padding)
+        Further tensors with one line for each token; T is ``max_query_tokens``. `padding` fills the
+        lines of padded tokens. Without it, or with ``None``, it is -1 for signed integers, since 0
+        is a slot, a block or a row as any other and -1 is none of them, and 0 for other types.
+        Token ids that index an embedding need a `padding` that is an id:
+        ``"ids": ((T,), torch.int64, 0)``.
     table_width : int or None
         M; ``None`` takes what ``max_model_len`` needs.
     pad_seq_len, pad_block : int
@@ -102,7 +113,8 @@ class StepInputs:
     ------
     InvalidArgument
         A length or a block that stands for no padding, a table without columns, or a tensor of
-        `tokens` that has not one line for each, or the name of one that every step has.
+        `tokens` that has not one line for each, the name of one that every step has, or a padding
+        that its dtype does not hold.
     Unsupported
         There is no such device.
     """
@@ -111,7 +123,7 @@ class StepInputs:
         self,
         config: MlaConfig,
         device: torch.device | str,
-        tokens: dict[str, tuple[tuple[int, ...], torch.dtype]],
+        tokens: Mapping[str, TokenInput],
         *,
         table_width: int | None = None,
         pad_seq_len: int = 0,
@@ -133,13 +145,17 @@ class StepInputs:
         self.seq_lens = zeros(rows, dtype=torch.int32)
         self.block_table = zeros(rows, width, dtype=torch.int32)
         self.mask = _mask_buffer(config, device)
-        self.tokens = {name: zeros(*shape, dtype=dtype) for name, (shape, dtype) in tokens.items()}
-        for name, tensor in self.tokens.items():
+        self.tokens: dict[str, torch.Tensor] = {}
+        self._padding: dict[str, float] = {}
+        for name, declared in tokens.items():
             if name in _OF_STEPS:
                 raise InvalidArgument("tokens", name, f"none of {', '.join(_OF_STEPS)}")
-            if tensor.shape[:1] != (config.max_query_tokens,):
+            shape, dtype, padding = _declaration(name, declared)
+            if shape[:1] != (config.max_query_tokens,):
                 allowed = f"max_query_tokens = {config.max_query_tokens} lines"
-                raise InvalidArgument(name, f"shape {[*tensor.shape]}", allowed)
+                raise InvalidArgument(name, f"shape {[*shape]}", allowed)
+            self.tokens[name] = zeros(*shape, dtype=dtype)
+            self._padding[name] = padding
         self.clear()
 
     @property
@@ -172,13 +188,13 @@ class StepInputs:
     def clear(self) -> None:
         """Make the step idle: no row has a token, so nothing is read and nothing written.
 
-        What tokens there are is 0, which an engine's own layers can bear.
+        All lines of named tensors are padding.
         """
         self.cu_seqlens_q.zero_()
         self.seq_lens.fill_(self.pad_seq_len)
         self.block_table.fill_(self.pad_block)
-        for tensor in self.tokens.values():
-            tensor.zero_()
+        for name, tensor in self.tokens.items():
+            tensor.fill_(self._padding[name])
 
     def poison(self) -> None:
         """Fill everything with what no step may depend on: NaN, ones and impossible numbers."""
@@ -201,8 +217,9 @@ class StepInputs:
 
         Parameters are those of :meth:`PagedMla.plan`, then the tensors named at construction, all
         of as many tokens; each on the device, or in pinned host memory and contiguous: from
-        elsewhere a copy waits. A named tensor that is not given stays as it is, for who writes it
-        in place.
+        elsewhere a copy waits. The lines of a named tensor behind those given become its padding,
+        up to the last one, in one launch. A named tensor that is not given stays as it is: who
+        writes it in place also writes the padding behind the step's tokens.
 
         Raises
         ------
@@ -224,7 +241,9 @@ class StepInputs:
                 mask = mask.to(place.device, non_blocking=True)[:, : place.shape[1]]
             place.copy_(mask, non_blocking=True)
         for name, tensor in tokens.items():
-            self.tokens[name][: len(tensor)].copy_(tensor.detach(), non_blocking=True)
+            room = self.tokens[name]
+            room[: len(tensor)].copy_(tensor.detach(), non_blocking=True)
+            room[len(tensor) :].fill_(self._padding[name])
 
     def _check(
         self,
@@ -258,6 +277,29 @@ class StepInputs:
             # The other tokens would keep their lines of the step before.
             given, allowed = f"{len(mask)} lines", f"one for each of {num_tokens} tokens"
             raise InvalidArgument("mask", given, allowed)
+
+
+def _declaration(name: str, declared: Any) -> tuple[tuple[int, ...], torch.dtype, float]:
+    """Return the shape, dtype and padding of a named tensor."""
+    is_declared = isinstance(declared, (tuple, list)) and len(declared) in {2, 3}
+    shape, dtype, padding = (*declared, None)[:3] if is_declared else (None, None, None)
+    if not isinstance(shape, (tuple, list)) or not isinstance(dtype, torch.dtype):
+        raise InvalidArgument(name, repr(declared), "(shape, dtype) or (shape, dtype, padding)")
+    default: float
+    if dtype is torch.bool:
+        default, holds = False, isinstance(padding, bool)
+    elif dtype.is_floating_point or dtype.is_complex:
+        default, most = 0, torch.finfo(dtype).max
+        holds = is_number(padding) and not most < abs(padding) < math.inf
+    else:
+        limits = torch.iinfo(dtype)
+        default, is_integer = max(limits.min, -1), isinstance(padding, numbers.Integral)
+        holds = is_integer and is_number(padding) and limits.min <= padding <= limits.max
+    if padding is None:
+        return tuple(shape), dtype, default
+    if not holds:
+        raise InvalidArgument(name, f"padding {padding!r}", f"a number that {dtype} holds")
+    return tuple(shape), dtype, padding
 
 
 def _check_fits(

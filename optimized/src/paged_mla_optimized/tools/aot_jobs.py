@@ -111,6 +111,7 @@ _TYPES = {
     "block_table_ptr": "*i32",
     "positions_ptr": "*i64",
     "slot_mapping_ptr": "*i64",
+    "is_padding_ptr": "*i8",
     "tree_words_ptr": "*i32",
     "lse_ptr": "*fp32",
     "lses_ptr": "*fp32",
@@ -125,6 +126,7 @@ _TYPES = {
     "scales_ptr": "*fp32",
     "softmax_scale": "fp32",
     "lse_unit": "fp32",
+    "mask_elements": "i64",
 }
 _DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
     "stride_cu": 1,

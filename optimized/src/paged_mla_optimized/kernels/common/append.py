@@ -6,12 +6,12 @@ import triton.language as tl
 from paged_mla_optimized.kernels.common.rope import copy_rotated
 
 
-@triton.jit(do_not_specialize=["num_tokens", "reserved_slot"])
+@triton.jit(do_not_specialize=["num_tokens", "num_blocks", "reserved_slot"])
 def append_kernel(
     ckv_ptr,  # [T, R]
     k_pe_ptr,  # [T, P]
     cache_ptr,  # [num_blocks, block_size, R + P]
-    slot_mapping_ptr,  # int64 [T], negative: write nothing
+    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
     positions_ptr,  # int64 [T]
     cos_ptr,
     sin_ptr,
@@ -22,6 +22,7 @@ def append_kernel(
     stride_cache_token,
     num_tokens,
     block_size,
+    num_blocks,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
@@ -31,9 +32,10 @@ def append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
     slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=is_token, other=-1)
-    live = (slot >= 0) & (slot != reserved_slot)
+    block = slot // block_size
+    live = (slot >= 0) & (block < num_blocks) & (slot != reserved_slot)
     position = tl.load(positions_ptr + token, mask=live, other=0)
-    row = cache_ptr + slot // block_size * stride_cache_block
+    row = cache_ptr + block * stride_cache_block
     row += slot % block_size * stride_cache_token
 
     column = tl.arange(0, R)

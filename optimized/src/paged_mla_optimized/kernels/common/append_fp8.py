@@ -28,10 +28,14 @@ class Source(NamedTuple):
 
 
 @triton.jit
-def load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot):
+def load_slots(
+    slot_mapping_ptr, stride_slots, token, is_token, num_blocks, reserved_slot,
+    BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
     """Load the slots of int64 tokens; -1 where nothing is written."""
     slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=is_token, other=-1)
-    return tl.where((slot < 0) | (slot == reserved_slot), -1, slot)
+    is_inside = (slot >= 0) & (slot // BLOCK_SIZE < num_blocks)
+    return tl.where(is_inside & (slot != reserved_slot), slot, -1)
 
 
 @triton.jit
@@ -59,7 +63,7 @@ def store_tokens(
 
 
 @triton.jit(
-    do_not_specialize=["num_tokens", "reserved_slot"],
+    do_not_specialize=["num_tokens", "num_blocks", "reserved_slot"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def append_fp8_kernel(
@@ -67,7 +71,7 @@ def append_fp8_kernel(
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, width]
     scales_ptr,  # float32 []
-    slot_mapping_ptr,  # int64 [T], negative: write nothing
+    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
     positions_ptr,  # int64 [T]
     cos_ptr,
     sin_ptr,
@@ -77,6 +81,7 @@ def append_fp8_kernel(
     stride_cache_block,
     stride_cache_token,
     num_tokens,
+    num_blocks,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
@@ -89,7 +94,9 @@ def append_fp8_kernel(
 ):
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
-    slot = load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot)
+    slot = load_slots(
+        slot_mapping_ptr, stride_slots, token, is_token, num_blocks, reserved_slot, BLOCK_SIZE
+    )
     source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
     # Without waiting for the slots.
     ckv, first, second = load_tokens(source, token, is_token, R, P, ROPE)

@@ -52,7 +52,7 @@ def _join_if_mates(
 
 
 @triton.jit(
-    do_not_specialize=["num_tokens", "reserved_slot"],
+    do_not_specialize=["num_tokens", "num_blocks", "reserved_slot"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def append_groups_kernel(
@@ -60,7 +60,7 @@ def append_groups_kernel(
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, R + P]
     scales_ptr,  # float32 [num_blocks, 1, GROUPS]
-    slot_mapping_ptr,  # int64 [T], negative: write nothing
+    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
     positions_ptr,  # int64 [T]
     cos_ptr,
     sin_ptr,
@@ -71,6 +71,7 @@ def append_groups_kernel(
     stride_cache_token,
     stride_scales_block,
     num_tokens,
+    num_blocks,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
@@ -86,7 +87,10 @@ def append_groups_kernel(
     begin = tl.program_id(0).to(tl.int64) * TOKENS
     index = tl.arange(0, TOKENS)
     token = begin + index
-    slot = load_slots(slot_mapping_ptr, stride_slots, token, token < num_tokens, reserved_slot)
+    slot = load_slots(
+        slot_mapping_ptr, stride_slots, token, token < num_tokens, num_blocks, reserved_slot,
+        BLOCK_SIZE,
+    )  # fmt: skip
     source = Source(ckv_ptr, k_pe_ptr, positions_ptr, cos_ptr, sin_ptr, stride_ckv, stride_k_pe)
     # Without waiting for the slots.
     ckv, first, second = load_tokens(source, token, token < num_tokens, R, P, ROPE)
@@ -101,10 +105,14 @@ def append_groups_kernel(
     near = tl.arange(0, PLACES)
     for away in range(0, SIZE - 1, PLACES):
         before, after = begin - 1 - away - near, begin + TOKENS + away + near
-        slot_before = load_slots(slot_mapping_ptr, stride_slots, before, before >= 0, reserved_slot)
+        slot_before = load_slots(
+            slot_mapping_ptr, stride_slots, before, before >= 0, num_blocks, reserved_slot,
+            BLOCK_SIZE,
+        )  # fmt: skip
         slot_after = load_slots(
-            slot_mapping_ptr, stride_slots, after, after < num_tokens, reserved_slot
-        )
+            slot_mapping_ptr, stride_slots, after, after < num_tokens, num_blocks, reserved_slot,
+            BLOCK_SIZE,
+        )  # fmt: skip
         largest, lowest = _join_if_mates(
             slot, largest, lowest, source, before, slot_before, SIZE, R, P, ROPE
         )
@@ -119,7 +127,7 @@ def append_groups_kernel(
             is_far = (all_others < begin - SIZE + 1) | (all_others >= begin + TOKENS + SIZE - 1)
             other_slot = load_slots(
                 slot_mapping_ptr, stride_slots, all_others,
-                is_far & (all_others < num_tokens), reserved_slot,
+                is_far & (all_others < num_tokens), num_blocks, reserved_slot, BLOCK_SIZE,
             )  # fmt: skip
             of_group = tl.where(other_slot >= 0, other_slot // SIZE, -1)
             possible = (of_group >= bottom) & (of_group <= top) & (of_group >= 0)
@@ -129,8 +137,9 @@ def append_groups_kernel(
                 while one < num_tokens:
                     others = one + near
                     slot_of = load_slots(
-                        slot_mapping_ptr, stride_slots, others, others < num_tokens, reserved_slot
-                    )
+                        slot_mapping_ptr, stride_slots, others, others < num_tokens, num_blocks,
+                        reserved_slot, BLOCK_SIZE,
+                    )  # fmt: skip
                     largest, lowest = _join_if_mates(
                         slot, largest, lowest, source, others, slot_of, SIZE, R, P, ROPE
                     )

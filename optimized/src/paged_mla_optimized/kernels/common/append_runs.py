@@ -29,7 +29,7 @@ def _largest_of_run(
 
 
 @triton.jit(
-    do_not_specialize=["num_tokens", "reserved_slot"],
+    do_not_specialize=["num_tokens", "num_blocks", "reserved_slot"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def append_runs_kernel(
@@ -37,7 +37,7 @@ def append_runs_kernel(
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, R + P]
     scales_ptr,  # float32 [num_blocks, 1, GROUPS]
-    slot_mapping_ptr,  # int64 [T] of a plan, negative: write nothing
+    slot_mapping_ptr,  # int64 [T] of a plan; a slot outside the cache: write nothing
     positions_ptr,  # int64 [T]
     cos_ptr,
     sin_ptr,
@@ -48,6 +48,7 @@ def append_runs_kernel(
     stride_cache_token,
     stride_scales_block,
     num_tokens,
+    num_blocks,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
@@ -70,7 +71,8 @@ def append_runs_kernel(
     slot_before = tl.load(slot_ptr - stride_slots, mask=is_behind, other=-1)
     goes_on = (slot == slot_before + 1) & (slot % SIZE != 0)  # with the group of the token before
     seams = tl.where(goes_on, WINDOW, place_of)
-    begins = tl.where((slot >= 0) & (place_of < TOKENS), seams, WINDOW)
+    is_inside = (slot >= 0) & (slot // BLOCK_SIZE < num_blocks)
+    begins = tl.where(is_inside & (place_of < TOKENS), seams, WINDOW)
     begin_of_run = tl.min(begins, axis=0)
     while begin_of_run < TOKENS:
         end_of_run = tl.min(tl.where(seams > begin_of_run, seams, WINDOW), axis=0)

@@ -13,7 +13,7 @@ from paged_mla_optimized.kernels.common.scales import largest_magnitude, scale_o
 
 
 @triton.jit(
-    do_not_specialize=["num_tokens", "reserved_slot"],
+    do_not_specialize=["num_tokens", "num_blocks", "reserved_slot"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def append_tokens_kernel(
@@ -21,7 +21,7 @@ def append_tokens_kernel(
     k_pe_ptr,  # [T, P]
     cache_ptr,  # uint8 [num_blocks, BLOCK_SIZE, R + P]
     scales_ptr,  # float32 [num_blocks, 1, BLOCK_SIZE]
-    slot_mapping_ptr,  # int64 [T], negative: write nothing
+    slot_mapping_ptr,  # int64 [T]; a slot outside the cache: write nothing
     positions_ptr,  # int64 [T]
     cos_ptr,
     sin_ptr,
@@ -32,6 +32,7 @@ def append_tokens_kernel(
     stride_cache_token,
     stride_scales_block,
     num_tokens,
+    num_blocks,
     reserved_slot,  # write nothing there either; -1 for none
     R: tl.constexpr,
     P: tl.constexpr,
@@ -48,7 +49,9 @@ def append_tokens_kernel(
     for index in tl.static_range(TOKENS):
         token = begin + index
         is_token = token < num_tokens
-        slot = load_slots(slot_mapping_ptr, stride_slots, token, is_token, reserved_slot)
+        slot = load_slots(
+            slot_mapping_ptr, stride_slots, token, is_token, num_blocks, reserved_slot, BLOCK_SIZE
+        )
         ckv, first, second = load_tokens(source, token, is_token, R, P, ROPE)
         loaded += ((slot, ckv, first, second),)
     for index in tl.static_range(TOKENS):

@@ -34,11 +34,11 @@ class _Group(NamedTuple):
 
 
 @triton.jit
-def _blank(token, slot_mapping_ptr, answers, num_tokens, num_heads, R: tl.constexpr):
-    """Write (0, -inf) for a token that has no slot, since it is padding."""
-    slot = tl.load(slot_mapping_ptr + token, mask=token < num_tokens, other=0)
+def _blank(token, is_padding_ptr, answers, num_tokens, num_heads, R: tl.constexpr):
+    """Write (0, -inf) for a token that is padding."""
+    is_padding = tl.load(is_padding_ptr + token, mask=token < num_tokens, other=0)
     line = token.to(tl.int64)
-    if slot < 0:
+    if is_padding != 0:
         zeros = tl.zeros([R], answers.out.ptr.dtype.element_ty)
         for head in range(num_heads):
             at = line_at(answers.out, line, head)
@@ -118,7 +118,7 @@ def _join_group(group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr
                                "stride_lse_head"])  # fmt: skip
 def combine_kernel(
     joins_ptr,  # int32 [joins, 8]
-    slot_mapping_ptr,  # int64 [T]
+    is_padding_ptr,  # int8 [T]
     partial_out_ptr,  # float32 or the type of answers [tiles, TILE_M, R]
     partial_lse_ptr,  # float32 [tiles, TILE_M]
     out_ptr,  # [T, H, R]
@@ -145,8 +145,7 @@ def combine_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     if program >= joins:
         _blank(
-            (program - joins) * workers + worker, slot_mapping_ptr, answers, num_tokens, num_heads,
-            R,
+            (program - joins) * workers + worker, is_padding_ptr, answers, num_tokens, num_heads, R,
         )  # fmt: skip
         return
 

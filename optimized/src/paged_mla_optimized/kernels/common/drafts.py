@@ -5,6 +5,14 @@ import triton.language as tl
 
 
 @triton.jit
+def _load_prefix_len(prefix_lens_ptr, request, prefix_width, block_size):
+    """Return the committed tokens of a request; 0 where the prefix table has no room for them."""
+    prefix_len = tl.load(prefix_lens_ptr + request)
+    is_legal = (prefix_len > 0) & (tl.cdiv(prefix_len.to(tl.int64), block_size) <= prefix_width)
+    return tl.where(is_legal, prefix_len, 0)
+
+
+@triton.jit
 def draft_rows_kernel(
     prefix_lens_ptr,  # int32 [B]
     prefix_table_ptr,  # int32 [B, M']
@@ -23,7 +31,7 @@ def draft_rows_kernel(
 ):
     row = tl.program_id(0)
     request = row // branches
-    prefix_len = tl.load(prefix_lens_ptr + request)
+    prefix_len = _load_prefix_len(prefix_lens_ptr, request, prefix_width, block_size)
     shared = prefix_len // block_size
     entry = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     own = entry - shared
@@ -54,30 +62,35 @@ def copy_tails_kernel(
     stride_table_row,
     stride_table_col,
     branches,
+    prefix_width,
     own_width,
     block_size,
     width,
+    num_blocks,
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,  # power of two >= width
     SCALES: tl.constexpr,  # of a block; 0 if blocks have none
 ):
     row = tl.program_id(0)
     request = row // branches
-    prefix_len = tl.load(prefix_lens_ptr + request)
+    prefix_len = _load_prefix_len(prefix_lens_ptr, request, prefix_width, block_size)
     filled = prefix_len % block_size
     if tl.program_id(1) * TOKENS >= filled:
         return
     entry = request.to(tl.int64) * stride_table_row + prefix_len // block_size * stride_table_col
     from_block = tl.load(prefix_table_ptr + entry).to(tl.int64)
     to_block = tl.load(branch_blocks_ptr + row * own_width).to(tl.int64)
+    is_cached = (from_block >= 0) & (from_block < num_blocks)
+    is_cached &= (to_block >= 0) & (to_block < num_blocks)
     source = from_block * stride_cache_block
     target = to_block * stride_cache_block
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     column = tl.arange(0, COLUMNS)
     at = token.to(tl.int64)[:, None] * stride_cache_token + column[None, :]
-    mask = (token < filled)[:, None] & (column < width)[None, :]
+    is_copied = is_cached & (token < filled)
+    mask = is_copied[:, None] & (column < width)[None, :]
     tl.store(cache_ptr + target + at, tl.load(cache_ptr + source + at, mask=mask), mask=mask)
     if SCALES > 0:
         at = token * SCALES // block_size
-        scale = tl.load(scales_ptr + from_block * stride_scales_block + at, mask=token < filled)
-        tl.store(scales_ptr + to_block * stride_scales_block + at, scale, mask=token < filled)
+        scale = tl.load(scales_ptr + from_block * stride_scales_block + at, mask=is_copied)
+        tl.store(scales_ptr + to_block * stride_scales_block + at, scale, mask=is_copied)

@@ -12,7 +12,7 @@ from paged_mla_optimized.kernels.common.schedule import count_at_most
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "capacity", "stride_table_row"],
+    do_not_specialize=["num_rows", "capacity", "stride_table_row", "num_blocks"],
     do_not_specialize_on_alignment=[
         "scales_ptr",
         "block_table_ptr",
@@ -37,6 +37,7 @@ def gather_kernel(
     stride_k_pe,
     num_rows,
     capacity,  # K
+    num_blocks,
     block_size,
     R: tl.constexpr,
     P: tl.constexpr,
@@ -55,19 +56,22 @@ def gather_kernel(
     key = at - tl.load(key_starts_ptr + row) + tl.load(firsts_ptr + row)
     entry = row.to(tl.int64) * stride_table_row
     entry += (key // block_size).to(tl.int64) * stride_table_col
-    block = tl.load(block_table_ptr + entry, mask=live, other=0).to(tl.int64)
+    block = tl.load(block_table_ptr + entry, mask=live, other=-1).to(tl.int64)
+    is_cached = (block >= 0) & (block < num_blocks)  # what is not gives zeros
     place = (key % block_size).to(tl.int64)
     source = cache_ptr + block * stride_cache_block + place * stride_cache_token
     dtype = ckv_ptr.dtype.element_ty
     if SCALES == "inline":
         share = tl.arange(0, SHARES)[None, :]
-        scale = load_row_scale(source[:, None], share, live[:, None], R)[:, :, None]
+        scale = load_row_scale(source[:, None], share, is_cached[:, None], R)[:, :, None]
     elif SCALES != "none":
-        scale = load_scales(scales_ptr, block, place, stride_scales_block, block_size, live, SCALES)
+        scale = load_scales(
+            scales_ptr, block, place, stride_scales_block, block_size, is_cached, SCALES
+        )
         if SCALES != "scalar":
             scale = scale[:, None]
     column = tl.arange(0, R)
-    ckv = tl.load(source[:, None] + column[None, :], mask=live[:, None])
+    ckv = tl.load(source[:, None] + column[None, :], mask=is_cached[:, None], other=0)
     if SCALES == "inline":
         ckv = tl.reshape(ckv, [TOKENS, SHARES, R // SHARES])
     if SCALES != "none":
@@ -77,10 +81,10 @@ def gather_kernel(
     column = tl.arange(0, P)
     if SCALES == "inline":
         k_pe_at = (source + R + 4 * SHARES).to(tl.pointer_type(tl.int16), bitcast=True)
-        k_pe = tl.load(k_pe_at[:, None] + column[None, :], mask=live[:, None])
+        k_pe = tl.load(k_pe_at[:, None] + column[None, :], mask=is_cached[:, None], other=0)
         k_pe = from_bfloat16_bits(k_pe, dtype)
     else:
-        k_pe = tl.load(source[:, None] + R + column[None, :], mask=live[:, None])
+        k_pe = tl.load(source[:, None] + R + column[None, :], mask=is_cached[:, None], other=0)
         if SCALES != "none":
             k_pe = (decode(k_pe, tl.float32, NATIVE) * scale).to(dtype)
     target = k_pe_ptr + at.to(tl.int64)[:, None] * stride_k_pe + column[None, :]

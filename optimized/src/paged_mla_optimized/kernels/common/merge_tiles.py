@@ -34,7 +34,7 @@ def merge_tiles_kernel(
     tile = share // (TILE_M // LINES)
     if tile >= tl.load(work_ptr):
         return
-    first, count, _key_start, _key_len, _context = load_tile(tiles_ptr, tile)
+    first, count, _key_start, _key_len, _context = load_tile(tiles_ptr, tile, 0)
     index = share % (TILE_M // LINES) * LINES + tl.arange(0, LINES)
     live = index < count
     token = first.to(tl.int64) + index

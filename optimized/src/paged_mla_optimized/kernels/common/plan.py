@@ -4,6 +4,10 @@ The first program of `schedule_kernel` turns lengths into prefix sums; the other
 table, where the engine brings a request map. Row `num_rows` is a pseudo-row
 of length 0 that owns the padded tokens. `token_kernel` gives every token its position and slot
 and packs its line of the draft tree; it also finds the share of each program of the grid.
+
+Lengths, tables and masks come from the engine's device memory, and may hold anything. All later
+kernels of a step address memory by what is written here, so a row that rule S-2 does not allow is
+made a padded row here: `row_lens` is 0 for it.
 """
 
 import triton
@@ -23,21 +27,34 @@ from paged_mla_optimized.kernels.common.schedule import (
 
 
 @triton.jit
+def _larger(one, other):
+    return tl.maximum(one, other)
+
+
+@triton.jit
 def _build_table(
     program, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr, stride_request,
-    stride_slot, stride_ids, stride_lens, block_size, width, fill, ENTRIES: tl.constexpr,
+    stride_slot, stride_ids, stride_lens, block_size, width, fill, longest, num_requests,
+    ENTRIES: tl.constexpr,
 ):  # fmt: skip
-    """Write ENTRIES entries of one row's block table; past the row they are `fill`."""
+    """Write ENTRIES entries of one row's block table; past the row they are `fill`.
+
+    An entry is -1 where the map holds no slot. Rows that the schedule makes padded rows because of
+    their length or request have `fill` alone.
+    """
     programs_of_row = tl.cdiv(width, ENTRIES)
     row = program // programs_of_row
     entry = program % programs_of_row * ENTRIES + tl.arange(0, ENTRIES)
     seq_len = tl.load(seq_lens_ptr + row * stride_lens)
-    request = tl.load(request_ids_ptr + row * stride_ids, mask=seq_len > 0, other=0).to(tl.int64)
+    has_keys = (seq_len > 0) & (seq_len <= longest)
+    request = tl.load(request_ids_ptr + row * stride_ids, mask=has_keys, other=-1).to(tl.int64)
+    is_known = (request >= 0) & (request < num_requests)
     key = entry.to(tl.int64) * block_size
-    exists = key < seq_len
+    exists = is_known & (key < seq_len)
     at = request * stride_request + key * stride_slot
-    slot = tl.load(req_to_token_ptr + at, mask=exists, other=0)
-    block = tl.where(exists, slot // block_size, fill)
+    slot = tl.load(req_to_token_ptr + at, mask=exists, other=-1)
+    block = tl.where(slot >= 0, slot // block_size, -1)
+    block = tl.where(exists, block, fill)
     tl.store(table_ptr + row.to(tl.int64) * width + entry, block, mask=entry < width)
 
 
@@ -106,7 +123,58 @@ def _cut_rows(
     return tl.cdiv(key_tiles, length), length
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "fill"])
+@triton.jit
+def _load_rows(
+    cu_seqlens_q_ptr, seq_lens_ptr, request_ids_ptr, stride_cu, stride_lens, stride_ids, num_rows,
+    num_tokens, longest, num_requests, max_draft_tokens, mask_elements, MASK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Load the rows of a step; those that S-2 does not allow have no keys.
+
+    Tokens at or past `num_tokens` are cut off; those before them keep their positions.
+
+    Returns
+    -------
+    starts, query_lens : first token and tokens of each row; rows follow each other in the step
+    seq_lens : 0 for padded rows
+    first_elements : of each row's tree matrix, the first element that speaks of drafts
+    """
+    row = tl.arange(0, ROWS)
+    is_real = row < num_rows
+    start_at = cu_seqlens_q_ptr + row * stride_cu
+    given_starts = tl.load(start_at, mask=row <= num_rows, other=num_tokens)
+    given_ends = tl.load(start_at + stride_cu, mask=is_real, other=num_tokens)
+    given_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
+    within = tl.minimum(tl.maximum(given_starts, 0), num_tokens)
+    starts = tl.associative_scan(within, 0, _larger)
+    ends = tl.maximum(starts, tl.minimum(given_ends, num_tokens))
+    query_lens = ends - starts
+    given_query_lens = given_ends - given_starts
+    seq_lens = tl.maximum(given_lens - (given_query_lens - query_lens), 0)
+
+    is_legal = is_real & (given_starts >= 0) & (given_ends >= given_starts) & (starts == within)
+    is_legal &= (given_lens > 0) & (given_lens <= longest)
+    if MASK != "non_causal":
+        is_legal &= given_lens >= given_query_lens
+    first_elements = starts.to(tl.int64)  # of no use without a flat mask
+    if MASK == "tree:qlen" or MASK == "tree:full":
+        columns = query_lens if MASK == "tree:qlen" else seq_lens
+        elements = query_lens.to(tl.int64) * columns
+        element_ends = tl.cumsum(elements)
+        is_legal &= element_ends <= mask_elements
+        first_elements = element_ends - elements + columns - query_lens  # past the context
+    if MASK != "causal" and MASK != "non_causal":
+        is_legal &= given_query_lens <= max_draft_tokens
+    if num_requests >= 0:
+        request = tl.load(request_ids_ptr + row * stride_ids, mask=is_legal, other=0)
+        is_legal &= (request >= 0) & (request < num_requests)
+    return starts, query_lens, tl.where(is_legal, seq_lens, 0), first_elements
+
+
+@triton.jit(do_not_specialize=[
+    "num_rows", "num_tokens", "fill", "longest", "num_requests", "max_draft_tokens",
+    "mask_elements",
+])  # fmt: skip
 def schedule_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1]
     seq_lens_ptr,  # int32 [B]
@@ -134,6 +202,10 @@ def schedule_kernel(
     block_size,
     width,
     fill,
+    longest,  # tokens of a row, at most: what the model, the block table and the map allow
+    num_requests,  # of the request map; -1 without one
+    max_draft_tokens,
+    mask_elements: tl.int64,  # of a flat mask
     MASK: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
@@ -151,21 +223,17 @@ def schedule_kernel(
     if tl.program_id(0) > 0:
         _build_table(
             tl.program_id(0) - 1, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr,
-            stride_request, stride_slot, stride_ids, stride_lens, block_size, width, fill, ENTRIES,
+            stride_request, stride_slot, stride_ids, stride_lens, block_size, width, fill, longest,
+            num_requests, ENTRIES,
         )  # fmt: skip
         return
     row = tl.arange(0, ROWS)
     is_row = row <= num_rows
-    given_starts = tl.load(cu_seqlens_q_ptr + row * stride_cu, mask=is_row, other=num_tokens)
     is_real = row < num_rows
-    given_ends = tl.load(cu_seqlens_q_ptr + (row + 1) * stride_cu, mask=is_real, other=num_tokens)
-    seq_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
-    # Tokens at or past `num_tokens` are cut off; those before them keep their positions.
-    starts, ends = tl.minimum(given_starts, num_tokens), tl.minimum(given_ends, num_tokens)
-    query_lens = tl.where(is_row, ends - starts, 0)
-    cut_off = tl.where(is_real, given_ends - given_starts - query_lens, 0)
-    seq_lens = tl.maximum(seq_lens - cut_off, 0)
-
+    starts, query_lens, seq_lens, first_elements = _load_rows(
+        cu_seqlens_q_ptr, seq_lens_ptr, request_ids_ptr, stride_cu, stride_lens, stride_ids,
+        num_rows, num_tokens, longest, num_requests, max_draft_tokens, mask_elements, MASK, ROWS,
+    )  # fmt: skip
     pairs = query_lens * num_heads
     key_tiles = tl.cdiv(seq_lens, TILE_N)
     lanes = _choose_lanes(pairs, key_tiles, TILE_M, LANE_STEPS)
@@ -213,10 +281,7 @@ def schedule_kernel(
     tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 
     if MASK == "tree:qlen" or MASK == "tree:full":
-        columns = query_lens if MASK == "tree:qlen" else seq_lens
-        elements = query_lens.to(tl.int64) * columns
-        first = tl.cumsum(elements) - elements + columns - query_lens  # past the context
-        tl.store(mask_starts_ptr + row, first, mask=is_row)
+        tl.store(mask_starts_ptr + row, first_elements, mask=is_row)
 
 
 @triton.jit
@@ -374,6 +439,7 @@ def token_kernel(
     mask_ptr,  # uint8, in the problem's spelling
     positions_ptr,  # out int64 [T]
     slot_mapping_ptr,  # out int64 [T]
+    is_padding_ptr,  # out int8 [T]
     tree_words_ptr,  # out int32 [T, TREE_WORDS]
     shares_ptr,  # out int64 [programs, 4]: units [unit, end), row, first partial; with FIXED_SPLITS
     # [programs, 8]: units, row, the program that begins its last split, what is said of its state
@@ -442,10 +508,14 @@ def token_kernel(
             tl.store(tree_words_ptr + at, packed, mask=token < num_tokens)
         depth = ancestors - 1
 
-    position = tl.where(present, seq_len - query_len + depth, 0)
+    # In front of the first position are queries of a row with fewer keys than queries, which is
+    # not causal; and nodes that do not see themselves, which no tree has.
+    position = tl.where(present, tl.maximum(seq_len - query_len + depth, 0), 0)
     entry = row.to(tl.int64) * stride_table_row
     entry += (key // block_size).to(tl.int64) * stride_table_col
-    block = tl.load(block_table_ptr + entry, mask=present, other=0).to(tl.int64)
-    slot = tl.where(present, block * block_size + key % block_size, -1)
-    tl.store(positions_ptr + token, position.to(tl.int64), mask=token < num_tokens)
-    tl.store(slot_mapping_ptr + token, slot, mask=token < num_tokens)
+    block = tl.load(block_table_ptr + entry, mask=present & (key >= 0), other=-1).to(tl.int64)
+    slot = tl.where(block >= 0, block * block_size + key % block_size, -1)
+    inside = token < num_tokens
+    tl.store(positions_ptr + token, position.to(tl.int64), mask=inside)
+    tl.store(slot_mapping_ptr + token, slot, mask=inside)
+    tl.store(is_padding_ptr + token, tl.where(present, 0, 1).to(tl.int8), mask=inside)

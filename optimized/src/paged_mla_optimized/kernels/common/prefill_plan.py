@@ -14,29 +14,52 @@ import triton
 import triton.language as tl
 
 BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared
+_MOST_KEYS = tl.constexpr(2**30)  # of all rows: sums of two such numbers are within int32
+
+
+@triton.jit
+def _larger(one, other):
+    return tl.maximum(one, other)
+
+
+@triton.jit
+def _load_starts(cu_seqlens_q_ptr, stride_cu_q, row, num_rows, num_tokens):
+    """Load where rows begin, between 0 and `num_tokens`; the first begins at 0, whatever it says.
+
+    What does not begin at or after the end of all rows before it is no start, see `_load_rows`.
+    """
+    is_inside = (row > 0) & (row <= num_rows)
+    given = tl.load(cu_seqlens_q_ptr + row * stride_cu_q, mask=is_inside, other=num_tokens)
+    return tl.where(row > 0, tl.minimum(tl.maximum(given, 0), num_tokens), 0)
 
 
 @triton.jit
 def _load_rows(
-    cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, num_rows, num_tokens,
+    cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, start, num_rows, num_tokens,
     CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Return of rows the first token, how many there are, the first key, and how many there are.
 
+    `start` is the largest of what `_load_starts` returns for a row and for those before it.
+
     Row `num_rows` is padding: it has the tokens past the last row, and no keys. Tokens at or past
-    `num_tokens` are cut off; of causal rows their own keys are too, which no other token sees.
+    `num_tokens` are cut off; of causal rows their own keys are too, which no other token sees. A
+    row whose prefix sums do not ascend from 0 has no keys either.
     """
     is_row = row < num_rows
     at = cu_seqlens_q_ptr + row * stride_cu_q
-    given_start = tl.load(at, mask=row <= num_rows, other=num_tokens)
+    given_start = tl.load(at, mask=is_row, other=num_tokens)
     given_end = tl.load(at + stride_cu_q, mask=is_row, other=num_tokens)
-    start, end = tl.minimum(given_start, num_tokens), tl.minimum(given_end, num_tokens)
+    end = tl.maximum(start, tl.minimum(given_end, num_tokens))
     at = cu_seqlens_k_ptr + row * stride_cu_k
     key_start = tl.load(at, mask=is_row, other=0)
-    key_len = tl.load(at + stride_cu_k, mask=is_row, other=0) - key_start
+    key_end = tl.load(at + stride_cu_k, mask=is_row, other=0)
+    is_legal = (given_start >= 0) & (given_end >= given_start) & (key_start >= 0)
+    is_legal &= (tl.minimum(given_start, num_tokens) == start) & (key_end <= _MOST_KEYS)
+    key_len = tl.maximum(tl.where(is_legal, key_end - key_start, 0), 0)
     if CAUSAL:
         cut_off = tl.where(is_row, (given_end - given_start) - (end - start), 0)
-        key_len = tl.maximum(key_len - cut_off, 0)
+        key_len = tl.maximum(key_len - tl.where(is_legal, cut_off, 0), 0)
     return start, end - start, key_start, key_len
 
 
@@ -93,9 +116,11 @@ def prefill_plan_kernel(
     if OVERLAP:  # it waits for the end of this one, which was launched after all before had ended
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, ROWS)
+    given_starts = _load_starts(cu_seqlens_q_ptr, stride_cu_q, row, num_rows, num_tokens)
+    starts = tl.associative_scan(given_starts, 0, _larger)
     _, query_lens, _, key_lens = _load_rows(
-        cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, num_rows, num_tokens,
-        CAUSAL,
+        cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, starts, num_rows,
+        num_tokens, CAUSAL,
     )  # fmt: skip
     if not WRITES_EMPTY:
         query_lens = tl.where(key_lens > 0, query_lens, 0)
@@ -107,9 +132,11 @@ def prefill_plan_kernel(
     is_before = tile_ends[None, :] <= tile[:, None]
     owner = tl.minimum(tl.sum(is_before.to(tl.int32), axis=1), num_rows)
     index = tile - tl.max(tl.where(is_before, tile_ends[None, :], 0), axis=1)
+    is_so_far = row[None, :] <= owner[:, None]
+    start = tl.max(tl.where(is_so_far, given_starts[None, :], 0), axis=1)
     row_start, query_len, key_start, key_len = _load_rows(
-        cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, owner, num_rows, num_tokens,
-        CAUSAL,
+        cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, owner, start, num_rows,
+        num_tokens, CAUSAL,
     )  # fmt: skip
     first = index * TILE_M
     last = tl.minimum(first + TILE_M, query_len)
@@ -160,8 +187,10 @@ def find_item(num_tiles, group_heads, item, num_heads):
 
 
 @triton.jit
-def load_tile(tiles_ptr, tile):
+def load_tile(tiles_ptr, tile, num_keys):
     """Return what a query tile is; zeros where `tile` is negative.
+
+    A row that goes on past `num_keys`, of the tensors of keys, has none.
 
     Returns
     -------
@@ -176,4 +205,5 @@ def load_tile(tiles_ptr, tile):
     key_start = tl.load(at + 2, mask=exists, other=0)
     context = tl.load(at + 3, mask=exists, other=0)
     key_len = tl.load(at + 4, mask=exists, other=0)
+    key_len = tl.where(key_len <= num_keys - key_start, key_len, 0)
     return token, count, key_start, key_len, context

@@ -139,7 +139,7 @@ def seen_tiles(
     """
     seq_len = tl.load(work.row_lens_ptr + row)
     query_len = tl.load(work.token_starts_ptr + row + 1) - tl.load(work.token_starts_ptr + row)
-    context_len = tl.maximum(seq_len - query_len, 0)
+    context_len = seq_len - query_len  # below 0 in short non-causal rows
     first = tile_m * TILE_M // num_heads
     last = tl.minimum((tile_m * TILE_M + TILE_M - 1) // num_heads, query_len - 1)
     # Keys [0, common) are seen by every query of the tile, none at or past `reach` by any.

@@ -19,7 +19,32 @@ def local_len(seq_len, rank, WORLD: tl.constexpr, INTERLEAVE: tl.constexpr):
     return rounds * INTERLEAVE + mine
 
 
-@triton.jit(do_not_specialize=["num_rows", "rank"])
+@triton.jit
+def _owner(
+    cu_seqlens_q_ptr, seq_lens_ptr, stride_cu, stride_lens, num_rows, token, longest,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Return the row of a token, the end of that row's tokens, and its length.
+
+    The length is 0 where the token is padding, and where rule S-2 does not allow the row: as in
+    ``plan.py``, a row that begins before the end of an earlier one, say, is a padded row.
+    """
+    rows = tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    start_at = cu_seqlens_q_ptr + rows * stride_cu
+    starts = tl.load(start_at, mask=is_row, other=0)
+    ends = tl.load(start_at + stride_cu, mask=is_row, other=0)
+    row = tl.min(tl.where(is_row & (ends > token), rows, num_rows))
+    reached = tl.max(tl.where(rows < row, tl.maximum(starts, ends), 0))
+    start = tl.load(cu_seqlens_q_ptr + row * stride_cu, mask=row < num_rows, other=0)
+    end = tl.load(cu_seqlens_q_ptr + (row + 1) * stride_cu, mask=row < num_rows, other=0)
+    seq_len = tl.load(seq_lens_ptr + row * stride_lens, mask=row < num_rows, other=0)
+    is_legal = (start >= reached) & (start <= token) & (token < end)
+    is_legal &= (seq_len >= end - start) & (seq_len <= longest)
+    return row, end, tl.where(is_legal, seq_len, 0)
+
+
+@triton.jit(do_not_specialize=["num_rows", "rank", "longest"])
 def shard_kernel(
     cu_seqlens_q_ptr,  # int32 [B + 1]
     seq_lens_ptr,  # int32 [B], of all ranks together
@@ -36,20 +61,17 @@ def shard_kernel(
     rank,
     block_size,  # of this rank
     width,
+    longest,  # tokens of a row, at most: what the model and the block table allow
     WORLD: tl.constexpr,
     INTERLEAVE: tl.constexpr,
     ROWS: tl.constexpr,  # power of two >= B
     ENTRIES: tl.constexpr,  # table entries that are copied at a time
 ):
     token = tl.program_id(0)
-    rows = tl.arange(0, ROWS)
-    is_row = rows < num_rows
-    ends = tl.load(cu_seqlens_q_ptr + (rows + 1) * stride_cu, mask=is_row, other=2**31 - 1)
-    row = tl.sum((ends <= token).to(tl.int32))
-    is_live = row < num_rows
-    end = tl.load(cu_seqlens_q_ptr + (row + 1) * stride_cu, mask=is_live, other=0)
-    seq_len = tl.load(seq_lens_ptr + row * stride_lens, mask=is_live, other=0)
-    is_live = is_live & (seq_len > 0)
+    row, end, seq_len = _owner(
+        cu_seqlens_q_ptr, seq_lens_ptr, stride_cu, stride_lens, num_rows, token, longest, ROWS
+    )
+    is_live = seq_len > 0
     position = tl.where(is_live, seq_len - (end - token), 0)
     seen = tl.where(is_live, local_len(position + 1, rank, WORLD, INTERLEAVE), 0)
     tl.store(local_lens_ptr + token, seen)
@@ -58,11 +80,11 @@ def shard_kernel(
     table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
     is_mine = is_live & ((position // INTERLEAVE) % WORLD == rank)
     last = seen - 1  # index of the token itself among the rank's
-    block = tl.load(table_row_ptr + last // block_size * stride_table_col, mask=is_mine, other=0)
+    block = tl.load(table_row_ptr + last // block_size * stride_table_col, mask=is_mine, other=-1)
     slot = block.to(tl.int64) * block_size + last % block_size
-    tl.store(slot_mapping_ptr + token, tl.where(is_mine, slot, -1))
+    tl.store(slot_mapping_ptr + token, tl.where(block >= 0, slot, -1))
 
-    used = tl.minimum(tl.cdiv(seen, block_size), width)
+    used = tl.cdiv(seen, block_size)
     for first in range(0, used, ENTRIES):
         entry = first + tl.arange(0, ENTRIES)
         inside = entry < used

@@ -243,7 +243,9 @@ def _decode(
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+@gluon.jit(
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"]
+)
 def decode_few_kernel(
     q_nope_ptr,  # [T, H, R]
     q_pe_ptr,  # [T, H, 64]
@@ -275,6 +277,7 @@ def decode_few_kernel(
     stride_lse_token,
     stride_lse_head,
     softmax_scale,
+    num_blocks,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
@@ -296,7 +299,7 @@ def decode_few_kernel(
         ),
         Keys(
             cache_ptr, ckv_desc, k_pe_desc, block_table_ptr, stride_table_row, stride_table_col,
-            block_size, block_rows, stride_cache_row, BOX,
+            num_blocks, block_size, block_rows, stride_cache_row, BOX,
         ),
         Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
         Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),

@@ -407,7 +407,9 @@ def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"])
+@gluon.jit(
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"]
+)
 def decode_tile_kernel(
     q_nope_ptr,  # [T, H, 512]
     q_pe_ptr,  # [T, H, 64]
@@ -439,6 +441,7 @@ def decode_tile_kernel(
     stride_lse_token,
     stride_lse_head,
     softmax_scale,
+    num_blocks,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
@@ -456,7 +459,7 @@ def decode_tile_kernel(
         ),
         Keys(
             cache_ptr, ckv_desc, k_pe_desc, block_table_ptr, stride_table_row, stride_table_col,
-            block_size, block_rows, stride_cache_row, BOX,
+            num_blocks, block_size, block_rows, stride_cache_row, BOX,
         ),
         Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
         Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),

@@ -642,7 +642,7 @@ def _decode(step, keys, scales, q_nope, q_pe, rope, answers, softmax_scale):
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @gluon.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def decode_tile_exact_kernel(
@@ -677,6 +677,7 @@ def decode_tile_exact_kernel(
     stride_lse_token,
     stride_lse_head,
     softmax_scale,
+    num_blocks,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
@@ -698,7 +699,7 @@ def decode_tile_exact_kernel(
         ),
         Keys(
             cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
-            stride_table_col, block_size, block_rows, stride_cache_row, BOX,
+            stride_table_col, num_blocks, block_size, block_rows, stride_cache_row, BOX,
         ),
         Scales(scales_ptr, stride_scales_block, SCALES, SHARES),
         Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),

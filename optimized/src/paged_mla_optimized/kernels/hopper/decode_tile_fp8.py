@@ -272,12 +272,12 @@ def _blocks_of_keys(keys, table_row_ptr, tile, seq_len):
 
 
 @gluon.jit
-def _scales_of_keys(keys, scales, blocks, tile, seq_len):
-    """Load the scale of each key [64] of a tile; 1 past the row."""
+def _scales_of_keys(keys, scales, blocks, tile):
+    """Load the scale of each key [64] of a tile; 1 where no block holds it."""
     key = tile * 64 + gl.arange(0, 64, layout=_KEYS)
     return load_scales(
         scales.ptr, blocks, key % keys.block_size, scales.stride_block, keys.block_size,
-        key < seq_len, scales.SCALES,
+        blocks < keys.num_blocks, scales.SCALES,
     )  # fmt: skip
 
 
@@ -326,7 +326,7 @@ def _sum_tiles(
         values_even, values_odd = _columns(gl.convert_layout(words, _VALUES, assert_trivial=True))
         mbarrier.wait(bars.index(_WEIGHED + slot), phase)
         if hands_scales:
-            scale = _scales_of_keys(keys, scales, blocks, ahead, seq_len)
+            scale = _scales_of_keys(keys, scales, blocks, ahead)
         keep_bits = staged.keeps.index(slot).load(all_pairs).to(gl.int32, bitcast=True)
         if gl.min(keep_bits, 0) < 0x3F800000:  # 1.0: positive numbers compare as integers do
             keep = staged.keeps.index(slot).load(pair_layout)
@@ -359,7 +359,7 @@ def _begin_scales(step, segment, keys, scales, staged, table_row_ptr, slot):
     for ahead in gl.static_range(_SLOTS):
         tile = tile_of_visit(step, segment, segment.tile_begin + ahead)
         blocks = _blocks_of_keys(keys, table_row_ptr, tile, segment.seq_len)
-        loaded += (_scales_of_keys(keys, scales, blocks, tile, segment.seq_len),)
+        loaded += (_scales_of_keys(keys, scales, blocks, tile),)
     for ahead in gl.static_range(_SLOTS):
         target = gl.where(slot + ahead >= _SLOTS, slot + ahead - _SLOTS, slot + ahead)
         is_wanted = segment.tile_begin + ahead < segment.tile_end
@@ -506,7 +506,7 @@ def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @gluon.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def decode_tile_fp8_kernel(
@@ -534,6 +534,7 @@ def decode_tile_fp8_kernel(
     stride_lse_token,
     stride_lse_head,
     softmax_scale,
+    num_blocks,
     num_heads: gl.constexpr,
     block_size: gl.constexpr,
     block_rows: gl.constexpr,  # rows of the cache from one block to the next
@@ -553,7 +554,7 @@ def decode_tile_fp8_kernel(
         ),
         Keys(
             cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
-            stride_table_col, block_size, block_rows, stride_cache_row, BOX,
+            stride_table_col, num_blocks, block_size, block_rows, stride_cache_row, BOX,
         ),
         Lines(q_ptr.to(words), num_heads * 288, 288),
         q_scale_ptr,

@@ -28,6 +28,7 @@ class Keys(NamedTuple):
     block_table_ptr: gl.tensor  # int32 [B, M]
     stride_table_row: gl.tensor
     stride_table_col: gl.tensor
+    num_blocks: gl.tensor
     block_size: gl.constexpr
     block_rows: gl.constexpr  # rows of the cache from one block to the next
     stride_cache_row: gl.constexpr
@@ -72,19 +73,24 @@ def clear_tail(tile, valid, TILE_N: gl.constexpr, WIDTH: gl.constexpr, WARPS: gl
 
 @gluon.jit
 def block_of_key(keys, table_row_ptr, key, seq_len):
-    """Return the block that holds `key`; 0 past `seq_len`, where the table is not read."""
+    """Return the block that holds `key`, or `num_blocks`.
+
+    That is what is found past `seq_len`, where the table is not read, and for an id of no block.
+    """
     entry = (key // keys.block_size).to(gl.int64) * keys.stride_table_col
-    return gl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+    block = gl.load(table_row_ptr + entry, mask=key < seq_len, other=-1)
+    # Unsigned, those below 0 are the largest.
+    return gl.minimum(block.to(gl.uint32), keys.num_blocks.to(gl.uint32)).to(gl.int32)
 
 
 @gluon.jit
 def _cache_row(keys, table_row_ptr, key, seq_len):
-    """Return which row of the cache holds `key`; past `seq_len` one before the cache begins.
+    """Return which row of the cache holds `key`; one behind the cache where none does.
 
     What lies outside the cache is filled with zeros, and not read.
     """
     block = block_of_key(keys, table_row_ptr, key, seq_len)
-    return gl.where(key < seq_len, block * keys.block_rows + key % keys.block_size, -64)
+    return block * keys.block_rows + key % keys.block_size
 
 
 @gluon.jit
@@ -100,10 +106,11 @@ def first_row(keys, table_row_ptr, tile, seq_len, TILE_N: gl.constexpr):
 def _copy_keys(keys, at, buffer, FIRST: gl.constexpr, WIDTH: gl.constexpr):
     """Begin to copy columns [FIRST, FIRST + WIDTH) of the rows `at` of the cache, one by one.
 
-    For blocks that no box of the copy engine fits. Rows before the cache are zeros.
+    For blocks that no box of the copy engine fits. Rows outside the cache are zeros.
     """
     line = at.to(gl.int64) * keys.stride_cache_row
-    copy_lines(keys.cache_ptr, line, at >= 0, buffer, FIRST, WIDTH, _KEY_LINES)
+    is_cached = at.to(gl.uint32) < (keys.num_blocks * keys.block_rows).to(gl.uint32)
+    copy_lines(keys.cache_ptr, line, is_cached, buffer, FIRST, WIDTH, _KEY_LINES)
 
 
 @constexpr_function
@@ -150,12 +157,12 @@ def tile_arrivals(box, scales):
 def _first_scales(
     keys, scales, table_row_ptr, tile, seq_len, R: gl.constexpr, TILE_N: gl.constexpr
 ):
-    """Return where the first scale of each key of a tile lies, and which keys exist."""
+    """Return where the first scale of each key of a tile lies, and which keys are cached."""
     WARPS: gl.constexpr = 4 if keys.BOX == 0 else 1
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     key = tile * TILE_N + gl.arange(0, TILE_N, layout=layout)
-    exists = key < seq_len
     block = block_of_key(keys, table_row_ptr, key, seq_len).to(gl.int64)
+    exists = block < keys.num_blocks
     place = key % keys.block_size
     if scales.SCALES == "inline":
         at = ((block * keys.block_rows + place) * keys.stride_cache_row + R) // 2

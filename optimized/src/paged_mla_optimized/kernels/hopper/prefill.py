@@ -214,10 +214,10 @@ def _get(items, item, FIELD: gl.constexpr):
 
 
 @gluon.jit
-def _name_item(num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, item):
+def _name_item(num_tiles, group_heads, num_heads, num_keys, claimed, tiles_ptr, items, item):
     """Tell all roles what the `item`-th item of this program is: the `claimed`-th of all."""
     tile, head = find_item(num_tiles, group_heads, claimed, num_heads)
-    token, count, key_start, key_len, context = load_tile(tiles_ptr, tile)
+    token, count, key_start, key_len, context = load_tile(tiles_ptr, tile, num_keys)
     _put(items, item, _HEAD, head)
     _put(items, item, _TOKEN, token)
     _put(items, item, _COUNT, count)
@@ -268,7 +268,7 @@ def _copy_values(source, ring, g, at, column):
 
 
 @gluon.jit
-def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, CAUSAL: gl.constexpr):
+def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUSAL: gl.constexpr):
     """Claim items, and copy their queries, keys and values."""
     programs = gl.num_programs(0)
     num_tiles, group_heads = load_work(work_ptr)
@@ -277,7 +277,7 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, CAUSAL: gl.con
     v_at = 0
     v_column = 0
     first = gl.program_id(0)
-    _name_item(num_tiles, group_heads, num_heads, first, tiles_ptr, items, item)
+    _name_item(num_tiles, group_heads, num_heads, num_keys, first, tiles_ptr, items, item)
     count = _next_count(items, item)
     while count > 0:
         head = _get(items, item, _HEAD)
@@ -304,7 +304,9 @@ def _copy(source, q, ring, items, tiles_ptr, work_ptr, num_heads, CAUSAL: gl.con
             # whose first ones are short; any later, and the copies would wait for the answer.
             if block == gl.maximum(blocks - 2, 0):
                 claimed = gl.atomic_add(work_ptr + 2, 1) + programs
-                _name_item(num_tiles, group_heads, num_heads, claimed, tiles_ptr, items, item + 1)
+                _name_item(
+                    num_tiles, group_heads, num_heads, num_keys, claimed, tiles_ptr, items, item + 1
+                )
             v_at = at
             v_column = head * source.stride_v_head
             g += 1
@@ -511,7 +513,7 @@ def _compute(
         _finish(acc, peak, total, answers, items, item - 1, HALF, layout)
 
 
-@gluon.jit(do_not_specialize=["stride_lse_token", "stride_lse_head"])
+@gluon.jit(do_not_specialize=["stride_lse_token", "stride_lse_head", "num_keys"])
 def hopper_prefill_kernel(
     tiles_ptr,
     work_ptr,
@@ -531,6 +533,7 @@ def hopper_prefill_kernel(
     stride_lse_token,
     stride_lse_head,
     num_heads,
+    num_keys,  # K
     scale: gl.constexpr,  # of scores, to base 2
     CAUSAL: gl.constexpr,
 ):
@@ -581,7 +584,7 @@ def hopper_prefill_kernel(
     gdc_wait()
     gl.warp_specialize(
         [
-            (_copy, (source, q, ring, items, tiles_ptr, work_ptr, num_heads, CAUSAL)),
+            (_copy, (source, q, ring, items, tiles_ptr, work_ptr, num_heads, num_keys, CAUSAL)),
             (_compute, (q, ring, items, _Turns(turn0, turn1), answers, scale, CAUSAL, 0)),
             (_compute, (q, ring, items, _Turns(turn1, turn0), answers, scale, CAUSAL, 1)),
         ],

@@ -45,8 +45,10 @@ def load_q_pe(step, segment, q_pe, rope, P: gl.constexpr, WARPS: gl.constexpr):
         layout: gl.constexpr = gl.BlockedLayout([1, OWN], [256 // P, P // 8], [WARPS, 1], [1, 0])
         pairs = query_pairs(step, segment, gl.SliceLayout(1, layout))
         live = pairs.live
-        if step.MASK == "causal" or step.MASK == "non_causal":
+        if step.MASK == "causal":
             position = (segment.context_len + pairs.index).to(gl.int64)
+        elif step.MASK == "non_causal":  # rows may have fewer keys than queries
+            position = gl.maximum(segment.context_len + pairs.index, 0).to(gl.int64)
         else:  # first: tables wait for it
             position = gl.load(rope.positions_ptr + pairs.token, mask=live, other=0)
         at = line_at(q_pe, pairs.token, pairs.head)

@@ -104,7 +104,7 @@ def tap_part(token, head, live, peak, total, lse, out):
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
 @triton.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head"],
+    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"],
     do_not_specialize_on_alignment=["scales_ptr"],
 )
 def attend_kernel(
@@ -139,6 +139,7 @@ def attend_kernel(
     softmax_scale,
     num_heads,
     block_size,
+    num_blocks,
     R: tl.constexpr,
     P: tl.constexpr,
     SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
@@ -196,7 +197,7 @@ def attend_kernel(
         block = load_blocks(
             table_row_ptr, stride_table_col,
             visited_tile(tile_begin, tile_begin, tile_end, FIXED_SPLITS),
-            seq_len, block_size, TILE_N, TILE_IN_BLOCK,
+            seq_len, block_size, num_blocks, TILE_N, TILE_IN_BLOCK,
         )  # fmt: skip
         for visit in range(tile_begin, tile_end):
             tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
@@ -208,7 +209,7 @@ def attend_kernel(
             block = load_blocks(
                 table_row_ptr, stride_table_col,
                 visited_tile(visit + 1, tile_begin, tile_end, FIXED_SPLITS),
-                seq_len, block_size, TILE_N, TILE_IN_BLOCK,
+                seq_len, block_size, num_blocks, TILE_N, TILE_IN_BLOCK,
             )  # fmt: skip
             scores = scores_of(q_nope, q_pe, ckv, k_pe, scales, scale_log2, SCALES, SHARES)
             if tile >= segment.tile_edge:

@@ -30,15 +30,19 @@ def share_columns(share, R: tl.constexpr, SHARES: tl.constexpr):
 
 @triton.jit
 def load_blocks(
-    table_row_ptr, stride_table_col, tile, seq_len, block_size,
+    table_row_ptr, stride_table_col, tile, seq_len, block_size, num_blocks,
     TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Load the block id of a key tile, or of each of its keys; none past the row is looked up."""
+    """Load the block id of a key tile, or of each of its keys.
+
+    It is negative past the row, where the table is not read, and where there is no such block.
+    """
     key = tile * TILE_N
     if not TILE_IN_BLOCK:
         key += tl.arange(0, TILE_N)
     entry = (key // block_size).to(tl.int64) * stride_table_col
-    return tl.load(table_row_ptr + entry, mask=key < seq_len, other=0)
+    block = tl.load(table_row_ptr + entry, mask=key < seq_len, other=-1)
+    return tl.where(block < num_blocks, block, -1)
 
 
 @triton.jit
@@ -64,11 +68,11 @@ def load_keys(
 ):  # fmt: skip
     """Load one key tile: shares of ckv, k_pe [TILE_N, P], and the shares' scales [TILE_N], if any.
 
-    Keys past the row are zeros, with scales of 1.
+    Keys past the row, and those of no block, are zeros with scales of 1.
     """
     within = tl.arange(0, TILE_N)
     key = tile * TILE_N + within
-    exists = key < seq_len
+    exists = (key < seq_len) & (block >= 0)
     if TILE_IN_BLOCK:
         first = (tile * TILE_N % block_size).to(tl.int64)
         base = cache_ptr + block.to(tl.int64) * stride_block + first * stride_token

@@ -20,7 +20,7 @@ def _load_lines(base_ptr, stride, exists, FIRST: tl.constexpr, WIDTH: tl.constex
 
 
 # Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@triton.jit(do_not_specialize=["stride_lse_token", "stride_lse_head"])
+@triton.jit(do_not_specialize=["stride_lse_token", "stride_lse_head", "num_keys"])
 def prefill_kernel(
     q_nope_ptr,  # [T, H, NOPE]
     q_pe_ptr,  # [T, H, ROPE]
@@ -46,6 +46,7 @@ def prefill_kernel(
     stride_lse_head,
     softmax_scale,
     num_heads,
+    num_keys,  # Tk
     NOPE: tl.constexpr,
     WIDE: tl.constexpr,  # largest power of two <= NOPE; the rest is one too, or 0
     ROPE: tl.constexpr,
@@ -58,7 +59,7 @@ def prefill_kernel(
     tile, head32 = find_item(num_tiles, group_heads, tl.program_id(0), num_heads)
     if tile < 0:
         return
-    token32, count, key_start, key_len, context = load_tile(tiles_ptr, tile)
+    token32, count, key_start, key_len, context = load_tile(tiles_ptr, tile, num_keys)
     head, token = head32.to(tl.int64), token32.to(tl.int64)
     index = tl.arange(0, TILE_M)
     live = index < count
