@@ -1,0 +1,129 @@
+"""Which rows of a step are legal, and what attention in float64 says of those.
+
+Written from the contract (``docs/contract.md``), not from the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paged_mla_optimized import MlaConfig
+
+
+@dataclass
+class Row:
+    """One legal row of a step, as far as the step's tokens reach.
+
+    Attributes
+    ----------
+    number : int
+    tokens : range
+        Those of the step; empty where the row begins at or past the step's end.
+    cut : int
+        Tokens at or past the step's end.
+    keys : int
+        Tokens that are cached or come with this step.
+    blocks : list of int
+        Ids of the blocks that have them, as the table has them.
+    mask : slice
+        Its elements of a flat mask, of `columns` a line.
+    """
+
+    number: int
+    tokens: range
+    cut: int
+    keys: int
+    blocks: list[int]
+    columns: int = 0
+    mask: slice = field(default_factory=lambda: slice(0))
+
+    @property
+    def query_len(self) -> int:
+        """Tokens that the step has."""
+        return len(self.tokens)
+
+    def key_of(self, index: int) -> int:
+        """Return where a token lies in the row; below 0 where the row has more queries than keys."""
+        return self.keys - self.query_len + index
+
+    def slot_of(self, key: int, block_size: int) -> int | None:
+        """Return the slot of a key, ``None`` where its block is below 0."""
+        block = self.blocks[key // block_size]
+        return None if block < 0 else block * block_size + key % block_size
+
+
+def legal_rows(
+    config: MlaConfig,
+    starts: Sequence[int],
+    seq_lens: Sequence[int],
+    tables: Sequence[Sequence[int] | None],
+    *,
+    num_tokens: int,
+    columns: int,
+    mask_elements: int | None = None,
+) -> list[Row]:
+    """Return the rows that are no padding.
+
+    Parameters
+    ----------
+    config, starts, seq_lens, num_tokens
+        As for ``PagedMla.plan``.
+    tables : of each row, ids of its blocks; ``None`` where the row has none
+    columns : int
+        Tokens that a line of the table, or of the map, has room for.
+    mask_elements : int or None
+        Of a flat mask; ``None`` for other masks.
+    """
+    rows: list[Row] = []
+    reached, element = 0, 0
+    for number, (begin, end, seq_len) in enumerate(
+        zip(starts[:-1], starts[1:], seq_lens, strict=True)
+    ):
+        reached = max(reached, begin)
+        first = min(max(reached, 0), num_tokens)
+        tokens = range(first, max(first, min(end, num_tokens)))
+        cut = end - begin - len(tokens)
+        keys = max(seq_len - cut, 0)
+        width = len(tokens) if config.mask == "tree:qlen" else keys
+        lines = slice(element, element + len(tokens) * width)
+        element = lines.stop
+        is_legal = 0 <= begin <= end and begin == reached
+        is_legal &= 0 < keys and seq_len <= min(config.max_model_len, columns)
+        is_legal &= config.mask == "non_causal" or end - begin <= seq_len
+        is_legal &= not config.is_tree or end - begin <= config.max_draft_tokens
+        is_legal &= mask_elements is None or lines.stop <= mask_elements
+        table = tables[number]
+        if is_legal and table is not None:
+            blocks = [*table[: -(-keys // config.block_size)]]
+            rows.append(Row(number, tokens, cut, keys, blocks, width, lines))
+    return rows
+
+
+def visible(config: MlaConfig, row: Row, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return which keys each query of a row sees (S-4, S-14), bool [query_len, keys]."""
+    count, context = row.query_len, row.keys - row.query_len
+    if config.mask == "non_causal":
+        return torch.ones(count, row.keys, dtype=torch.bool)
+    if mask is None:
+        return torch.ones(count, row.keys, dtype=torch.bool).tril(context)
+    if config.mask == "tree:packed":
+        lines = mask[row.tokens.start : row.tokens.stop].int()
+        tree = (lines[:, :, None] >> torch.arange(8)) & 1
+        tree = tree.flatten(1)[:, :count].bool()
+    else:
+        tree = mask[row.mask].reshape(count, row.columns)[:, row.columns - count :]
+    return torch.cat([torch.ones(count, context, dtype=torch.bool), tree], dim=1)
+
+
+def dense(
+    config: MlaConfig, queries: torch.Tensor, keys: torch.Tensor, sees: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend one row in float64: queries [q, H, R + P] to keys [k, R + P]."""
+    scores = config.softmax_scale * torch.einsum("qhd,kd->qhk", queries.double(), keys.double())
+    scores = scores.masked_fill(~sees[:, None, :], -torch.inf)
+    lse = scores.logsumexp(-1)
+    weights = torch.exp(scores - lse[..., None]).nan_to_num(0.0)
+    return weights @ keys[:, : config.kv_lora_rank].double(), lse * config.lse_unit

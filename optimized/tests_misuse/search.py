@@ -1,0 +1,182 @@
+"""Draws, counts and shrinks what fails, until the time is up."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from cells import Cells
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+_HANGS = 60 if os.environ.get("TRITON_INTERPRET") == "1" else 300
+"""Seconds after which a draw hangs; on a GPU kernels compile meanwhile."""
+_SHRINKING = 20.0
+_EXAMPLES = 4
+_DIGITS = re.compile(r"-?\d[\d.e+-]*|\[[^\]]*\]")
+
+
+class TimeUp(BaseException):
+    """No more draws. No ``Exception``: hypothesis would shrink it."""
+
+
+class Hangs(AssertionError):
+    """A draw does not come to its end."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One public class: what is drawn for it, and how a draw is held against the contract.
+
+    Parameters
+    ----------
+    name : str
+        What ``--only`` calls it.
+    reads : mapping
+        See :class:`Cells`.
+    draws : callable
+        Takes a pair of value and kind, and returns a strategy of draws that are spoilt so.
+    hold : callable
+        Takes a draw; raises what is wrong.
+    wrong_in : callable
+        Takes a draw; returns its pairs of value and kind.
+    forget : callable
+        Drops instances that a failed draw may have left broken.
+    """
+
+    name: str
+    reads: Mapping[str, Mapping[str, tuple[str, ...]]]
+    draws: Callable[[tuple[str, str]], st.SearchStrategy[Any]]
+    hold: Callable[[Any], None]
+    wrong_in: Callable[[Any], set[tuple[str, str]]]
+    forget: Callable[[], None] = lambda: None
+
+    @property
+    def spoilt(self) -> list[tuple[str, str]]:
+        """Return every pair of value and kind."""
+        pairs = {(value, kind) for of in self.reads.values() for value in of for kind in of[value]}
+        return sorted(pairs)
+
+
+@dataclass
+class Failure:
+    """The smallest draw that fails in one way."""
+
+    subject: str
+    message: str
+    draw: Any
+    count: int = 1
+
+
+@dataclass
+class Search:
+    """What was drawn, and what failed."""
+
+    until: float
+    cells: dict[str, Cells] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    draws: int = 0
+
+    def run(self, subjects: list[Subject], first_seed: int) -> None:
+        """Draw for the rarest cells of every subject, one subject after the other."""
+        self.cells = {subject.name: Cells(subject.reads) for subject in subjects}
+        number = first_seed
+        try:
+            while True:
+                for subject in subjects:
+                    cells = self.cells[subject.name]
+                    pair = min(subject.spoilt, key=lambda pair: cells.of(*pair))  # noqa: B023
+                    self._round(subject, pair, number)
+                    number += 1
+        except TimeUp:
+            return
+
+    def _round(self, subject: Subject, pair: tuple[str, str], number: int) -> None:
+        """Draw a few times, and shrink the first failure for a while."""
+        stop = [self.until]
+
+        @seed(number)
+        @settings(
+            max_examples=_EXAMPLES,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(subject.draws(pair))
+        def ask(draw: Any) -> None:
+            if time.monotonic() > stop[0]:
+                raise TimeUp
+            try:
+                self._ask(subject, draw)
+            except Exception:
+                stop[0] = min(stop[0], time.monotonic() + _SHRINKING)
+                raise
+
+        try:
+            ask()
+        except TimeUp:
+            if time.monotonic() > self.until:
+                raise
+        except Exception as error:
+            if str(error) not in {failure.message for failure in self.failures.values()}:
+                print(f"{subject.name}: {type(error).__name__}: {error}"[:500], flush=True)
+
+    def _ask(self, subject: Subject, draw: Any) -> None:
+        """Hold one draw; keep it if it is the smallest that fails as it does."""
+        self.draws += 1
+        self.cells[subject.name].count(subject.reads, subject.wrong_in(draw))
+        try:
+            with _alarm(subject.name, draw):
+                subject.hold(draw)
+        except Exception as error:
+            subject.forget()
+            message = f"{type(error).__name__}: {error}".strip()
+            key = f"{subject.name} {_DIGITS.sub('#', message.splitlines()[0])[:90]}"
+            failure = self.failures.get(key)
+            if failure is None:
+                print(f"{subject.name}: {message.splitlines()[0][:200]}\n  {draw!r}", flush=True)
+                self.failures[key] = Failure(subject.name, message, draw)
+            else:
+                failure.count += 1
+                if len(repr(draw)) < len(repr(failure.draw)):
+                    failure.message, failure.draw = message, draw
+            if _is_of_device(error):  # nothing runs on a device that has failed
+                raise TimeUp from None
+            raise
+
+
+def _is_of_device(error: Exception) -> bool:
+    return any(word in str(error) for word in ("CUDA error", "CUDA_ERROR", "device-side assert"))
+
+
+@contextmanager
+def _alarm(name: str, draw: Any) -> Iterator[None]:
+    """Raise ``Hangs`` inside a draw that takes too long; kernels on a GPU end the process."""
+
+    def give_up() -> None:
+        print(f"{name}: no end after {2 * _HANGS} s\n  {draw!r}", file=sys.stderr, flush=True)
+        os._exit(3)
+
+    def ring(_signal: int, _frame: Any) -> None:
+        raise Hangs(f"no end after {_HANGS} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    timer = threading.Timer(2 * _HANGS, give_up)
+    timer.daemon = True
+    timer.start()
+    signal.alarm(_HANGS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        timer.cancel()
+        signal.signal(signal.SIGALRM, before)
