@@ -68,7 +68,7 @@ class _Launch:
                     else (f"{address - end} bytes behind the end" if address >= end else "in a gap")
                 )
                 nearest, distance = f"{place} of {name}", away
-        return f"{self._kernel} {verb} {width} bytes {nearest}"
+        return f"{self._kernel} {verb} {width} bytes outside its tensors, {nearest}"
 
 
 @contextmanager

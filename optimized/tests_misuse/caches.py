@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from machine import DEVICE, as_bits
-from paged_mla_adapters.guards import Guards
+from machine import as_bits
 
+from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import LatentCache, MlaConfig
 from paged_mla_optimized.cache import ROW_DTYPES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from caches import NUM_BLOCKS
@@ -56,13 +56,16 @@ def steps(draw: Draw, first: tuple[str, str]) -> Step:
     """Draw a step that is spoilt in the `first` way, and in up to two others."""
     names = [name for name, setup in SETUPS.items() if can_be(*first, setup.config)]
     name = draw(st.sampled_from(names))
-    config = SETUPS[name].config
-    fields = _legal(draw, name, config)
-    possible = [pair for pair in SPOILT if can_be(*pair, config)]
-    for value, kind in [first, *draw(st.lists(st.sampled_from(possible), max_size=2))]:
+    possible = [pair for pair in SPOILT if can_be(*pair, SETUPS[name].config)]
+    more = draw(st.lists(st.sampled_from(possible), max_size=2))
+    return spoil_fields(draw, legal(draw, name), [first, *more])
+
+
+def spoil_fields(draw: Draw, fields: Fields, ways: Iterable[tuple[str, str]]) -> Step:
+    """Return a step of fields that are spoilt in some ways."""
+    config = SETUPS[fields["config"]].config
+    for value, kind in ways:
         _SPOILERS[value](draw, fields, config, kind)
-    if draw(st.booleans()) and "slots" not in fields and config.reserved_slot is not None:
-        fields["slots"] = _named(draw, fields, config)
     return Step(**_frozen(fields))
 
 
@@ -71,7 +74,9 @@ def _frozen(fields: Fields) -> Fields:
     return frozen | {"table": tuple(map(tuple, fields["table"]))}
 
 
-def _legal(draw: Draw, name: str, config: MlaConfig) -> Fields:
+def legal(draw: Draw, name: str) -> Fields:
+    """Draw the fields of a legal step."""
+    config = SETUPS[name].config
     rows = draw(st.integers(1, config.max_rows))
     left = config.max_query_tokens
     most = min(config.max_draft_tokens, left) if config.is_tree else left

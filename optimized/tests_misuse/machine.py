@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from accesses import checked_accesses
-from paged_mla_adapters.guards import Guards
 
+from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_shared.problem import Rope, RopePairing

@@ -87,11 +87,12 @@ def legal_rows(
         tokens = range(first, max(first, min(end, num_tokens)))
         cut = end - begin - len(tokens)
         keys = max(seq_len - cut, 0)
-        width = len(tokens) if config.mask == "tree:qlen" else keys
-        lines = slice(element, element + len(tokens) * width)
+        given = end - begin if end - begin < 2**31 else 0  # no length is larger
+        width = max(given if config.mask == "tree:qlen" else seq_len, 0)
+        lines = slice(element, element + max(given, 0) * width)
         element = lines.stop
         is_legal = 0 <= begin <= end and begin == reached
-        is_legal &= 0 < keys and seq_len <= min(config.max_model_len, columns)
+        is_legal &= keys > 0 and seq_len <= min(config.max_model_len, columns)
         is_legal &= config.mask == "non_causal" or end - begin <= seq_len
         is_legal &= not config.is_tree or end - begin <= config.max_draft_tokens
         is_legal &= mask_elements is None or lines.stop <= mask_elements
@@ -122,8 +123,22 @@ def dense(
     config: MlaConfig, queries: torch.Tensor, keys: torch.Tensor, sees: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend one row in float64: queries [q, H, R + P] to keys [k, R + P]."""
-    scores = config.softmax_scale * torch.einsum("qhd,kd->qhk", queries.double(), keys.double())
+    every_head = keys[:, None].expand(-1, queries.shape[1], -1)
+    values = every_head[..., : config.kv_lora_rank]
+    out, lse = dense_heads(config.softmax_scale, queries, every_head, values, sees)
+    return out, lse * config.lse_unit
+
+
+def dense_heads(
+    scale: float,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    sees: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend one row in float64: queries [q, H, D] to keys [k, H, D] and values [k, H, V]."""
+    scores = scale * torch.einsum("qhd,khd->qhk", queries.double(), keys.double())
     scores = scores.masked_fill(~sees[:, None, :], -torch.inf)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse[..., None]).nan_to_num(0.0)
-    return weights @ keys[:, : config.kv_lora_rank].double(), lse * config.lse_unit
+    return torch.einsum("qhk,khv->qhv", weights, values.double()), lse

@@ -15,9 +15,9 @@ from caches import (
     rows_of_slots,
 )
 from machine import DEVICE, FILLINGS, SETUPS, as_bits, mla_of, new_guards, watched
-from paged_mla_adapters.guards import Guards
 from rows import Row, dense, legal_rows, visible
 
+from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import LatentCache, MlaConfig, PagedMla, RequestMap
 
 I32 = torch.int32
@@ -190,7 +190,7 @@ class Trial:
         """Do all calls between guards, with a filling wherever nothing may be read."""
         step, config, guards = self.step, self.config, new_guards()
         rank, place = config.kv_lora_rank, guards.place
-        cache = new_cache(config, guards, step.seed, self._live(), filling)
+        cache = new_cache(config, guards, step.seed, self.live(), filling)
         queries, latents = self.queries.clone(), self.latents.clone()
         padded = [token for token in range(step.num_tokens) if token not in self.own]
         queries.view(torch.uint8)[padded] = filling
@@ -210,7 +210,7 @@ class Trial:
         gathered.view(torch.uint8).fill_(filling)
         lines = place("gathered ckv", gathered[:, :rank], written=True)
         lines_pe = place("gathered k_pe", gathered[:, rank:], written=True)
-        table = self._table(guards, filling)
+        table = self.table(guards, filling)
         mask = None if self.mask is None else self._placed_mask(guards, filling)
         lengths = (
             self._line(guards, "cu_seqlens_q", step.cu_seqlens_q),
@@ -247,7 +247,7 @@ class Trial:
         spread = 1 + self.step.seed % 3
         return guards.place(name, torch.tensor(numbers, dtype=dtype), stride=(spread,))
 
-    def _table(self, guards: Guards, filling: int) -> torch.Tensor | RequestMap:
+    def table(self, guards: Guards, filling: int) -> torch.Tensor | RequestMap:
         """Return the table or the map, whose entries that no row has are the filling."""
         step, size = self.step, self.config.block_size
         rest = -1 if filling == FILLINGS[0] else 0
@@ -296,7 +296,7 @@ class Trial:
             return torch.tensor(given, dtype=dtype, device=DEVICE)
 
         guards = new_guards()
-        table = self._table(guards, filling)
+        table = self.table(guards, filling)
         if isinstance(table, RequestMap):
             table = RequestMap(table.req_to_token, table.request_ids[numbers].contiguous())
         else:
@@ -305,11 +305,11 @@ class Trial:
         if mask is not None and config.mask == "tree:packed":
             mask = mask[tokens].to(DEVICE)
         elif mask is not None:
-            mask = torch.cat([mask[:0], *(mask[row.mask] for row in self.rows)]).to(DEVICE)
+            mask = torch.cat([mask[:0], *(self._lines_of(row) for row in self.rows)]).to(DEVICE)
         named = None
         if step.slots is not None:
             named = numbered([step.slots[token] for token in tokens], torch.int64)
-        cache = new_cache(config, guards, step.seed, self._live(), filling)
+        cache = new_cache(config, guards, step.seed, self.live(), filling)
         before = bits_of_slots(config, cache)
         lines = torch.zeros((step.lines, latents.shape[1]), dtype=config.dtype, device=DEVICE)
         scale = None if step.scale is None else numbered(step.scale, torch.float32)
@@ -330,7 +330,15 @@ class Trial:
             codes, scales = mla.quantise_queries(q_nope, q_pe, scale=scale)
         return _ran(config, mla, cache, before, (out, lse, lines, codes, scales))
 
-    def _live(self) -> list[int] | None:
+    def _lines_of(self, row: Row) -> torch.Tensor:
+        """Return a row's elements of a flat mask; those of a row that is cut mean nothing."""
+        assert self.mask is not None
+        if not row.cut:
+            return self.mask[row.mask]
+        width = row.query_len if self.config.mask == "tree:qlen" else row.keys
+        return self.mask.new_zeros(row.query_len * width)
+
+    def live(self) -> list[int] | None:
         """Return the slots whose contents matter; ``None`` where all may."""
         if self.step.slots is not None and self.config.stored.couples_tokens:
             return None

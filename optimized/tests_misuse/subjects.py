@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import drafts
 import drawn_steps
+import layers
 import machine
+import prefills
+import ranks
 import steps
 from search import Subject
 
@@ -12,23 +19,48 @@ if not machine.ON_GPU:
 
     leave_out_unseen_work()
 
-SUBJECTS = {
-    subject.name: subject
-    for subject in (
-        Subject(
-            "step",
-            drawn_steps.READS,
-            drawn_steps.steps,
-            steps.hold,
-            drawn_steps.wrong_in,
-            machine.forget,
-        ),
-    )
+_ALL: dict[type, Subject] = {
+    steps.Step: Subject(
+        "step",
+        drawn_steps.READS,
+        drawn_steps.steps,
+        steps.hold,
+        drawn_steps.wrong_in,
+        machine.forget,
+    ),
+    drafts.Draft: Subject(
+        "drafts", drafts.READS, drafts.drafts, drafts.hold_draft, drafts.wrong_in_draft
+    ),
+    drafts.Window: Subject(
+        "window",
+        drafts.READS_OF_WINDOW,
+        drafts.windows,
+        drafts.hold_window,
+        drafts.wrong_in_window,
+    ),
+    drafts.Merge: Subject(
+        "merge", drafts.READS_OF_MERGE, drafts.merges, drafts.hold_merge, drafts.wrong_in_merge
+    ),
+    prefills.Prompt: Subject(
+        "prefill",
+        prefills.READS,
+        prefills.prompts,
+        prefills.hold,
+        prefills.wrong_in,
+        prefills.forget,
+    ),
+    layers.Layer: Subject(
+        "layer", layers.READS, layers.layers, layers.hold, layers.wrong_in_layer, layers.forget
+    ),
+    ranks.Rank: Subject(
+        "rank", ranks.READS, ranks.ranks, ranks.hold, ranks.wrong_in_rank, ranks.forget
+    ),
 }
-_DRAWS = {"Step": (steps.Step, steps.hold), "inf": (float("inf"), None), "nan": (float("nan"), None)}
+SUBJECTS = {subject.name: subject for subject in _ALL.values()}
 
 
 def ask(text: str) -> None:
     """Hold a draw that is written as Python."""
-    draw = eval(text, {"__builtins__": {}}, {name: kind for name, (kind, _) in _DRAWS.items()})  # noqa: S307
-    _DRAWS[type(draw).__name__][1](draw)
+    names: dict[str, Any] = {kind.__name__: kind for kind in _ALL}
+    draw = eval(text, names | {"inf": math.inf, "nan": math.nan})
+    _ALL[type(draw)].hold(draw)
