@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,11 @@ import torch
 from caches import NUM_BLOCKS, new_cache
 from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, SETUPS, as_bits, new_guards, watched
-from values import HIGHEST, above, below_zero
+from values import HIGHEST, Draw, above, below_zero
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, merge_partials
 
 I32 = torch.int32
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 _IDS = ("negative", "zero", "too large", "inconsistent")
 READS = {
     "fill": {"prefix_lens": _IDS[:3]},

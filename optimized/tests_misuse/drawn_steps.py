@@ -11,7 +11,7 @@ from caches import NUM_BLOCKS
 from hypothesis import strategies as st
 from machine import SETUPS
 from steps import Step
-from values import above, below_zero, wide_above, wide_below_zero
+from values import Draw, above, below_zero, wide_above, wide_below_zero
 
 from paged_mla_optimized import MlaConfig
 
@@ -36,7 +36,6 @@ READS = {
 SPOILT = sorted({(value, kind) for of in READS.values() for value in of for kind in of[value]})
 
 Fields = dict[str, Any]
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 def can_be(value: str, kind: str, config: MlaConfig) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -15,12 +14,12 @@ from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, ON_GPU, SETUPS, as_bits, new_guards, watched
 from rows import dense_heads, visible
 from steps import Step, Trial
+from values import Draw
 
 from paged_mla_optimized import HeadWeights, LayerConfig, MlaLayer
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 _OF_STEPS = {
     "cu_seqlens_q": ("negative", "zero", "too large", "not monotone", "inconsistent"),
     "seq_lens": ("negative", "zero", "too large", "inconsistent"),
@@ -79,6 +78,13 @@ def layers(draw: Draw, first: tuple[str, str]) -> Layer:
 def wrong_in_layer(layer: Layer) -> set[tuple[str, str]]:
     """Return pairs of value and kind."""
     return wrong_in(layer.step)
+
+
+def launches(layer: Layer) -> list[str]:
+    """Return the forms of a draw's rows."""
+    absorbed, rows = layer.absorbed_rows, len(layer.step.seq_lens)
+    forms = ["absorbed rows"] if absorbed is None or absorbed > 0 else []
+    return forms if absorbed is None or absorbed == rows else [*forms, "materialised rows"]
 
 
 @cache

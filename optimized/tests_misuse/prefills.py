@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,12 +11,11 @@ import torch
 from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, ON_GPU, as_bits, new_guards, watched
 from rows import dense_heads
-from values import above, below_zero
+from values import Draw, above, below_zero
 
 from paged_mla_optimized import Prefill, PrefillConfig
 
 I32 = torch.int32
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 _KINDS = ("negative", "zero", "too large", "not monotone", "inconsistent")
 _OF_BOTH = {"cu_seqlens_q": _KINDS, "cu_seqlens_k": _KINDS}
 READS = {"plan": _OF_BOTH, "attend": _OF_BOTH}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,13 +16,13 @@ from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, ON_GPU, SETUPS, as_bits, new_guards, watched
 from rows import dense, legal_rows, visible
 from steps import Step, Trial
+from values import Draw
 
 from paged_mla_optimized import MlaConfig
 from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.parallel import ContextParallelMla
 
 I32 = torch.int32
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 _OF_STEPS = {
     "cu_seqlens_q": ("negative", "zero", "too large", "not monotone", "inconsistent"),
     "seq_lens": ("negative", "zero", "too large", "inconsistent"),
@@ -58,6 +57,11 @@ def ranks(draw: Draw, first: tuple[str, str]) -> Rank:
 def wrong_in_rank(rank: Rank) -> set[tuple[str, str]]:
     """Return pairs of value and kind."""
     return wrong_in(rank.step)
+
+
+def launches(rank: Rank) -> list[str]:
+    """Return what is launched for a draw."""
+    return [*READS] if rank.world == 1 else ["shard"]
 
 
 def hold(rank: Rank) -> None:

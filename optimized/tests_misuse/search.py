@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,6 @@ from hypothesis import strategies as st
 _HANGS = 60 if os.environ.get("TRITON_INTERPRET") == "1" else 300
 """Seconds after which a draw hangs; on a GPU kernels compile meanwhile."""
 _SHRINKING = 20.0
-_EXAMPLES = 4
 _DIGITS = re.compile(r"-?\d[\d.e+-]*|\[[^\]]*\]")
 
 
@@ -50,6 +51,10 @@ class Subject:
         Takes a draw; returns its pairs of value and kind.
     forget : callable
         Drops instances that a failed draw may have left broken.
+    launches : callable or None
+        Takes a draw; returns its launches. ``None`` for all.
+    examples : int
+        Draws for one cell at a time.
     """
 
     name: str
@@ -58,6 +63,8 @@ class Subject:
     hold: Callable[[Any], None]
     wrong_in: Callable[[Any], set[tuple[str, str]]]
     forget: Callable[[], None] = lambda: None
+    launches: Callable[[Any], Iterable[str]] | None = None
+    examples: int = 4
 
     @property
     def spoilt(self) -> list[tuple[str, str]]:
@@ -86,16 +93,19 @@ class Search:
     draws: int = 0
 
     def run(self, subjects: list[Subject], first_seed: int) -> None:
-        """Draw for the rarest cells of every subject, one subject after the other."""
+        """Draw for the rarest cells: first of subjects that have undrawn ones, then in turn."""
         self.cells = {subject.name: Cells(subject.reads) for subject in subjects}
-        number = first_seed
+        spent = dict.fromkeys(self.cells, 0.0)
+
+        def turn(subject: Subject) -> tuple[bool, float]:
+            return not self.cells[subject.name].rare(1), spent[subject.name]
+
         try:
-            while True:
-                for subject in subjects:
-                    cells = self.cells[subject.name]
-                    pair = min(subject.spoilt, key=lambda pair: cells.of(*pair))
-                    self._round(subject, pair, number)
-                    number += 1
+            for number in itertools.count(first_seed):
+                subject, began = min(subjects, key=turn), time.monotonic()
+                rarest = functools.partial(_count_of, self.cells[subject.name])
+                self._round(subject, min(subject.spoilt, key=rarest), number)
+                spent[subject.name] += time.monotonic() - began
         except TimeUp:
             return
 
@@ -105,7 +115,7 @@ class Search:
 
         @seed(number)
         @settings(
-            max_examples=_EXAMPLES,
+            max_examples=subject.examples,
             deadline=None,
             database=None,
             phases=(Phase.generate, Phase.shrink),
@@ -133,7 +143,8 @@ class Search:
     def _ask(self, subject: Subject, draw: Any) -> None:
         """Hold one draw; keep it if it is the smallest that fails as it does."""
         self.draws += 1
-        self.cells[subject.name].count(subject.reads, subject.wrong_in(draw))
+        launches = subject.reads if subject.launches is None else subject.launches(draw)
+        self.cells[subject.name].count(launches, subject.wrong_in(draw))
         try:
             with _alarm(subject.name, draw):
                 subject.hold(draw)
@@ -153,6 +164,10 @@ class Search:
             if _is_of_device(error):  # nothing runs on a device that has failed
                 raise TimeUp from None
             raise
+
+
+def _count_of(cells: Cells, pair: tuple[str, str]) -> int:
+    return cells.of(*pair)
 
 
 def _is_of_device(error: Exception) -> bool:

@@ -7,7 +7,9 @@ from typing import Any
 
 import drafts
 import drawn_steps
+import hosts
 import layers
+import loads
 import machine
 import prefills
 import ranks
@@ -50,10 +52,26 @@ _ALL: dict[type, Subject] = {
         prefills.forget,
     ),
     layers.Layer: Subject(
-        "layer", layers.READS, layers.layers, layers.hold, layers.wrong_in_layer, layers.forget
+        "layer",
+        layers.READS,
+        layers.layers,
+        layers.hold,
+        layers.wrong_in_layer,
+        layers.forget,
+        layers.launches,
     ),
     ranks.Rank: Subject(
-        "rank", ranks.READS, ranks.ranks, ranks.hold, ranks.wrong_in_rank, ranks.forget
+        "rank",
+        ranks.READS,
+        ranks.ranks,
+        ranks.hold,
+        ranks.wrong_in_rank,
+        ranks.forget,
+        ranks.launches,
+    ),
+    loads.Load: Subject("load", loads.READS, loads.loads, loads.hold, loads.wrong_in_load),
+    hosts.Misfit: Subject(
+        "host", hosts.READS, hosts.misfits, hosts.hold, hosts.wrong_in, hosts.forget, examples=20
     ),
 }
 SUBJECTS = {subject.name: subject for subject in _ALL.values()}

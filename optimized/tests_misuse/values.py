@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+"""What hypothesis hands to a composite strategy."""
 
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 LOWEST_64, HIGHEST_64 = -(2**63), 2**63 - 1
