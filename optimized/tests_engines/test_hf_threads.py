@@ -101,7 +101,10 @@ def before_place(place, model, pool, call, monkeypatch):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_forward_in_another_thread_is_refused(model, ours, monkeypatch, place):
-    """Wherever the first one is: it goes on unharmed, and the refused cache is as it was."""
+    """Wherever the first one is: it goes on unharmed, and the refused cache is as it was.
+
+    Without the tokens of the refused forward, the cache serves no other until it is told to.
+    """
     paged_model, pool = ours
     caches = [PagedMlaCache(pool), PagedMlaCache(pool)]
     forward(paged_model, SECOND, caches[1])
@@ -109,9 +112,8 @@ def test_a_forward_in_another_thread_is_refused(model, ours, monkeypatch, place)
     before_place(place, paged_model, pool, other.pause, monkeypatch)
     with other.paused():
         taken, cached = pool.num_free, pool.latents.clone()
-        for _ in range(2):
-            with pytest.raises(InvalidArgument) as error:
-                forward(paged_model, NEXT, caches[1])
+        with pytest.raises(InvalidArgument) as error:
+            forward(paged_model, NEXT, caches[1])
         assert str(error.value) == (
             "past_key_values: got a forward in thread 'MainThread' while one in thread "
             "'the first' is under way; allowed: one forward at a time over a LatentPool"
@@ -119,6 +121,9 @@ def test_a_forward_in_another_thread_is_refused(model, ours, monkeypatch, place)
         assert (caches[1].get_seq_length(), pool.num_free) == (3, taken)
         torch.testing.assert_close(pool.latents, cached, rtol=0, atol=0, equal_nan=True)
     assert_answers(model, other.answer, FIRST)
+    with pytest.raises(InvalidArgument, match=r"without the tokens .* crop\(0\)"):
+        forward(paged_model, NEXT, caches[1])
+    caches[1].crop(0)
     assert_answers(model, forward(paged_model, NEXT, caches[1]), SECOND, NEXT)
     assert_answers(model, forward(paged_model, NEXT, caches[0]), FIRST, NEXT)
 
@@ -194,6 +199,7 @@ def test_a_forward_inside_another_is_refused(model, ours, monkeypatch):
 
     before(paged_model.model.layers[0].mlp, "forward", nested, monkeypatch)
     assert_answers(model, forward(paged_model, FIRST, outer), FIRST)
+    inner.reset()
     assert_answers(model, forward(paged_model, SECOND, inner), SECOND)
     assert_answers(model, forward(paged_model, NEXT, outer), FIRST, NEXT)
 

@@ -75,6 +75,11 @@ class Turns:
                 raise InvalidArgument("past_key_values", given, allowed)
             self._turn = mine
 
+    def is_of(self, rows: object) -> bool:
+        """Return whether the forward that has the pool is about these rows."""
+        with self._lock:
+            return self._turn is not None and self._turn.rows == id(rows)
+
     def end(self) -> None:
         """Let the pool be free, behind the last attention of the forward that has it."""
         with self._lock:
