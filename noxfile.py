@@ -208,6 +208,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def misuse(session: nox.Session) -> None:
+    """Give every public call what tensors and arguments may hold, legal and not; for 120 s."""
+    install_packages(session, "optimized", "adapters", extra=("hypothesis",))
+    session.run("python", "optimized/tests_misuse", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(default=False)
 @nox.parametrize("engine", [nox.param(name, id=name) for name in ENGINES])
 def engines(session: nox.Session, engine: str) -> None:
     """Hold the adapters against engines: their surfaces as recorded, or each release installed.

@@ -1,4 +1,4 @@
-"""Misuse every public call: draw what tensors and arguments may hold, legal and not.
+r"""Misuse every public call: draw what tensors and arguments may hold, legal and not.
 
     python optimized/tests_misuse --seconds 120
     python optimized/tests_misuse --device cpu --only step,drafts --seed 7
@@ -6,8 +6,8 @@
 Without a GPU, and with ``--device cpu``, kernels run in Triton's interpreter, where every address
 is held against the tensors of its launch. On a GPU, under a tool that watches allocations:
 
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 MISUSE_MARGIN=0 \\
-        compute-sanitizer --tool memcheck --error-exitcode 86 \\
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 MISUSE_MARGIN=0 \
+        compute-sanitizer --tool memcheck --error-exitcode 86 \
         python optimized/tests_misuse --seconds 600 --least 0
 
 A failing draw is printed as Python that repeats it; ``--ask`` takes such a text.
@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 
 import torch
+
+HERE = Path(__file__).parent
 
 
 def main() -> int:
@@ -42,7 +44,8 @@ def main() -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     elif options.device == "cuda":
         os.environ.pop("TRITON_INTERPRET", None)
-    sys.path.insert(0, str(Path(__file__).parent))
+    folders = (f"{name}/src" for name in ("shared", "optimized", "conformance/adapters"))
+    sys.path[:0] = [str(HERE), *(str(HERE.parents[1] / folder) for folder in folders)]
     from search import Search  # noqa: PLC0415 - what it imports asks the environment
     from subjects import SUBJECTS, ask  # noqa: PLC0415 - likewise
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from machine import as_bits
+from machine import ON_GPU, as_bits
 
 from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import LatentCache, MlaConfig
 from paged_mla_optimized.cache import ROW_DTYPES
 
-NUM_BLOCKS = 36  # more than the rows of a step can have
+NUM_BLOCKS = 96 if ON_GPU else 36  # more than the rows of most steps have
 
 
 def group_size(config: MlaConfig) -> int:

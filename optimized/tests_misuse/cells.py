@@ -1,4 +1,4 @@
-"""The table of what was drawn: a launch, a value that it reads, and what is wrong with the value."""
+"""The table of what was drawn: launches, the values that they read, and what is wrong there."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +93,7 @@ def legal(draw: Draw, name: str) -> Fields:
     seed = draw(st.integers(0, 11))
     width = -(-config.max_model_len // config.block_size)
     order = random.Random(seed).sample(range(NUM_BLOCKS), min(NUM_BLOCKS, config.max_rows * width))
-    blocks = iter(order * 2)  # where the cache is small, rows share some
+    blocks = itertools.cycle(order)  # where the cache is small, rows share some
     fields: Fields = {
         "config": name,
         "cu_seqlens_q": starts,
@@ -130,7 +131,7 @@ def _some(blocks: Iterator[int], count: int) -> list[int]:
 def _elements(fields: Fields, config: MlaConfig) -> int:
     """Return the elements of a flat mask that rows need."""
     starts = fields["cu_seqlens_q"]
-    query_lens = [end - begin for begin, end in zip(starts[:-1], starts[1:], strict=True)]
+    query_lens = [end - begin for begin, end in itertools.pairwise(starts)]
     widths = query_lens if config.mask == "tree:qlen" else fields["seq_lens"]
     return sum(q * width for q, width in zip(query_lens, widths, strict=True))
 
@@ -285,7 +286,7 @@ def wrong_in(step: Step) -> set[tuple[str, str]]:
     """Return what is at an edge, or past it, in a step: pairs of value and kind."""
     config, starts, lens = SETUPS[step.config].config, step.cu_seqlens_q, step.seq_lens
     size = config.block_size
-    query_lens = [end - begin for begin, end in zip(starts[:-1], starts[1:], strict=True)]
+    query_lens = [end - begin for begin, end in itertools.pairwise(starts)]
     columns = step.columns if step.request_ids is not None else len(step.table[0]) * size
     visible = [
         entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -133,7 +134,7 @@ def wrong_in(prompt: Prompt) -> set[tuple[str, str]]:
         ("cu_seqlens_q", prompt.cu_seqlens_q, prompt.num_tokens),
         ("cu_seqlens_k", prompt.cu_seqlens_k, prompt.num_keys),
     ):
-        lengths = [end - begin for begin, end in zip(given[:-1], given[1:], strict=True)]
+        lengths = [end - begin for begin, end in itertools.pairwise(given)]
         kinds = {
             "negative": min(given) < 0,
             "zero": 0 in given[1:] or 0 in lengths,

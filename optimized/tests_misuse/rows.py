@@ -46,7 +46,7 @@ class Row:
         return len(self.tokens)
 
     def key_of(self, index: int) -> int:
-        """Return where a token lies in the row; below 0 where the row has more queries than keys."""
+        """Return where a token lies in the row; below 0 in front of all keys."""
         return self.keys - self.query_len + index
 
     def slot_of(self, key: int, block_size: int) -> int | None:

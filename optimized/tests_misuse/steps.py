@@ -167,7 +167,7 @@ class Trial:
         return written
 
     def _contested(self) -> set[int]:
-        """Return the groups of slots that two tokens go to, or two rows where slots share a scale."""
+        """Return the groups of slots that two tokens go to, or two rows of shared scales."""
         size = group_size(self.config)
         row_of = {token: row.number for row in self.rows for token in row.tokens}
         rows: dict[int, set[Any]] = {}
@@ -380,7 +380,7 @@ def hold(step: Step) -> None:
 
 
 def _hold_padding(trial: Trial, ran: Ran) -> None:
-    """Every token of no legal row, and those of rows without keys, have (0, -inf)."""
+    """Check that tokens of no legal row, and of rows without keys, have (0, -inf)."""
     padded = [token for token in range(trial.step.num_tokens) if token not in trial.own]
     for what, given, expected in (
         ("out", ran.out, 0),
@@ -393,7 +393,7 @@ def _hold_padding(trial: Trial, ran: Ran) -> None:
 
 
 def _hold_slots(trial: Trial, ran: Ran) -> None:
-    """Slots of the plan lie in the row's own blocks, and so do prefix sums of keys."""
+    """Check that slots lie in the row's own blocks, and that prefix sums count its keys."""
     limit = NUM_BLOCKS * trial.config.block_size
     for row in trial.rows:
         given = ran.slots[row.tokens.start : row.tokens.stop].tolist()
@@ -418,7 +418,7 @@ def _hold_slots(trial: Trial, ran: Ran) -> None:
 
 
 def _hold_cache(trial: Trial, ran: Ran) -> None:
-    """Nothing but what tokens go to is written, and a plain cache holds their bytes there."""
+    """Check that only slots of tokens are written, and hold their bytes in a plain cache."""
     config, size = trial.config, group_size(trial.config)
     groups = {slot // size for slot in trial.written}
     changed = (ran.before != ran.after).any(1).nonzero().flatten().tolist()
@@ -434,7 +434,7 @@ def _hold_cache(trial: Trial, ran: Ran) -> None:
 
 
 def _hold_gathered(trial: Trial, ran: Ran) -> None:
-    """Lines past the last are as they were; those of a plain cache are what it holds."""
+    """Check that gathered lines of a plain cache are what it holds."""
     lines = [slot for row in trial.rows for slot in trial.seen_by(row)][: trial.step.lines]
     if trial.config.is_fp8:
         return
@@ -443,7 +443,7 @@ def _hold_gathered(trial: Trial, ran: Ran) -> None:
 
 
 def _hold_alike(trial: Trial, first: Ran, second: Ran) -> None:
-    """What may not be read changes no bit, of illegal rows and of those in no cache either."""
+    """Check that what may not be read changes no bit, of illegal rows either."""
     contested = {t for row in trial.rows if trial.is_contested(row) for t in row.tokens}
     tokens = [token for token in range(trial.step.num_tokens) if token not in contested]
     for name in ("out", "lse", "slots", "positions"):
@@ -474,7 +474,7 @@ def _is_comparable(trial: Trial, row: Row) -> bool:
 
 
 def _hold_dense(trial: Trial, ran: Ran) -> None:
-    """Legal rows have the answers of float64 over what the cache holds."""
+    """Check that legal rows have the answers of float64 over what the cache holds."""
     config, tolerance = trial.config, trial.setup.tolerance
     if config.is_fp8 or config.rope is not None:
         return
@@ -489,7 +489,7 @@ def _hold_dense(trial: Trial, ran: Ran) -> None:
 
 
 def _hold_alone(trial: Trial, ran: Ran) -> None:
-    """Legal rows write and answer what they do when the others are not there."""
+    """Check that legal rows write and answer what they do without the others."""
     config, setup, size = trial.config, trial.setup, group_size(trial.config)
     if not config.is_fp8 and config.rope is None and trial.step.seed % 4:
         return  # the direct comparisons say it all
