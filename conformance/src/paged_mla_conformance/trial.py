@@ -16,7 +16,7 @@ from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append, gather_context, slots_to_write
 from paged_mla_reference.judging import budgets, caches, compare
 from paged_mla_reference.judging.compare import Check
-from paged_mla_reference.judging.fast import fast_answers, may_be_fast
+from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.materialise import materialise, respelt
 from paged_mla_reference.paging import keys_of_tokens
@@ -286,15 +286,20 @@ class Trial:
         """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
         actual = runner.attend(stage.batch)
         problem, batch = stage.problem, stage.batch
-        asked = asked_tokens(problem, batch)
-        exact, rounded = stage.answers(asked)
-        allowance = None
-        if may_be_fast(problem, self.backend.capabilities.products):
-            rounded, allowance = fast_answers(problem, batch, stage.after, asked)
+        exact, rounded, allowance = self.answers(stage, asked_tokens(problem, batch))
         self.checks += compare.check_output(
             problem, batch, actual, exact, rounded, allowance=allowance
         )
         return actual
+
+    def answers(
+        self, stage: Stage, asked: NDArray[np.bool_] | None
+    ) -> tuple[Answer, Answer, Allowance | None]:
+        """Return what answers are held against: exact, rounded, and what fast products may cost."""
+        exact, rounded = stage.answers(asked)
+        if not may_be_fast(stage.problem, self.backend.capabilities.products):
+            return exact, rounded, None
+        return exact, *fast_answers(stage.problem, stage.batch, stage.after, asked)
 
     def compare_cache(self, runner: Runner, stage: Stage, *, is_written: bool) -> CacheImage:
         """Hold every byte of a runner's cache against what it is after the append; return it.
