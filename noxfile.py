@@ -156,6 +156,16 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
 
 
 @nox.session(default=False)
+def compile_sample(session: nox.Session) -> None:
+    """Compile a few variants of each kernel for every architecture (no GPU)."""
+    install_packages(session, "optimized")
+    session.run(
+        *("python", "-m", "paged_mla_optimized.tools.aot", "--arch", *ARCHS, "--sample"),
+        *session.posargs,
+    )
+
+
+@nox.session(default=False)
 @nox.parametrize("version", [nox.param(v, id=v) for v in TRITONS])
 def triton(session: nox.Session, version: str) -> None:
     """Hold launches and kernels of each kind against another Triton, and its interpreter."""

@@ -29,6 +29,7 @@ MODES = {
     "reserved_slot": "sglang",
     "base_2": "kernel,base-2",
     "fast": "strict",
+    "unchecked": "kernel",
 }
 """Factories of ``paged_mla_optimized.backend.modes``, and the profile that each is spoken to in."""
 CANNOT_RUN_HERE = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ def _declaring(**fields: Any) -> Callable[[], MutantBackend]:
     return lambda: MutantBackend(capabilities=replace(FLOAT32, **fields))
 
 
+def _bounded_in_name() -> Any:
+    backend = MutantBackend()
+    names = ("name", "version", "mode", "device", "memory_bytes", "capabilities", "prepare")
+    return SimpleNamespace(**{name: getattr(backend, name) for name in names})
+
+
 _FACTORIES: dict[str, Any] = {
     "no-callable": 3,
     "no-backend": lambda: None,
@@ -47,6 +54,7 @@ _FACTORIES: dict[str, Any] = {
     "sizes-of-numpy": _declaring(num_heads=frozenset(np.arange(1, 3))),
     "flat-head-dims": _declaring(head_dims=frozenset({32, 16})),
     "flat-prefill-dims": _declaring(prefill_dims=frozenset({(128, 64)})),
+    "bounded-in-name": _bounded_in_name,
     "endless-queries": _declaring(max_query_len=float("inf")),
 }
 

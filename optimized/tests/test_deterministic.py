@@ -213,7 +213,7 @@ def test_lanes_without_queries_leave_no_partials(monkeypatch):
     """S-9: a lane beside a row of one query tile has none of its own; the next row's lie there."""
     monkeypatch.setattr(families, "MAX_FIXED_SPLITS", 4)
     rows = ((60, 1), (0, 1), (500, 4), (30, 4))
-    step = build(*rows, num_heads=8, deterministic=True, max_rows=128)
+    step = build(*rows, num_heads=8, deterministic=True, max_rows=128, max_model_len=512)
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, lanes=2, split_tiles=1))
     mla.workspace.fill_(torch.nan)
     assert_close(step.attend(mla), dense(step))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_backend import batch, loaded, problem
 
-from paged_mla_optimized import core, prefill
+from paged_mla_optimized import PagedMla, core, prefill
 from paged_mla_optimized.backend import create, graphed, modes, portable
 from paged_mla_optimized.planning.families import PORTABLE
 from paged_mla_optimized.runtime.device import DeviceFacts
@@ -16,7 +16,16 @@ from paged_mla_shared.dims import DEEPSEEK_V3
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Output
 
-HERE = ("deterministic", "portable", "compiled", "request_map", "reserved_slot", "base_2", "fast")
+HERE = (
+    "deterministic",
+    "portable",
+    "compiled",
+    "request_map",
+    "reserved_slot",
+    "base_2",
+    "fast",
+    "unchecked",
+)
 FIXED = {"deterministic", "portable"}
 EVERY_BLOCK = np.arange(6)
 
@@ -55,10 +64,25 @@ def test_modes_declare_what_they_do():
         mode = getattr(modes, name)()
         assert mode.name == f"{plain.name} {name}"
         extra = {"deterministic"} if name in FIXED else set()
-        own = {"base_2": {"prefill", "merge"}, **{fixed: set() for fixed in FIXED}}
-        lacking = {"layer"} | own.get(name, {"prefill"})
-        assert mode.capabilities.features == plain.capabilities.features | extra
+        own = {"base_2": {"layer", "prefill", "merge"}, **{fixed: {"layer"} for fixed in FIXED}}
+        own["unchecked"] = set()
+        lacking = own.get(name, {"layer", "prefill"})
+        features = plain.capabilities.features | extra
+        if name == "unchecked":
+            features -= {"validation"}
+        assert mode.capabilities.features == features
         assert mode.capabilities.ops == plain.capabilities.ops - lacking
+
+
+@pytest.mark.parametrize("name", ["create", "request_map", "compiled"])
+def test_an_unchecked_runner_does_not_check(monkeypatch, name):
+    """S-2: a legal step is answered as ever, and nobody looked at its values."""
+    mode = create() if name == "create" else getattr(modes, name)()
+    [expected] = answers(mode.prepare(problem()), batch())
+    monkeypatch.setattr(PagedMla, "check", None)
+    [found] = answers(mode.prepare_unchecked(problem()), batch())
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("cache_format", ["fp16", "fp8_e4m3", "fp8_ds_mla"])

@@ -20,6 +20,12 @@ def test_nothing_to_do():
     assert Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16).step() == []
 
 
+def test_padded_tokens_have_an_id():
+    """S-6: the embedding is asked for it when a graph is captured, and behind a shorter step."""
+    server = Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16)
+    assert not server.inputs.tokens["ids"].any()
+
+
 @pytest.mark.parametrize(("prompt", "new"), [([], 1), ([1], 0), ([1] * 250, 7)])
 def test_requests_that_never_fit(prompt, new):
     server = Server(Model(config_of("cpu"), "cpu"), "cpu", num_blocks=16)

@@ -20,8 +20,10 @@ BAD = [
     ("cu_seqlens_q", "past-tokens", {"cu_seqlens_q": [0, 3, 5]}),
     ("seq_lens", "negative", {"seq_lens": [-1, 33]}),
     ("seq_lens", "past-capacity", {"seq_lens": [20, 257]}),
+    ("seq_lens", "most", {"seq_lens": [20, 2**31 - 1]}),
     ("seq_lens", "below-query", {"seq_lens": [2, 33]}),
     ("block_table", "narrow", {"block_table": [[0, 1], [4, 3]]}),
+    ("block_table", "of-width-0", {"block_table": [[], []]}),
     ("block_table", "negative", {"block_table": [[0, -1, -9], [4, 3, 2]]}),
     ("block_table", "past-cache", {"block_table": [[0, 1, -9], [4, 5, 2]]}),
     (
@@ -77,6 +79,32 @@ def test_values_no_rule_allows(argument, changes):
     with pytest.raises(InvalidArgument) as error:
         check(changes)
     assert error.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ("seq_lens: got 257 in row 1; allowed: 0 to max_model_len = 256", {"seq_lens": [20, 257]}),
+        ("seq_lens: got 2 in row 0, whose query_len is 3; allowed: 0, or", {"seq_lens": [2, 33]}),
+        (
+            "block_table: got 2 columns; allowed: at least 3, for the 33 tokens of row 1",
+            {"block_table": [[0, 1], [4, 3]]},
+        ),
+        (
+            "block_table: got block 5 in row 1, column 1; allowed: 0 to 4",
+            {"block_table": [[0, 1, -9], [4, 5, 2]]},
+        ),
+        (
+            "slot_mapping: got slot 80 of token 3; allowed: -1 to 79",
+            {"slot_mapping": [0, 1, 2, 80]},
+        ),
+    ],
+    ids=["length", "short", "narrow", "block", "slot"],
+)
+def test_the_row_or_the_token_is_named(given, changes):
+    """S-1, S-2, S-10: the first one, what it has, and what is allowed."""
+    with pytest.raises(InvalidArgument, match=given):
+        check(changes)
 
 
 def test_more_queries_than_keys_without_a_causal_mask():
@@ -202,6 +230,6 @@ def test_hidden_context():
 
 def test_more_drafts_than_announced():
     """S-14: a row longer than max_draft_tokens does not fit the packed words."""
-    message = "cu_seqlens_q: got a row of 3 drafts; allowed: at most max_draft_tokens = 2"
+    message = "cu_seqlens_q: got 3 drafts in row 0; allowed: at most max_draft_tokens = 2"
     with pytest.raises(InvalidArgument, match=f"^{message}$"):
         check({}, tree(), mask="tree:qlen", max_draft_tokens=2)

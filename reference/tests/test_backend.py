@@ -145,3 +145,49 @@ def test_answers_come_in_the_problem_dtype(dtype):
     runner.append(batch)
     output = runner.attend(batch)
     assert (output.out.dtype, output.lse.dtype) == (numpy_dtype(dtype), np.float32)
+
+
+def test_an_unchecked_runner_takes_what_no_rule_allows():
+    """S-2, S-6, S-10: as padding where it is, in every call; the cache keeps its bytes."""
+    one, batch = _step(1)
+    short = replace(batch, seq_lens=np.array([2], np.int32))
+    runner = create().prepare_unchecked(problem_of(dims=SMALL_R))
+    _fill(runner, one, batch)
+    before = runner.read_cache(np.arange(40))
+    planned = runner.plan(short)
+    assert not planned.positions.any()
+    assert (planned.slot_mapping == -1).all()
+    runner.append(short)
+    assert runner.read_cache(np.arange(40)).tobytes() == before.tobytes()
+    answer = runner.attend(short)
+    assert not answer.out.any()
+    assert np.isneginf(answer.lse).all()
+    assert not runner.gather_context(short)[0].size
+
+
+def test_an_unchecked_runner_serves_a_legal_step_as_any_other():
+    """S-1, S-5, S-10: bit for bit, named slots too."""
+    one, batch = _step(1)
+    named = replace(batch, slot_mapping=np.arange(8, 8 + batch.num_tokens))
+    for asked in (batch, named):
+        answers = []
+        backend = create()
+        for prepare in (backend.prepare, backend.prepare_unchecked):
+            runner = prepare(problem_of(dims=SMALL_R))
+            _fill(runner, one, batch)
+            planned = runner.plan(asked)
+            runner.append(asked)
+            cache, answer = runner.read_cache(np.arange(40)), runner.attend(batch)
+            arrays = (planned.positions, planned.slot_mapping, cache, answer.out, answer.lse)
+            answers.append([array.tobytes() for array in (*arrays, *runner.gather_context(batch))])
+        assert answers[0] == answers[1]
+
+
+def test_an_unchecked_runner_plans_no_slot_of_a_block_that_is_not_there():
+    """S-1: it stands as block 0, whose slots are others'."""
+    _, batch = _step(1)
+    strange = replace(batch, block_table=np.full_like(batch.block_table, -5))
+    runner = create().prepare_unchecked(problem_of(dims=SMALL_R))
+    planned = runner.plan(strange)
+    assert (planned.slot_mapping == -1).all()
+    assert planned.positions.any()

@@ -64,6 +64,10 @@ def check_backend(name: str, backend: object) -> Backend:
     if checked.mode not in CORE:
         raise _refusal(name, "mode", checked.mode, ", ".join(sorted(CORE)))
     _check_capabilities(name, checked.capabilities)
+    if "bounded" in checked.capabilities.features:
+        unchecked = getattr(backend, "prepare_unchecked", None)
+        if not callable(unchecked):
+            raise _refusal(name, "prepare_unchecked", unchecked, "a method, to declare 'bounded'")
     return checked
 
 

@@ -67,6 +67,7 @@ PRODUCTION: dict[str, Envelope] = {
     "queries": {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8},
     "layer": {**_ALL, "tokens": 1200, "tree": 8, "steps": 3},
     "prefill": {"keys": 8192, "queries": 600, "rows": 300, "heads": 128, "tokens": 2048},
+    "bounded": {"rows": 300, "tree": 10},
     "merge": {"tokens": 600, "heads": 128, "partials": 130},
     "trace": {"keys": 1300, "queries": 600, "rows": 30},
 }  # fmt: skip

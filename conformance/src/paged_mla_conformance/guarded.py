@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.backend import Backend, BoundedBackend, Runner
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
@@ -61,6 +61,12 @@ class GuardedBackend:
         """Build a runner that is held to the protocol."""
         with _watched("prepare", {}, self._warned):
             inner = self._inner.prepare(problem)
+        return GuardedRunner(inner, self._warned)
+
+    def prepare_unchecked(self, problem: Problem) -> Runner:
+        """Build a runner that looks at no values, held to the protocol too."""
+        with _watched("prepare_unchecked", {}, self._warned):
+            inner = cast("BoundedBackend", self._inner).prepare_unchecked(problem)
         return GuardedRunner(inner, self._warned)
 
 

@@ -35,30 +35,23 @@ class Core:
     optional: frozenset[str]
 
 
+_OPTIONAL = frozenset({"quantise_queries", "prefill", "layer", "deterministic", "bounded"})
+
 CORE = {
     "gpu": Core(
         "deepseek-v3",
         ("bfloat16", "float16"),
-        frozenset({"gather_context", "quantise_queries", "prefill", "layer", "deterministic"}),
+        _OPTIONAL | {"gather_context"},
     ),
     "interpreter": Core(
         "small",
         ("float32",),
-        frozenset(
-            {
-                "gather_context",
-                "quantise_queries",
-                "prefill",
-                "layer",
-                "deterministic",
-                "large_offsets",
-            }
-        ),
+        _OPTIONAL | {"gather_context", "large_offsets"},
     ),
     "cpu": Core(
         "small",
         ("float32", "float16", "bfloat16"),
-        frozenset({"quantise_queries", "prefill", "layer", "deterministic"}),
+        _OPTIONAL,
     ),
 }
 

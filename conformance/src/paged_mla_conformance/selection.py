@@ -12,11 +12,14 @@ from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
 from paged_mla_reference.simulator.trace import trace_of
 from paged_mla_shared.backend import Capabilities
-from paged_mla_shared.cases import CASES, Case, SlotOrder, formats, layer
+from paged_mla_shared.cases import CASES, Case, SlotOrder, bounded, formats, layer
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.formats import FORMATS, CacheFormat, types_id
 
-_OF_FORMATS = (*formats.IN_EVERY_FORMAT, *(case.id for case in formats.CASES))
+_OF_FORMATS = (
+    *formats.IN_EVERY_FORMAT,
+    *(case.id for case in (*formats.CASES, *bounded.CASES)),
+)
 _TURNS = {name: turn for turn, name in enumerate(_OF_FORMATS)}
 SCENARIOS_IN_FORMATS = ("prefixes", "preemption", "chains", "trees", "branches", "ranks")
 
@@ -106,7 +109,7 @@ def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:
     if case.group == layer.GROUP and run.backend.capabilities.products != "exact":
         return (None,)
     plain: tuple[str | None, ...] = () if own and case.cache_scale == 1 else (None,)
-    if not own and case.id not in formats.IN_EVERY_FORMAT:
+    if case.id not in _TURNS:
         return plain
     named = [name for name in run.formats if allows(FORMATS[name], case)]
     turn = run.dtypes.index(dtype)
@@ -203,7 +206,12 @@ def check_left_out(profile: Profile) -> None:
 
 
 def why_left_out(run: Run, group: str, case: str | None) -> Skip | None:
-    """Return why the run's profile leaves a group or the case called `case` out."""
+    """Return why the run's profile leaves a group or the case called `case` out.
+
+    No profile says how a step is presented that no rule allows.
+    """
+    if group == bounded.GROUP and not run.profile.as_written:
+        return Skip(f"asked in the rules' own terms alone, not in profile {run.profile.name}")
     if {group, case}.isdisjoint(run.profile.left_out):
         return None
     return Skip(f"left out of profile {run.profile.name}")

@@ -38,7 +38,9 @@ def test_steps_of_ranks(world, interleave):
         max_model_len=LONGEST, softmax_scale=1.0,
     )  # fmt: skip
     group = oracle.ContextParallel(world, interleave)
-    cfg = config(block_size=BLOCK_SIZE, max_rows=len(ROWS), max_query_tokens=tokens)
+    cfg = config(
+        block_size=BLOCK_SIZE, max_rows=len(ROWS), max_query_tokens=tokens, max_model_len=LONGEST
+    )
     lengths = [torch.from_numpy(a) for a in (starts, batch.seq_lens, batch.block_table)]
     for rank in {0, 1, world - 1}:
         expected = oracle.rank_batch(problem, batch, group, rank)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import paged_mla_reference
+from paged_mla_reference.bounded import taken_as
 from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.paging import NO_SLOT
 from paged_mla_reference.validate import (
     validate_batch,
     validate_layer,
@@ -58,6 +60,7 @@ CAPABILITIES = Capabilities(
             "explicit_slots",
             "validation",
             "deterministic",
+            "bounded",
         }
     ),
     prefill_dims=frozenset(
@@ -89,6 +92,10 @@ class ReferenceBackend:
         if unmet:
             raise Unsupported("; ".join(unmet))
         return ReferenceRunner(problem, self.oracle)
+
+    def prepare_unchecked(self, problem: Problem) -> Runner:
+        """Build a runner that refuses no step."""
+        return UncheckedRunner(problem, self.oracle)
 
 
 class ReferenceRunner:
@@ -149,6 +156,36 @@ class ReferenceRunner:
         validate_layer(self._problem, batch)
         self._image = self._oracle.append(self._problem, batch.step, self._image)
         return self._oracle.layer(self._problem, batch, self._image)
+
+
+class UncheckedRunner(ReferenceRunner):
+    """A runner that looks at no values: a step that no rule allows is taken for a legal one.
+
+    Only what such steps are put to differs from a runner that checks.
+    """
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Return positions and slots (S-1, S-3)."""
+        taken = taken_as(self._problem, replace(batch, slot_mapping=None))
+        assert taken.slot_mapping is not None
+        planned = self._oracle.metadata(self._problem, taken)
+        has_slot = taken.slot_mapping >= 0
+        return Metadata(planned.positions, np.where(has_slot, planned.slot_mapping, NO_SLOT))
+
+    def append(self, batch: Batch) -> None:
+        """Write the batch's ``ckv`` and ``k_pe`` to the cache (S-10)."""
+        taken = taken_as(self._problem, batch)
+        self._image = self._oracle.append(self._problem, taken, self._image)
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend every query to what the cache holds now (S-4 to S-7)."""
+        taken = taken_as(self._problem, batch)
+        return self._oracle.attend(self._problem, taken, self._image)
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the cached ``ckv`` [K, R] and ``k_pe`` [K, P] of every legal row."""
+        taken = taken_as(self._problem, batch)
+        return self._oracle.gather_context(self._problem, taken, self._image)
 
 
 def create() -> ReferenceBackend:

@@ -116,13 +116,21 @@ def has_meaning(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
     """
     known = np.ones(batch.num_tokens, bool)
     starts, ends, _ = _lengths(batch)
-    for row in np.flatnonzero(legal_rows(problem, batch)).tolist():
-        used = used_blocks(batch, row, problem.block_size)
-        strange = ((used < 0) | (used >= problem.num_blocks)).any()
-        is_cut = ends[row] > batch.num_tokens and problem.mask is not Mask.CAUSAL
-        if strange or is_cut:
-            known[starts[row] : ends[row]] = False
+    unknown = strange_rows(problem, batch)
+    if problem.mask is not Mask.CAUSAL:
+        unknown |= legal_rows(problem, batch) & (ends > batch.num_tokens)
+    for row in np.flatnonzero(unknown).tolist():
+        known[starts[row] : ends[row]] = False
     return known
+
+
+def strange_rows(problem: Problem, batch: Batch) -> NDArray[np.bool_]:
+    """Return which legal rows use a block outside the cache, bool [B]."""
+    strange = legal_rows(problem, batch)
+    for row in np.flatnonzero(strange).tolist():
+        used = used_blocks(batch, row, problem.block_size)
+        strange[row] = ((used < 0) | (used >= problem.num_blocks)).any()
+    return strange
 
 
 def _lengths(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

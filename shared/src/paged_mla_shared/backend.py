@@ -39,7 +39,8 @@ class Capabilities:
         runner; "strided_cache", "strided_inputs": non-contiguous arrays; "large_offsets":
         caches past 2^31 elements; "explicit_slots": ``Batch.slot_mapping``;
         "validation": bad input raises before anything is written; "deterministic": a row has
-        the same bits whatever its batch mates (S-20).
+        the same bits whatever its batch mates (S-20); "bounded": whatever values a step holds, no
+        byte is read or written but those of its rows (:class:`BoundedBackend`).
     prefill_dims : frozenset of (N, P, V)
         Head dims of the ops "prefill" and "layer".
     max_query_len : int
@@ -175,3 +176,14 @@ class Backend(Protocol):
 
     def prepare(self, problem: Problem) -> Runner:
         """Build a runner; raises ``InvalidArgument`` or ``Unsupported``."""
+
+
+class BoundedBackend(Backend, Protocol):
+    """A backend that declares "bounded"."""
+
+    def prepare_unchecked(self, problem: Problem) -> Runner:
+        """Build a runner that looks at no values of a step, as engines run it.
+
+        Shapes and dtypes are right; lengths, tables, slots and masks may hold anything. A row that
+        no rule allows is taken for padding. `problem` is a right one.
+        """

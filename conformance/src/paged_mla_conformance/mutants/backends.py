@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from paged_mla_conformance.mutants import MUTANTS, RUNNER
+from paged_mla_conformance.mutants import MUTANTS, RUNNER, UNBOUNDED
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
 from paged_mla_reference.deviations import ENGINE, ORACLE
 from paged_mla_reference.oracle import RIGHT
@@ -19,6 +19,7 @@ from paged_mla_shared.problem import Problem
 
 RIGHT_BACKEND = "right"
 SCHEDULES = "schedules"
+BOUNDED = "bounded"
 
 FLOAT32 = replace(CAPABILITIES, dtypes=frozenset({"float32"}), cache_formats=frozenset({"fp32"}))
 EVERY_FORMAT = replace(FLOAT32, cache_formats=CAPABILITIES.cache_formats)
@@ -36,10 +37,16 @@ class MutantBackend(ReferenceBackend):
     mode: str = "interpreter"
     capabilities: Capabilities = FLOAT32
     wrap: Callable[[Problem, Runner], Runner] = _unwrapped
+    wrap_unchecked: Callable[[Problem, Runner], Runner] = _unwrapped
 
     def prepare(self, problem: Problem) -> Runner:
         """Build a runner that breaks a rule."""
         return self.wrap(problem, super().prepare(problem))
+
+    def prepare_unchecked(self, problem: Problem) -> Runner:
+        """Build one that looks at no values of a step."""
+        runner = self.wrap(problem, super().prepare_unchecked(problem))
+        return self.wrap_unchecked(problem, runner)
 
 
 def mutant(name: str) -> MutantBackend:
@@ -53,6 +60,8 @@ def mutant(name: str) -> MutantBackend:
         return replace(backend, oracle=ORACLE[name].change(RIGHT))
     if name in RUNNER:
         return replace(backend, wrap=RUNNER[name].change)
+    if name in UNBOUNDED:
+        return replace(backend, wrap_unchecked=UNBOUNDED[name].change)
     return backend
 
 
@@ -62,9 +71,14 @@ def spoilt_engine(name: str) -> AbstractContextManager[None]:
 
 
 def changes(name: str) -> frozenset[str]:
-    """Return the ops that a mutant does otherwise than the right backend, or "schedules"."""
+    """Return the ops that a mutant does otherwise than the right backend, "schedules" or "bounded".
+
+    The last one is what it does with steps that no rule allows.
+    """
     if name in ENGINE:
         return frozenset({SCHEDULES})
+    if name in UNBOUNDED:
+        return frozenset({BOUNDED})
     if name not in ORACLE:
         return CAPABILITIES.ops
     wrong = vars(ORACLE[name].change(RIGHT))

@@ -14,7 +14,7 @@ import pytest
 from paged_mla_conformance import suite
 from paged_mla_conformance.collector import marker_of
 from paged_mla_conformance.mutants import MUTANTS
-from paged_mla_conformance.mutants.backends import SCHEDULES, changes, spoilt_engine
+from paged_mla_conformance.mutants.backends import BOUNDED, SCHEDULES, changes, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_conformance.selection import CaseParam
 from paged_mla_reference.judging.compare import Mismatch
@@ -121,9 +121,10 @@ def _is_large(item: pytest.Item) -> bool:
 
 
 def _asks(item: pytest.Item) -> set[str]:
-    """Return the ops that a test asks; ranks of a schedule merge what they answer."""
+    """Return what a test asks; ranks of a schedule merge what they answer."""
     marks = marker_of(item).kwargs
-    return {*marks["ops"], *(("merge", SCHEDULES) if marks["group"] == "trace" else ())}
+    more = {"trace": ("merge", SCHEDULES), "bounded": (BOUNDED,)}
+    return {*marks["ops"], *more.get(marks["group"], ())}
 
 
 def _rules_of(item: pytest.Item) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,9 @@ class TritonBackend:
     runner : type of EagerRunner
         How steps run.
     left_out : frozenset of str
-        Ops that are not declared.
+        Ops and features that are not declared.
+    checks_values : bool
+        Whether runners hold the values of a step against the rules before it is planned.
     """
 
     mode: str
@@ -71,6 +73,7 @@ class TritonBackend:
     settings: Mapping[str, Any] = field(default_factory=dict)
     runner: type[EagerRunner] = EagerRunner
     left_out: frozenset[str] = frozenset()
+    checks_values: bool = True
 
     @property
     def memory_bytes(self) -> int:
@@ -91,6 +94,8 @@ class TritonBackend:
         features = _FEATURES | ({"large_offsets"} if on_gpu else set())
         if self.settings.get("deterministic"):
             features |= {"deterministic"}
+        if not self.checks_values:
+            features -= {"validation"}
         return Capabilities(
             ops=_OPS - self.left_out,
             dtypes=frozenset(dtypes),
@@ -100,7 +105,7 @@ class TritonBackend:
             head_dims=frozenset({(512, 64), (256, 64), (256, 32), (32, 16)}),
             masks=frozenset(MASKS),
             ropes=frozenset({"interleaved", "neox"}),
-            features=features,
+            features=features - self.left_out,
             max_query_len=1 << 20,
             prefill_dims=frozenset(
                 (dims.qk_nope_head_dim, dims.qk_rope_head_dim, dims.v_head_dim)
@@ -114,7 +119,13 @@ class TritonBackend:
         config = _config(problem, self.settings)
         if unmet := self.capabilities.unmet(problem, (), ()):
             raise Unsupported("; ".join(unmet))
-        return self.runner(problem, config, "cuda" if self.mode == "gpu" else "cpu")
+        runner = self.runner(problem, config, "cuda" if self.mode == "gpu" else "cpu")
+        runner.checks_values = self.checks_values
+        return runner
+
+    def prepare_unchecked(self, problem: Problem) -> EagerRunner:
+        """Build a runner whose steps reach the kernels whatever values they hold."""
+        return replace(self, checks_values=False).prepare(problem)
 
 
 def _config(problem: Problem, settings: Mapping[str, Any]) -> MlaConfig:

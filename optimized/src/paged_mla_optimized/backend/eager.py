@@ -29,7 +29,15 @@ from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
 class EagerRunner:
-    """See :class:`paged_mla_shared.backend.Runner`. Subclasses launch otherwise."""
+    """See :class:`paged_mla_shared.backend.Runner`. Subclasses launch otherwise.
+
+    Attributes
+    ----------
+    checks_values : bool
+        Whether the values of a step are held against the rules before it is planned.
+    """
+
+    checks_values = True
 
     def __init__(self, problem: Problem, config: MlaConfig, device: str) -> None:
         self._problem = problem
@@ -89,7 +97,7 @@ class EagerRunner:
         """Read every row's cached latents and keys, row after row."""
         self._prepare(batch)
         config, device = self._mla.config, self._mla.device
-        keys = int(batch.seq_lens.sum())
+        keys = int(self._mla.cu_seqlens_k[-1])  # those of legal rows
         ckv, k_pe = (
             torch.empty(keys, width, dtype=config.dtype, device=device)
             for width in (config.kv_lora_rank, config.qk_rope_head_dim)
@@ -141,13 +149,7 @@ class EagerRunner:
         lengths = (tensors["cu_seqlens_q"], tensors["seq_lens"], tensors["block_table"])
         slots, mask = tensors.get("slot_mapping"), tensors.get("mask")
         num_tokens = step.num_tokens
-        self._mla.check(
-            *lengths,
-            num_blocks=self._problem.num_blocks,
-            num_tokens=num_tokens,
-            mask=mask,
-            slot_mapping=slots,
-        )
+        self._check_values(tensors, num_tokens)
         checks.check_latents(config, tensors["ckv"], tensors["k_pe"], num_tokens, device)
         self._check_heads(tensors, num_tokens)
         weights = HeadWeights.of_kv_b_proj(
@@ -211,7 +213,7 @@ class EagerRunner:
         return self._prefills[causal]
 
     def _prepare(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Check and plan `batch` unless it is the planned one; return its tensors."""
+        """Check `batch` and plan it, unless it is the planned one; return its tensors."""
         if batch is self._planned:
             return self._tensors
         device, config = self._mla.device, self._mla.config
@@ -223,20 +225,26 @@ class EagerRunner:
         num_tokens = batch.num_tokens
         checks.check_queries(config, tensors["q_nope"], tensors["q_pe"], num_tokens, device)
         checks.check_latents(config, tensors["ckv"], tensors["k_pe"], num_tokens, device)
-        lengths = (tensors["cu_seqlens_q"], tensors["seq_lens"], tensors["block_table"])
-        self._mla.check(
-            *lengths,
-            num_blocks=self._problem.num_blocks,
-            num_tokens=num_tokens,
-            mask=tensors.get("mask"),
-            slot_mapping=tensors.get("slot_mapping"),
-        )
+        self._check_values(tensors, num_tokens)
         self._plan(tensors)
         self._planned, self._tensors = batch, tensors
         return tensors
 
+    def _check_values(self, tensors: dict[str, torch.Tensor], num_tokens: int) -> None:
+        """Hold the values of a step against the rules, unless the runner is an unchecked one."""
+        if self.checks_values:
+            self._mla.check(
+                tensors["cu_seqlens_q"],
+                tensors["seq_lens"],
+                tensors["block_table"],
+                num_blocks=self._problem.num_blocks,
+                num_tokens=num_tokens,
+                mask=tensors.get("mask"),
+                slot_mapping=tensors.get("slot_mapping"),
+            )
+
     def _plan(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Plan the step of `tensors`, which is checked."""
+        """Plan the step of `tensors`."""
         self._mla.plan(
             tensors["cu_seqlens_q"],
             tensors["seq_lens"],

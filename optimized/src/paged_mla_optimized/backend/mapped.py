@@ -19,6 +19,7 @@ class MappedRunner(EagerRunner):
         size, rows = self._mla.config.block_size, len(lens)
         key = torch.arange(table.shape[1] * size, device=lens.device)
         slots = table.repeat_interleave(size, dim=1).long() * size + key % size
-        slots = torch.where(key < lens[:, None], slots, _NO_SLOT).int()
+        slots = torch.where(key < lens[:, None], slots, _NO_SLOT)
+        slots = slots.clamp(-(2**31), _NO_SLOT).int()  # of blocks that no cache has
         lines = torch.arange(rows, device=lens.device).flip(0)
         return RequestMap(slots.flip(0), torch.where(lens > 0, lines, _NO_SLOT))

@@ -39,7 +39,9 @@ def graphed() -> TritonBackend:
     Unsupported
         There is no CUDA device to record them on.
     """
-    left_out = _OWN_PLANS | {"gather_context", "quantise_queries"}
+    # Buckets are larger than their steps: a row that reaches past the step's tokens, or a mask that
+    # is too short, goes on inside them.
+    left_out = _OWN_PLANS | {"gather_context", "quantise_queries", "bounded"}
     backend = _mode("graphed", runner=GraphedRunner, left_out=left_out)
     if backend.mode != "gpu":
         raise Unsupported(f"CUDA graphs on {backend.device}: they need a CUDA device")
@@ -69,6 +71,11 @@ def base_2() -> TritonBackend:
 def fast() -> TritonBackend:
     """Return the backend that may round queries and weights to FP8 over FP8 caches."""
     return _mode("fast", settings={"products": "fast"})
+
+
+def unchecked() -> TritonBackend:
+    """Return the backend as engines run it: no value is looked at before a step is planned."""
+    return _mode("unchecked", left_out=frozenset(), checks_values=False)
 
 
 def _mode(name: str, *, left_out: frozenset[str] = _OWN_PLANS, **changes: Any) -> TritonBackend:

@@ -89,8 +89,10 @@ def _check_lengths(
 ) -> NDArray[np.int64]:
     """Return query_lens [B]."""
     query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "T", num_tokens)
-    if (seq_lens < 0).any() or (seq_lens > config.max_model_len).any():
-        given = f"entries from {seq_lens.min()} to {seq_lens.max()}"
+    outside = (seq_lens < 0) | (seq_lens > config.max_model_len)
+    if outside.any():
+        row = int(outside.argmax())
+        given = f"{seq_lens[row]} in row {row}"
         raise InvalidArgument("seq_lens", given, f"0 to max_model_len = {config.max_model_len}")
     short = (seq_lens > 0) & (seq_lens < query_lens)
     if config.mask != "non_causal" and short.any():
@@ -98,8 +100,10 @@ def _check_lengths(
         given = f"{seq_lens[row]} in row {row}, whose query_len is {query_lens[row]}"
         allowed = "0, or at least query_len unless the mask is non_causal"
         raise InvalidArgument("seq_lens", given, allowed)
-    if config.is_tree and (query_lens > config.max_draft_tokens).any():
-        given = f"a row of {query_lens.max()} drafts"
+    wide = query_lens > config.max_draft_tokens
+    if config.is_tree and wide.any():
+        row = int(wide.argmax())
+        given = f"{query_lens[row]} drafts in row {row}"
         allowed = f"at most max_draft_tokens = {config.max_draft_tokens}"
         raise InvalidArgument("cu_seqlens_q", given, allowed)
     return query_lens
@@ -113,11 +117,17 @@ def _check_table(
 ) -> None:
     blocks = -(-seq_lens.astype(np.int64) // config.block_size)
     width = block_table.shape[1]
-    if (blocks > width).any():
-        raise InvalidArgument("block_table", f"{width} columns", f"at least {blocks.max()}")
-    visible = block_table[np.arange(width) < blocks[:, None]]
-    if ((visible < 0) | (visible >= num_blocks)).any():
-        given = f"visible ids from {visible.min()} to {visible.max()}"
+    narrow = blocks > width
+    if narrow.any():
+        row = int(narrow.argmax())
+        allowed = f"at least {blocks[row]}, for the {seq_lens[row]} tokens of row {row}"
+        raise InvalidArgument("block_table", f"{width} columns", allowed)
+    outside = (np.arange(width) < blocks[:, None]) & (
+        (block_table < 0) | (block_table >= num_blocks)
+    )
+    if outside.any():
+        row, column = np.argwhere(outside)[0].tolist()
+        given = f"block {block_table[row, column]} in row {row}, column {column}"
         raise InvalidArgument("block_table", given, f"0 to {num_blocks - 1}")
 
 
@@ -208,8 +218,10 @@ def _check_tree(config: MlaConfig, row: int, lines: NDArray[Any], context_len: i
 
 
 def _check_slots(config: MlaConfig, slot_mapping: NDArray[np.int64], num_slots: int) -> None:
-    if ((slot_mapping < -1) | (slot_mapping >= num_slots)).any():
-        given = f"slots from {slot_mapping.min()} to {slot_mapping.max()}"
+    outside = (slot_mapping < -1) | (slot_mapping >= num_slots)
+    if outside.any():
+        token = int(outside.argmax())
+        given = f"slot {slot_mapping[token]} of token {token}"
         raise InvalidArgument("slot_mapping", given, f"-1 to {num_slots - 1}")
     if twice := _twice(_stored(config, slot_mapping)):
         raise InvalidArgument("slot_mapping", f"two tokens for slot {twice[0]}", "a slot each")

@@ -1,10 +1,13 @@
 """Compiles every kernel variant for an architecture with no GPU, and holds it against its limits.
 
-``python -m paged_mla_optimized.tools.aot --arch sm90 [--json PATH]`` prints registers, stack
-(spills) and shared memory of each, and exits 1 if one fails, needs more shared memory than there
-is, which the compiler itself does not look at, or is compiled in a way that ``sass.py`` looks for.
-``--against PATH`` names the variants whose instructions are not those of a table that ``--json``
-wrote: what was measured of the others holds.
+``python -m paged_mla_optimized.tools.aot --arch sm90`` prints registers, stack (spills) and shared
+memory of each variant as soon as those before it are printed, and at the end which failed. It exits
+1 if one fails: it does not compile, needs more shared memory than there is, which the compiler
+itself does not look at, or is compiled in a way that ``sass.py`` looks for.
+
+``--sample`` takes a few variants of each kernel, the same in every run. ``--against PATH`` names
+the variants whose instructions are not those of a table that ``--json`` wrote: what was measured of
+the others holds.
 """
 
 from __future__ import annotations
@@ -12,11 +15,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
+import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +33,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from paged_mla_optimized.planning.families import SHARED_MEMORY
+from paged_mla_optimized.runtime.cache_keys import settle_key
 from paged_mla_optimized.runtime.device import is_interpreting
-from paged_mla_optimized.tools.aot_jobs import Job, jobs_of_arch
+from paged_mla_optimized.tools.aot_job import Job
+from paged_mla_optimized.tools.aot_jobs import jobs_of_arch, sample_of
 from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
 
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
@@ -83,7 +94,8 @@ def compile_job(job: Job, arch: str) -> Usage:
 
 
 def compiled_kernel(job: Job, arch: str) -> Any:
-    """Return Triton's kernel, whose ``asm["cubin"]`` is the binary."""
+    """Return Triton's kernel, whose ``asm["cubin"]`` is the binary; on disk it is found again."""
+    settle_key(job.kernel)
     target = GPUTarget("cuda", int(arch.removeprefix("sm")), 32)
     return triton.compile(job.source, target=target, options=job.options)
 
@@ -124,35 +136,77 @@ def _resources(dump: str) -> tuple[int, int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compile everything for one architecture; return the exit status."""
+    """Compile everything for some architectures; return the exit status."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.aot", description=__doc__)
-    parser.add_argument("--arch", required=True, choices=SHARED_MEMORY)
+    parser.add_argument("--arch", required=True, nargs="+", choices=SHARED_MEMORY)
+    parser.add_argument("--sample", action="store_true", help="a few variants of each kernel alone")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the table there")
     parser.add_argument("--against", type=Path, metavar="PATH", help="table of an earlier --json")
     options = parser.parse_args(arguments)
     if is_interpreting():
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+    if (options.json or options.against) and len(options.arch) > 1:
+        parser.error(f"--arch: got {' '.join(options.arch)}; allowed: one, as a table is of one")
     if options.json and not options.json.parent.is_dir():
         parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
-    before = _load(parser, options.against, options.arch) if options.against else None
-    jobs = jobs_of_arch(options.arch)
-    width = max(len(job.name) for job in jobs)
-    print(f"{'variant':{width}}  regs  stack  shared")
+    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
+    if workers < 1:
+        parser.error(f"--workers: got {workers}; allowed: 1 or more")
+    before = _load(parser, options.against, options.arch[0]) if options.against else None
+    began = time.monotonic()
+    chosen: list[tuple[str, str]] = []  # names: a kernel itself does not travel between processes
+    for arch in options.arch:
+        jobs = list(_jobs_by_name(arch).values())
+        chosen += ((arch, job.name) for job in (sample_of(jobs) if options.sample else jobs))
     usages: list[Usage] = []
-    for job in jobs:
-        usage = compile_job(job, options.arch)
+    failed: list[str] = []
+    width = max(len(name) for _, name in chosen)
+    print(f"arch   {'variant':{width}}  regs  stack  shared  seconds")
+    for (arch, _), (usage, seconds) in zip(chosen, _compiled(chosen, workers), strict=True):
         usages.append(usage)
         numbers = f"{usage.registers:4}  {usage.stack_bytes:5}  {usage.shared_bytes:6}"
-        print(f"{usage.name:{width}}  {numbers}  {usage.error or ''}".rstrip(), flush=True)
+        told = f"{arch:5}  {usage.name:{width}}  {numbers}  {seconds:7.1f}  {usage.error or ''}"
+        print(told.rstrip(), flush=True)
+        if usage.error is not None:
+            failed.append(f"failed for {arch}: {usage.name}")
     if options.json:
-        table: dict[str, Any] = {"arch": options.arch, "variants": [asdict(u) for u in usages]}
+        table: dict[str, Any] = {"arch": options.arch[0], "variants": [asdict(u) for u in usages]}
         options.json.write_text(json.dumps(table, indent=2) + "\n")
     if before is not None:
-        told = changes(before, usages)
-        print("\n".join(told or [f"every variant has the instructions of {options.against}"]))
-    failed = sum(usage.error is not None for usage in usages)
-    print(f"{len(usages)} variants for {options.arch}, {failed} failed")
+        told_changes = changes(before, usages)
+        print(
+            "\n".join(told_changes or [f"every variant has the instructions of {options.against}"])
+        )
+    took = time.monotonic() - began
+    print("\n".join(failed), end="\n" if failed else "")
+    print(
+        f"{len(usages)} variants for {' '.join(options.arch)}, {len(failed)} failed, {took:.0f} s"
+    )
     return 1 if failed else 0
+
+
+def _compiled(chosen: list[tuple[str, str]], workers: int) -> Iterator[tuple[Usage, float]]:
+    """Yield what each kernel needs, in order, and the seconds that it took."""
+    if workers == 1:
+        yield from map(_compile_named, chosen)
+        return
+    context = multiprocessing.get_context("spawn")  # Triton's compiler has threads of its own
+    with ProcessPoolExecutor(min(workers, len(chosen)), mp_context=context) as pool:
+        yield from pool.map(_compile_named, chosen)
+
+
+def _compile_named(named: tuple[str, str]) -> tuple[Usage, float]:
+    arch, name = named
+    job = _jobs_by_name(arch)[name]
+    began = time.monotonic()
+    usage = compile_job(job, arch)
+    return usage, time.monotonic() - began
+
+
+@lru_cache
+def _jobs_by_name(arch: str) -> dict[str, Job]:
+    return {job.name: job for job in jobs_of_arch(arch)}
 
 
 def _load(parser: argparse.ArgumentParser, path: Path, arch: str) -> list[dict[str, Any]]:

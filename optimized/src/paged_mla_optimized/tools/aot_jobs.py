@@ -1,22 +1,30 @@
 """Which kernel variants exist for an architecture, as the compiler wants them described.
 
-Options that shape the code differently (mask, block size, dims, dtype) vary one at a time around a
-causal decode, for each tile shape the table holds. Ropes are taken in every dtype. FP8 formats have
-two of the tile shapes, and fewer options.
+They are found as dispatch finds them: ``planning/families.py`` says which tiles serve which heads,
+and the launchers what a kernel is specialised for. Every combination of these is compiled once:
+
+* tile, dtype, cache format, products, mask, a rope, whether splits are of fixed length, and how
+  keys are copied: by which TMA box, one by one, or in the portable kernels by whole blocks or not;
+* of the plan's kernels, every spelling of a mask, and inputs that are dense or not;
+* of an append, each kernel that a step may get.
+
+Numbers that are compiled in have too many values for that: heads, block size, capacities, and the
+widths of kernels that take any. Most are factors and divisors, for which ptxas still orders
+instructions in ways of their own, so each variant takes one value of each by turns, see
+``aot_axes.py``. Beside that, every number of heads up to 128 is compiled in each tile of Hopper's
+kernels that serves it, and in those for few queries with every mask and cut, and with no box too.
+
+Tensors and their strides are aligned to 16, and the blocks of a cache follow each other.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
-import torch
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
-
-from paged_mla_optimized.config import DTYPE_NAMES, MASKS, MlaConfig
+from paged_mla_optimized.config import DTYPE_NAMES, MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.kernels.common.combine import combine_kernel
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.kernels.common.gather import gather_kernel
@@ -39,7 +47,6 @@ from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
 from paged_mla_optimized.launchers.combine import combine_constants
 from paged_mla_optimized.launchers.gather import gather_constants
 from paged_mla_optimized.launchers.hopper import (
-    hopper_box,
     hopper_boxes,
     hopper_constants,
     hopper_dtype,
@@ -68,344 +75,281 @@ from paged_mla_optimized.launchers.prefill import (
 from paged_mla_optimized.launchers.quantise import quantise_constants
 from paged_mla_optimized.launchers.rotate import rotate_constants
 from paged_mla_optimized.launchers.shard import shard_constants
-from paged_mla_optimized.planning.choice import demand_of, most_query_len
-from paged_mla_optimized.planning.families import (
-    PORTABLE,
-    TILE_FP8,
-    AttendVariant,
-    portable_variant,
-    variants_by_query_len,
-)
+from paged_mla_optimized.planning.families import FAMILIES, FEW, PORTABLE, AttendVariant
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
+from paged_mla_optimized.tools.aot_axes import (
+    BLOCKS,
+    DIMS,
+    HEADS,
+    ROWS,
+    SERVED,
+    Types,
+    blocks_by_box,
+    blocks_by_tile,
+    config_of,
+    drawn,
+    is_for_gluon,
+    numbers_of,
+    served,
+    types,
+)
+from paged_mla_optimized.tools.aot_job import SHORT, Job, dense
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
-_TYPES = {
-    "cu_seqlens_q_ptr": "*i32",
-    "cu_seqlens_k_ptr": "*i32",
-    "tiles_ptr": "*i32",
-    "work_ptr": "*i32",
-    "seq_lens_ptr": "*i32",
-    "token_starts_ptr": "*i32",
-    "row_lens_ptr": "*i32",
-    "local_lens_ptr": "*i32",
-    "key_starts_ptr": "*i32",
-    "query_starts_ptr": "*i32",
-    "firsts_ptr": "*i32",
-    "req_to_token_ptr": "*i32",
-    "request_ids_ptr": "*i64",
-    "table_ptr": "*i32",
-    "branch_blocks_ptr": "*i32",
-    "prefix_table_ptr": "*i32",
-    "prefix_lens_ptr": "*i32",
-    "unit_starts_ptr": "*i64",
-    "cut_ptr": "*i64",
-    "shares_ptr": "*i64",
-    "joins_ptr": "*i32",
-    "join_starts_ptr": "*i32",
-    "mask_starts_ptr": "*i64",
-    "mask_ptr": "*u8",
-    "block_table_ptr": "*i32",
-    "positions_ptr": "*i64",
-    "slot_mapping_ptr": "*i64",
-    "is_padding_ptr": "*i8",
-    "tree_words_ptr": "*i32",
-    "lse_ptr": "*fp32",
-    "lses_ptr": "*fp32",
-    "line_lses_ptr": "*fp32",
-    "chunk_lse_ptr": "*fp32",
-    "partial_out_ptr": "*fp32",  # of portable kernels
-    "partial_lse_ptr": "*fp32",
-    "codes_ptr": "*u8",
-    "q_scale_ptr": "*fp32",
-    "given_scale_ptr": "*fp32",
-    "cache_scale_ptr": "*fp32",
-    "scales_ptr": "*fp32",
-    "softmax_scale": "fp32",
-    "lse_unit": "fp32",
-    "mask_elements": "i64",
-}
-_DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
-    "stride_cu": 1,
-    "stride_cu_q": 1,
-    "stride_cu_k": 1,
-    "stride_lens": 1,
-    "stride_slots": 1,
-    "stride_slot": 1,
-    "stride_ids": 1,
-    "stride_table_col": 1,
-    "stride_mask_element": 1,
-}
 _NUM_SMS = 132  # shapes no code but a division
-_SHORT = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int16: "i16",
-}
-
-
-@dataclass(frozen=True)
-class Job:
-    """One kernel to compile: a Triton function, its constants, and the type of every argument."""
-
-    name: str
-    kernel: Any
-    dtype: str  # of every pointer that `_TYPES` leaves open
-    constants: dict[str, Any]
-    num_warps: int = 4
-    num_stages: int = 3
-    max_registers: int | None = None
-    types: dict[str, str] = field(default_factory=dict)  # of arguments, TMA descriptors among them
-
-    @property
-    def source(self) -> Any:
-        """The kernel as Triton's compiler wants it."""
-        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
-        return kind(self.kernel, self.signature, self.constants, self.attributes)
-
-    @property
-    def options(self) -> dict[str, int]:
-        """The compiler's options."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        if self.max_registers is not None:
-            options["maxnreg"] = self.max_registers
-        return options
-
-    @property
-    def signature(self) -> dict[str, str]:
-        """Type of each argument, in order."""
-        table = "*fp64" if self.dtype == "fp32" else "*fp32"
-        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.types
-        return {
-            name: "constexpr"
-            if name in self.constants
-            else types.get(name, f"*{self.dtype}" if name.endswith("_ptr") else "i32")
-            for name in self.kernel.arg_names
-        }
-
-    @property
-    def attributes(self) -> dict[tuple[int], list[list[Any]]]:
-        """Tensors and their strides are aligned to 16."""
-        return {
-            (parameter.num,): [["tt.divisibility", 16]]
-            for parameter in self.kernel.params
-            if parameter.name.startswith("stride") or parameter.name.endswith("_ptr")
-            if parameter.name not in self.constants and not parameter.do_not_specialize
-            if not parameter.do_not_specialize_on_alignment
-        }
+_MASKS = (*MASKS[:2], MASKS[-1])  # one tree: kernels other than a plan's do not see its spelling
+_CUTS = (False, True)  # whether splits are of fixed length
+_ROPES = (None, *map(Rope, RopePairing))
+_OTHER_DIMS = tuple(dims for dims in DIMS if dims != SERVED)
+_LONG_BLOCK = 256  # tokens: a group of them is no run of an append
+_ATTEND = {"attend_kernel", *(f"decode_{family}_kernel" for family in FAMILIES)}
+_SAMPLED_ATTEND = 4
+_PREFILL_DIMS = (  # of a head: keys without and with position, values
+    *((128, 64, 128), (192, 64, 256)),  # DeepSeek's and GLM's
+    *((16, 16, 16), (48, 32, 64), (256, 64, 256)),  # the least, a sum of powers of two, the most
+)
 
 
 def jobs_of_arch(arch: str) -> list[Job]:
     """Return every distinct variant of every kernel, each by a name of its own.
 
-    A name that another variant has goes on with the constants that are not that one's.
+    A name that another variant has goes on with what is not that one's.
     """
     jobs: dict[str, Job] = {}
+    seen = set()
     for job in _jobs(arch):
+        if job.identity in seen:
+            continue
+        seen.add(job.identity)
         first = jobs.setdefault(job.name, job)
-        others = {n: value for n, value in job.constants.items() if first.constants[n] != value}
-        if others:
-            name = "-".join([job.name, *(f"{n.lower()}{value}" for n, value in others.items())])
-            jobs.setdefault(name, replace(job, name=name))
+        if first is not job:
+            name = "-".join((job.name, *_differences(first, job)))
+            jobs[name] = replace(job, name=name)
     return list(jobs.values())
+
+
+def sample_of(jobs: list[Job]) -> list[Job]:
+    """Return some variants of each kernel, the same in every run: of those that attend a few more.
+
+    They are spread over the variants of their kernel.
+    """
+    by_kernel: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_kernel.setdefault(job.kernel.fn.__name__, []).append(job)
+    chosen: dict[str, Job] = {}
+    for kernel, all_ in by_kernel.items():
+        count = _SAMPLED_ATTEND if kernel in _ATTEND else 1
+        chosen |= {job.name: job for job in all_[:: -(-len(all_) // count)]}
+    return list(chosen.values())
+
+
+def _differences(first: Job, job: Job) -> Iterator[str]:
+    """Yield what a variant has, and another one of its name has not."""
+    for name in ("constants", "numbers", "options"):
+        one, other = getattr(first, name), getattr(job, name)
+        for key, value in other.items():
+            if one.get(key) != value:
+                yield f"{key.lower()}{value}"
 
 
 def _jobs(arch: str) -> Iterator[Job]:
     """Yield variants of every kernel, some of them several times."""
-    for config in _configs():
-        demand = demand_of(config, arch)
-        portable = portable_variant(demand, most_query_len(config))
-        # Fixed splits have the same tiles, and with every other option code of their own.
-        fixed = replace(config, deterministic=True)
-        for each in (config, fixed):
-            yield from _jobs_of_config(each, portable, arch)
-        for variant in variants_by_query_len(demand, most_query_len(config)):
-            yield from _jobs_of_config(config, variant, arch)
+    yield from _hopper_jobs(arch)
+    yield from _hopper_heads(arch)
+    yield from _attend_jobs(arch)
+    yield from _plan_jobs(arch)
+    yield from _cache_jobs(arch)
+    yield from _query_jobs(arch)
+    yield from _prefill_jobs(arch)
+
+
+def _short(types: Types) -> str:
+    """Return how names spell dtype and cache format."""
+    dtype = SHORT[TORCH_DTYPES[types.dtype]]
+    if FORMATS[types.cache_format].is_plain:
+        return dtype
+    return f"{dtype}-{types.cache_format}"
+
+
+def _cut(is_fixed: bool) -> str:  # noqa: FBT001
+    return "fixed" if is_fixed else "parts"
+
+
+def _tree(mask: str) -> str:
+    return "tree" if mask.startswith("tree") else mask
+
+
+class _Tile(NamedTuple):
+    """A tile of one kernel for Hopper, and what it serves."""
+
+    types: Types
+    dims: tuple[int, int]
+    variant: AttendVariant  # one of several that differ in how work is shared alone
+    heads: list[int]
+
+
+class _Options(NamedTuple):
+    """What else shapes the code of a kernel for Hopper."""
+
+    mask: str
+    is_fixed: bool
+    rope: Rope | None
+    box: int
+
+
+def _hopper_tiles(arch: str) -> Iterator[_Tile]:
+    for of, dims in itertools.product(types(), DIMS):
+        if not is_for_gluon(arch, of, dims):
+            continue
+        tiles: dict[tuple[str, int], _Tile] = {}
+        for variant, heads in served(arch, of, dims).items():
             if variant.family != PORTABLE:
-                yield from _hopper_jobs(config, variant)
-        if config.rope is not None:
-            yield _rotate_job(config, arch)
-            yield from _quantise_jobs(config, arch)
-    yield from _fp8_jobs(arch)
-    yield from prefill_jobs(arch)
+                key = variant.family, variant.tile_m
+                tile = tiles.setdefault(key, _Tile(of, dims, variant, []))
+                tile.heads.extend(heads)
+        yield from tiles.values()
 
 
-def _fp8_jobs(arch: str) -> Iterator[Job]:
-    """Yield what serves flat FP8 caches alone: Hopper's kernels, and what they need."""
-    for config in (*_fast_configs(), *_fp8_configs()):
-        for variant in variants_by_query_len(demand_of(config, arch), most_query_len(config)):
-            if variant.family != PORTABLE:
-                yield from _hopper_jobs(config, variant)
-            if variant.family == TILE_FP8:
-                yield from _quantise_jobs(config, arch)
-                yield _combine_job(config, variant)
+def _hopper_jobs(arch: str) -> Iterator[Job]:
+    """Yield Hopper's kernels with every combination of options."""
+    names = set()  # what serves exact products serves some fast ones too
+    for tile in _hopper_tiles(arch):
+        has_rope = "ROPE" in hopper_kernel(tile.variant).arg_names
+        ropes = _ROPES if has_rope else _ROPES[:1]
+        boxes = blocks_by_box(tile.types.cache_format)
+        for mask, is_fixed, rope, box in itertools.product(_MASKS, _CUTS, ropes, boxes):
+            options = _Options(mask, is_fixed, rope, box)
+            name = _hopper_name(tile, options)
+            if name not in names:
+                names.add(name)
+                yield _hopper_job(tile, options, drawn(f"heads {name}", tile.heads))
 
 
-def _configs() -> Iterator[MlaConfig]:
-    base = MlaConfig(
-        num_heads=16,
-        softmax_scale=1.0,
-        block_size=64,
-        max_rows=256,
-        max_query_tokens=1,
-        max_model_len=1,
+def _hopper_heads(arch: str) -> Iterator[Job]:
+    """Yield Hopper's kernels with every number of heads."""
+    tiles: dict[tuple[str, int], list[_Tile]] = {}
+    for tile in _hopper_tiles(arch):
+        tiles.setdefault((tile.variant.family, tile.variant.tile_m), []).append(tile)
+    every = [_Options(*each) for each in itertools.product(_MASKS, _CUTS, (None,), (0, 64))]
+    for ((family, _), among), num_heads in itertools.product(tiles.items(), HEADS):
+        serving = [tile for tile in among if num_heads in tile.heads]
+        if not serving:
+            continue
+        name = f"{family} {num_heads} of {serving}"
+        if family == FEW:
+            plain = Types("bfloat16", "bf16", "exact")
+            [tile] = [tile for tile in serving if (tile.types, tile.dims) == (plain, SERVED)]
+            for options in every:
+                yield _hopper_job(tile, options, num_heads)
+        else:
+            yield _hopper_job(drawn(name, serving), drawn(f"options {name}", every), num_heads)
+
+
+def _hopper_name(tile: _Tile, options: _Options) -> str:
+    variant = tile.variant
+    rotated = "" if options.rope is None else f"-{options.rope.pairing}"
+    return (
+        f"hopper-{variant.family}-m{variant.tile_m}-r{tile.dims[0]}-{_short(tile.types)}"
+        f"-{_tree(options.mask)}-box{options.box}-{_cut(options.is_fixed)}{rotated}"
     )
-    for num_heads in (16, 32, 64, 128):
-        config = replace(base, num_heads=num_heads)
-        yield config
-        yield replace(config, dtype=torch.float16, cache_format="fp16")
-        yield replace(config, dtype=torch.float32, cache_format="fp32")
-        yield replace(config, block_size=1)
-        yield replace(config, block_size=16)
-        yield replace(config, mask="non_causal")
-        yield replace(config, deterministic=True)
-        yield replace(config, deterministic=True, block_size=1)
-        for pairing in RopePairing:
-            rotated = replace(config, rope=Rope(pairing))
-            yield rotated
-            yield replace(rotated, dtype=torch.float16, cache_format="fp16")
-            yield replace(rotated, dtype=torch.float32, cache_format="fp32")
-        # One token per row keeps the tile shape that this head count has in decode.
-        for mask in MASKS[2:]:
-            yield replace(config, mask=mask, max_draft_tokens=1)
-    for mask in MASKS:  # a search of other lengths
-        drafts = int(mask.startswith("tree"))
-        yield replace(base, mask=mask, max_draft_tokens=drafts, max_rows=1)
-        yield replace(base, mask=mask, max_draft_tokens=drafts, max_rows=4)
-    yield replace(base, max_query_tokens=256)  # chunks
-    for num_heads in (16, 32):  # Mistral Small 4, whole and shared by two ranks
-        half = replace(base, num_heads=num_heads, kv_lora_rank=256)
-        yield half
-        yield replace(half, dtype=torch.float16, cache_format="fp16")
-        yield replace(half, block_size=1)
-        yield replace(half, deterministic=True)
-        yield replace(half, mask="tree:qlen", max_draft_tokens=1)
-    yield replace(base, kv_lora_rank=256, qk_rope_head_dim=32)
-    yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16)
-    for name in (name for name, stored in FORMATS.items() if not stored.is_plain):
-        for num_heads in (16, 32):
-            config = replace(base, num_heads=num_heads, cache_format=name)
-            yield config
-            yield replace(config, dtype=torch.float16)
-            yield replace(config, dtype=torch.float32)
-            yield replace(config, block_size=4)
-            yield replace(config, deterministic=True)
-            yield replace(config, mask="tree:qlen", max_draft_tokens=1)
-        for pairing in RopePairing:
-            yield replace(config, rope=Rope(pairing))
-        yield replace(base, kv_lora_rank=32, qk_rope_head_dim=16, cache_format=name)
 
 
-def _over_flat_codes(config: MlaConfig) -> Iterator[MlaConfig]:
-    """Yield a config of the flat FP8 format, and it with what takes another variant."""
-    yield config
-    yield replace(config, dtype=torch.float16)
-    yield replace(config, block_size=1)
-    yield replace(config, block_size=16)
-    yield replace(config, mask="non_causal")
-    yield replace(config, mask=MASKS[-1], max_draft_tokens=1)
-    yield replace(config, deterministic=True)
-    yield replace(config, deterministic=True, block_size=1)
-
-
-def _over_scaled_codes(config: MlaConfig, *formats: str) -> Iterator[MlaConfig]:
-    """Yield a config of formats that have scales of keys, and what takes another variant."""
-    for name in formats:
-        scaled = replace(config, cache_format=name)
-        yield scaled
-        yield replace(scaled, block_size=4)
-        yield replace(scaled, block_size=16)
-        yield replace(scaled, mask=MASKS[-1], max_draft_tokens=1)
-        yield replace(scaled, deterministic=True)
-
-
-def _fast_configs() -> Iterator[MlaConfig]:
-    """Yield configs that a kernel of FP8 products may serve."""
-    config = MlaConfig(
-        num_heads=128,
-        softmax_scale=1.0,
-        block_size=64,
-        max_rows=256,
-        max_query_tokens=1,
-        max_model_len=1,
-        cache_format="fp8_e4m3",
-        products="fast",
+def _hopper_job(tile: _Tile, options: _Options, num_heads: int) -> Job:
+    variant, name = tile.variant, _hopper_name(tile, options)
+    blocks = blocks_by_box(tile.types.cache_format)[options.box]
+    config = config_of(
+        tile.types,
+        tile.dims,
+        num_heads=num_heads,
+        block_size=drawn(f"blocks {name} {num_heads}", blocks),
+        mask=options.mask,
+        deterministic=options.is_fixed,
+        rope=options.rope,
+        **numbers_of(name, options.mask),
     )
-    yield from _over_flat_codes(config)
-    yield from _over_scaled_codes(config, "fp8_block_token", "fp8_block_group")
+    word = SHORT[hopper_dtype(config)]
+    boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
+    of = {field: f"tensordesc<{word}{box},{hopper_layout(box)!r}>" for field, box in boxes}
+    of["partial_out_ptr"] = f"*{SHORT[partial_dtype(config, variant)]}"
+    if config.is_fp8:
+        of |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
+    stride_row = config.stored.token_bytes(config) // 2
+    stride_scales = config.stored.scales_per_block(config.block_size)
+    geometry = config.block_size, stride_row, stride_scales
+    kernel, given = hopper_kernel(variant), hopper_options(variant)
+    return Job(
+        f"{name}-h{num_heads}-b{config.block_size}",
+        kernel,
+        SHORT[config.dtype],
+        dense(kernel, hopper_constants(config, variant, *geometry)),
+        given["num_warps"],
+        max_registers=given.get("maxnreg"),
+        types=of,
+    )
 
 
-def _fp8_configs() -> Iterator[MlaConfig]:
-    """Yield configs that a kernel of 16-bit products over FP8 caches may serve."""
-    for num_heads in (16, 32, 64):
-        config = MlaConfig(
-            num_heads=num_heads,
-            softmax_scale=1.0,
-            block_size=64,
-            max_rows=256,
-            max_query_tokens=1,
-            max_model_len=1,
-            cache_format="fp8_e4m3",
-        )
-        yield from _over_flat_codes(config)
-        for name in ("fp8_block_token", "fp8_block_group", "fp8_ds_mla"):
-            yield replace(config, cache_format=name)
-    yield from _over_scaled_codes(config, "fp8_block_token", "fp8_block_group", "fp8_ds_mla")
-    yield replace(config, cache_format="fp8_ds_mla", dtype=torch.float16)
-    for pairing in RopePairing:
-        yield replace(config, rope=Rope(pairing))
+def _portable_tiles(
+    arch: str,
+) -> Iterator[tuple[Types, tuple[tuple[int, int], ...], AttendVariant, list[int]]]:
+    """Yield tiles of the portable kernel, which also steps in for Hopper's, and what they serve.
+
+    Types, pairs of R and P, and heads.
+    """
+    for of in types():
+        others = [dims for dims in _OTHER_DIMS if is_for_gluon(arch, of, dims)]
+        for dims in (SERVED, *(others or _OTHER_DIMS[:1])):
+            for variant, heads in served(arch, of, dims).items():
+                is_chosen = variant.family != PORTABLE or dims == SERVED
+                yield of, (dims,) if is_chosen else _OTHER_DIMS, variant, heads
 
 
-def _jobs_of_config(config: MlaConfig, variant: AttendVariant, arch: str) -> Iterator[Job]:
-    dtype = _SHORT[config.dtype]
-    types = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
-    cache = {"cache_ptr": "*u8"} if config.is_fp8 else {}
-    tile = f"m{variant.tile_m}n{variant.tile_n}"
-    dims = f"r{config.kv_lora_rank}"
-    mask = "tree" if config.is_tree else config.mask
-    blocks = "blocks" if config.block_size % variant.tile_n == 0 else "gather"
-    rope = config.rope_pairing
-    yield Job(
-        f"attend-{tile}-{dims}-{types}-{mask}-{blocks}-{_cut(config)}",
+def _attend_jobs(arch: str) -> Iterator[Job]:
+    """Yield the portable attend kernel, and the join of what it or a kernel for Hopper leaves."""
+    for of, dims, variant, heads in _portable_tiles(arch):
+        widths = f"r{dims[0][0]}" if len(dims) == 1 else "others"
+        tile = f"m{variant.tile_m}n{variant.tile_n}"
+        blocks = blocks_by_tile(of.cache_format, variant.tile_n)
+        for mask, is_fixed, is_whole in itertools.product(_MASKS, _CUTS, blocks):
+            keys = "blocks" if is_whole else "gather"
+            name = f"{tile}-{widths}-{_short(of)}-{_tree(mask)}-{keys}-{_cut(is_fixed)}"
+            config = config_of(
+                of,
+                drawn(f"dims {name}", dims),
+                num_heads=drawn(f"heads {name}", heads),
+                block_size=drawn(f"blocks {name}", blocks[is_whole]),
+                mask=mask,
+                deterministic=is_fixed,
+                **numbers_of(name, mask),
+            )
+            yield _attend_job(f"attend-{name}", config, variant, arch)
+            yield _combine_job(config, variant)
+
+
+def _attend_job(name: str, config: MlaConfig, variant: AttendVariant, arch: str) -> Job:
+    partial = SHORT[partial_dtype(config, variant)]
+    rounded = f"-of-{partial}" if partial != "fp32" else ""
+    return Job(
+        f"{name}{rounded}-h{config.num_heads}-b{config.block_size}",
         attend_kernel,
-        dtype,
-        _dense(attend_kernel, attend_constants(config, variant, arch)),
+        SHORT[config.dtype],
+        dense(attend_kernel, attend_constants(config, variant, arch)),
         variant.num_warps,
         variant.num_stages,
-        types=cache,
+        types=_of_cache(config) | {"partial_out_ptr": f"*{partial}"},
+        numbers=_numbers(config),
     )
-    yield _combine_job(config, variant)
-    for few, run_tokens in append_choices(config):
-        append, constants, warps = append_kernel_of(config, arch, few=few, run_tokens=run_tokens)
-        name = f"append-{dims}-{types}-{rope}" + f"-runs{run_tokens}" * (run_tokens > 0)
-        yield Job(name, append, dtype, _dense(append, constants), warps, types=cache)
-    yield from _plan_jobs(config, variant)
-    for name, kernel, constants in (
-        (f"gather-{dims}-{types}", gather_kernel, gather_constants(config, arch)),
-        ("draft-rows", draft_rows_kernel, draft_rows_constants()),
-        (f"copy-tails-{dims}-{types}", copy_tails_kernel, _copy_tails_constants(config)),
-        (f"merge-{dims}", merge_kernel, merge_constants(config.kv_lora_rank)),
-        (f"merge-lines-{dims}-{dtype}", merge_lines_kernel, merge_lines_constants(config)),
-        ("shard", shard_kernel, shard_constants(config, 2, 1)),
-    ):
-        pointers = "fp32" if kernel is merge_kernel else dtype
-        yield Job(name, kernel, pointers, _dense(kernel, constants), types=cache)
-
-
-def _cut(config: MlaConfig) -> str:
-    return "fixed" if config.deterministic else "parts"
 
 
 def _combine_job(config: MlaConfig, variant: AttendVariant) -> Job:
-    dtype, partial = _SHORT[config.dtype], _SHORT[partial_dtype(config, variant)]
+    dtype, partial = SHORT[config.dtype], SHORT[partial_dtype(config, variant)]
     overlap = "alone" if variant.family == PORTABLE else "overlapped"
     rounded = f"-of-{partial}" if partial != "fp32" else ""
     return Job(
-        f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{_cut(config)}{rounded}",
+        f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{_cut(config.deterministic)}{rounded}",
         combine_kernel,
         dtype,
         combine_constants(config, variant),
@@ -415,10 +359,33 @@ def _combine_job(config: MlaConfig, variant: AttendVariant) -> Job:
     )
 
 
-def _plan_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
+def _plan_jobs(arch: str) -> Iterator[Job]:
     """Yield the kernels of a plan, over dense inputs and over inputs of any strides."""
+    tiles: dict[AttendVariant, tuple[Types, tuple[int, int], list[int]]] = {}
+    for of, every_dims, variant, heads in _portable_tiles(arch):
+        tiles.setdefault(variant, (of, every_dims[0], heads))
+    for variant, (of, dims, heads) in tiles.items():
+        for mask, is_fixed in itertools.product(MASKS, _CUTS):
+            name = f"m{variant.tile_m}n{variant.tile_n}x{variant.lanes}-{mask}-{_cut(is_fixed)}"
+            capacities = numbers_of(f"{name}-{variant.overhead}-{variant.split_tiles}", mask)
+            config = config_of(
+                of,
+                dims,
+                num_heads=drawn(f"heads {name}", heads),
+                block_size=drawn(f"blocks {name}", BLOCKS[3::4]),
+                mask=mask,
+                deterministic=is_fixed,
+                **capacities,
+            )
+            yield from _plan_jobs_of(config, variant)
+            if variant.tile_m == 16:  # few rows make the smallest searches
+                for max_rows in ROWS[:3]:
+                    yield from _plan_jobs_of(replace(config, max_rows=max_rows), variant)
+
+
+def _plan_jobs_of(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     tile = f"m{variant.tile_m}n{variant.tile_n}"
-    of_step = f"{config.mask}-{_cut(config)}-rows{config.max_rows}"
+    of_step = f"{config.mask}-{_cut(config.deterministic)}-rows{config.max_rows}"
     for name, kernel, constants in (
         (
             f"schedule-{tile}x{variant.lanes}-{of_step}",
@@ -427,124 +394,197 @@ def _plan_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
         ),
         (f"token-{tile}-{of_step}", token_kernel, token_constants(config, variant)),
     ):
-        dtype = _SHORT[config.dtype]
-        yield Job(name, kernel, dtype, _dense(kernel, constants))
-        yield Job(f"{name}-strided", kernel, dtype, constants)
+        numbers = _numbers(config)
+        # Ids of requests are of either width; where there are none, others stand in.
+        ids = {"request_ids_ptr": "*i32"}
+        yield Job(name, kernel, "i32", dense(kernel, constants), numbers=numbers, types=ids)
+        yield Job(f"{name}-strided", kernel, "i32", constants, numbers=numbers)
 
 
-def _copy_tails_constants(config: MlaConfig) -> dict[str, Any]:
-    scales = config.stored.scales_per_block(config.block_size)
-    return copy_tails_constants(config.stored.row(config)[1], scales)
+def _cache_jobs(arch: str) -> Iterator[Job]:
+    """Yield what writes, reads and copies caches."""
+    stored = [of for of in types() if of.products == "exact"]  # products change no cache
+    for of, is_served in itertools.product(stored, (True, False)):
+        multiple = FORMATS[of.cache_format].block_size_multiple
+        blocks = [size for size in BLOCKS if size % multiple == 0 and size < _LONG_BLOCK // 2]
+        for rope in _ROPES:
+            name = f"{of}-{is_served}-{rope}"
+            dims = SERVED if is_served else drawn(f"dims {name}", _OTHER_DIMS)
+            for block_size in (drawn(f"blocks {name}", blocks), _LONG_BLOCK):
+                config = config_of(of, dims, block_size=block_size, rope=rope)
+                yield from _append_jobs(config, arch)
+        max_rows = drawn(f"rows {name}", ROWS)
+        yield from _read_jobs(replace(config, rope=None, max_rows=max_rows), arch)
+
+
+def _append_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
+    for few, run_tokens in append_choices(config):
+        kernel, constants, warps = append_kernel_of(config, arch, few=few, run_tokens=run_tokens)
+        runs = f"-runs{run_tokens}" if run_tokens > 0 else ""
+        yield Job(
+            f"append-{_latents(config)}-{config.rope_pairing}{runs}",
+            kernel,
+            SHORT[config.dtype],
+            dense(kernel, constants),
+            warps,
+            types=_of_cache(config),
+            numbers=_numbers(config),
+        )
+
+
+def _read_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
+    width = config.stored.row(config)[1]
+    tails = copy_tails_constants(width, config.stored.scales_per_block(config.block_size))
+    for name, kernel, constants in (
+        ("gather", gather_kernel, gather_constants(config, arch)),
+        ("copy-tails", copy_tails_kernel, tails),
+    ):
+        yield Job(
+            f"{name}-{_latents(config)}",
+            kernel,
+            SHORT[config.dtype],
+            dense(kernel, constants),
+            types=_of_cache(config),
+            numbers=_numbers(config),
+        )
+
+
+def _latents(config: MlaConfig) -> str:
+    """Return how names spell what is cached."""
+    dtype = SHORT[config.dtype]
+    stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
+    return f"r{config.kv_lora_rank}-{stored}"
+
+
+def _query_jobs(arch: str) -> Iterator[Job]:
+    """Yield what turns queries, quantises them, and merges and divides their answers."""
+    for dtype, dims, rope in itertools.product(DTYPE_NAMES.values(), DIMS, _ROPES):
+        of = next(of for of in types() if of.dtype == dtype)
+        name = f"{dtype}-{dims}-{rope}"
+        config = config_of(
+            of,
+            dims,
+            num_heads=drawn(f"heads {name}", HEADS),
+            rope=rope,
+        )
+        if dims == SERVED or dims == drawn(f"{dtype}-{rope}", _OTHER_DIMS):
+            yield from _quantise_jobs(config, arch)
+        if rope is not None and dims[0] == SERVED[0]:
+            yield _rotate_job(config, arch)
+        if rope is None and dims[1] == SERVED[1]:
+            short = SHORT[config.dtype]
+            lines, rank = merge_lines_constants(config), f"r{dims[0]}"
+            yield Job(f"merge-lines-{rank}-{short}", merge_lines_kernel, short, lines)
+            yield Job(f"merge-{rank}", merge_kernel, "fp32", merge_constants(dims[0]))
+    yield Job("draft-rows", draft_rows_kernel, "i32", draft_rows_constants())
+    for world, interleave in itertools.product((2, 3, 8), (1, 64)):
+        rows = drawn(f"rows {world} {interleave}", ROWS)
+        config = config_of(next(types()), SERVED, max_rows=rows)
+        constants = dense(shard_kernel, shard_constants(config, world, interleave))
+        yield Job("shard", shard_kernel, "i32", constants, numbers=_numbers(config))
 
 
 def _rotate_job(config: MlaConfig, arch: str) -> Job:
     constants = rotate_constants(config, arch)
     overlap = "overlapped" if constants["OVERLAP"] else "alone"
     return Job(
-        f"rotate-{overlap}-p{config.qk_rope_head_dim}-{_SHORT[config.dtype]}-{config.rope_pairing}",
+        f"rotate-{overlap}-p{config.qk_rope_head_dim}-{SHORT[config.dtype]}-{config.rope_pairing}",
         rotate_kernel,
-        _SHORT[config.dtype],
+        SHORT[config.dtype],
         constants,
+        numbers=_numbers(config),
     )
 
 
 def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
-    dtype, rope = _SHORT[config.dtype], config.rope_pairing
+    dtype, rope = SHORT[config.dtype], config.rope_pairing
     for scale in ("data", "given"):
         constants = quantise_constants(config, arch, is_given=scale == "given")
         overlap = "overlapped" if constants["OVERLAP"] else "alone"
         name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
-        yield Job(name, quantise_kernel, dtype, constants)
+        yield Job(name, quantise_kernel, dtype, constants, numbers=_numbers(config))
 
 
-def _hopper_jobs(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
-    dtype = _SHORT[config.dtype]
-    kernel = hopper_kernel(variant)
-    word = _SHORT[hopper_dtype(config)]
-    boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
-    types = {name: f"tensordesc<{word}{box},{hopper_layout(box)!r}>" for name, box in boxes}
-    types["partial_out_ptr"] = f"*{_SHORT[partial_dtype(config, variant)]}"
-    mask = "tree" if config.is_tree else config.mask
-    options = hopper_options(variant)
-    if config.is_fp8:
-        types |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
-    stride_row = config.stored.token_bytes(config) // 2
-    stride_scales = config.stored.scales_per_block(config.block_size)
-    stored = f"{dtype}-{config.cache_format}" if config.is_fp8 else dtype
-    geometry = config.block_size, stride_row, stride_scales
-    constants = hopper_constants(config, variant, *geometry)
-    rope = f"-{constants['ROPE']}" if constants.get("ROPE", "none") != "none" else ""
-    yield Job(
-        f"hopper-{variant.family}-m{variant.tile_m}-r{config.kv_lora_rank}-{stored}-{mask}"
-        f"-box{hopper_box(config.block_size)}-{_cut(config)}{rope}",
-        kernel,
-        dtype,
-        _dense(kernel, constants),
-        options["num_warps"],
-        max_registers=options.get("maxnreg"),
-        types=types,
-    )
+def _of_cache(config: MlaConfig) -> dict[str, str]:
+    return {"cache_ptr": "*u8"} if config.is_fp8 else {}
 
 
-def prefill_jobs(arch: str) -> Iterator[Job]:
-    """Return every variant of prefill: DeepSeek's heads and GLM's."""
-    base = PrefillConfig(num_heads=16, softmax_scale=1.0, max_rows=256, max_tokens=1)
-    glm = replace(base, qk_nope_head_dim=192, v_head_dim=256)
-    for heads, dtype, causal in itertools.product((base, glm), DTYPE_NAMES, (True, False)):
-        config = replace(heads, dtype=dtype, causal=causal)
-        demand = (arch, DTYPE_NAMES[dtype], config.head_dims)
+def _numbers(config: MlaConfig) -> dict[str, int]:
+    """Return the arguments of a config that Triton compiles for 1, or for multiples of 16."""
+    return {
+        "num_heads": config.num_heads,
+        "block_size": config.block_size,
+        "stride_scales_block": config.stored.scales_per_block(config.block_size),
+    }
+
+
+def _prefill_jobs(arch: str) -> Iterator[Job]:
+    """Yield every variant of prefill."""
+    for dims, dtype, causal in itertools.product(_PREFILL_DIMS, DTYPE_NAMES, (True, False)):
+        config = PrefillConfig(
+            num_heads=drawn(f"heads {dims} {dtype}", HEADS),
+            softmax_scale=1.0,
+            max_rows=drawn(f"rows {dims} {dtype}", ROWS),
+            max_tokens=1,
+            qk_nope_head_dim=dims[0],
+            qk_rope_head_dim=dims[1],
+            v_head_dim=dims[2],
+            dtype=dtype,
+            causal=causal,
+        )
+        demand = (arch, DTYPE_NAMES[dtype], dims)
         variant = prefill_variant(*demand)
         mask = "causal" if causal else "non_causal"
-        name = f"{'x'.join(map(str, config.head_dims))}-{_SHORT[dtype]}-{mask}"
-        yield _prefill_plan_job(config, variant.tile_m, arch, mask)
+        name = f"{'x'.join(map(str, dims))}-{SHORT[dtype]}-{mask}"
+        for each in (config, replace(config, writes_empty=False)):
+            yield _prefill_plan_job(each, variant.tile_m, arch)
         if not causal:
-            yield from _chunk_jobs(config, variant.tile_m, arch)
+            yield from _chunk_jobs(config, variant.tile_m)
         yield Job(
             f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}",
             prefill_kernel,
-            _SHORT[dtype],
+            SHORT[dtype],
             portable_constants(config, variant),
             variant.num_warps,
             variant.num_stages,
+            numbers={"num_heads": config.num_heads},
         )
         if is_for_hopper(*demand):
             boxes = zip(Heads._fields, BOXES, strict=True)
             yield Job(
                 f"hopper-prefill-{name}",
                 hopper_prefill_kernel,
-                _SHORT[dtype],
+                SHORT[dtype],
                 hopper_prefill_constants(config),
                 PREFILL_WARPS,
                 types={
-                    f"{field}_desc": f"tensordesc<{_SHORT[dtype]}{box},{hopper_layout(box)!r}>"
+                    f"{field}_desc": f"tensordesc<{SHORT[dtype]}{box},{hopper_layout(box)!r}>"
                     for field, box in boxes
                 },
+                numbers={"num_heads": config.num_heads},
             )
 
 
-def _prefill_plan_job(config: PrefillConfig, tile_m: int, arch: str, keys: str) -> Job:
+def _prefill_plan_job(config: PrefillConfig, tile_m: int, arch: str) -> Job:
+    mask = "causal" if config.causal else "non_causal"
     return Job(
-        f"prefill-plan-m{tile_m}-{keys}",
+        f"prefill-plan-m{tile_m}-{mask}{'' if config.writes_empty else '-chunk'}",
         prefill_plan_kernel,
         "i32",
-        _dense(prefill_plan_kernel, plan_constants(config, tile_m, arch)),
+        dense(prefill_plan_kernel, plan_constants(config, tile_m, arch)),
         PLAN_WARPS,
+        numbers={"num_heads": config.num_heads},
     )
 
 
-def _chunk_jobs(config: PrefillConfig, tile_m: int, arch: str) -> Iterator[Job]:
+def _chunk_jobs(config: PrefillConfig, tile_m: int) -> Iterator[Job]:
     """Yield what chunks of context need beyond a prefill that is not causal."""
-    yield _prefill_plan_job(replace(config, writes_empty=False), tile_m, arch, "chunk")
-    yield Job("part", part_kernel, "i32", _dense(part_kernel, part_constants(config.max_rows)))
-    dtype, width = _SHORT[config.dtype], config.v_head_dim
+    yield Job("part", part_kernel, "i32", dense(part_kernel, part_constants(config.max_rows)))
+    dtype, width = SHORT[config.dtype], config.v_head_dim
     yield Job(
         f"merge-tiles-m{tile_m}-v{width}-{dtype}",
         merge_tiles_kernel,
         dtype,
         merge_tiles_constants(tile_m, width),
+        numbers={"num_heads": config.num_heads},
     )
-
-
-def _dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
-    special = {p.name for p in kernel.params if not p.do_not_specialize}
-    return constants | {name: one for name, one in _DENSE.items() if name in special}

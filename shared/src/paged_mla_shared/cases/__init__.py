@@ -23,6 +23,9 @@ from paged_mla_shared.cases import (
     siblings,
     verify,
 )
+from paged_mla_shared.cases.bounded import CASES as ILLEGALS
+from paged_mla_shared.cases.bounded import GROUP as BOUNDED
+from paged_mla_shared.cases.bounded import IllegalCase
 from paged_mla_shared.cases.case import Case, Row, SlotOrder, TableTail, Tree
 from paged_mla_shared.cases.merge import MERGES, MergeCase
 from paged_mla_shared.cases.prefill import CASES as PREFILLS
@@ -57,8 +60,13 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     )
 }
 
-CASES: dict[str, tuple[Case, ...]] = {**GROUPS, QUERY: QUERIES, PREFILL: PREFILLS}
-"""Those of :data:`GROUPS`, which are steps over a cache, and those that need none."""
+CASES: dict[str, tuple[Case, ...]] = {
+    **GROUPS,
+    QUERY: QUERIES,
+    PREFILL: PREFILLS,
+    BOUNDED: ILLEGALS,
+}
+"""Those of :data:`GROUPS`, which are legal steps over a cache, those that need none, and others."""
 
 __all__ = [
     "CASES",
@@ -67,6 +75,7 @@ __all__ = [
     "PREFILLS",
     "QUERIES",
     "Case",
+    "IllegalCase",
     "MergeCase",
     "PrefillCase",
     "QueryCase",

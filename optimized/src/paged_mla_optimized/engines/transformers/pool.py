@@ -15,6 +15,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.engines.transformers.attention import take_latents
+from paged_mla_optimized.engines.transformers.turns import Turns
 from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -28,7 +29,8 @@ class LatentPool:
     """What the caches of one model share; a block holds the same tokens in every layer.
 
     Blocks may be in several rows, and in several caches, at once; one that is goes into a copy
-    before it is written.
+    before it is written. Forwards over a pool do not overlap, whatever their caches: one that
+    begins while another is under way, in another thread or around it, is refused.
 
     Parameters
     ----------
@@ -102,6 +104,9 @@ class LatentPool:
             """[layers, num_blocks, block_size, R + P]."""
         self.step: object = None
         """The step that the kernels are planned for."""
+        names = [name for name, module in model.named_modules() if module in modules]
+        self.turns = Turns(model, names)
+        """The forward that it is in."""
         self._modules = [weakref.ref(module) for module in modules]
         self._owners = np.zeros(num_blocks, dtype=np.int64)
         self._free = list(reversed(range(num_blocks)))

@@ -53,9 +53,10 @@ class Rows:
         self.blocks: list[list[int]] = []
         self.is_token: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)  # [B, columns]
         self.step: Step | None = None
+        self._lacks_tokens = False  # those of a forward that was refused
 
     def __del__(self) -> None:
-        self.clear()
+        self._drop()
 
     @property
     def columns(self) -> int:
@@ -64,19 +65,27 @@ class Rows:
 
     def fork(self) -> Rows:
         """Return the same rows again, in the same blocks."""
+        self.pool.turns.check_idle(self)
         twin = Rows(self.pool)
         twin.blocks = [list(blocks) for blocks in self.blocks]
         twin.is_token, twin.step = self.is_token, self.step
+        twin._lacks_tokens = self._lacks_tokens
         self.pool.share(itertools.chain(*self.blocks))
         return twin
 
     def clear(self) -> None:
         """Forget everything."""
+        self.pool.turns.check_idle(self)
+        self._drop()
+
+    def _drop(self) -> None:
         self.pool.release(itertools.chain(*self.blocks))
         self.blocks, self.is_token, self.step = [], np.zeros((0, 0), dtype=np.bool_), None
+        self._lacks_tokens = False
 
     def select(self, rows: Sequence[int]) -> None:
         """Let row i be what row ``rows[i]`` is."""
+        self.pool.turns.check_idle(self)
         chosen = [list(self.blocks[row]) for row in rows]
         self.pool.share(itertools.chain(*chosen))
         self.pool.release(itertools.chain(*self.blocks))
@@ -84,11 +93,34 @@ class Rows:
 
     def crop(self, columns: int) -> None:
         """Forget the last `columns` of every row."""
+        self.pool.turns.check_idle(self)
         self.is_token = self.is_token[:, : max(self.columns - columns, 0)]
+        self._lacks_tokens = False
         for blocks, length in zip(self.blocks, self._lengths(), strict=True):
             needed = -(-length // self.pool.config.block_size)
             self.pool.release(blocks[needed:])
             del blocks[needed:]
+
+    def _take_turn(self) -> None:
+        """Let this forward have the pool.
+
+        A cache whose forward was refused lacks the tokens of that forward. A caller that goes on
+        without looking at the error would get answers as if they had never been there.
+
+        Raises
+        ------
+        InvalidArgument
+            Another forward has the pool, or had it when this cache was given to one.
+        """
+        if self._lacks_tokens:
+            given = "a cache without the tokens of a forward that was refused"
+            allowed = "reset() it first, or crop(0) it and repeat that forward"
+            raise InvalidArgument("past_key_values", given, allowed)
+        try:
+            self.pool.turns.take(self)
+        except InvalidArgument:
+            self._lacks_tokens = not self.pool.turns.is_of(self)
+            raise
 
     def attend(
         self,
@@ -119,6 +151,7 @@ class Rows:
         if not pool.serves(module, layer):
             given = f"layer {layer} of another model"
             raise InvalidArgument("past_key_values", given, OF_THIS_MODEL)
+        self._take_turn()
         if layer == 0:
             for name, tensor in zip(("query", "ckv", "k_pe"), (query, *latents), strict=True):
                 check_tensor(name, tensor, (None,) * 4, pool.config.dtype, pool.latents.device)
@@ -138,6 +171,8 @@ class Rows:
         q_nope, q_pe = torch.split(queries, widths, dim=-1)
         out, _ = pool.mla.attend(q_nope, q_pe, cache, weights)
         step.next_layer += 1  # only now: a layer that was cut off has not been cached
+        if step.next_layer == pool.latents.shape[0]:
+            pool.turns.end()
         if step.tokens is not None:
             whole = out.new_zeros((step.shape[0] * step.shape[1], *out.shape[1:]))
             out = whole.index_copy_(0, step.tokens, out)

@@ -205,5 +205,7 @@ def load_tile(tiles_ptr, tile, num_keys):
     key_start = tl.load(at + 2, mask=exists, other=0)
     context = tl.load(at + 3, mask=exists, other=0)
     key_len = tl.load(at + 4, mask=exists, other=0)
-    key_len = tl.where(key_len <= num_keys - key_start, key_len, 0)
+    fits = key_len <= num_keys - key_start
+    key_len = tl.where(fits, key_len, 0)
+    context = tl.where(fits, context, -_MOST_KEYS)
     return token, count, key_start, key_len, context

@@ -1,0 +1,42 @@
+"""Steps of the group bounded are none that a rule allows, and each shows what it is meant to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged_mla_conformance.bounded import spoilt
+from paged_mla_reference.bounded import legal_rows
+from paged_mla_reference.materialise import materialise
+from paged_mla_reference.validate import validate_batch
+from paged_mla_shared.cases import CASES, IllegalCase
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.inputs import build_steps
+
+
+@pytest.mark.parametrize("case", CASES["bounded"], ids=lambda case: case.name)
+def test_every_step_is_refused_by_who_checks(case: IllegalCase):
+    """S-1, S-2, S-10, S-14: as it was it is legal; rows that are none are some of it, or all."""
+    [step] = build_steps(case, SMALL, "float32")
+    good, _ = materialise(step)
+    validate_batch(step.problem, good)
+    given = spoilt(case, step.problem, good)
+    with pytest.raises(InvalidArgument):
+        validate_batch(step.problem, given)
+    served = legal_rows(step.problem, given)
+    changed = case.starts or case.lengths or case.elements is not None or case.columns is not None
+    assert not changed or not served.all() or case.name in {"starts-late", "starts-past-the-tokens"}
+
+
+def test_a_mask_has_the_columns_of_its_rows():
+    """S-14: rows behind a short one find their elements where that row's end."""
+    [case] = [case for case in CASES["bounded"] if case.name == "tree-full-short"]
+    [step] = build_steps(case, SMALL, "float32")
+    good, _ = materialise(step)
+    given = spoilt(case, step.problem, good)
+    assert good.mask is not None
+    assert given.mask is not None
+    assert len(given.mask) == len(good.mask) - 10 * 6
+    behind = 5 + 3 * 33  # elements of the last two rows
+    assert np.array_equal(given.mask[-behind:], good.mask[-behind:])

@@ -1,0 +1,129 @@
+"""Says which launches of random legal configs are of no compiled variant (compiled mode).
+
+Its arguments are an architecture and how many configs are drawn.
+"""
+
+import json
+import random
+import sys
+from unittest import mock
+
+import torch
+
+from paged_mla_optimized import core, prefill
+from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.launchers.merge_tiles import MergeTiles
+from paged_mla_optimized.launchers.parts import Part
+from paged_mla_optimized.planning.choice import demand_of
+from paged_mla_optimized.planning.families import portable_variant
+from paged_mla_optimized.runtime.device import DeviceFacts
+from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.tools.aot_axes import shape
+from paged_mla_optimized.tools.aot_job import SHORT
+from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
+from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
+from paged_mla_shared.problem import Rope, RopePairing
+
+COMPILED = ("num_warps", "num_stages", "maxnreg")  # options that shape code
+DEFAULTS = {"num_warps": 4, "num_stages": 3}
+
+
+def random_config(pick):
+    dtype = pick.choice(list(TORCH_DTYPES))
+    name = pick.choice([PLAIN_FORMAT_OF_DTYPE[dtype], *(n for n in FORMATS if n.startswith("fp8"))])
+    mask = pick.choice(MASKS)
+    return MlaConfig(
+        num_heads=pick.choice((pick.randint(1, 16), pick.randint(1, 128), pick.randint(129, 300))),
+        softmax_scale=pick.random(),
+        block_size=FORMATS[name].block_size_multiple * pick.choice((1, 2, 16, pick.randint(1, 99))),
+        max_rows=int(2 ** pick.uniform(0, 12)),
+        max_query_tokens=int(2 ** pick.uniform(0, 9)),
+        max_model_len=64,
+        kv_lora_rank=pick.choice((512, 256, 2 ** pick.randint(4, 9))),
+        qk_rope_head_dim=pick.choice((64, 2 ** pick.randint(4, 6))),
+        dtype=TORCH_DTYPES[dtype],
+        cache_format=name,
+        products=pick.choice(("exact", "fast")),
+        mask=mask,
+        max_draft_tokens=pick.randint(1, 99) if mask.startswith("tree") else 0,
+        rope=pick.choice((None, *map(Rope, RopePairing))),
+        deterministic=pick.random() < 0.5,
+    )
+
+
+def random_prefill(pick):
+    high = 2 ** pick.randint(4, 8)
+    low = pick.choice([0, *(2**n for n in range(4, 8) if 2**n < high and 2**n + high <= 256)])
+    return prefill.PrefillConfig(
+        num_heads=pick.randint(1, 300),
+        softmax_scale=pick.random(),
+        max_rows=int(2 ** pick.uniform(0, 12)),
+        max_tokens=64,
+        qk_nope_head_dim=pick.choice((128, high + low)),
+        qk_rope_head_dim=pick.choice((64, 2 ** pick.randint(4, 6))),
+        v_head_dim=pick.choice((128, 2 ** pick.randint(4, 8))),
+        dtype=pick.choice(list(TORCH_DTYPES.values())),
+        causal=pick.random() < 0.5,
+        writes_empty=pick.random() < 0.5,
+    )
+
+
+def begin_attention(config, pick):
+    """Have launchers made for all steps of a config, and for a cache of its own."""
+    demand = demand_of(config, ARCH)
+    variant = pick.choice((None, portable_variant(demand, pick.randint(1, 99))))
+    begun = core.Core(config, "cpu", variant, None)
+    stored, words = config.stored, config.stored.row(config)
+    dtype = torch.uint8 if config.is_fp8 else config.dtype
+    latents = torch.empty((2, config.block_size, words[1]), dtype=dtype)
+    for attention in begun._attentions:
+        if attention._hopper is not None:
+            attention._hopper.rows_of(latents, stored.scales_per_block(config.block_size))
+
+
+def begin_prefill(config, _):
+    """Have launchers made for prefill, and for the merge of its chunks if it may be one."""
+    begun = prefill.Prefill(config, "cpu")
+    Part(config.max_rows, 64, torch.device("cpu"))
+    if not config.causal:
+        MergeTiles(begun.tiles.tile_m, config.v_head_dim)
+
+
+def code_of(kernel, constants, options):
+    """Return what tells compiled code apart: what shapes it, and the compiler's options."""
+    of_compiler = DEFAULTS | {name: n for name, n in options.items() if name in COMPILED}
+    return shape(kernel, constants), frozenset(of_compiler.items())
+
+
+def missing(pick, count):
+    """Return launches that are of no compiled variant, and the kernels of all launches."""
+    compiled, lacking, kernels, launched = {}, [], set(), []
+    for job in jobs_of_arch(ARCH):
+        compiled.setdefault(code_of(job.kernel, job.constants, job.options), set()).add(job.dtype)
+
+    def record(_, kernel, constants, **options):
+        launched.append((kernel, constants, options))
+
+    facts = mock.Mock(return_value=DeviceFacts(ARCH, 132))
+    with (
+        mock.patch.object(Launcher, "__init__", record),
+        mock.patch.object(core, "device_facts", facts),
+        mock.patch.object(prefill, "device_facts", facts),
+    ):
+        for number in range(count):
+            of_prefill = number % 4 == 0
+            config = random_prefill(pick) if of_prefill else random_config(pick)
+            (begin_prefill if of_prefill else begin_attention)(config, pick)
+            for kernel, constants, options in launched:
+                kernels.add(kernel.fn.__name__)
+                found = compiled.get(code_of(kernel, constants, options), set())
+                if not found & {SHORT[config.dtype], "i32"}:
+                    lacking.append(f"{kernel.fn.__name__} {constants} {options} of {config}")
+            launched.clear()
+    return lacking, kernels
+
+
+if __name__ == "__main__":
+    ARCH = sys.argv[1]
+    lacking, kernels = missing(random.Random(ARCH), int(sys.argv[2]))
+    json.dump({"missing": lacking, "kernels": sorted(kernels)}, sys.stdout)
