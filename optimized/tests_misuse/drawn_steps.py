@@ -184,10 +184,11 @@ def _spoil_table(draw: Draw, fields: Fields, config: MlaConfig, kind: str) -> No
         fields["table"] = [line[:width] for line in table]
         return
     lens = fields["seq_lens"]
-    rows = [row for row, line in enumerate(table) if line]
-    if not rows:
-        return
-    row = draw(st.sampled_from(rows))
+    if not table[0]:
+        table[:] = [[row] for row in range(len(table))]
+    row = draw(st.integers(0, len(table) - 1))
+    if lens[row] == 0:  # a row whose block is seen
+        lens[row] = 1
     used = max(min(-(-lens[row] // size), len(table[row])), 1)
     at = draw(st.sampled_from([0, used - 1, draw(st.integers(0, len(table[row]) - 1))]))
     number = {"negative": below_zero(), "zero": st.just(0), "too large": above(NUM_BLOCKS - 1)}

@@ -82,8 +82,8 @@ def legal_rows(
     for number, (begin, end, seq_len) in enumerate(
         zip(starts[:-1], starts[1:], seq_lens, strict=True)
     ):
-        reached = max(reached, begin)
-        first = min(max(reached, 0), num_tokens)
+        within = min(max(begin, 0), num_tokens)  # past the step's end no order is looked at
+        first = reached = max(reached, within)
         tokens = range(first, max(first, min(end, num_tokens)))
         cut = end - begin - len(tokens)
         keys = max(seq_len - cut, 0)
@@ -91,7 +91,7 @@ def legal_rows(
         width = max(given if config.mask == "tree:qlen" else seq_len, 0)
         lines = slice(element, element + max(given, 0) * width)
         element = lines.stop
-        is_legal = 0 <= begin <= end and begin == reached
+        is_legal = 0 <= begin <= end and within == reached
         is_legal &= keys > 0 and seq_len <= min(config.max_model_len, columns)
         is_legal &= config.mask == "non_causal" or end - begin <= seq_len
         is_legal &= not config.is_tree or end - begin <= config.max_draft_tokens
