@@ -9,6 +9,7 @@ import torch
 
 from paged_mla_optimized.given import (
     check_at_least,
+    check_count,
     check_int32,
     check_kind,
     check_word,
@@ -121,7 +122,7 @@ class MlaConfig:
         if self.reserved_slot is not None:
             take_integers(self, "reserved_slot")
         counts = ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len")
-        check_at_least(1, **{name: getattr(self, name) for name in counts})
+        check_count(**{name: getattr(self, name) for name in counts})
         take_scale(self, "softmax_scale")
         check_word("products", self.products, PRODUCTS)
         check_word("lse_base", self.lse_base, ("e", "2"))

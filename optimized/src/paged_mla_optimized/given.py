@@ -50,6 +50,13 @@ def check_int32(name: str, value: Any) -> None:
         raise InvalidArgument(name, value, "an int32")
 
 
+def check_count(**counts: Any) -> None:
+    """Check that each of `counts` is an integer from 1 to the largest int32."""
+    for name, count in counts.items():
+        if not 1 <= integer(name, count) < 2**31:
+            raise InvalidArgument(name, count, "1 to 2 ** 31 - 1")
+
+
 def check_rank(world: int, rank: int) -> None:
     """Check that there is a rank among so many."""
     check_at_least(1, world=world)

@@ -10,6 +10,7 @@ from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.given import (
     check_at_least,
+    check_count,
     check_kind,
     device_of,
     integer,
@@ -78,7 +79,7 @@ class PrefillConfig:
     def __post_init__(self) -> None:
         counts = ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim")
         take_integers(self, *counts, "qk_rope_head_dim")
-        check_at_least(1, **{name: getattr(self, name) for name in counts})
+        check_count(**{name: getattr(self, name) for name in counts})
         take_scale(self, "softmax_scale")
         take_flag(self, "causal")
         take_flag(self, "writes_empty")

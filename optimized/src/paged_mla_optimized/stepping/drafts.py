@@ -63,7 +63,8 @@ class ExtendWindow:
         check_tensor("committed", committed, tuple(lens.shape), lens.dtype, lens.device)
         if committed.untyped_storage().data_ptr() == lens.untyped_storage().data_ptr():
             raise InvalidArgument("committed", "the window's own seq_lens", "another tensor")
-        torch.clamp(committed, max=1, out=self.seq_lens)
+        # Lengths below 0 stay below 0, and those past int32 wrap to below 0: padded rows.
+        torch.clamp(committed, min=0, max=1, out=self.seq_lens)
         self.seq_lens.mul_(self.window).add_(committed)
 
 

@@ -56,7 +56,8 @@ def _load_rows(
     key_end = tl.load(at + stride_cu_k, mask=is_row, other=0)
     is_legal = (given_start >= 0) & (given_end >= given_start) & (key_start >= 0)
     is_legal &= (tl.minimum(given_start, num_tokens) == start) & (key_end <= _MOST_KEYS)
-    key_len = tl.maximum(tl.where(is_legal, key_end - key_start, 0), 0)
+    is_legal &= key_end >= key_start
+    key_len = tl.where(is_legal, key_end - key_start, 0)
     if CAUSAL:
         cut_off = tl.where(is_row, (given_end - given_start) - (end - start), 0)
         key_len = tl.maximum(key_len - tl.where(is_legal, cut_off, 0), 0)
