@@ -27,7 +27,7 @@ _OPS = frozenset(
 _FEATURES = frozenset(
     {
         "mixed", "padding", "replay", "strided_cache", "strided_inputs", "explicit_slots",
-        "validation",
+        "validation", "bounded",
     }
 )  # fmt: skip
 _FP8 = frozenset(name for name, stored in FORMATS.items() if not stored.is_plain)
