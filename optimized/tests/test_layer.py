@@ -501,3 +501,19 @@ def test_rows_of_a_layer(absorbed, seq_len):
     cache = torch.full(step.cache.shape, 7.0)
     layer.append(torch.ones(34, R), torch.ones(34, P), cache)
     assert int((cache == 1).all(-1).sum()) == 31
+
+
+def test_short_rows_of_a_layer():
+    """S-2: a non-causal row may have fewer keys than queries, also where the host tells lengths."""
+    step = build((1, 3), (33, 2), num_heads=HEADS, mask="non_causal")
+    weights = weights_of(HEADS)
+    q = queries_of(step, weights)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, **lens_of(step))
+    latents, lse = dense(
+        step, [torch.ones(3, 1, dtype=torch.bool), torch.ones(2, 33, dtype=torch.bool)]
+    )
+    out = torch.einsum("thr,hvr->thv", latents, weights.w_uv.double())
+    answer = attend(layer, step, q, weights)
+    torch.testing.assert_close(answer[0].double(), out, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(answer[1].double(), lse, rtol=2e-5, atol=2e-5)

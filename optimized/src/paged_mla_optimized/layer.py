@@ -327,7 +327,8 @@ class MlaLayer(PlannedStep):
                 raise InvalidArgument(name, array[unsigned.argmax()], "0 to 2 ** 31 - 1")
         queries, keys = lengths
         short = keys < queries
-        if short.any() and (short := short & (keys > 0)).any():
+        may_be_short = self.config.attention.mask == "non_causal"
+        if not may_be_short and short.any() and (short := short & (keys > 0)).any():
             row = int(short.argmax())
             told = f"{keys[row]} in row {row}"
             raise InvalidArgument("max_seq_lens", told, f"0, or at least {queries[row]} queries")
