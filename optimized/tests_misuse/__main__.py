@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first draws")
     parser.add_argument("--only", metavar="NAMES", help="some subjects, as step,layer")
     parser.add_argument(
-        "--least", type=int, default=1, metavar="N", help="draws of each cell, else it is an error"
+        "--least", type=int, default=0, metavar="N", help="draws of each cell, else it is an error"
     )
     parser.add_argument("--ask", metavar="DRAW", help="hold one draw, and nothing else")
     options = parser.parse_args()
