@@ -12,7 +12,6 @@ from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.runtime.launch import Launcher
 
 _ENTRIES = 512
-_LARGEST = 2**31 - 1  # that an int32 holds
 
 
 class Shard:
@@ -71,7 +70,7 @@ class Shard:
     ) -> None:
         """Fill the buffers for a step; `num_tokens` > 0."""
         strides = (cu_seqlens_q.stride(0), seq_lens.stride(0), *block_table.stride())
-        longest = min(self._max_model_len, block_table.shape[1] * self._block_tokens, _LARGEST)
+        longest = min(self._max_model_len, block_table.shape[1] * self._block_tokens)
         self._kernel(
             (num_tokens, 1, 1),
             strides,

@@ -255,7 +255,7 @@ class Plan:
                 config.block_size,
                 config.table_width,
                 config.table_fill,
-                min(config.max_model_len, most_tokens, _LARGEST),
+                min(config.max_model_len, most_tokens),
                 min(num_requests, _LARGEST),
                 config.max_draft_tokens,
                 0 if mask is None else mask.numel(),

@@ -28,14 +28,20 @@ class Source(NamedTuple):
 
 
 @triton.jit
+def is_in_cache(slot, num_blocks, BLOCK_SIZE: tl.constexpr):
+    """Return which slots the cache has."""
+    return (slot >= 0) & (slot // BLOCK_SIZE < num_blocks)
+
+
+@triton.jit
 def load_slots(
     slot_mapping_ptr, stride_slots, token, is_token, num_blocks, reserved_slot,
     BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
     """Load the slots of int64 tokens; -1 where nothing is written."""
     slot = tl.load(slot_mapping_ptr + token * stride_slots, mask=is_token, other=-1)
-    is_inside = (slot >= 0) & (slot // BLOCK_SIZE < num_blocks)
-    return tl.where(is_inside & (slot != reserved_slot), slot, -1)
+    is_written = is_in_cache(slot, num_blocks, BLOCK_SIZE) & (slot != reserved_slot)
+    return tl.where(is_written, slot, -1)
 
 
 @triton.jit

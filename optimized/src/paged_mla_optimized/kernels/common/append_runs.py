@@ -8,7 +8,12 @@ them, so every token is loaded once, and no program looks at what another writes
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.append_fp8 import Source, load_tokens, store_tokens
+from paged_mla_optimized.kernels.common.append_fp8 import (
+    Source,
+    is_in_cache,
+    load_tokens,
+    store_tokens,
+)
 from paged_mla_optimized.kernels.common.regroup import encode_again
 from paged_mla_optimized.kernels.common.scales import GROUPS, largest_magnitude, scale_of
 
@@ -71,8 +76,8 @@ def append_runs_kernel(
     slot_before = tl.load(slot_ptr - stride_slots, mask=is_behind, other=-1)
     goes_on = (slot == slot_before + 1) & (slot % SIZE != 0)  # with the group of the token before
     seams = tl.where(goes_on, WINDOW, place_of)
-    is_inside = (slot >= 0) & (slot // BLOCK_SIZE < num_blocks)
-    begins = tl.where(is_inside & (place_of < TOKENS), seams, WINDOW)
+    is_own = is_in_cache(slot, num_blocks, BLOCK_SIZE) & (place_of < TOKENS)
+    begins = tl.where(is_own, seams, WINDOW)
     begin_of_run = tl.min(begins, axis=0)
     while begin_of_run < TOKENS:
         end_of_run = tl.min(tl.where(seams > begin_of_run, seams, WINDOW), axis=0)

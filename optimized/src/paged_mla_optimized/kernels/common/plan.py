@@ -22,15 +22,11 @@ from paged_mla_optimized.kernels.common.schedule import (
     lanes_of_group,
     place_of_part,
     record_of_program,
+    running_maximum,
     split_of_unit,
 )
 
 _MOST_ELEMENTS = tl.constexpr(2**40)  # of a row's matrix: no sum of such passes an int64
-
-
-@triton.jit
-def _larger(one, other):
-    return tl.maximum(one, other)
 
 
 @triton.jit
@@ -148,7 +144,7 @@ def _load_rows(
     given_ends = tl.load(start_at + stride_cu, mask=is_real, other=num_tokens)
     given_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
     within = tl.minimum(tl.maximum(given_starts, 0), num_tokens)
-    starts = tl.associative_scan(within, 0, _larger)
+    starts = running_maximum(within)
     ends = tl.maximum(starts, tl.minimum(given_ends, num_tokens))
     query_lens = ends - starts
     given_query_lens = given_ends - given_starts

@@ -13,13 +13,10 @@ No tile is cut over its keys, and each belongs to one row: no row's bits depend 
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.kernels.common.schedule import running_maximum
+
 BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared
 _MOST_KEYS = tl.constexpr(2**30)  # of all rows: sums of two such numbers are within int32
-
-
-@triton.jit
-def _larger(one, other):
-    return tl.maximum(one, other)
 
 
 @triton.jit
@@ -118,7 +115,7 @@ def prefill_plan_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, ROWS)
     given_starts = _load_starts(cu_seqlens_q_ptr, stride_cu_q, row, num_rows, num_tokens)
-    starts = tl.associative_scan(given_starts, 0, _larger)
+    starts = running_maximum(given_starts)
     _, query_lens, _, key_lens = _load_rows(
         cu_seqlens_q_ptr, cu_seqlens_k_ptr, stride_cu_q, stride_cu_k, row, starts, num_rows,
         num_tokens, CAUSAL,

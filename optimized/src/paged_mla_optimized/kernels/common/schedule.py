@@ -40,6 +40,17 @@ class Work(NamedTuple):
 
 
 @triton.jit
+def _larger(one, other):
+    return tl.maximum(one, other)
+
+
+@triton.jit
+def running_maximum(x):
+    """Return for each element of a line the largest of it and of those before it."""
+    return tl.associative_scan(x, 0, _larger)
+
+
+@triton.jit
 def count_at_most(ascending_ptr, length, value, SEARCH_STEPS: tl.constexpr):
     """Return how many of the `length` ascending entries are <= `value` (scalar or tensor).
 
