@@ -146,7 +146,7 @@ class _ReadsOtherBlocks(_TakesAnotherStep):
     """Block ids that the cache does not have are taken for some that it has."""
 
     def taken(self, batch: Batch) -> Batch:
-        """Change such ids among those that rows use; others are nobody's."""
+        """Change such ids among those that rows use, and no others."""
         table, size = batch.block_table.astype(np.int64), self.problem.block_size
         used = np.arange(table.shape[1]) * size < batch.seq_lens[:, None]
         strange = used & ((table < 0) | (table >= self.problem.num_blocks))
@@ -290,7 +290,7 @@ class RowsThatAreNotLegalAreLeftUnwritten(Passing):
 
 @breaks(Fault.STALE, "S-17", "S-2", "S-5", "S-6", "S-7", "S-9")
 class TheStepBehindAnIllegalOneIsIdle(Passing):
-    """What an illegal step left in the plan serves nobody in the next one."""
+    """The step behind an illegal one is answered as if all its rows were padding."""
 
     was_illegal = False
 
