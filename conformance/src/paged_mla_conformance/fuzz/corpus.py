@@ -15,6 +15,7 @@ from paged_mla_shared.dims import SMALL, MlaDims
 from paged_mla_shared.documents import read_object, take_version
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE, check_format
+from paged_mla_shared.problem import Mask
 from paged_mla_shared.typed import build
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -95,16 +96,18 @@ class _Document:
             if getattr(self.case, name) % 2:
                 raise InvalidArgument(f"case.{name}", getattr(self.case, name), "even numbers")
         for rows in self.case.steps:
-            _check_rows(rows)
+            _check_rows(rows, self.case.mask)
         validate_problem(self.case.problem(SMALL, self.dtype))
 
 
-def _check_rows(rows: tuple[Row, ...]) -> None:
+def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
     for number, row in enumerate(rows):
         where = f"case: row {number} of {len(rows)}"
-        if min(row.seq_len, row.query_len) < 0 or 0 < row.seq_len < row.query_len:
-            given = f"seq_len {row.seq_len}, query_len {row.query_len}"
-            raise InvalidArgument(where, given, "0 <= query_len <= seq_len, or seq_len 0")
+        is_short = 0 < row.seq_len < row.query_len and mask is not Mask.NON_CAUSAL
+        if min(row.seq_len, row.query_len) < 0 or is_short:
+            given = f"mask {mask}, seq_len {row.seq_len}, query_len {row.query_len}"
+            allowed = "0 <= query_len <= seq_len, seq_len 0, or any lengths >= 0 with mask non_causal"
+            raise InvalidArgument(where, given, allowed)
         other = row.shares_prefix_of
         if other is not None and not 0 <= other < number:
             raise InvalidArgument(where, f"shares_prefix_of {other}", "a row before it")
