@@ -1,24 +1,29 @@
 """The compiler needs Triton's compiled mode, so it runs in a process of its own."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 
 import pytest
-from compiled_mode import run
+import triton
+from compiled_mode import Compiler, run
 
 from paged_mla_optimized.tools import aot
 
-COMPILE_ONE = """
-import json
-from dataclasses import asdict
-from paged_mla_optimized.tools.aot import compile_job
-from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
-job = next(job for job in jobs_of_arch("{arch}") if job.name.startswith("{prefix}"))
-print(json.dumps(asdict(compile_job(job, "{arch}"))))
-"""
+
+@pytest.fixture(scope="module")
+def compiler():
+    with Compiler() as compiler:
+        yield compiler
+
+
+def disassembled(compiler, name, folder):
+    """Return the instructions of a variant for sm90."""
+    cubin = folder / "kernel.cubin"
+    assert compiler.compile(name, cubin=cubin)["error"] is None
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(cubin)]
+    return subprocess.check_output(command, text=True)
 
 
 @pytest.mark.parametrize(
@@ -47,24 +52,11 @@ print(json.dumps(asdict(compile_job(job, "{arch}"))))
         "hopper-prefill",
     ],
 )
-def test_compiles_without_a_gpu(prefix):
+def test_compiles_without_a_gpu(compiler, prefix):
     """A Hopper binary, its registers and its shared memory, from a CPU."""
-    done = run("-c", COMPILE_ONE.format(arch="sm90", prefix=prefix))
-    assert done.returncode == 0, done.stderr
-    usage = json.loads(done.stdout)
+    usage = compiler.compile(prefix)
     assert usage["error"] is None
     assert 0 < usage["registers"] <= 255
-
-
-DISASSEMBLE_ONE = """
-import pathlib, subprocess, triton
-from paged_mla_optimized.tools.aot import compiled_kernel
-from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
-job = next(job for job in jobs_of_arch("sm90") if job.name.startswith("{name}"))
-pathlib.Path("{path}").write_bytes(compiled_kernel(job, "sm90").asm["cubin"])
-command = [triton.knobs.nvidia.nvdisasm.path, "-c", "{path}"]
-print(subprocess.check_output(command, text=True))
-"""
 
 
 def inner_loops(sass):
@@ -96,13 +88,10 @@ def inner_loops(sass):
         "hopper-tile_fp8-m64-r512-bf16-fp8_e4m3-causal-box64-fixed-h",
     ],
 )
-def test_pairs_of_a_thread_are_weighed_side_by_side(name, tmp_path):
+def test_pairs_of_a_thread_are_weighed_side_by_side(compiler, name, tmp_path):
     """One after the other they take 5 % of a step: a warp waits for shuffles twice."""
-    done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
-    assert done.returncode == 0, done.stderr
-    weighing = [
-        loop for loop in inner_loops(done.stdout) if sum("MUFU.EX2" in i for i in loop) >= 32
-    ]
+    sass = disassembled(compiler, name, tmp_path)
+    weighing = [loop for loop in inner_loops(sass) if sum("MUFU.EX2" in i for i in loop) >= 32]
     assert len(weighing) == 1
     [loop] = weighing
     first = next(at for at, instruction in enumerate(loop) if "MUFU.EX2" in instruction)
@@ -115,11 +104,10 @@ def test_pairs_of_a_thread_are_weighed_side_by_side(name, tmp_path):
     "name",
     ["rotate-overlapped-p64-bf16-interleaved", "quantise-overlapped-r512-bf16-none-data"],
 )
-def test_the_next_kernel_begins_when_all_before_these_have_ended(name, tmp_path):
+def test_the_next_kernel_begins_when_all_before_these_have_ended(compiler, name, tmp_path):
     """Or it would read keys that are not there yet: it waits for what these write, and no more."""
-    done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
-    assert done.returncode == 0, done.stderr
-    order = re.findall(r"\b(ACQBULK|PREEXIT|LDG|STG)\b", done.stdout)
+    sass = disassembled(compiler, name, tmp_path)
+    order = re.findall(r"\b(ACQBULK|PREEXIT|LDG|STG)\b", sass)
     assert order[:3] == ["ACQBULK", "PREEXIT", "LDG"]
     assert order.count("ACQBULK") == order.count("PREEXIT") == 1
 
@@ -132,27 +120,22 @@ def test_the_next_kernel_begins_when_all_before_these_have_ended(name, tmp_path)
         ("fp8_ds_mla-causal-box64-parts", 12),
     ],
 )
-def test_products_run_beside_what_makes_their_operands(variant, waits, tmp_path):
+def test_products_run_beside_what_makes_their_operands(compiler, variant, waits, tmp_path):
     """Where registers are too few the compiler waits for each product before the next."""
     name = f"hopper-tile_exact-m64-r512-bf16-{variant}-h"
-    done = run("-c", DISASSEMBLE_ONE.format(name=name, path=tmp_path / "kernel.cubin"))
-    assert done.returncode == 0, done.stderr
+    sass = disassembled(compiler, name, tmp_path)
     found = [
         (sum("GMMA" in i for i in loop), sum("DEPBAR" in i for i in loop))
-        for loop in inner_loops(done.stdout)
+        for loop in inner_loops(sass)
     ]
     products_and_waits = sorted(pair for pair in found if pair[0])
     assert products_and_waits == [(16, 8), (36, waits)]  # of values, and of scores
 
 
-def test_too_much_shared_memory_is_an_error():
+def test_too_much_shared_memory_is_an_error(compiler):
     """The compiler accepts what the device cannot launch; the table's limit does not."""
-    code = COMPILE_ONE.format(arch="sm90", prefix="attend-m64").replace(
-        'compile_job(job, "sm90")', 'compile_job(job, "sm86")'
-    )
-    done = run("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert "shared memory" in json.loads(done.stdout)["error"]
+    usage = compiler.compile("attend-m64", arch="sm86")
+    assert "shared memory" in usage["error"]
 
 
 def test_refuses_the_interpreter():
