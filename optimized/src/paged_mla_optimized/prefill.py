@@ -55,7 +55,9 @@ class PrefillConfig:
         Query i of a row sees keys up to ``i + key_len - query_len`` (S-4), else all of the row.
     writes_empty : bool
         Rows without keys, and padded tokens, are answered with (0, -inf) (S-6). Else they are left
-        as they are and cost nothing, which is what chunks of context want that are merged.
+        as they are and cost nothing, which is what chunks of context want that are merged. A row
+        whose keys go past the tensors of keys is answered with (0, -inf) either way: the plan does
+        not see these tensors.
 
     Raises
     ------

@@ -106,7 +106,7 @@ def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
         is_short = 0 < row.seq_len < row.query_len and mask is not Mask.NON_CAUSAL
         if min(row.seq_len, row.query_len) < 0 or is_short:
             given = f"mask {mask}, seq_len {row.seq_len}, query_len {row.query_len}"
-            allowed = "0 <= query_len <= seq_len, seq_len 0, or any lengths >= 0 with mask non_causal"
+            allowed = "0 <= query_len <= seq_len, seq_len 0, or mask non_causal and lengths >= 0"
             raise InvalidArgument(where, given, allowed)
         other = row.shares_prefix_of
         if other is not None and not 0 <= other < number:
