@@ -128,6 +128,8 @@ def jobs_of_arch(arch: str) -> list[Job]:
         first = jobs.setdefault(job.name, job)
         if first is not job:
             name = "-".join((job.name, *_differences(first, job)))
+            if name in jobs:
+                raise RuntimeError(f"two variants for {arch} have the name {name}")
             jobs[name] = replace(job, name=name)
     return list(jobs.values())
 
