@@ -55,7 +55,7 @@ class LengthsAreThoseOfTheFirstStep(Passing):
 
 
 @breaks(Fault.HOST_SCALAR, *SHOWS, cites="tokenspeed#840")
-class AnIdleCaptureServesNobody(Passing):
+class AnIdleCaptureStaysEmpty(Passing):
     """A schedule recorded over padded rows alone stays empty."""
 
     idle: bool | None = None
