@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
-from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
@@ -158,7 +158,7 @@ def _store_answers(step, segment, pairs, axes, acc, peak, sums, answers):
     total = gl.sum(sums, 0)
     is_empty = total == 0.0
     out = acc * gl.where(is_empty, 0.0, 1.0 / total)[None, :]
-    lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+    lse = gl.where(is_empty, float("-inf"), lse_of(peak, total))
     if segment.is_whole:
         line = line_at(answers.out, pairs.token, pairs.head)
         out_at = answers.out.ptr + line[None, :] + axes.column[:, None]

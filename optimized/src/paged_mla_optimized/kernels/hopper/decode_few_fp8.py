@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines
-from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
@@ -208,10 +208,24 @@ def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr
 
 
 @gluon.jit
-def _store_weights(weights, key_scale, buffer, SCALES: gl.constexpr):
+def _powers(s, scale, peak, lift, SCALES: gl.constexpr):
+    """Return the exponents of weights [keys, pairs], which are rounded where they are near 0.
+
+    With scales of keys the weight of a key is ``2 ** (power - lift)``. `lift` and `peak` are
+    integers, so that their difference is exact.
+    """
+    if SCALES == "scalar":
+        below = peak[None, :]
+    else:
+        below = peak[None, :] - lift[:, None]
+    return s * scale[None, :] - below
+
+
+@gluon.jit
+def _store_weights(weights, factor, buffer, SCALES: gl.constexpr):
     """Store the weights [keys, pairs] of codes."""
     if SCALES != "scalar":
-        weights *= key_scale[:, None]
+        weights *= factor[:, None]
     buffer.store(weights.to(gl.float16))
 
 
@@ -357,6 +371,12 @@ def _attend_tiles(
             of_shares = load_scales(key_scales, stage * SHARES, SHARES, key_layout)
             key_scale = key_scale_of(of_shares)
             store_ratios(of_shares, key_scale, staged.ratios, 0)
+        lift = None
+        factor = None
+        if SCALES != "scalar":
+            lift = lift_of(key_scale)
+            unlifted = gl.exp2(-lift)
+            factor = key_scale * unlifted
         words = _load_values(keys, 0, WORDS, KEYS)
         if tile >= segment.tile_edge:
             key = tile * TILE_N + gl.arange(0, TILE_N, layout=key_layout)
@@ -369,15 +389,10 @@ def _attend_tiles(
         scale = staged.scales.load(s_pair)
         peak = peaks.load(s_pair)
         # Peaks rise seldom: that one must is seen on the way, and then the weights are made anew.
-        power = s * scale[None, :] - peak[None, :]
+        power = _powers(s, scale, peak, lift, SCALES)
         weights = gl.exp2(power)
-        _store_weights(weights, key_scale, staged.weights, SCALES)
-        if SCALES == "scalar":
-            high = _by_warp((power > LAZY).to(gl.int32))
-        else:
-            lift = lift_of(key_scale)
-            high = _by_warp((power > (LAZY - lift)[:, None]).to(gl.int32))
-        staged.exceeds.store(gl.max(high, 1))
+        _store_weights(weights, factor, staged.weights, SCALES)
+        staged.exceeds.store(gl.max(_by_warp((power > LAZY).to(gl.int32)), 1))
         fence_async_shared()
         thread_barrier()
         if gl.max(staged.exceeds.load(everywhere), 0) > 0:
@@ -386,10 +401,10 @@ def _attend_tiles(
             else:
                 highest = gl.max(s * scale[None, :] + lift[:, None], 0)
             new_peak = raised(peak, highest)
-            weights = gl.exp2(s * scale[None, :] - new_peak[None, :])
+            weights = gl.exp2(_powers(s, scale, new_peak, lift, SCALES))
             keep = gl.exp2(peak - new_peak)
             sums = sums * gl.convert_layout(keep, own_layout)[None, None, :]
-            _store_weights(weights, key_scale, staged.weights, SCALES)
+            _store_weights(weights, factor, staged.weights, SCALES)
             fence_async_shared()
             peaks.store(new_peak)
             keep = gl.convert_layout(keep, pair_layout)
@@ -398,6 +413,8 @@ def _attend_tiles(
                 kept += (accs[share] * keep[None, :],)
             accs = kept
             thread_barrier()
+        if SCALES != "scalar":
+            weights *= unlifted[:, None]
         sums += _own_sum(weights)
         summed = ()
         for share in gl.static_range(SHARES):
@@ -436,7 +453,7 @@ def _store_answers(step, segment, accs, sums, cache_scale, staged, answers):
     out = _joined(accs, len(accs))
     is_empty = total == 0.0
     out *= gl.where(is_empty, 0.0, cache_scale / total)[None, :]
-    lse = (staged.peaks.load(pair_layout) + gl.log2(total)) * LN_2
+    lse = lse_of(staged.peaks.load(pair_layout), total)
     lse = gl.where(is_empty, float("-inf"), lse)
     if segment.is_whole:
         store_whole(step, segment, (out,), (staged.q_nope,), lse, answers)

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
-from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
     Keys,
@@ -161,7 +161,7 @@ def _hand_over(peak, total, staged):
     is_empty = total == 0.0
     staged.sums.store(gl.where(is_empty, 0.0, 1.0 / total))
     mbarrier.arrive(staged.bars.index(_SUMMED))
-    return gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+    return gl.where(is_empty, float("-inf"), lse_of(peak, total))
 
 
 @gluon.jit

@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines
-from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
@@ -514,7 +514,7 @@ def _store(step, segment, low, high, peak, sums, cache_scale, buffer, answers):
     factor = gl.convert_layout(gl.where(is_empty, 0.0, cache_scale / total), _PAIRS)[None, :]
     low = low * factor
     high = high * factor
-    lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+    lse = gl.where(is_empty, float("-inf"), lse_of(peak, total))
     if segment.is_whole:
         buffers = (buffer.index(0), buffer.index(1))
         store_whole(step, segment, (low, high), buffers, lse, answers)

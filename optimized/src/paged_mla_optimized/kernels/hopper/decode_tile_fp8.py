@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
-from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
+from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.scales import load_scales
 from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
 from paged_mla_optimized.kernels.hopper.keys import (
@@ -219,7 +219,7 @@ def _hand_over(peak, total, cache_scale, staged, odd):
     mbarrier.wait(staged.bars.index(_READ), odd ^ 1)  # those before these
     staged.sums.store(gl.where(is_empty, 0.0, cache_scale / total))
     mbarrier.arrive(staged.bars.index(_SUMMED))
-    return gl.where(is_empty, float("-inf"), (peak - _LIFT + gl.log2(total)) * LN_2)
+    return gl.where(is_empty, float("-inf"), lse_of(peak - _LIFT, total))
 
 
 @gluon.jit

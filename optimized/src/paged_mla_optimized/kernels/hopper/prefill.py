@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
-from paged_mla_optimized.kernels.common.logarithms import LN_2
+from paged_mla_optimized.kernels.common.logarithms import lse_of
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
 from paged_mla_optimized.kernels.hopper.keys import clear_tail
 from paged_mla_optimized.kernels.hopper.names import copy_box, thread_barrier
@@ -422,7 +422,7 @@ def _finish(acc, peak, total, answers, items, item, HALF: gl.constexpr, layout: 
     head = _get(items, item, _HEAD).to(gl.int64)
     total = gl.convert_layout(gl.sum(total, 1), lines)
     is_empty = total == 0.0
-    lse = gl.where(is_empty, float("-inf"), (peak + gl.log2(total)) * LN_2)
+    lse = gl.where(is_empty, float("-inf"), lse_of(peak, total))
     index = HALF * 64 + gl.arange(0, 64, layout=lines)
     token = (first + index).to(gl.int64)
     at = line_ptr(answers.lse, token, head)
