@@ -28,6 +28,7 @@ from paged_mla_shared.problem import Batch, Problem
 Array = NDArray[np.float64]
 
 FAST = replace(CAPABILITIES, products="fast")
+SAME_SCORES = ("equal-scores", "fp8_e4m3")
 GROUPS = ("decode", "extend", "mixed", "verify", "formats")
 
 
@@ -140,6 +141,28 @@ def test_a_wrong_scale_is_outside(oracle: Oracle, name: str):
     [case] = [c for c in cases("formats") if (c.name, c.cache_format) == (name, "fp8_e4m3")]
     trial = Trial(ReferenceBackend(capabilities=FAST, oracle=oracle), case, SMALL, "bfloat16")
     with pytest.raises(Mismatch, match=r"\[S-[57]\] "):
+        trial.check_attention()
+
+
+def lse_of_rounded_weights(peak: float) -> Oracle:
+    """Return an oracle whose weights are e4m3, relative to `peak` past the highest score."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        out, lse, *bounds = attend_one(problem, query, keys, rounding)
+        weights = np.exp(problem.softmax_scale * (query @ keys.T) - lse[:, None])
+        scale = weights.max(axis=1, keepdims=True) * np.exp(peak)
+        total = rounded(weights, scale * 2.0**-7).sum(axis=1)
+        return (out, lse + np.log(total), *bounds)
+
+    return scoring(RIGHT, attend)
+
+
+def test_rounding_that_all_keys_share_may_not_show_in_the_lse():
+    """S-7: the roundings of equal weights do not average out; a sum of exact ones has none."""
+    [case] = [c for c in cases("formats") if (c.name, c.cache_format) == SAME_SCORES]
+    oracle = lse_of_rounded_weights(peak=0.3)
+    trial = Trial(ReferenceBackend(capabilities=FAST, oracle=oracle), case, SMALL, "bfloat16")
+    with pytest.raises(Mismatch, match=r"\[S-7\] lse"):
         trial.check_attention()
 
 

@@ -72,6 +72,14 @@ CASES = (
         )
         for scale in (2.0, 7.0)
     ),
+    _format(
+        "equal-scores",
+        "keys that weigh the same are rounded the same way, which the lse must not show",
+        (Row(256, 1), Row(64, 1), Row(129, 1), Row(100, 1)),
+        query_scale=1e-3,
+        block_size=64,
+        num_heads=16,
+    ),
     _format("uneven", "each token, quarter and group has a scale of its own", uneven=True),
     _format(
         "uneven-bs64",

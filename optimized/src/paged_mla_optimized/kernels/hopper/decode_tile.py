@@ -208,9 +208,9 @@ def _weigh(
             mbarrier.wait(bars.index(_TURNED), odd)
             odd ^= 1
 
-        peak, total = begin_weighing(step, segment, answers, layout)
+        peak, totals = begin_weighing(step, segment, answers, layout, 1)
         peak, total, slot, phase = _weigh_tiles(
-            step, segment, peak, total, q, staged, slot, phase, scale, BOX, layout
+            step, segment, peak, totals[0], q, staged, slot, phase, scale, BOX, layout
         )
         mbarrier.arrive(bars.index(_GO + slot))
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
@@ -218,7 +218,7 @@ def _weigh(
         if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             store_lse(step, segment, lse, answers, pair_layout)
         elif segment.is_left:
-            leave_weighing(step, peak, total, answers)
+            leave_weighing(step, peak, (total,), answers)
         else:
             store_lse(step, segment, lse, answers, pair_layout)
         unit = segment.following

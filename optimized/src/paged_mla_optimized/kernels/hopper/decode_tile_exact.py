@@ -282,7 +282,6 @@ _RAISE = gl.constexpr("""{
     shfl.sync.bfly.b32 y, x, 2, 31, 0xffffffff;
     max.NaN.f32 x, x, y;
     setp.gtu.f32 p, x, $4;
-    cvt.rpi.f32.f32 x, x;
     @p max.NaN.f32 $0, $3, x;
     RAISED:
     }""")

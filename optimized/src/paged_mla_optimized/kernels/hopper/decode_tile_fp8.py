@@ -78,9 +78,10 @@ _SUMMED = gl.constexpr(20)
 _READ = gl.constexpr(21)
 _BARS = gl.constexpr(22)
 
-# Weights lie below 2 ** 8 and are normal numbers of e4m3 down to 2 ** -6.
+# Weights lie below 2 ** 8.75 < 448 and are normal numbers of e4m3 down to 2 ** -6.
 _LIFT = gl.constexpr(4.0)  # of the highest weight when the peak was set, as an exponent
 _LAZY = gl.constexpr(4.0)  # how much further later ones may rise
+_SPREAD = gl.constexpr(0.75)  # how much further the lift of some pairs is
 
 _TINY = gl.constexpr(2.0**-126)  # keeps scales that vanish from making NaN of masked scores
 _LEAST = gl.constexpr(2.0**-90)  # a key's scale counts as this at least where its value is weighed
@@ -142,6 +143,17 @@ def _rounded(weights):
 
 
 @gluon.jit
+def _lifts(layout: gl.constexpr):
+    """Return the lift [64] of each pair of a tile, from _LIFT to _LIFT + _SPREAD.
+
+    Neighbouring heads often weigh keys alike. With different lifts their weights lie elsewhere
+    between two numbers of e4m3, so that not all of them are rounded the same way.
+    """
+    place = (gl.arange(0, 64, layout=layout) * 39) & 63
+    return _LIFT + place.to(gl.float32) * (_SPREAD / 64)
+
+
+@gluon.jit
 def _masked(step, segment, s, first):
     """Return the scores of keys from `first` on, those of keys that a query does not see -inf.
 
@@ -162,13 +174,25 @@ def _masked(step, segment, s, first):
 
 @gluon.jit
 def _weigh_tiles(
-    step, segment, peak, total, q, staged, slot, phase, scale, SCALES: gl.constexpr,
+    step, segment, peak, totals, q, staged, slot, phase, scale, SCALES: gl.constexpr,
     BOX: gl.constexpr,
 ):  # fmt: skip
-    """Store the weights of key tiles; return peak [64] and own sums [64, 4], theirs included."""
+    """Store the rounded weights of key tiles.
+
+    Returns
+    -------
+    peak : [64]
+    totals : two tensors [64, 4]
+        Own sums of rounded weights, which answers are divided by, and of weights as they were, for
+        the lse: where many keys weigh the same, rounding moves all of them the same way.
+    slot, phase : of the ring, past these tiles
+    """
     bars = staged.bars
     key_scales = staged.key_scales
+    lifts = _lifts(peak.type.layout)
     key_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
+    total = totals[0]
+    exact_total = totals[1]
     own_layout: gl.constexpr = gl.SliceLayout(1, total.type.layout)
     for visit in range(segment.tile_begin, segment.tile_end):
         tile = tile_of_visit(step, segment, visit)
@@ -198,28 +222,33 @@ def _weigh_tiles(
         keep = gl.exp2(peak - new_peak)
         peak = new_peak
         power = s * scale[:, None] if SCALES == "scalar" else s
-        weights = _rounded(gl.exp2(power - (peak - _LIFT)[:, None]))
+        exact_weights = gl.exp2(power - (peak - lifts)[:, None])
+        weights = _rounded(exact_weights)
         unscaled = weights
         if SCALES != "scalar":
-            unscaled *= key_scales.index(3 * slot + 2).load(key_layout)[None, :]
-        total = total * gl.convert_layout(keep, own_layout)[:, None] + own_sums(unscaled)
+            reciprocals = key_scales.index(3 * slot + 2).load(key_layout)[None, :]
+            unscaled *= reciprocals
+            exact_weights *= reciprocals
+        kept = gl.convert_layout(keep, own_layout)[:, None]
+        total = total * kept + own_sums(unscaled)
+        exact_total = exact_total * kept + own_sums(exact_weights)
         k_pe.store(_regroup(weights, 64).to(_E4M3))
         staged.keeps.index(slot).store(keep)
         fence_async_shared()
         mbarrier.arrive(bars.index(_WEIGHED + slot))
         phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
         slot = gl.where(slot == _SLOTS - 1, 0, slot + 1)
-    return peak, total, slot, phase
+    return peak, (total, exact_total), slot, phase
 
 
 @gluon.jit
-def _hand_over(peak, total, cache_scale, staged, odd):
+def _hand_over(peak, total, exact_total, cache_scale, staged, odd):
     """Hand what scales their sums [64] to both halves; return the lse."""
     is_empty = (total == 0.0) & (peak == FLOOR)  # not so where a score is infinite
     mbarrier.wait(staged.bars.index(_READ), odd ^ 1)  # those before these
     staged.sums.store(gl.where(is_empty, 0.0, cache_scale / total))
     mbarrier.arrive(staged.bars.index(_SUMMED))
-    return gl.where(is_empty, float("-inf"), lse_of(peak - _LIFT, total))
+    return gl.where(is_empty, float("-inf"), lse_of(peak - _lifts(peak.type.layout), exact_total))
 
 
 @gluon.jit
@@ -248,17 +277,18 @@ def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX
         fence_async_shared()
         operands = _Queries(q.slice(0, 256, dim=1).load(_VALUES), q, q_pe)
 
-        peak, total = begin_weighing(step, segment, answers, _PRODUCT)
-        peak, total, slot, phase = _weigh_tiles(
-            step, segment, peak, total, operands, staged, slot, phase, scale, scales.SCALES, BOX
+        peak, totals = begin_weighing(step, segment, answers, _PRODUCT, 2)
+        peak, totals, slot, phase = _weigh_tiles(
+            step, segment, peak, totals, operands, staged, slot, phase, scale, scales.SCALES, BOX
         )
-        all_own = gl.convert_layout(gl.sum(total, 1), pair_layout)
-        lse = _hand_over(peak, all_own, cache_scale, staged, odd)
+        total = gl.convert_layout(gl.sum(totals[0], 1), pair_layout)
+        exact_total = gl.convert_layout(gl.sum(totals[1], 1), pair_layout)
+        lse = _hand_over(peak, total, exact_total, cache_scale, staged, odd)
         odd ^= 1
         if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
             store_lse(step, segment, lse, answers, pair_layout)
         elif segment.is_left:
-            leave_weighing(step, peak, total, answers)
+            leave_weighing(step, peak, totals, answers)
         else:
             store_lse(step, segment, lse, answers, pair_layout)
         unit = segment.following

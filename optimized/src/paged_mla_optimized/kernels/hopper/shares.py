@@ -1,14 +1,16 @@
 """Scales of rows that have one for each share of their latent.
 
-Weights are multiplied by one scale of each key, values by the ratio of their share's to that.
+Weights are multiplied by one scale of each key, values by the ratio of their share's to that. The
+first is a power of two, so that it rounds no weight.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# Of a key's largest scale to what counts as its scale: 448 times as much is below 65504, and shares
-# of a millionth of the largest keep all bits of float16.
-_MOST = gl.constexpr(64.0)
+# The least ratio of a key's largest scale to what counts as its scale; the greatest is below twice
+# as much. 448 times that is below 65504, and shares of a millionth of the largest keep all bits of
+# float16.
+_RATIO = gl.constexpr(64.0)
 _TINY = gl.constexpr(2.0**-120)
 
 
@@ -27,7 +29,8 @@ def key_scale_of(scales):
     largest = gl.abs(scales[0])
     for share in gl.static_range(1, len(scales)):
         largest = gl.maximum(largest, gl.abs(scales[share]))
-    return gl.maximum(largest, _TINY) * (1 / _MOST)
+    bits = gl.maximum(largest, _TINY).to(gl.int32, bitcast=True)
+    return (bits & 0x7F800000).to(gl.float32, bitcast=True) * (1 / _RATIO)
 
 
 @gluon.jit

@@ -31,17 +31,18 @@ def higher(x, y):
 def raised(peak, highest):
     """Return the peak that weights are relative to, once a tile's `highest` scores are known.
 
-    It rises only where it must, and to an integer: what is kept of the sums so far is then a power
-    of two, which bfloat16 holds exactly, and most often one.
+    It rises only where it must. A row's first peak is its highest score so far, so that the weight
+    of a single key is 1, which no rounding changes.
     """
-    return gl.where(highest > peak + LAZY, gl.ceil(highest), peak)
+    return gl.where(highest > peak + LAZY, highest, peak)
 
 
 @gluon.jit
 def raised_in_twos(peak, highest, has_to):
-    """Return peaks [64]: both pairs of a thread rise if one of them has to, as in ``raised``.
+    """Return peaks [64], all integers: both pairs of a thread rise if one of them has to.
 
-    So the weights of neither can be made before the highest scores of both are known: the compiler
+    What is kept of the sums so far is then a power of two, which bfloat16 holds exactly. The
+    weights of neither pair can be made before the highest scores of both are known: the compiler
     would otherwise take one pair after the other where registers are few, and wait for shuffles
     twice.
     """
@@ -81,26 +82,41 @@ def own_sums_at(total, pair):
 
 
 @gluon.jit
-def begin_weighing(step, segment, answers, layout: gl.constexpr):
-    """Return peak [64] and own sums [64, 4] of weights, [64, 64] in `layout`, to begin with."""
+def begin_weighing(step, segment, answers, layout: gl.constexpr, SUMS: gl.constexpr):
+    """Return what the weighing of key tiles begins with.
+
+    Returns
+    -------
+    peak : [64]
+    totals : SUMS tensors [64, 4]
+        Own sums of weights, which are [64, 64] in `layout`.
+    """
     pair_layout: gl.constexpr = gl.SliceLayout(1, layout)
     peak = gl.full([64], FLOOR, gl.float32, pair_layout)
-    total = own_sums(gl.zeros([64, 64], gl.float32, layout))
+    totals = ()
+    for _sum in gl.static_range(SUMS):
+        totals += (own_sums(gl.zeros([64, 64], gl.float32, layout)),)
     if step.FIXED_SPLITS > 0:
         if segment.is_taken:
             pair = taken_pairs(step, 0, pair_layout)
             peak = gl.load(answers.partial_lse_ptr + pair)
-            total = gl.load(answers.partial_out_ptr + own_sums_at(total, pair))
-    return peak, total
+            taken = ()
+            for number in gl.static_range(SUMS):
+                at = own_sums_at(totals[number], pair) + 4 * number
+                taken += (gl.load(answers.partial_out_ptr + at),)
+            totals = taken
+    return peak, totals
 
 
 @gluon.jit
-def leave_weighing(step, peak, total, answers):
+def leave_weighing(step, peak, totals, answers):
     """Leave what ``begin_weighing`` takes."""
     pair_layout: gl.constexpr = peak.type.layout
     pair = state_pairs(gl.program_id(0), 64, pair_layout)
     gl.store(answers.partial_lse_ptr + pair, peak)
-    gl.store(answers.partial_out_ptr + own_sums_at(total, pair), total)
+    for number in gl.static_range(len(totals)):
+        at = own_sums_at(totals[number], pair) + 4 * number
+        gl.store(answers.partial_out_ptr + at, totals[number])
     state_stored(step, 0)
 
 
