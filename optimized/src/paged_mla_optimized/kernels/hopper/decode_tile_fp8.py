@@ -189,7 +189,8 @@ def _weigh_tiles(
     """
     bars = staged.bars
     key_scales = staged.key_scales
-    lifts = _lifts(peak.type.layout)
+    pair_layout: gl.constexpr = peak.type.layout
+    lifts = _lifts(pair_layout)
     key_layout: gl.constexpr = gl.SliceLayout(0, _PRODUCT)
     total = totals[0]
     exact_total = totals[1]
@@ -248,7 +249,8 @@ def _hand_over(peak, total, exact_total, cache_scale, staged, odd):
     mbarrier.wait(staged.bars.index(_READ), odd ^ 1)  # those before these
     staged.sums.store(gl.where(is_empty, 0.0, cache_scale / total))
     mbarrier.arrive(staged.bars.index(_SUMMED))
-    return gl.where(is_empty, float("-inf"), lse_of(peak - _lifts(peak.type.layout), exact_total))
+    pair_layout: gl.constexpr = peak.type.layout
+    return gl.where(is_empty, float("-inf"), lse_of(peak - _lifts(pair_layout), exact_total))
 
 
 @gluon.jit
