@@ -164,8 +164,12 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
 
 @nox.session(default=False)
 def compile_sample(session: nox.Session) -> None:
-    """Compile a few variants of each kernel for every architecture (no GPU)."""
+    """Compile a few variants of each kernel for every architecture (no GPU).
+
+    The oldest Triton that is allowed compiles them. Tests use the pinned one.
+    """
     install_packages(session, "optimized")
+    session.install(f"triton=={TRITONS[0]}")
     session.run(
         *("python", "-m", "paged_mla_optimized.tools.aot", "--arch", *ARCHS, "--sample"),
         *session.posargs,
