@@ -2,7 +2,12 @@
 
 import pytest
 
-from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
+from paged_mla_optimized.tools.sass import (
+    instructions,
+    lost_signs,
+    overwritten_operands,
+    serialized_products,
+)
 
 LOST = """
 /*0000*/ IMAD.U32 R80, RZ, RZ, UR32 ;
@@ -22,6 +27,17 @@ def code(*lines):
 @pytest.mark.parametrize(("between", "count"), [("NOP", 1), ("IMAD.MOV R80, RZ, RZ, -R80", 0)])
 def test_what_ptxas_makes_of_a_difference_is_found(between, count):
     assert len(lost_signs(LOST.format(between=between))) == count
+
+
+def test_what_an_instruction_waits_for_is_no_operand():
+    """cuobjdump of CUDA 12.8 lists it behind the operands, on sm100 and sm120."""
+    waits = " &req={4,3,2,0} &wr=0x1 ?WAIT13_END_GROUP ;"
+    assert len(lost_signs(LOST.format(between="NOP").replace(" ;", waits))) == 1
+    branch, moved = instructions(code("@P0 BRA 0x10", "MOV R1, R2").replace(" ;", waits))
+    assert branch.operands == ("0x10",)
+    assert moved.operands == ("R1", "R2")
+    loop = code("MOV R1, R2", "@P0 BRA 0x0", "EXIT").replace(" ;", waits)
+    assert overwritten_operands(loop) == []
 
 
 @pytest.mark.parametrize(

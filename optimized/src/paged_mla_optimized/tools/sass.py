@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?(\S+)\s*(.*?)\s*;", re.MULTILINE)
+_LINE = re.compile(
+    r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+) )?(\S+)\s*([^;&?]*?)\s*(?:[&?].*?)?;",
+    re.MULTILINE,
+)
+"""Address, predicate, name and operands; cuobjdump of CUDA 12.8 also lists what each instruction
+waits for on sm100 and sm120, behind ``&`` and ``?``."""
 _NO_RESULT = re.compile(
     r"ACQBULK|ARRIVES|BAR|BRA|BREAK|BRX|BSSY|BSYNC|CALL|CCTL|DEPBAR|DSETP|ERRBAR|EXIT|FENCE|FSETP|"
     r"HSETP2|ISETP|KILL|LDGDEPBAR|LDGSTS|MEMBAR|NOP|PLOP3|PREEXIT|R2UR|RED|RET|ST[GLS]?|STSM|SYNCS|"
