@@ -7,8 +7,10 @@ Without a GPU, and with ``--device cpu``, kernels run in Triton's interpreter, w
 is held against the tensors of its launch. On a GPU, under a tool that watches allocations:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 MISUSE_MARGIN=0 \
-        compute-sanitizer --tool memcheck --error-exitcode 86 \
+        compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 86 \
         python optimized/tests_misuse --seconds 600 --least 0
+
+Errors of the CUDA API are not reported there: NCCL asks for kernels that its library may lack.
 
 A failing draw is printed as Python that repeats it; ``--ask`` takes such a text.
 """

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from machine import DEVICE, FILLINGS, ON_GPU, as_bits, new_guards, watched
 from rows import dense_heads
-from values import Draw, above, below_zero
+from values import Draw, above, below_zero, in_32_bits
 
 from paged_mla_optimized import Prefill, PrefillConfig
 
@@ -119,8 +119,8 @@ def prompts(draw: Draw, first: tuple[str, str]) -> Prompt:
                 given[:] = [number + draw(st.sampled_from([1, limit])) for number in given]
     return Prompt(
         name,
-        tuple(sums["cu_seqlens_q"]),
-        tuple(sums["cu_seqlens_k"]),
+        tuple(map(in_32_bits, sums["cu_seqlens_q"])),
+        tuple(map(in_32_bits, sums["cu_seqlens_k"])),
         tokens,
         num_keys,
         draw(st.integers(0, 9)),

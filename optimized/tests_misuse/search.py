@@ -95,21 +95,20 @@ class Search:
     draws: int = 0
 
     def run(self, subjects: list[Subject], first_seed: int) -> None:
-        """Draw for the rarest cells: first of subjects that have undrawn ones, then in turn."""
+        """Draw for the rarest cell of all, again and again."""
         self.cells = {subject.name: Cells(subject.reads) for subject in subjects}
-        spent = dict.fromkeys(self.cells, 0.0)
 
-        def turn(subject: Subject) -> tuple[bool, float]:
-            return not self.cells[subject.name].rare(1), spent[subject.name]
+        def rarest_of(subject: Subject) -> int:
+            cells = self.cells[subject.name]
+            return min(cells.of(*pair) for pair in subject.spoilt)
 
         try:
             for number in itertools.count(first_seed):
-                subject, began = min(subjects, key=turn), time.monotonic()
+                subject = min(subjects, key=rarest_of)
                 rarest = functools.partial(_count_of, self.cells[subject.name])
                 pair = min(subject.spoilt, key=rarest)
                 count = subject.examples if rarest(pair) else _FIRST
                 self._round(subject, pair, number, count)
-                spent[subject.name] += time.monotonic() - began
         except TimeUp:
             return
 

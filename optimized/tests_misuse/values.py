@@ -36,3 +36,8 @@ def wide_above(limit: int) -> st.SearchStrategy[int]:
     """Return int64 from a limit on."""
     edges = [limit, limit + 1, HIGHEST, HIGHEST + 1, 2**32, 2**62, HIGHEST_64]
     return st.sampled_from(edges) | st.integers(limit, HIGHEST_64)
+
+
+def in_32_bits(number: int) -> int:
+    """Return the nearest number that an int32 tensor holds."""
+    return min(max(number, LOWEST), HIGHEST)
