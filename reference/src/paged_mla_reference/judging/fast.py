@@ -7,16 +7,19 @@ largest of them is 2^7 or more. It may divide by the sum of weights as they were
 Answers over parts of a row's keys may be rounded to the type of the output before they are joined:
 that is allowed nothing of its own, since it is small beside the roundings to e4m3.
 
-e4m3 rounds x by at most 2^-4 |x|, evenly spread: with a standard deviation of at most
-``u |x|``, u = 2^-4 / sqrt(3). Elements round independently, so that to first order
+e4m3 rounds x by at most 2^-4 |x|. The elements of a query are of all sizes, so that their errors
+are evenly spread: with a standard deviation of at most ``u |x|``, u = 2^-4 / sqrt(3). The weights
+of a row may be alike, and all lie midway between two numbers: their errors have a deviation of at
+most ``w |x|``, w = 2^-4, as any error of that size. Elements round independently, so that to first
+order
 
 * the score of key j is off by ``d_j``, whose deviation is ``u scale |q * k_j|`` (the norm of the
   elementwise product), ``z`` at most;
 * lse is off by ``sum p_j d_j``, deviation ``u scale |q * mean key|``, and by no more than the
   largest ``|d_j|`` in any case; what the first order leaves out is at most ``max|d|^2 / 2``
-  (Hoeffding's lemma). Rounded weights add ``u |p|`` where lse is taken from their sum;
+  (Hoeffding's lemma). Rounded weights add ``w |p|`` where lse is taken from their sum;
 * out is off by ``sum p_j d_j (v_j - out)`` and, for the weights, by ``sum p_j e_j v_j``:
-  deviations ``z |p (v - out)|`` and ``u |p v|``, norms over keys. Errors of scores that the keys
+  deviations ``z |p (v - out)|`` and ``w |p v|``, norms over keys. Errors of scores that the keys
   share do not average out; twice the distance of an oracle that rounds in the same places, which
   the budget takes anyway, has them.
 
@@ -32,7 +35,7 @@ the inner product). With ``a_j = (v_j - exact) * exact / |exact|^2``, rounding m
 * to second order ``sum p_j a_j d_j^2 / 2 - sum p_j d_j sum p_j a_j d_j``, whose mean and deviation
   are at most ``b = 3/2 z^2 sum p_j |a_j|``, z the largest deviation of a score;
 * for weights ``sum p_j e_j (1 + a_j)`` where the sum is of weights as they were, of deviation
-  ``u |p (1 + a)|``, and less where it is of rounded ones.
+  ``w |p (1 + a)|``, and less where it is of rounded ones.
 
 The mean of a step's gains, each counted by the inverse of its variance, may be four of its
 deviations, the mean of b, twice that of the oracle that rounds, and an ulp of 1 for the output's
@@ -59,7 +62,8 @@ from paged_mla_shared.problem import Batch, Problem
 
 Array = NDArray[np.float64]
 
-_DEVIATION = 2.0**-4 / math.sqrt(3)
+_DEVIATION = 2.0**-4 / math.sqrt(3)  # of elements of queries
+_OF_WEIGHTS = 2.0**-4
 _CONFIDENCE = 4.0
 _WEIGHT_SCALE = 2.0**8
 
@@ -142,11 +146,11 @@ def _allow(problem: Problem, query: Array, keys: Array, _rounding: Rounding) -> 
     of_mean = _DEVIATION * scale * np.sqrt((query**2 * (weights @ keys) ** 2).sum(axis=1))
     most = _CONFIDENCE * of_scores
     of_lse = np.minimum(most, _CONFIDENCE * of_mean + most**2 / 2)
-    of_lse += _CONFIDENCE * _DEVIATION * norm
+    of_lse += _CONFIDENCE * _OF_WEIGHTS * norm
 
     by_weight = squares @ values**2  # [H, R]
     spread = by_weight - 2 * out * (squares @ values) + out**2 * norm[:, None] ** 2
-    variance = of_scores[:, None] ** 2 * spread + _DEVIATION**2 * by_weight
+    variance = of_scores[:, None] ** 2 * spread + _OF_WEIGHTS**2 * by_weight
     of_out = _CONFIDENCE * np.sqrt(np.maximum(variance, 0))
     of_out = np.where(most[:, None] > 1, 2 * value_bound, of_out)
 
@@ -154,7 +158,8 @@ def _allow(problem: Problem, query: Array, keys: Array, _rounding: Rounding) -> 
     along = out @ values.T / np.where(squared > 0, squared, 1.0)  # [H, K]: 1 + a_j
     pulls = weights * (along - 1)  # [H, K]
     variance = (scale * query * (pulls @ keys)) ** 2  # [H, R+P]
-    of_gain = _DEVIATION**2 * (variance.sum(axis=1) + (squares * along**2).sum(axis=1))
+    of_gain = _DEVIATION**2 * variance.sum(axis=1)
+    of_gain += _OF_WEIGHTS**2 * (squares * along**2).sum(axis=1)
     bias = 1.5 * of_scores**2 * np.abs(pulls).sum(axis=1)
     known = (most <= 1) & (squared[:, 0] > 0)
     return of_out, of_lse, np.where(known, np.sqrt(of_gain + bias**2), np.inf), bias

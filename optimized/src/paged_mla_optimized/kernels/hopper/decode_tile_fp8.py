@@ -78,10 +78,9 @@ _SUMMED = gl.constexpr(20)
 _READ = gl.constexpr(21)
 _BARS = gl.constexpr(22)
 
-# Weights lie below 2 ** 8.75 < 448 and are normal numbers of e4m3 down to 2 ** -6.
+# Weights are at most 1.75 * 2 ** 8 = 448, and normal numbers of e4m3 down to 2 ** -6.
 _LIFT = gl.constexpr(4.0)  # of the highest weight when the peak was set, as an exponent
 _LAZY = gl.constexpr(4.0)  # how much further later ones may rise
-_SPREAD = gl.constexpr(0.75)  # how much further the lift of some pairs is
 
 _TINY = gl.constexpr(2.0**-126)  # keeps scales that vanish from making NaN of masked scores
 _LEAST = gl.constexpr(2.0**-90)  # a key's scale counts as this at least where its value is weighed
@@ -144,13 +143,14 @@ def _rounded(weights):
 
 @gluon.jit
 def _lifts(layout: gl.constexpr):
-    """Return the lift [64] of each pair of a tile, from _LIFT to _LIFT + _SPREAD.
+    """Return the lift [64] of each pair of a tile.
 
     Neighbouring heads often weigh keys alike. With different lifts their weights lie elsewhere
-    between two numbers of e4m3, so that not all of them are rounded the same way.
+    between two numbers of e4m3, so that not all of them are rounded the same way. A lift multiplies
+    by such a number: weights that are all a power of two are still not rounded.
     """
-    place = (gl.arange(0, 64, layout=layout) * 39) & 63
-    return _LIFT + place.to(gl.float32) * (_SPREAD / 64)
+    eighths = gl.arange(0, 64, layout=layout) % 7
+    return _LIFT + gl.log2(1.0 + eighths.to(gl.float32) * 0.125)
 
 
 @gluon.jit
