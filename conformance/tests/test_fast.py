@@ -21,7 +21,7 @@ from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.cases import Case
-from paged_mla_shared.dims import SMALL
+from paged_mla_shared.dims import DEEPSEEK_V3, SMALL
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
 
@@ -38,11 +38,16 @@ def rounded(x: Array, scale: Array | float) -> Array:
 
 
 def attending(
-    query_scale: Callable[[Array], Array | float], *, by_rounded_sum: bool, part: int = 2**31
+    query_scale: Callable[[Array], Array | float],
+    *,
+    by_rounded_sum: bool,
+    part: int = 2**31,
+    weight_scale: Callable[[Array], Array | float] = lambda _: 2.0**-7,
 ) -> Oracle:
     """Return an oracle that rounds queries and weights, in its own way.
 
     Answers over `part` keys each are rounded to the type of the output, if there are several.
+    Weights, the largest of which is 1, are rounded at their `weight_scale`.
     """
 
     def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
@@ -50,7 +55,7 @@ def attending(
         out, lse, *bounds = attend_one(problem, query, keys, rounding)
         scores = problem.softmax_scale * (query @ keys.T)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        coarse = rounded(weights, 2.0**-7)
+        coarse = rounded(weights, weight_scale(weights))
         summed = coarse if by_rounded_sum else weights
         total = summed.sum(axis=1, keepdims=True)
         out = np.zeros_like(out, np.float64)
@@ -164,6 +169,18 @@ def test_rounding_that_all_keys_share_may_not_show_in_the_lse():
     trial = Trial(ReferenceBackend(capabilities=FAST, oracle=oracle), case, SMALL, "bfloat16")
     with pytest.raises(Mismatch, match=r"\[S-7\] lse"):
         trial.check_attention()
+
+
+def test_equal_weights_may_lie_midway_between_two_numbers():
+    """S-5: then each is rounded by as much as can be, some up and some down."""
+    [case] = [c for c in cases("formats") if (c.name, c.cache_format) == SAME_SCORES]
+    oracle = attending(
+        lambda q: np.abs(q).max(axis=1, keepdims=True) / 448,
+        by_rounded_sum=True,
+        weight_scale=lambda w: np.median(w, axis=1, keepdims=True) / 136,  # of 128 and 144
+    )
+    backend = ReferenceBackend(capabilities=FAST, oracle=oracle)
+    Trial(backend, case, DEEPSEEK_V3, "bfloat16").check_attention()
 
 
 def longer(factor: float) -> Oracle:
