@@ -47,6 +47,7 @@ CONFIGS = {
     "portable": _config(qk_nope_head_dim=32, v_head_dim=16),
 }
 _TOLERANCE = 3e-2 if ON_GPU else 1e-4
+_MOST_KEYS = 2**30  # the plan knows that no tensor of keys has more
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ def _rows(prompt: Prompt) -> tuple[list[_Row], list[_Row]]:
     )
     for number, (begin, end, first_key, last_key) in enumerate(sums):
         reached = max(reached, begin if number else 0)
-        is_legal = 0 <= begin <= end and begin == reached and 0 <= first_key <= last_key
+        is_legal = 0 <= begin <= end and begin == reached
+        is_legal &= 0 <= first_key <= last_key <= _MOST_KEYS
         present = range(min(begin, tokens), min(end, tokens)) if is_legal else range(0)
         if not present:
             continue

@@ -57,7 +57,7 @@ class PrefillConfig:
         Rows without keys, and padded tokens, are answered with (0, -inf) (S-6). Else they are left
         as they are and cost nothing, which is what chunks of context want that are merged. A row
         whose keys go past the tensors of keys is answered with (0, -inf) either way: the plan does
-        not see these tensors.
+        not see these tensors. One whose keys go past 2^30 counts as a row without keys.
 
     Raises
     ------
