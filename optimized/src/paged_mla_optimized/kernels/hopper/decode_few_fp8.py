@@ -209,10 +209,11 @@ def _load_values(keys, AT: gl.constexpr, WORDS: gl.constexpr, KEYS: gl.constexpr
 
 @gluon.jit
 def _powers(s, scale, peak, lift, SCALES: gl.constexpr):
-    """Return the exponents of weights [keys, pairs], which are rounded where they are near 0.
+    """Return the exponents [keys, pairs] of weights; with scales of keys, times ``2 ** lift``.
 
-    With scales of keys the weight of a key is ``2 ** (power - lift)``. `lift` and `peak` are
-    integers, so that their difference is exact.
+    The lift, an integer, is taken off the peak before a score meets it. For keys of much weight
+    what is left of the peak is small, and exact; so is the exponent, which float32 then rounds
+    least.
     """
     if SCALES == "scalar":
         below = peak[None, :]
