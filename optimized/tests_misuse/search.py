@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
@@ -95,19 +94,18 @@ class Search:
     draws: int = 0
 
     def run(self, subjects: list[Subject], first_seed: int) -> None:
-        """Draw for the rarest cell of all, again and again."""
+        """Draw for the cell that has the fewest draws, until the time is up."""
         self.cells = {subject.name: Cells(subject.reads) for subject in subjects}
+        choices = [(subject, pair) for subject in subjects for pair in subject.spoilt]
 
-        def rarest_of(subject: Subject) -> int:
-            cells = self.cells[subject.name]
-            return min(cells.of(*pair) for pair in subject.spoilt)
+        def draws_of(choice: tuple[Subject, tuple[str, str]]) -> int:
+            subject, pair = choice
+            return self.cells[subject.name].of(*pair)
 
         try:
             for number in itertools.count(first_seed):
-                subject = min(subjects, key=rarest_of)
-                rarest = functools.partial(_count_of, self.cells[subject.name])
-                pair = min(subject.spoilt, key=rarest)
-                count = subject.examples if rarest(pair) else _FIRST
+                subject, pair = choice = min(choices, key=draws_of)
+                count = subject.examples if draws_of(choice) else _FIRST
                 self._round(subject, pair, number, count)
         except TimeUp:
             return
@@ -167,10 +165,6 @@ class Search:
             if _is_of_device(error):  # nothing runs on a device that has failed
                 raise TimeUp from None
             raise
-
-
-def _count_of(cells: Cells, pair: tuple[str, str]) -> int:
-    return cells.of(*pair)
 
 
 def _is_of_device(error: Exception) -> bool:

@@ -40,7 +40,7 @@ from paged_mla_optimized.kernels.common.logarithms import lse_of
 from paged_mla_optimized.kernels.common.prefill_plan import find_item, load_tile, load_work
 from paged_mla_optimized.kernels.hopper.keys import clear_tail
 from paged_mla_optimized.kernels.hopper.names import copy_box, thread_barrier
-from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, own_sums
+from paged_mla_optimized.kernels.hopper.softmax import FLOOR, own_sums, raised
 
 _ITEMS = gl.constexpr(8)  # more than are in work at a time: one to store, three to load
 _ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
@@ -362,7 +362,7 @@ def _step(
     if MASK:
         s = _hide(s, limit - key)
     highest = gl.convert_layout(gl.max(s, 1), lines, assert_trivial=True) * scale
-    new_peak = gl.where(highest > peak + LAZY, highest, peak)
+    new_peak = raised(peak, highest)
     keep = gl.exp2(peak - new_peak)
     shift = gl.convert_layout(new_peak, gl.SliceLayout(1, s_layout), assert_trivial=True)
     p = gl.exp2(s * scale - shift[:, None])
