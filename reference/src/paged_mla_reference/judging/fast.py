@@ -10,8 +10,9 @@ that is allowed nothing of its own, since it is small beside the roundings to e4
 e4m3 rounds x by at most 2^-4 |x|. The elements of a query are of all sizes, so that their errors
 are evenly spread: with a standard deviation of at most ``u |x|``, u = 2^-4 / sqrt(3). The weights
 of a row may be alike, and all lie midway between two numbers: their errors have a deviation of at
-most ``w |x|``, w = 2^-4, as any error of that size. Elements round independently, so that to first
-order
+most ``w |x|``, w = 2^-4, as any error of that size. Elements are taken to round independently. That
+does not hold where equal weights lie midway: the signs of their errors follow the scores, and so
+the keys, which shows where a latent has few columns. To first order
 
 * the score of key j is off by ``d_j``, whose deviation is ``u scale |q * k_j|`` (the norm of the
   elementwise product), ``z`` at most;
