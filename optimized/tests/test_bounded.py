@@ -224,6 +224,25 @@ def test_full_masks_that_are_too_short():
     assert (mla.slot_mapping[4:] == -1).all()
 
 
+@pytest.mark.parametrize("spelling", ["tree:qlen", "tree:full"])
+@pytest.mark.parametrize("start", [SMALLEST, SMALLEST + 3, LARGEST])
+def test_rows_that_do_not_ascend_have_no_elements_of_a_mask(start, spelling):
+    """S-14: a start far below or above its neighbours leaves both rows at it without elements.
+
+    The difference of two such entries does not fit in int32, and must not wrap to a length.
+    """
+    step = build((20, 4), (24, 4), (24, 4), (24, 4), **(TREE | {"mask": spelling}))
+    step.cu_seqlens_q = i32([0, 4, start, 8, 12])
+    widths = (20, 24) if spelling == "tree:full" else (4, 4)
+    mask = torch.ones(4 * sum(widths), dtype=torch.bool)
+    mla = PagedMla(step.config, "cpu")
+    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=12, mask=mask)
+    assert (mla.slot_mapping[:4] >= 0).all()
+    last_is_legal = start < 0
+    assert (mla.slot_mapping[4:8] == -1).all()
+    assert ((mla.slot_mapping[8:] >= 0) == last_is_legal).all()
+
+
 def test_trees_of_more_nodes_than_the_config_has():
     """S-14: bits of at most max_draft_tokens nodes are kept."""
     step = build((20, 5), (24, 4), **TREE)

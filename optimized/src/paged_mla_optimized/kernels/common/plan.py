@@ -156,7 +156,8 @@ def _load_rows(
         is_legal &= given_lens >= given_query_lens
     first_elements = starts.to(tl.int64)  # of no use without a flat mask
     if MASK == "tree:qlen" or MASK == "tree:full":
-        lines = tl.maximum(given_query_lens, 0).to(tl.int64)
+        ascends = given_ends > given_starts  # a difference past int32 may wrap to either sign
+        lines = tl.where(ascends, tl.maximum(given_query_lens, 0), 0).to(tl.int64)
         columns = lines if MASK == "tree:qlen" else tl.maximum(given_lens, 0)
         elements = tl.where(is_real, tl.minimum(lines * columns, _MOST_ELEMENTS), 0)
         element_ends = tl.cumsum(elements)
