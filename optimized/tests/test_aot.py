@@ -188,3 +188,10 @@ def test_a_table_needs_a_folder():
     )
     assert done.returncode == 2
     assert "nowhere/table.json" in done.stderr
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "1/0", "one/4"])
+def test_it_names_a_shard_that_is_none(shard):
+    done = run("-m", "paged_mla_optimized.tools.aot", "--arch", "sm90", "--shard", shard)
+    assert done.returncode == 2
+    assert f"--shard: got {shard}; allowed: I/N" in done.stderr

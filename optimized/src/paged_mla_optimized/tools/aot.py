@@ -5,9 +5,10 @@ memory of each variant as soon as those before it are printed, and at the end wh
 1 if one fails: it does not compile, needs more shared memory than there is, which the compiler
 itself does not look at, or is compiled in a way that ``sass.py`` looks for.
 
-``--sample`` takes a few variants of each kernel, the same in every run. ``--against PATH`` names
-the variants whose instructions are not those of a table that ``--json`` wrote: what was measured of
-the others holds.
+``--sample`` takes a few variants of each kernel, the same in every run. ``--shard 2/8`` takes the
+second of eight equal parts of all variants, for several machines. ``--against PATH`` names the
+variants whose instructions are not those of a table that ``--json`` wrote: what was measured of the
+others holds.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, ser
 
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
+_OF_AMPERE = {"sm80", "sm86", "sm89"}
+"""Architectures that have none of the instructions that ``sass.py`` looks for: nvdisasm 12.8 does
+not know VIADDMNMX there, and products of a warpgroup came with sm_90."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +80,22 @@ def compile_job(job: Job, arch: str) -> Usage:
         compiled = compiled_kernel(job, arch)
     except (triton.TritonError, RuntimeError) as error:
         return Usage(job.name, error=str(error).strip())
-    dump = _dump(compiled.asm["cubin"])
-    registers, stack_bytes = _resources(dump)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(compiled.asm["cubin"])
+        registers, stack_bytes = _resources(_dump(path, "-res-usage"))
+        # Disassembling takes most of a second, however small the binary is.
+        sass = "" if arch in _OF_AMPERE else _dump(path, "-sass")
     shared_bytes = compiled.metadata.shared
     fault = None
     if shared_bytes > SHARED_MEMORY[arch]:
         fault = f"more than {SHARED_MEMORY[arch]} bytes of shared memory"
-    elif lost := lost_signs(dump):
+    elif lost := lost_signs(sass):
         fault = f"ptxas may have lost a sign: {lost[0]}"
-    elif overwritten := overwritten_operands(dump):
+    elif overwritten := overwritten_operands(sass):
         fault = f"an operand of a product is overwritten: {overwritten[0]}"
     # In portable kernels it is Triton, not ptxas, that decides what waits for a product.
-    elif job.name.startswith("hopper") and (serialized := serialized_products(dump)):
+    elif job.name.startswith("hopper") and (serialized := serialized_products(sass)):
         fault = f"each of {len(serialized)} products waits for the one before: {serialized[0]}"
     ptx = hash_of_instructions(compiled.asm["ptx"])
     return Usage(job.name, registers, stack_bytes, shared_bytes, ptx, fault)
@@ -118,13 +126,15 @@ def changes(before: list[dict[str, Any]], now: list[Usage]) -> list[str]:
     return told
 
 
-def _dump(cubin: bytes) -> str:
-    """Return what cuobjdump says of a binary: resources, and instructions."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", str(path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def shard_of(chosen: list[tuple[str, str]], index: int, shards: int) -> list[tuple[str, str]]:
+    """Return the `index`-th of `shards` equal parts, counted from 1; each has every kernel."""
+    return chosen[index - 1 :: shards]
+
+
+def _dump(path: Path, what: str) -> str:
+    """Return what cuobjdump says of a binary."""
+    command = [triton.knobs.nvidia.cuobjdump.path, what, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _resources(dump: str) -> tuple[int, int]:
@@ -137,33 +147,19 @@ def _resources(dump: str) -> tuple[int, int]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Compile everything for some architectures; return the exit status."""
-    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.aot", description=__doc__)
-    parser.add_argument("--arch", required=True, nargs="+", choices=SHARED_MEMORY)
-    parser.add_argument("--sample", action="store_true", help="a few variants of each kernel alone")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one a core")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the table there")
-    parser.add_argument("--against", type=Path, metavar="PATH", help="table of an earlier --json")
-    options = parser.parse_args(arguments)
-    if is_interpreting():
-        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
-    if (options.json or options.against) and len(options.arch) > 1:
-        parser.error(f"--arch: got {' '.join(options.arch)}; allowed: one, as a table is of one")
-    if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
-    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
-    if workers < 1:
-        parser.error(f"--workers: got {workers}; allowed: 1 or more")
-    before = _load(parser, options.against, options.arch[0]) if options.against else None
+    options = _options(arguments)
+    before = options.before
     began = time.monotonic()
     chosen: list[tuple[str, str]] = []  # names: a kernel itself does not travel between processes
     for arch in options.arch:
         jobs = list(_jobs_by_name(arch).values())
         chosen += ((arch, job.name) for job in (sample_of(jobs) if options.sample else jobs))
+    chosen = shard_of(chosen, *options.shard)
     usages: list[Usage] = []
     failed: list[str] = []
-    width = max(len(name) for _, name in chosen)
+    width = max((len(name) for _, name in chosen), default=0)
     print(f"arch   {'variant':{width}}  regs  stack  shared  seconds")
-    for (arch, _), (usage, seconds) in zip(chosen, _compiled(chosen, workers), strict=True):
+    for (arch, _), (usage, seconds) in zip(chosen, _compiled(chosen, options.workers), strict=True):
         usages.append(usage)
         numbers = f"{usage.registers:4}  {usage.stack_bytes:5}  {usage.shared_bytes:6}"
         told = f"{arch:5}  {usage.name:{width}}  {numbers}  {seconds:7.1f}  {usage.error or ''}"
@@ -186,9 +182,45 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the options, and as ``before`` the table to compare with, or end with an error."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.aot", description=__doc__)
+    parser.add_argument("--arch", required=True, nargs="+", choices=SHARED_MEMORY)
+    parser.add_argument("--sample", action="store_true", help="a few variants of each kernel alone")
+    parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--workers", type=int, default=cores, metavar="N", help="processes; default: one a core"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the table there")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="table of an earlier --json")
+    options = parser.parse_args(arguments)
+    if is_interpreting():
+        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
+    if (options.json or options.against) and len(options.arch) > 1:
+        parser.error(f"--arch: got {' '.join(options.arch)}; allowed: one, as a table is of one")
+    if options.against and options.shard != (1, 1):
+        parser.error("--against: got a --shard too; allowed: a table holds every variant")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
+    if options.workers < 1:
+        parser.error(f"--workers: got {options.workers}; allowed: 1 or more")
+    options.before = _load(parser, options.against, options.arch[0]) if options.against else None
+    return options
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Return which part of how many."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    index, shards = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= index <= shards:
+        raise argparse.ArgumentTypeError(f"got {text}; allowed: I/N, with I from 1 to N")
+    return index, shards
+
+
 def _compiled(chosen: list[tuple[str, str]], workers: int) -> Iterator[tuple[Usage, float]]:
     """Yield what each kernel needs, in order, and the seconds that it took."""
-    if workers == 1:
+    if workers == 1 or len(chosen) < 2:
         yield from map(_compile_named, chosen)
         return
     context = multiprocessing.get_context("spawn")  # Triton's compiler has threads of its own

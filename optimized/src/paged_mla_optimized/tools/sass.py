@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 _LINE = re.compile(
@@ -45,12 +46,13 @@ class Instruction:
         return f"{self.name} {', '.join(self.operands)}"
 
 
-def instructions(sass: str) -> list[Instruction]:
+@lru_cache(maxsize=1)  # each check of a kernel reads them
+def instructions(sass: str) -> tuple[Instruction, ...]:
     """Return the instructions of a disassembled kernel."""
-    return [
+    return tuple(
         Instruction(int(address, 16), predicate or None, name, tuple(re.split(r",\s*", operands)))
         for address, predicate, name, operands in _LINE.findall(sass)
-    ]
+    )
 
 
 def lost_signs(sass: str) -> list[str]:
@@ -178,7 +180,7 @@ def _width(instruction: Instruction) -> int:
     return 2 if is_pair or (kind == "CS2R" and "32" not in modifiers) else 1
 
 
-def _following(code: list[Instruction]) -> list[list[int]]:
+def _following(code: tuple[Instruction, ...]) -> list[list[int]]:
     """Return for each instruction the numbers of those that may be next."""
     at = {instruction.address: number for number, instruction in enumerate(code)}
     following: list[list[int]] = []
