@@ -7,7 +7,7 @@ import pytest
 from paged_mla_conformance.bending import bent_case
 from paged_mla_conformance.collector import skip_if
 from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import why_undeclared
+from paged_mla_conformance.selection import why_too_large, why_undeclared
 from paged_mla_reference.judging.compare import Check, check_merge
 from paged_mla_reference.merge import merge
 from paged_mla_shared.backend import Runner
@@ -25,9 +25,11 @@ def _runner(item: pytest.Item, run: Run, case: MergeCase) -> Runner:
         rules=("S-8",),
         rows=tuple(Row(1, 1) for _ in range(case.tokens)),
         num_heads=case.num_heads,
+        is_large=case.is_large,
     )
     bent, _ = bent_case(step, run.backend.capabilities)
     skip_if(item, why_undeclared(run, bent, run.dtypes[0], ("merge",)))
+    skip_if(item, why_too_large(run, bent))
     return run.backend.prepare(bent.problem(run.dims, run.dtypes[0]))
 
 

@@ -37,6 +37,8 @@ class MergeCase:
     are_views : bool
         Each lse is [num_heads, tokens] in memory, and each out a part of a larger array, as
         kernels with layouts of their own hand them on.
+    is_large : bool
+        Of production's size: an interpreter, to which that is minutes, is not asked.
     """
 
     name: str
@@ -45,6 +47,7 @@ class MergeCase:
     tokens: int = 5
     num_heads: int = 3
     are_views: bool = False
+    is_large: bool = False
 
     def build(self, width: int) -> list[Output]:
         """Return the float32 partials: out [tokens, num_heads, width], lse [tokens, num_heads]."""
@@ -108,7 +111,14 @@ MERGES = (
         "130-splits", "more partials than a GPU has processors", (_P.PLAIN, _P.HOLES) * 65, 2, 1
     ),
     MergeCase("33-splits", "more partials than a warp has lanes", (_P.PLAIN,) * 33),
-    MergeCase("600-tokens-h128", "more than 2^16 queries", (_P.SCATTERED, _P.PLAIN), 600, 128),
+    MergeCase(
+        "600-tokens-h128",
+        "more than 2^16 queries",
+        (_P.SCATTERED, _P.PLAIN),
+        tokens=600,
+        num_heads=128,
+        is_large=True,
+    ),
     MergeCase("no-tokens", "a step without queries", (_P.PLAIN, _P.PLAIN), 0),
     MergeCase("600-tokens", "as many tokens as a chunk has", (_P.SCATTERED, _P.PLAIN), 600, 2),
     MergeCase("eight", "many splits", (_P.PLAIN,) * 8),

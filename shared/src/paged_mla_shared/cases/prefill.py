@@ -269,7 +269,7 @@ CASES = (
         query_scale=1e4,
         softmax_scale=10.0,
     ),
-    _prefill("513-rows", "more rows than 512", *[(2, 2)] * 513, num_heads=1),
+    _prefill("513-rows", "more rows than 512", *[(2, 2)] * 513, num_heads=1, is_large=True),
     _prefill("4100", "more queries than 4096", (4100, 4100), num_heads=1, is_large=True),
     _prefill("65600-keys", "keys past 2^16", (65600, 1), (3, 1), num_heads=1, is_large=True),
     _prefill(
