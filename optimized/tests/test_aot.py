@@ -1,13 +1,11 @@
 """The compiler needs Triton's compiled mode, so it runs in a process of its own."""
 
-import os
 import re
 import subprocess
-import sys
 
 import pytest
 import triton
-from compiled_mode import Compiler, run
+from compiled_mode import Compiler
 
 from paged_mla_optimized.tools import aot
 
@@ -138,13 +136,17 @@ def test_too_much_shared_memory_is_an_error(compiler):
     assert "shared memory" in usage["error"]
 
 
-def test_refuses_the_interpreter():
+def refused(capsys, *options):
+    """Return why the command refuses its options."""
+    with pytest.raises(SystemExit) as ended:
+        aot.main(["--arch", "sm90", *options])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_refuses_the_interpreter(capsys):
     """With TRITON_INTERPRET there is nothing to compile, and it says so."""
-    command = [sys.executable, "-m", "paged_mla_optimized.tools.aot", "--arch", "sm90"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "TRITON_INTERPRET" in done.stderr
+    assert "TRITON_INTERPRET" in refused(capsys)
 
 
 @pytest.mark.parametrize(
@@ -172,26 +174,27 @@ def test_variants_that_changed_are_named():
 @pytest.mark.parametrize(
     "table", [None, "no JSON", "[]", '{"arch": "sm80"}', '{"arch": "sm90", "variants": [{}]}']
 )
-def test_it_names_a_table_that_says_nothing_of_instructions(table, tmp_path):
+def test_it_names_a_table_that_says_nothing_of_instructions(table, tmp_path, capsys):
     path = tmp_path / "before.json"
     if table is not None:
         path.write_text(table)
-    done = run("-m", "paged_mla_optimized.tools.aot", "--arch", "sm90", "--against", str(path))
-    assert done.returncode == 2
-    assert f"--against: got {path}" in done.stderr
+    assert f"--against: got {path}" in refused(capsys, "--against", str(path))
 
 
-def test_a_table_needs_a_folder():
+def test_a_table_needs_a_folder(capsys):
     """S-20: where the table goes is known before an hour of compiling."""
-    done = run(
-        "-m", "paged_mla_optimized.tools.aot", "--arch", "sm90", "--json", "nowhere/table.json"
-    )
-    assert done.returncode == 2
-    assert "nowhere/table.json" in done.stderr
+    assert "nowhere/table.json" in refused(capsys, "--json", "nowhere/table.json")
 
 
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "1/0", "one/4"])
-def test_it_names_a_shard_that_is_none(shard):
-    done = run("-m", "paged_mla_optimized.tools.aot", "--arch", "sm90", "--shard", shard)
-    assert done.returncode == 2
-    assert f"--shard: got {shard}; allowed: I/N" in done.stderr
+def test_it_names_a_shard_that_is_none(shard, capsys):
+    assert f"--shard: got {shard}; allowed: I/N" in refused(capsys, "--shard", shard)
+
+
+def test_no_table_is_held_against_a_shard(capsys):
+    """S-20: every variant of the table would be gone."""
+    assert "--against: got a --shard too" in refused(capsys, "--against", "x", "--shard", "1/2")
+
+
+def test_no_processes_compile_nothing(capsys):
+    assert "--workers: got 0; allowed: 1 or more" in refused(capsys, "--workers", "0")

@@ -195,8 +195,6 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the table there")
     parser.add_argument("--against", type=Path, metavar="PATH", help="table of an earlier --json")
     options = parser.parse_args(arguments)
-    if is_interpreting():
-        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
     if (options.json or options.against) and len(options.arch) > 1:
         parser.error(f"--arch: got {' '.join(options.arch)}; allowed: one, as a table is of one")
     if options.against and options.shard != (1, 1):
@@ -206,6 +204,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     if options.workers < 1:
         parser.error(f"--workers: got {options.workers}; allowed: 1 or more")
     options.before = _load(parser, options.against, options.arch[0]) if options.against else None
+    if is_interpreting():
+        parser.error("TRITON_INTERPRET is set: there is nothing to compile")
     return options
 
 
