@@ -198,3 +198,11 @@ def test_no_table_is_held_against_a_shard(capsys):
 
 def test_no_processes_compile_nothing(capsys):
     assert "--workers: got 0; allowed: 1 or more" in refused(capsys, "--workers", "0")
+
+
+def test_shards_have_every_variant_once():
+    """S-20: several machines compile all variants together, each as many as the others."""
+    variants = [("sm80", str(number)) for number in range(100)]
+    shards = [aot.shard_of(variants, index, 7) for index in range(1, 8)]
+    assert sorted(sum(shards, [])) == sorted(variants)
+    assert {len(shard) for shard in shards} == {14, 15}

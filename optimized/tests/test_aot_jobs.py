@@ -89,18 +89,3 @@ assert all(usage.registers > 0 for usage in together)
 def test_processes_side_by_side_tell_what_one_tells_in_the_same_order():
     done = run("-c", COMPILE_SOME)
     assert done.returncode == 0, done.stderr
-
-
-SHARDS = """
-from paged_mla_optimized.tools import aot
-chosen = [("sm80", name) for name in aot._jobs_by_name("sm80")]
-shards = [aot.shard_of(chosen, index, 7) for index in range(1, 8)]
-assert sorted(sum(shards, [])) == sorted(chosen)
-assert max(map(len, shards)) - min(map(len, shards)) <= 1
-"""
-
-
-def test_shards_have_every_variant_once():
-    """S-20: several machines compile all variants together, each as many as the others."""
-    done = run("-c", SHARDS)
-    assert done.returncode == 0, done.stderr
