@@ -19,6 +19,7 @@ TOUCHED = (
     "decode or empty or merge or replay or layouts or metadata or append or split"
     " or queries-two-steps or layer-strided"
 )
+LONG = "33k or 66k"  # no convention is of lengths
 SPEAKERS = [
     ('lse = "base 2"', "base-2"),
     ('lse_layout = "[H, T]"\nmerge_lse_layout = "[H, T]"', "heads-first"),
@@ -45,7 +46,7 @@ def test_a_convention_is_no_failure(profile: str, speaker: str, tmp_path: Path):
     """A right backend that speaks as its engine does passes in that profile alone."""
     done = run_suite(
         *("--backend", f"speaking:{speaker}", "--profile", named(profile, tmp_path)),
-        *("--dtypes", "float32", "-k", f"({TOUCHED}) and not errors"),
+        *("--dtypes", "float32", "-k", f"({TOUCHED}) and not (errors or {LONG})"),
     )
     assert "PASSED in part: " in done.stdout, done.stdout[-3000:] + done.stderr
     few = ("--dtypes", "float32", "-x", "-k", TOUCHED)
