@@ -42,7 +42,7 @@ from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, ser
 
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
-_OF_AMPERE = {"sm80", "sm86", "sm89"}
+_BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
 """Architectures that have none of the instructions that ``sass.py`` looks for: nvdisasm 12.8 does
 not know VIADDMNMX there, and products of a warpgroup came with sm_90."""
 
@@ -85,7 +85,7 @@ def compile_job(job: Job, arch: str) -> Usage:
         path.write_bytes(compiled.asm["cubin"])
         registers, stack_bytes = _resources(_dump(path, "-res-usage"))
         # Disassembling takes most of a second, however small the binary is.
-        sass = "" if arch in _OF_AMPERE else _dump(path, "-sass")
+        sass = "" if arch in _BEFORE_HOPPER else _dump(path, "-sass")
     shared_bytes = compiled.metadata.shared
     fault = None
     if shared_bytes > SHARED_MEMORY[arch]:
