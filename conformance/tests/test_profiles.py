@@ -19,7 +19,7 @@ TOUCHED = (
     "decode or empty or merge or replay or layouts or metadata or append or split"
     " or queries-two-steps or layer-strided"
 )
-LONG = "33k or 66k"  # no convention is of lengths
+LONG = "33k or 66k"  # conventions do not depend on how long rows are
 SPEAKERS = [
     ('lse = "base 2"', "base-2"),
     ('lse_layout = "[H, T]"\nmerge_lse_layout = "[H, T]"', "heads-first"),

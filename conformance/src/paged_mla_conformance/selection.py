@@ -135,21 +135,13 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
     undeclared = why_undeclared(run, param.case, param.dtype, ops)
     if undeclared is not None:
         return undeclared
-    too_large = why_too_large(run, param.case)
-    if too_large is not None:
-        return too_large
     problem = param.case.problem(run.dims, param.dtype)
+    if param.case.is_large and run.backend.mode == "interpreter":
+        return Skip("of production's size, which would take an interpreter minutes")
     needed = problem.num_blocks * problem.layout.block_bytes
     if needed > run.backend.memory_bytes:
         have = run.backend.memory_bytes
         return Skip(f"needs a cache of {needed / 2**30:.1f} GiB, {have / 2**30:.1f} free")
-    return None
-
-
-def why_too_large(run: Run, case: Case) -> Skip | None:
-    """Return why an interpreter is not asked `case`, ``None`` if it is."""
-    if case.is_large and run.backend.mode == "interpreter":
-        return Skip("of production's size, which would take an interpreter minutes")
     return None
 
 

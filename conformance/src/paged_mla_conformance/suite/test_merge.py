@@ -7,7 +7,7 @@ import pytest
 from paged_mla_conformance.bending import bent_case
 from paged_mla_conformance.collector import skip_if
 from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import why_too_large, why_undeclared
+from paged_mla_conformance.selection import CaseParam, why_skip
 from paged_mla_reference.judging.compare import Check, check_merge
 from paged_mla_reference.merge import merge
 from paged_mla_shared.backend import Runner
@@ -28,8 +28,7 @@ def _runner(item: pytest.Item, run: Run, case: MergeCase) -> Runner:
         is_large=case.is_large,
     )
     bent, _ = bent_case(step, run.backend.capabilities)
-    skip_if(item, why_undeclared(run, bent, run.dtypes[0], ("merge",)))
-    skip_if(item, why_too_large(run, bent))
+    skip_if(item, why_skip(run, CaseParam(bent, run.dtypes[0]), ("merge",)))
     return run.backend.prepare(bent.problem(run.dims, run.dtypes[0]))
 
 

@@ -127,7 +127,7 @@ def changes(before: list[dict[str, Any]], now: list[Usage]) -> list[str]:
 
 
 def shard_of(chosen: list[tuple[str, str]], index: int, shards: int) -> list[tuple[str, str]]:
-    """Return the `index`-th of `shards` equal parts, counted from 1; each has every kernel."""
+    """Return the `index`-th of `shards` equal parts, counted from 1."""
     return chosen[index - 1 :: shards]
 
 
@@ -148,7 +148,6 @@ def _resources(dump: str) -> tuple[int, int]:
 def main(arguments: list[str] | None = None) -> int:
     """Compile everything for some architectures; return the exit status."""
     options = _options(arguments)
-    before = options.before
     began = time.monotonic()
     chosen: list[tuple[str, str]] = []  # names: a kernel itself does not travel between processes
     for arch in options.arch:
@@ -169,8 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         table: dict[str, Any] = {"arch": options.arch[0], "variants": [asdict(u) for u in usages]}
         options.json.write_text(json.dumps(table, indent=2) + "\n")
-    if before is not None:
-        told_changes = changes(before, usages)
+    if options.before is not None:
+        told_changes = changes(options.before, usages)
         print(
             "\n".join(told_changes or [f"every variant has the instructions of {options.against}"])
         )
