@@ -1,5 +1,6 @@
 """The compiler needs Triton's compiled mode, so it runs in a process of its own."""
 
+import contextlib
 import re
 import subprocess
 from itertools import chain
@@ -207,3 +208,27 @@ def test_shards_have_every_variant_once():
     shards = [aot.shard_of(variants, index, 7) for index in range(1, 8)]
     assert sorted(chain(*shards)) == sorted(variants)
     assert {len(shard) for shard in shards} == {14, 15}
+
+
+def test_no_process_compiles_for_two_architectures(monkeypatch):
+    """Triton 3.6.0 keeps the FP8 conversions of the first: sm89 after sm100 does not compile."""
+    pools = []
+
+    class Pool(contextlib.nullcontext):
+        def __init__(self, workers, mp_context):
+            super().__init__(self)
+            assert workers >= 1
+            assert mp_context.get_start_method() == "spawn"
+            pools.append(set())
+
+        def map(self, function, named):
+            assert function is aot._compile_named
+            pools[-1] |= {arch for arch, _ in named}
+            return [(aot.Usage(name), 0.0) for _, name in named]
+
+    monkeypatch.setattr(aot, "ProcessPoolExecutor", Pool)
+    chosen = [("sm100", "a"), ("sm100", "b"), ("sm89", "a")]
+    for workers in (1, 2):
+        usages = [usage.name for usage, _ in aot._compiled(chosen, workers)]
+        assert usages == ["a", "b", "a"]
+    assert pools == [{"sm100"}, {"sm89"}] * 2

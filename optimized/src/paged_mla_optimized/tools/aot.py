@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +220,17 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _compiled(chosen: list[tuple[str, str]], workers: int) -> Iterator[tuple[Usage, float]]:
-    """Yield what each kernel needs, in order, and the seconds that it took."""
-    if workers == 1 or len(chosen) < 2:
-        yield from map(_compile_named, chosen)
-        return
+    """Yield what each kernel needs, in order, and the seconds that it took.
+
+    No process compiles for two architectures: in Triton 3.6.0 the first one that a process compiles
+    an FP8 conversion for chooses its instructions for all later ones
+    (``getConversionFunc`` in ``TritonNVIDIAGPUToLLVM/ElementwiseOpToLLVM.cpp``).
+    """
     context = multiprocessing.get_context("spawn")  # Triton's compiler has threads of its own
-    with ProcessPoolExecutor(min(workers, len(chosen)), mp_context=context) as pool:
-        yield from pool.map(_compile_named, chosen)
+    for _, group in groupby(chosen, key=itemgetter(0)):
+        named = list(group)
+        with ProcessPoolExecutor(min(workers, len(named)), mp_context=context) as pool:
+            yield from pool.map(_compile_named, named)
 
 
 def _compile_named(named: tuple[str, str]) -> tuple[Usage, float]:
