@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `nox`, unlike `python -m nox`,
 from ci.packages import PACKAGES
 
 nox.needs_version = ">=2025.5"
-nox.options.default_venv_backend = "virtualenv"
+nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
