@@ -14,7 +14,7 @@ from test_verdict import SUBJECT, report
 
 from paged_mla_conformance import __main__, html, junit, summary
 from paged_mla_conformance.progress import Progress
-from paged_mla_conformance.report import SCHEMA, Report
+from paged_mla_conformance.report import SCHEMA, Report, to_json
 from paged_mla_conformance.subject import Subject
 
 
@@ -47,6 +47,32 @@ def test_what_happened_is_in_the_document():
     assert [r["test"] for r in document["results"]] == sorted(
         r["test"] for r in document["results"]
     )
+
+
+def test_a_test_that_passed_is_a_line_of_the_file():
+    """S-20: reports are kept and compared, so only what went wrong has more than a line."""
+    found = report("passed", "failed")
+    checks = [
+        {"what": "out", "error": 0.02, "budget": 0.06},
+        {"what": "lse", "error": 0.0, "budget": 0.0},
+    ]
+    found.results[0] = replace(found.results[0], checks=checks, ms=55.663)
+    document = found.as_dict()
+    of = {result["test"]: result for result in document["results"]}
+    assert of[found.results[0].test] == {
+        "test": found.results[0].test,
+        "group": found.results[0].group,
+        "outcome": "passed",
+        "worst": 0.333,
+        "ms": 55.7,
+    }
+    assert {"rules", "why", "replay", "checks"} <= of[found.results[1].test].keys()
+    text = to_json(document)
+    assert json.loads(text) == document
+    assert [line for line in text.splitlines() if '"test":' in line] == [
+        f"  {json.dumps(result)}" + ("," if result is not document["results"][-1] else "")
+        for result in document["results"]
+    ]
 
 
 def test_the_page_shows_notes_and_warnings():

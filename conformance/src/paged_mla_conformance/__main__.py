@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import signal
 import sys
 
@@ -13,7 +12,7 @@ from paged_mla_conformance import html, junit, summary
 from paged_mla_conformance.conduct import Conductor, Refused
 from paged_mla_conformance.options import parse, report_files
 from paged_mla_conformance.progress import Progress
-from paged_mla_conformance.report import Report
+from paged_mla_conformance.report import Report, to_json
 from paged_mla_conformance.subject import Subject
 from paged_mla_conformance.worker import ignored_variables
 from paged_mla_shared.provenance import commit_of
@@ -45,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.report is not None:
         document = report.as_dict()
         as_json, as_html, as_xml = report_files(options.report)
-        as_json.write_text(json.dumps(document, indent=1) + "\n")
+        as_json.write_text(to_json(document))
         html.write(document, as_html)
         junit.write(document, as_xml)
     summary.write(report, sys.stdout)

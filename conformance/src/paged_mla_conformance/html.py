@@ -118,7 +118,7 @@ def _groups(results: list[dict[str, Any]]) -> str:
     for name, members in sorted(groups.items()):
         count = {o: sum(r["outcome"] == o for r in members) for o in ("passed", "skipped")}
         failed = sum(r["outcome"] in FAILING for r in members)
-        worst = max((_ratio(r) for r in members), default=0.0)
+        worst = max((r.get("worst", 0.0) for r in members), default=0.0)
         seconds = sum(r["ms"] for r in members) / 1e3
         rows.append(
             f"<tr><td>{escape(name)}</td><td class=n>{count['passed']}</td>"
@@ -139,7 +139,8 @@ def _failures(results: list[dict[str, Any]]) -> str:
         return ""
     parts = [
         f"<h3><code>{escape(r['test'])}</code></h3><p>{escape(r['why'])} "
-        f"({', '.join(r['rules'])}) {escape(r['note'])}</p><pre>{escape(r['message'])}</pre>"
+        f"({', '.join(r['rules'])}) {escape(r.get('note', ''))}</p>"
+        f"<pre>{escape(r.get('message', ''))}</pre>"
         f"<p>Replay: <code>{escape(r['replay'])}</code></p>"
         for r in failing
     ]
@@ -150,7 +151,7 @@ def _skips(results: list[dict[str, Any]]) -> str:
     counts: dict[str, int] = defaultdict(int)
     for result in results:
         if result["outcome"] in {"skipped", "expected-failure"}:
-            counts[f"{result['outcome']}: {result['reason']}"] += 1
+            counts[f"{result['outcome']}: {result.get('reason', '')}"] += 1
     if not counts:
         return ""
     rows = "".join(f"<tr><td class=n>{n}</td><td>{escape(r)}</td></tr>" for r, n in counts.items())
@@ -160,22 +161,18 @@ def _skips(results: list[dict[str, Any]]) -> str:
 def _tests(results: list[dict[str, Any]]) -> str:
     rows = []
     for result in results:
-        ratio = _ratio(result)
-        bar = f'<span class=bar><i style="width:{min(ratio, 1.0):.0%}"></i></span> {ratio:.0%}'
+        bar = ""
+        if "worst" in result:
+            width = f"{min(result['worst'], 1.0):.0%}"
+            bar = f'<span class=bar><i style="width:{width}"></i></span> {result["worst"]:.0%}'
+        note = f"<br>{escape(result['note'])}" if "note" in result else ""
         rows.append(
-            f"<tr><td><code>{escape(result['test'])}</code><br>{escape(result['why'])} "
-            f"{escape(result['note'])}</td>"
-            f"<td>{', '.join(result['rules'])}</td>"
+            f"<tr><td><code>{escape(result['test'])}</code>{note}</td>"
             f'<td class="{result["outcome"]}">{result["outcome"]}</td>'
-            f"<td>{bar if result['checks'] else ''}</td><td class=n>{result['ms']:.0f}</td></tr>"
+            f"<td>{bar}</td><td class=n>{result['ms']:.0f}</td></tr>"
         )
     return (
         "<h2>Every test</h2><p><input id=filter placeholder='filter: words that must all appear'>"
-        "</p><table id=tests><thead><tr><th>test<th>rules<th>outcome<th>error / budget"
+        "</p><table id=tests><thead><tr><th>test<th>outcome<th>error / budget"
         f"<th class=n>ms</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
-
-
-def _ratio(result: dict[str, Any]) -> float:
-    """Return the worst error of a result as a share of its budget."""
-    return max((c["error"] / c["budget"] for c in result["checks"] if c["budget"]), default=0.0)

@@ -33,9 +33,14 @@ def render(report: dict[str, Any]) -> str:
     for result in report["results"]:
         case = _case(suite, result["group"], result["test"], result["ms"] / 1e3)
         if result["outcome"] in FAILING:
-            _say(case, "failure", result["outcome"], f"{result['message']}\n{result['replay']}")
+            _say(
+                case,
+                "failure",
+                result["outcome"],
+                f"{result.get('message', '')}\n{result['replay']}",
+            )
         elif result["outcome"] != "passed":
-            _say(case, "skipped", f"{result['outcome']}: {result['reason']}", "")
+            _say(case, "skipped", f"{result['outcome']}: {result.get('reason', '')}", "")
     if unfinished:
         case = _case(suite, "run", "verdict", 0.0)
         _say(case, "failure", report["verdict"], "\n".join(report["reasons_against"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -150,7 +151,7 @@ class Report:
         subject = asdict(self.subject)
         names = ("factory", "name", "version", "mode", "device", "capabilities")
         return {
-            "schema": 1,
+            "schema": 2,
             "suite": {"name": "paged-mla-conformance", "version": __version__},
             "commit": self.commit,
             "date": self.date,
@@ -170,5 +171,12 @@ class Report:
             "warnings": [
                 {"message": text, **asdict(warned)} for text, warned in self.warnings.items()
             ],
-            "results": [asdict(r) for r in sorted(self.results, key=lambda r: r.test)],
+            "results": [r.as_dict() for r in sorted(self.results, key=lambda r: r.test)],
         }
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """Return a report as text: a line for each test, so that two reports can be compared."""
+    head = json.dumps({k: v for k, v in document.items() if k != "results"}, indent=1)
+    lines = ",\n".join(f"  {json.dumps(result)}" for result in document["results"])
+    return head.removesuffix("\n}") + f',\n "results": [\n{lines}\n ]\n}}\n'

@@ -54,6 +54,37 @@ class Result:
     ms: float = 0.0
 
     @property
+    def worst(self) -> float | None:
+        """The largest error as a share of its budget; None where nothing was compared.
+
+        A comparison without a budget is exact: it held, so its share is 0.
+        """
+        if not self.checks:
+            return None
+        return max((c["error"] / c["budget"] for c in self.checks if c["budget"]), default=0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a report says of the test: what is usual is left out.
+
+        A test that passed is one short line. One that failed, or was expected to, has everything
+        that a reader needs to find out why.
+        """
+        said: dict[str, Any] = {"test": self.test, "group": self.group, "outcome": self.outcome}
+        if self.worst is not None:
+            said["worst"] = float(f"{self.worst:.3g}")
+        said["ms"] = round(self.ms, 1)
+        if self.fails or self.outcome == "expected-failure":
+            said |= {"rules": self.rules, "why": self.why, "checks": self.checks}
+        for name in ("reason", "undeclared_core", "message", "note"):
+            if value := getattr(self, name):
+                said[name] = value
+        if self.fails:
+            said["replay"] = self.replay
+        if self.end != "returned":
+            said["end"] = self.end
+        return said
+
+    @property
     def fails(self) -> bool:
         """Whether it costs the verdict."""
         return self.outcome in FAILING
