@@ -41,9 +41,7 @@ OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too l
     "deterministic-fewer-tokens-than-rows-fp32",
     "prefill-edges-of-keys-fp32",
     "masks-non-causal-short-3-keys-5-queries-fp32",
-    "bounded-short-middle-fp32",
     "bounded-starts-falling-fp32",
-    "bounded-block-negative-fp32",
     "bounded-slot-past-32-bits-fp32",
 )
 

@@ -253,11 +253,10 @@ def test_interpreters_are_asked_one_format_a_case():
     assert max(of_group.values()) <= len(run.dtypes) * len(GROUPS["formats"]) / 2
 
 
-def test_interpreters_are_not_asked_what_is_large():
-    """What would take minutes is skipped, and the reason is no lack of the backend's."""
-    param = next(
-        CaseParam(case, "float32") for case in GROUPS["decode"] if case.name == "33k-keys-h16"
-    )
+@pytest.mark.parametrize("name", ["33k-keys-h16", "bs1-66k-keys"])
+def test_interpreters_are_not_asked_what_takes_them_long(name: str):
+    """The reason is no lack of the backend's."""
+    param = CaseParam(case_of("decode", name), "float32")
     assert why_skip(run_of(), param, ()) is None
     skip = why_skip(run_of(replace(BACKEND, mode="interpreter")), param, ())
     assert skip is not None

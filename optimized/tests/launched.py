@@ -1,6 +1,6 @@
 """Says which launches of random legal configs are of no compiled variant (compiled mode).
 
-Its arguments are an architecture and how many configs are drawn.
+Its arguments are how many configs are drawn for each architecture, and the architectures.
 """
 
 import json
@@ -68,9 +68,9 @@ def random_prefill(pick):
     )
 
 
-def begin_attention(config, pick):
+def begin_attention(config, pick, arch):
     """Have launchers made for all steps of a config, and for a cache of its own."""
-    demand = demand_of(config, ARCH)
+    demand = demand_of(config, arch)
     variant = pick.choice((None, portable_variant(demand, pick.randint(1, 99))))
     begun = core.Core(config, "cpu", variant, None)
     stored, words = config.stored, config.stored.row(config)
@@ -81,7 +81,7 @@ def begin_attention(config, pick):
             attention._hopper.rows_of(latents, stored.scales_per_block(config.block_size))
 
 
-def begin_prefill(config, _):
+def begin_prefill(config, *_):
     """Have launchers made for prefill, and for the merge of its chunks if it may be one."""
     begun = prefill.Prefill(config, "cpu")
     Part(config.max_rows, 64, torch.device("cpu"))
@@ -95,16 +95,17 @@ def code_of(kernel, constants, options):
     return shape(kernel, constants), frozenset(of_compiler.items())
 
 
-def missing(pick, count):
+def missing(arch, count):
     """Return launches that are of no compiled variant, and the kernels of all launches."""
     compiled, lacking, kernels, launched = {}, [], set(), []
-    for job in jobs_of_arch(ARCH):
+    pick = random.Random(arch)
+    for job in jobs_of_arch(arch):
         compiled.setdefault(code_of(job.kernel, job.constants, job.options), set()).add(job.dtype)
 
     def record(_, kernel, constants, **options):
         launched.append((kernel, constants, options))
 
-    facts = mock.Mock(return_value=DeviceFacts(ARCH, 132))
+    facts = mock.Mock(return_value=DeviceFacts(arch, 132))
     with (
         mock.patch.object(Launcher, "__init__", record),
         mock.patch.object(core, "device_facts", facts),
@@ -113,17 +114,16 @@ def missing(pick, count):
         for number in range(count):
             of_prefill = number % 4 == 0
             config = random_prefill(pick) if of_prefill else random_config(pick)
-            (begin_prefill if of_prefill else begin_attention)(config, pick)
+            (begin_prefill if of_prefill else begin_attention)(config, pick, arch)
             for kernel, constants, options in launched:
                 kernels.add(kernel.fn.__name__)
                 found = compiled.get(code_of(kernel, constants, options), set())
                 if not found & {SHORT[config.dtype], "i32"}:
                     lacking.append(f"{kernel.fn.__name__} {constants} {options} of {config}")
             launched.clear()
-    return lacking, kernels
+    return {"missing": lacking, "kernels": sorted(kernels)}
 
 
 if __name__ == "__main__":
-    ARCH = sys.argv[1]
-    lacking, kernels = missing(random.Random(ARCH), int(sys.argv[2]))
-    json.dump({"missing": lacking, "kernels": sorted(kernels)}, sys.stdout)
+    count, *archs = sys.argv[1:]
+    json.dump({arch: missing(arch, int(count)) for arch in archs}, sys.stdout)

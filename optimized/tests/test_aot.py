@@ -221,10 +221,11 @@ def test_no_process_compiles_for_two_architectures(monkeypatch):
             assert mp_context.get_start_method() == "spawn"
             pools.append(set())
 
-        def map(self, function, named):
-            assert function is aot._compile_named
-            pools[-1] |= {arch for arch, _ in named}
-            return [(aot.Usage(name), 0.0) for _, name in named]
+        def map(self, function, jobs, archs):
+            pairs = list(zip(jobs, archs, strict=False))
+            assert function is aot._compile_timed
+            pools[-1] |= {arch for _, arch in pairs}
+            return [(aot.Usage(job), 0.0) for job, _ in pairs]
 
     monkeypatch.setattr(aot, "ProcessPoolExecutor", Pool)
     chosen = [("sm100", "a"), ("sm100", "b"), ("sm89", "a")]

@@ -136,8 +136,11 @@ def why_skip(run: Run, param: CaseParam, ops: tuple[str, ...]) -> Skip | None:
     if undeclared is not None:
         return undeclared
     problem = param.case.problem(run.dims, param.dtype)
-    if param.case.is_large and run.backend.mode == "interpreter":
-        return Skip("of production's size, which would take an interpreter minutes")
+    if run.backend.mode == "interpreter":
+        if param.case.is_large:
+            return Skip("of production's size, which would take an interpreter minutes")
+        if param.case.is_slow:
+            return Skip("of more rows or keys than an interpreter answers in five seconds")
     needed = problem.num_blocks * problem.layout.block_bytes
     if needed > run.backend.memory_bytes:
         have = run.backend.memory_bytes

@@ -26,11 +26,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -42,6 +41,7 @@ from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch, sample_of
 from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
 
+T = TypeVar("T")
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
 _BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
@@ -128,7 +128,7 @@ def changes(before: list[dict[str, Any]], now: list[Usage]) -> list[str]:
     return told
 
 
-def shard_of(chosen: list[tuple[str, str]], index: int, shards: int) -> list[tuple[str, str]]:
+def shard_of(chosen: list[T], index: int, shards: int) -> list[T]:
     """Return the `index`-th of `shards` equal parts, counted from 1."""
     return chosen[index - 1 :: shards]
 
@@ -151,14 +151,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Compile everything for some architectures; return the exit status."""
     options = _options(arguments)
     began = time.monotonic()
-    chosen: list[tuple[str, str]] = []  # names: a kernel itself does not travel between processes
+    chosen: list[tuple[str, Job]] = []
     for arch in options.arch:
-        jobs = list(_jobs_by_name(arch).values())
-        chosen += ((arch, job.name) for job in (sample_of(jobs) if options.sample else jobs))
+        jobs = jobs_of_arch(arch)
+        chosen += ((arch, job) for job in (sample_of(jobs) if options.sample else jobs))
     chosen = shard_of(chosen, *options.shard)
     usages: list[Usage] = []
     failed: list[str] = []
-    width = max((len(name) for _, name in chosen), default=0)
+    width = max((len(job.name) for _, job in chosen), default=0)
     print(f"arch   {'variant':{width}}  regs  stack  shared  seconds")
     for (arch, _), (usage, seconds) in zip(chosen, _compiled(chosen, options.workers), strict=True):
         usages.append(usage)
@@ -219,7 +219,7 @@ def _shard(text: str) -> tuple[int, int]:
     return index, shards
 
 
-def _compiled(chosen: list[tuple[str, str]], workers: int) -> Iterator[tuple[Usage, float]]:
+def _compiled(chosen: list[tuple[str, Job]], workers: int) -> Iterator[tuple[Usage, float]]:
     """Yield what each kernel needs, in order, and the seconds that it took.
 
     No process compiles for two architectures: in Triton 3.6.0 the first one that a process compiles
@@ -227,23 +227,16 @@ def _compiled(chosen: list[tuple[str, str]], workers: int) -> Iterator[tuple[Usa
     (``getConversionFunc`` in ``TritonNVIDIAGPUToLLVM/ElementwiseOpToLLVM.cpp``).
     """
     context = multiprocessing.get_context("spawn")  # Triton's compiler has threads of its own
-    for _, group in groupby(chosen, key=itemgetter(0)):
-        named = list(group)
-        with ProcessPoolExecutor(min(workers, len(named)), mp_context=context) as pool:
-            yield from pool.map(_compile_named, named)
+    for arch, group in groupby(chosen, key=itemgetter(0)):
+        jobs = [job for _, job in group]
+        with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
+            yield from pool.map(_compile_timed, jobs, repeat(arch))
 
 
-def _compile_named(named: tuple[str, str]) -> tuple[Usage, float]:
-    arch, name = named
-    job = _jobs_by_name(arch)[name]
+def _compile_timed(job: Job, arch: str) -> tuple[Usage, float]:
     began = time.monotonic()
     usage = compile_job(job, arch)
     return usage, time.monotonic() - began
-
-
-@lru_cache
-def _jobs_by_name(arch: str) -> dict[str, Job]:
-    return {job.name: job for job in jobs_of_arch(arch)}
 
 
 def _load(parser: argparse.ArgumentParser, path: Path, arch: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,15 @@ class Job:
     max_registers: int | None = None
     types: dict[str, str] = field(default_factory=dict)  # of arguments, TMA descriptors among them
     numbers: dict[str, int] = field(default_factory=dict)  # of arguments that Triton looks at
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what travels to another process: of the kernel, where it is found."""
+        function = self.kernel.fn
+        return self.__dict__ | {"kernel": (function.__module__, function.__name__)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        module, name = state["kernel"]
+        self.__dict__.update(state, kernel=getattr(importlib.import_module(module), name))
 
     @property
     def source(self) -> Any:

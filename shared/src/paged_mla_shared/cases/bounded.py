@@ -88,6 +88,7 @@ CASES = (
         _MANY,
         lengths=tuple((i, 1) for i in range(300) if i % 7 == 3 and i % 4),
         num_heads=1,
+        is_slow=True,
     ),
     *(
         _illegal(f"length-{name}", _LENGTH, lengths=lengths, mask=mask)

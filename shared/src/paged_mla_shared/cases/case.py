@@ -115,6 +115,9 @@ class Case:
         Capabilities needed beyond what the problem itself implies.
     is_large : bool
         Of production's size: an interpreter, to which that is minutes, is not asked.
+    is_slow : bool
+        Of many rows or keys: an interpreter needs five seconds or more, and is not asked. Other
+        cases ask it the same of fewer, and ``decode-300-rows`` asks it more rows than 256.
     fixed : tuple of {"num_heads", "block_size"}
         What the case is about. A backend that does not declare another of these is asked the
         case with the nearest that it does declare.
@@ -158,6 +161,7 @@ class Case:
     odd_values: bool = False
     features: tuple[str, ...] = ()
     is_large: bool = False
+    is_slow: bool = False
     fixed: tuple[str, ...] = ()
 
     @property

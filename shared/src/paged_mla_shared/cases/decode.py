@@ -155,6 +155,7 @@ CASES = (
         (66000, 700),
         num_heads=1,
         block_size=1,
+        is_slow=True,
     ),
     _decode("2500-keys", "a row past 2048 keys, beside a short one", (2500, 5), num_heads=1),
     _decode(

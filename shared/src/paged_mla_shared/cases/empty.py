@@ -65,6 +65,7 @@ CASES = (
         tuple(Row(0 if i % 7 == 3 or i > 256 else 3 + i % 70, 1 + i % 3) for i in range(300)),
         padded_tokens=520,
         num_heads=2,
+        is_slow=True,
     ),
     *(
         _empty(

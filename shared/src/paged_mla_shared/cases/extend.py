@@ -142,6 +142,7 @@ CASES = (
         "rows past 255, each of one to five tokens behind a context",
         tuple(Row(6 + i % 50, 1 + i % 5) for i in range(300)),
         num_heads=2,
+        is_slow=True,
     ),
     _extend(
         "prefix-of-all",
@@ -149,7 +150,13 @@ CASES = (
         (Row(300, 1), *(Row(270 + 3 * i, 1, shares_prefix_of=0) for i in range(8))),
         num_heads=2,
     ),
-    _extend("513-rows", "more rows than 512", tuple(Row(3, 1) for _ in range(513)), num_heads=1),
+    _extend(
+        "513-rows",
+        "more rows than 512",
+        tuple(Row(3, 1) for _ in range(513)),
+        num_heads=1,
+        is_slow=True,
+    ),
     _extend(
         "fresh-q1030",
         "more queries of a row than 1024",

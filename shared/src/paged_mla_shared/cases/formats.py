@@ -226,7 +226,13 @@ CASES = (
     ),
     _format("q70", "queries past the first tile of a row", (Row(90, 70), Row(9, 9))),
     _format("q140", "more queries than a tile of 128", (Row(150, 140),), num_heads=1),
-    _format("260-rows", "more rows than 256", tuple(Row(3, 1) for _ in range(260)), num_heads=1),
+    _format(
+        "260-rows",
+        "more rows than 256",
+        tuple(Row(3, 1) for _ in range(260)),
+        num_heads=1,
+        is_slow=True,
+    ),
     _format("bs128", "blocks of more than 64 tokens", (Row(130, 1), Row(127, 3)), block_size=128),
 )
 

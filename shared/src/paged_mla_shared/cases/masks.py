@@ -185,6 +185,7 @@ CASES = (
         rows=tuple(Row(0 if i % 9 in {1, 4, 5} else 20 + i % 40, 1 + i % 4) for i in range(300)),
         num_heads=1,
         mask_spelling=MaskSpelling.FULL,
+        is_slow=True,
     ),
     _masked(
         name="non-causal-edges",

@@ -123,6 +123,7 @@ CASES = (
         "offsets of many rows",
         *((1 + i % 7, 1 + i % 3 % (1 + i % 7)) for i in range(300)),
         num_heads=1,
+        is_slow=True,
     ),
     *(
         _prefill(

@@ -88,6 +88,7 @@ CASES = (
         (Row(650, 600), Row(9, 1)),
         _decode(70, 2050),
         num_heads=1,
+        is_slow=True,
     ),
     _replay(
         "300-rows-and-back",
@@ -96,6 +97,7 @@ CASES = (
         _decode(*(i % 60 if i % 5 < 3 else 0 for i in range(300))),
         _decode(7, 130, 4),
         num_heads=1,
+        is_slow=True,
     ),
     _replay(
         "third-of-four",
