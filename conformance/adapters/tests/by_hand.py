@@ -20,7 +20,8 @@ from paged_mla_adapters.kernel import Call, KernelBackend
 
 def flashinfer():
     """Return FlashInfer's interface as a backend: any rows in one call."""
-    return _backend(partial(attend, sys.modules[__name__], "by hand"), FEATURES | {"mixed"})
+    kernel = partial(attend, sys.modules[__name__], "by hand", workspace_bytes=4096)
+    return _backend(kernel, FEATURES | {"mixed"})
 
 
 def uniform():

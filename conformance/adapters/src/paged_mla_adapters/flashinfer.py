@@ -54,11 +54,13 @@ def _backend(name: str, *majors: int) -> KernelBackend:
     )
 
 
-def attend(mla: ModuleType, backend: str, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+def attend(
+    mla: ModuleType, backend: str, call: Call, workspace_bytes: int = WORKSPACE_BYTES
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Plan and launch it on buffers of NaN."""
     problem, device = call.problem, call.q.device
     dims, tokens = problem.dims, len(call.q)
-    workspace = torch.full((WORKSPACE_BYTES,), 0xFF, dtype=torch.uint8, device=device)  # NaN
+    workspace = torch.full((workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # NaN
     wrapper = mla.BatchMLAPagedAttentionWrapper(workspace, backend=backend)
     pages = -(-call.seq_lens // problem.block_size)
     entry = torch.arange(call.block_table.shape[1], device=device)
