@@ -121,7 +121,7 @@ def test_no_backend_excuses_itself(backend: str, tmp_path: Path):
     report = report_of(tmp_path, "--backend", f"meddling:{backend}", *FEW)
     assert report["status"] == 1
     assert report["totals"]["failed"] == report["totals"]["all"] == 4
-    assert result_of(report, NINE_HEADS)["end"] == "returned"
+    assert "end" not in result_of(report, NINE_HEADS)  # its process returned
 
 
 def test_a_shared_buffer_is_killed_by_its_rule():
