@@ -224,8 +224,8 @@ BAD_REPORTS = {
     "no-results": "{}",
     "results-object": '{"results": {}}',
     "result-list": '{"results": [[]]}',
-    "no-message": '{"results": [{}]}',
-    "message-number": '{"results": [{"message": 3}]}',
+    "no-test": '{"results": [{}]}',
+    "message-number": '{"results": [{"test": "a", "message": 3}]}',
     "list": "[]",
 }
 
@@ -246,7 +246,7 @@ def test_a_report_of_another_trace(tmp_path: Path, capsys: pytest.CaptureFixture
     """S-19: a page without a mark says so."""
     report, page = tmp_path / "mla.json", tmp_path / "page.html"
     message = f"trace chunky, step {step}, rank 0"
-    report.write_text(json.dumps({"results": [{"message": message}]}))
+    report.write_text(json.dumps({"results": [{"test": "a", "message": message}]}))
     assert main(["simulate", "chunks", "--html", str(page), "--report", str(report)]) == 0
     assert "nothing is marked" in capsys.readouterr().out
 

@@ -157,10 +157,10 @@ def test_workloads_are_reproducible(name: str):
 def test_a_report_marks_its_step():
     """S-19: the place in a suite's message becomes a mark on the page of that trace only."""
     message = "E   TraceMismatch: [S-5] trace trees, step 4, rank 0, token 7 (tree of a): out: 1"
-    report = {"results": [{"message": ""}, {"message": f"some\n{message}\nmore"}]}
+    report = {"results": [{"test": "a"}, {"test": "b", "message": f"some\n{message}\nmore"}]}
     assert mark_in_report(report, "trees") == Mark(4, 7, message[message.index("[") :])
     assert mark_in_report(report, "chains") is None
-    report = {"results": [{"message": "trace trees, step 4, rank 1: [S-10] cache"}]}
+    report = {"results": [{"test": "a", "message": "trace trees, step 4, rank 1: [S-10] cache"}]}
     assert mark_in_report(report, "trees") == Mark(4, None, report["results"][0]["message"])
 
 

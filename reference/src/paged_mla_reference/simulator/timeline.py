@@ -130,6 +130,7 @@ def mark_in_report(report: dict[str, Any], name: str, where: str = "report") -> 
     """
     results = report.get("results")
     for result in build(tuple[dict[str, Any], ...], results, f"{where}: results"):
+        build(str, result.get("test"), f"{where}: test")
         message: str = build(str, result.get("message", ""), f"{where}: message")
         found = _PLACE.search(message)
         if found and found[1] == name:
