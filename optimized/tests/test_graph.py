@@ -9,7 +9,8 @@ import torch
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_optimized.stepping import graph
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 SMALL, LARGE = Bucket(4, 2), Bucket(16, 8)
 CALLS_OF_A_CAPTURE = 3  # two to warm up, one recorded
@@ -70,6 +71,7 @@ def streams(monkeypatch):
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(graph, "_check_device", lambda _: None)
     return entered
 
 
@@ -95,6 +97,13 @@ class Model:
 def assert_idle(inputs):
     for tensor in (inputs.cu_seqlens_q, inputs.seq_lens, inputs.block_table):
         assert not tensor.any()
+
+
+def test_a_machine_without_a_gpu_is_told_what_to_do_instead(monkeypatch):
+    """S-20: a legal request that is not served there, by name and with the way out."""
+    monkeypatch.undo()
+    with pytest.raises(Unsupported, match=r"inputs are on cpu.*need a GPU.*without a graph"):
+        Model().graphed(SMALL)
 
 
 @pytest.mark.parametrize("call", [1, 3, 4, 6], ids=["warm-up", "capture", "second", "last"])

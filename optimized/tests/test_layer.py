@@ -89,6 +89,15 @@ def test_without_lengths_all_rows_are_absorbed():
     assert_right(attend(layer, step, q, weights), step, weights)
 
 
+def test_a_call_before_plan_says_so():
+    """S-17: its tensors are right, so their shape is not what is wrong."""
+    step = build((20, 3), num_heads=HEADS, max_query_tokens=3)
+    weights = weights_of(HEADS)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    with pytest.raises(InvalidArgument, match="attend: got 3 tokens, and no step with tokens is"):
+        attend(layer, step, queries_of(step, weights), weights)
+
+
 def test_bounds_may_be_loose():
     """S-9: parts that the host expects and the device does not have change nothing."""
     step = build((100, 7), (60, 20), num_heads=HEADS, max_query_tokens=27)

@@ -29,6 +29,13 @@ def test_matches_dense_attention(lens, causal):
     assert_close(step.attend(), step)
 
 
+def test_a_call_before_plan_says_so():
+    """S-17: its tensors are right, so their shape is not what is wrong."""
+    step = build((40, 7))
+    with pytest.raises(InvalidArgument, match="attend: got 7 tokens, and no step with tokens is"):
+        Prefill(step.config, "cpu").attend(*step.tensors)
+
+
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "non-causal"])
 def test_a_row_does_not_touch_the_next(causal):
     """S-9: NaN in the keys and values of a row leaves the bits of those beside it alone."""

@@ -164,6 +164,13 @@ def check_mask(
         raise InvalidArgument("mask", f"{mask.shape[1]} bytes a line", needed)
 
 
+def check_planned(call: str, tokens: object, num_tokens: int) -> None:
+    """Refuse tokens where none are planned, before they are refused for their shape."""
+    if num_tokens == 0 and isinstance(tokens, torch.Tensor) and tokens.ndim and len(tokens):
+        given = f"{len(tokens)} tokens, and no step with tokens is planned"
+        raise InvalidArgument(call, given, "a call after plan(...)")
+
+
 def check_latents(
     config: MlaConfig,
     ckv: torch.Tensor,

@@ -150,6 +150,7 @@ class Core:
             slot_mapping = plan.slots
         layout = (num_tokens, _layout(ckv, k_pe, cache.latents, cache.scales, slot_mapping))
         if layout not in self._checked:
+            checks.check_planned("append", ckv, num_tokens)
             checks.check_latents(config, ckv, k_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
             checks.check_written_cache(cache.latents, cache.scales)
@@ -180,6 +181,7 @@ class Core:
         cache = self._as_cache(cache)
         layout = (num_tokens, _layout(q_nope, q_pe, cache.latents, cache.scales, out, lse))
         if layout not in self._checked:
+            checks.check_planned("attend", q_nope, num_tokens)
             checks.check_queries(config, q_nope, q_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
@@ -199,6 +201,7 @@ class Core:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Check and quantise the queries of the step in `plan`; return codes and scales."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
+        checks.check_planned("quantise_queries", q_nope, num_tokens)
         checks.check_queries(config, q_nope, q_pe, num_tokens, device)
         if scale is not None:
             checks.check_tensor("scale", scale, (), torch.float32, device)

@@ -8,7 +8,13 @@ import numpy as np
 import torch
 
 from paged_mla_optimized.cache import Cache
-from paged_mla_optimized.checks import answers, check_capacity, check_tensor, check_token_stride
+from paged_mla_optimized.checks import (
+    answers,
+    check_capacity,
+    check_planned,
+    check_tensor,
+    check_token_stride,
+)
 from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -245,6 +251,7 @@ class MlaLayer(PlannedStep):
             A tensor's shape, dtype, device or stride is wrong; nothing is written then.
         """
         config, core, tokens = self.config, self._core, self._absorbed_tokens
+        check_planned("attend", q_nope, core.plan.num_tokens)
         lines = (core.plan.num_tokens, config.attention.num_heads)
         self._check("q_nope", q_nope, (*lines, config.qk_nope_head_dim))
         self._check("q_pe", q_pe, (*lines, config.attention.qk_rope_head_dim))

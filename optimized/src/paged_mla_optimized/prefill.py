@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_optimized.checks import answers, check_tensor, check_token_stride
+from paged_mla_optimized.checks import (
+    answers,
+    check_planned,
+    check_tensor,
+    check_token_stride,
+)
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.given import (
     check_at_least,
@@ -230,6 +235,7 @@ class Prefill:
             A tensor's shape, dtype, device or stride is wrong.
         """
         heads = Heads(q_nope, q_pe, k_nope, k_pe, v)
+        check_planned("attend", q_nope, self._plan.num_tokens)
         self._check_heads(heads)
         config = self.config
         shape = (self._plan.num_tokens, config.num_heads, config.v_head_dim)

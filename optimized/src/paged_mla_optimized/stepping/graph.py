@@ -14,7 +14,7 @@ from paged_mla_optimized.core import HostStep
 from paged_mla_optimized.given import check_kind
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _WARM_UPS = 2
 
@@ -43,6 +43,11 @@ class GraphedStep:
     buckets : sequence of Bucket
     caches : sequence of Tensor or LatentCache
         Caches that `model_fn` uses. A replay after one of them moved raises ``StaleGraph``.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        As :meth:`recapture` does.
     """
 
     def __init__(
@@ -77,7 +82,10 @@ class GraphedStep:
         InvalidArgument
             No bucket, one that is none or that the inputs have no room for, or a cache that is
             none; the graphs are as they were.
+        Unsupported
+            The inputs are on no GPU, and only a GPU has CUDA graphs.
         """
+        _check_device(self.inputs.seq_lens.device)
         buckets = self._ascending if buckets is None else sorted(set(buckets), key=_size)
         if not buckets:
             raise InvalidArgument("buckets", "none", "at least one")
@@ -186,6 +194,14 @@ class _Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     outputs: Any
     steps: list[HostStep]
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise Unsupported(
+            f"GraphedStep: the inputs are on {device}, and CUDA graphs need a GPU; "
+            "run plan, append and attend without a graph there"
+        )
 
 
 def _addresses_of(caches: Sequence[Cache]) -> list[int]:
