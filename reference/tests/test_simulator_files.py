@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 import zipfile
 from dataclasses import replace
@@ -223,6 +225,16 @@ def test_a_schedule_as_text():
     assert len(lines) == 1 + 9
     assert "short: prefill 0+3 @ " in lines[1]
     assert "nine-and-one: prefill 9+1" in lines[2]
+
+
+def test_a_reader_that_stops_early_costs_no_traceback():
+    """S-19: as in ``simulate preemption | head -1``."""
+    command = [sys.executable, "-m", "paged_mla_reference", "simulate", "preemption"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        run.stdout.close()
+        assert run.communicate(timeout=60)[1] == b""
+    assert run.returncode == 141
 
 
 def test_core_scenarios_are_named_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from paged_mla_reference.debug import command as explaining
@@ -28,5 +29,16 @@ def main(arguments: list[str] | None = None) -> int:
     return status
 
 
+def _to_a_pipe() -> int:
+    """Run one command; where the reader of its output has gone, end as other programs do then."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 128 + 13  # what a shell tells of a program that SIGPIPE ended
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_to_a_pipe())
