@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import platform
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
@@ -15,7 +16,7 @@ from test_verdict import SUBJECT, report
 from paged_mla_conformance import __main__, html, junit, summary
 from paged_mla_conformance.progress import Progress
 from paged_mla_conformance.report import SCHEMA, Report, to_json
-from paged_mla_conformance.subject import Subject
+from paged_mla_conformance.subject import Subject, machine
 
 
 def eventful() -> Report:
@@ -73,6 +74,15 @@ def test_a_test_that_passed_is_a_line_of_the_file():
         f"  {json.dumps(result)}" + ("," if result is not document["results"][-1] else "")
         for result in document["results"]
     ]
+
+
+def test_a_report_names_the_machine_and_never_says_unknown():
+    """S-20: whoever compares two reports sees where each was made, also of no backend at all."""
+    assert {"system", "processor"} == machine().keys()
+    assert platform.system() in machine()["system"]
+    assert machine()["processor"].endswith("cores")
+    for subject in (SUBJECT, Subject("mine:create")):
+        assert "unknown" not in to_json(Report(subject).as_dict())
 
 
 def test_the_page_shows_notes_and_warnings():

@@ -37,7 +37,7 @@ def test_commit_of_an_install_inside_another_repository(source):
     installed = source.parent / "site-packages" / "module.py"
     installed.parent.mkdir()
     installed.write_text("")
-    assert commit_of(str(installed)) == "unknown"
+    assert commit_of(str(installed)) == "not in a checkout"
 
 
 def test_what_the_environment_says_wins(source, monkeypatch):
@@ -49,6 +49,6 @@ def test_what_the_environment_says_wins(source, monkeypatch):
 def test_commit_of_a_copy(tmp_path, monkeypatch):
     """S-19: without history, what the environment says."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit_of(str(tmp_path / "module.py")) == "unknown"
+    assert commit_of(str(tmp_path / "module.py")) == "not in a checkout"
     monkeypatch.setenv("PAGED_MLA_COMMIT", "abc")
     assert commit_of(str(tmp_path / "module.py")) == "abc"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import sys
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from paged_mla_conformance.profile import Run
 from paged_mla_shared.backend import Capabilities
 
+NOT_LOADED = "not loaded"
+"""What a report says of a backend that never came as far as to say it itself."""
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "triton", "pytest")
 
 
@@ -25,7 +29,7 @@ class Subject:
     name, version, mode, device : str
     capabilities : dict
     environment : dict of str to str
-        Versions of what is in use.
+        The machine, its operating system, and the versions of what is in use.
     dims : str
     dtypes : list of str
     dtypes_left_out : list of str
@@ -34,16 +38,16 @@ class Subject:
     """
 
     factory: str
-    name: str = "unknown"
-    version: str = "unknown"
-    mode: str = "unknown"
-    device: str = "unknown"
+    name: str = NOT_LOADED
+    version: str = NOT_LOADED
+    mode: str = NOT_LOADED
+    device: str = NOT_LOADED
     capabilities: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    dims: str = "unknown"
+    dims: str = NOT_LOADED
     dtypes: list[str] = field(default_factory=list)
     dtypes_left_out: list[str] = field(default_factory=list)
-    profile: str = "unknown"
+    profile: str = NOT_LOADED
 
     @classmethod
     def of(cls, run: Run) -> Subject:
@@ -56,7 +60,7 @@ class Subject:
             mode=backend.mode,
             device=backend.device,
             capabilities=_plain(backend.capabilities),
-            environment={"python": platform.python_version(), **versions()},
+            environment={**machine(), "python": platform.python_version(), **versions()},
             dims=run.dims_name,
             dtypes=list(run.dtypes),
             dtypes_left_out=[d for d in run.core.dtypes if d not in run.dtypes],
@@ -66,12 +70,30 @@ class Subject:
     @property
     def title(self) -> str:
         """Name everything that a verdict holds for."""
-        if self.mode == "unknown":
+        if self.mode == NOT_LOADED:
             return self.factory
         return (
             f"{self.name} {self.version} in mode {self.mode} on {self.device}, "
             f"dims {self.dims}, {'/'.join(self.dtypes)}, profile {self.profile}"
         )
+
+
+def machine() -> dict[str, str]:
+    """Return the processor and the operating system."""
+    return {
+        "system": platform.platform(),
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+    }
+
+
+def _processor() -> str:
+    """Return the model of the processor where Linux says it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, models), platform.machine())
 
 
 def versions() -> dict[str, str]:

@@ -18,8 +18,8 @@ def commit_of(source: str) -> str:
     Returns
     -------
     str
-        What ``PAGED_MLA_COMMIT`` says, where it is set; "unknown" for a file that no commit
-        tracks, as in an install inside the checkout of something else.
+        What ``PAGED_MLA_COMMIT`` says, where it is set; "not in a checkout" for a file that no
+        commit tracks, as in an install inside the checkout of something else.
     """
     if said := os.environ.get("PAGED_MLA_COMMIT"):
         return said
@@ -28,7 +28,7 @@ def commit_of(source: str) -> str:
         _git(path.parent, "ls-files", "--error-unmatch", path.name)
         return _git(path.parent, "describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return "not in a checkout"
 
 
 def _git(folder: Path, *arguments: str) -> str:
