@@ -136,7 +136,17 @@ def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: p
     progress = Progress(stream)
     progress.begin(SUBJECT.title)
     progress.show(10, 40, 2)
-    assert stream.getvalue() == f"{SUBJECT.title}\n{line}"
+    cleared = "\r\x1b[K" if stream.isatty() else ""
+    assert stream.getvalue() == f"{cleared}{SUBJECT.title}\n{line}"
+
+
+def test_progress_before_tests_are_known(monkeypatch: pytest.MonkeyPatch):
+    """S-20: loading a backend may take seconds; a terminal shows that something is happening."""
+    clock = iter([0.0, 3.0])
+    monkeypatch.setattr("paged_mla_conformance.progress.time.monotonic", lambda: next(clock))
+    stream = Terminal()
+    Progress(stream).show(0, 0, 0)
+    assert stream.getvalue() == "\rloading the backend and collecting tests, 3 s\x1b[K"
 
 
 def test_the_commit_is_read_before_an_older_report_is_removed(tmp_path, monkeypatch):

@@ -23,19 +23,22 @@ class Progress:
 
     def begin(self, *lines: str) -> None:
         """Say what is asked; time counts from here."""
+        self.end()
         for line in lines:
             self._stream.write(f"{line}\n")
         self._stream.flush()
         self._started = self._last = time.monotonic()
 
     def show(self, done: int, total: int, failed: int) -> None:
-        """Say how far the run is, if it is time to."""
+        """Say how far the run is, if it is time to; before `total` is known, that it is loading."""
         now = time.monotonic()
-        if now - self._last < _EVERY[self._live] or not total:
+        if now - self._last < _EVERY[self._live]:
             return
         self._last = now
         line = f"{done} of {total} done, {failed} failed"
-        if done:
+        if not total:
+            line = f"loading the backend and collecting tests, {now - self._started:.0f} s"
+        elif done:
             line += f", about {duration((now - self._started) / done * (total - done))} left"
         self._stream.write(f"\r{line}\x1b[K" if self._live else f"{line}\n")
         self._stream.flush()
