@@ -5,7 +5,7 @@ For machines that already have torch, Triton, NumPy, ml_dtypes and pytest:
     python -m ci.run_here --report conformance/reports/h200.json
     python -m ci.run_here --tests          # the optimized package's own tests first
     python -m ci.run_here --gpu-tests      # its tests that need a GPU, and nothing else
-    python -m ci.run_here --modes conformance/reports/h200    # writes h200-graphed.json and so on
+    python -m ci.run_here --modes out/h200    # writes out/h200-graphed.json and so on
 
 Arguments it does not know go to ``python -m paged_mla_conformance``.
 """
