@@ -82,7 +82,9 @@ def test_a_report_names_the_machine_and_never_says_unknown():
     assert platform.system() in machine()["system"]
     assert machine()["processor"].endswith("cores")
     for subject in (SUBJECT, Subject("mine:create")):
-        assert "unknown" not in to_json(Report(subject).as_dict())
+        document = Report(subject).as_dict()
+        assert machine().items() <= document["environment"].items()
+        assert "unknown" not in to_json(document)
 
 
 def test_the_page_shows_notes_and_warnings():

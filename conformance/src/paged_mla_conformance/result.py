@@ -75,11 +75,10 @@ class Result:
         said["ms"] = round(self.ms, 1)
         if self.fails or self.outcome == "expected-failure":
             said |= {"rules": self.rules, "why": self.why, "checks": self.checks}
+            said["replay"] = self.replay
         for name in ("reason", "undeclared_core", "message", "note"):
             if value := getattr(self, name):
                 said[name] = value
-        if self.fails:
-            said["replay"] = self.replay
         if self.end != "returned":
             said["end"] = self.end
         return said

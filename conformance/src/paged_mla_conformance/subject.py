@@ -18,6 +18,24 @@ NOT_LOADED = "not loaded"
 _PACKAGES = ("numpy", "ml_dtypes", "torch", "triton", "pytest")
 
 
+def machine() -> dict[str, str]:
+    """Return the processor and the operating system."""
+    return {
+        "system": platform.platform(),
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+    }
+
+
+def _processor() -> str:
+    """Return the model of the processor where Linux says it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, models), platform.machine())
+
+
 @dataclass(frozen=True)
 class Subject:
     """A backend and a run's terms, as plain data.
@@ -43,7 +61,7 @@ class Subject:
     mode: str = NOT_LOADED
     device: str = NOT_LOADED
     capabilities: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=machine)
     dims: str = NOT_LOADED
     dtypes: list[str] = field(default_factory=list)
     dtypes_left_out: list[str] = field(default_factory=list)
@@ -76,24 +94,6 @@ class Subject:
             f"{self.name} {self.version} in mode {self.mode} on {self.device}, "
             f"dims {self.dims}, {'/'.join(self.dtypes)}, profile {self.profile}"
         )
-
-
-def machine() -> dict[str, str]:
-    """Return the processor and the operating system."""
-    return {
-        "system": platform.platform(),
-        "processor": f"{_processor()}, {os.cpu_count()} cores",
-    }
-
-
-def _processor() -> str:
-    """Return the model of the processor where Linux says it, else its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(filter(None, models), platform.machine())
 
 
 def versions() -> dict[str, str]:

@@ -180,7 +180,7 @@ mutant is a right backend asked for the schedules of a wrong engine. To see one 
 Reports are named `project#number` (issue or pull request), `project@commit` or `project@file`;
 "akin to" marks a report of something close to the mutant. The rules of a mutant are those it breaks
 and those by which it shows. It is asked only tests of what it does otherwise than a right backend,
-and no case that interpreters are spared for its size.
+and no case of production's size.
 """
 
 _KEY = [
