@@ -39,28 +39,36 @@ def test_what_random_configs_launch_is_compiled(launched, arch):
 LIST = """
 import json
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch, sample_of
-jobs = jobs_of_arch("sm90")
-heads = {}
-for job in jobs:
-    if job.kernel.fn.__name__.startswith("decode"):
-        tile = f"{job.kernel.fn.__name__} {job.constants.get('TILE_M', 64)}"
-        heads.setdefault(tile, set()).add(job.constants["num_heads"])
-sample = sample_of(jobs)
-print(json.dumps({
-    "jobs": len(jobs),
-    "names": len({job.name for job in jobs}),
-    "identities": len({job.identity for job in jobs}),
-    "kernels": sorted({job.kernel.fn.__name__ for job in jobs}),
-    "sample": len(sample),
-    "sampled": sorted({job.kernel.fn.__name__ for job in sample}),
-    "heads": {tile: sorted(found) for tile, found in heads.items()},
-}))
+
+
+def kernels(jobs):
+    return sorted({job.kernel.fn.__name__ for job in jobs})
+
+
+def facts(jobs):
+    heads, sample = {}, sample_of(jobs)
+    for job in jobs:
+        if job.kernel.fn.__name__.startswith("decode"):
+            tile = f"{job.kernel.fn.__name__} {job.constants.get('TILE_M', 64)}"
+            heads.setdefault(tile, set()).add(job.constants["num_heads"])
+    return {
+        "jobs": len(jobs),
+        "names": len({job.name for job in jobs}),
+        "identities": len({job.identity for job in jobs}),
+        "kernels": kernels(jobs),
+        "sample": len(sample),
+        "sampled": kernels(sample),
+        "heads": {tile: sorted(found) for tile, found in heads.items()},
+    }
+
+
+print(json.dumps({arch: facts(jobs_of_arch(arch)) for arch in ("sm80", "sm90")}))
 """
 
 
 @pytest.fixture(scope="module")
 def listed():
-    """What there is to compile for sm90."""
+    """What there is to compile for sm80 and for sm90."""
     done = run("-c", LIST)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -77,21 +85,25 @@ def test_every_number_of_heads_is_compiled_for_hopper(listed):
         "decode_tile_fp8_kernel 64": 128,
         "decode_tile_exact_kernel 64": 128,
     }
-    assert listed["heads"] == {t: list(range(1, n + 1)) for t, n in highest.items()}
+    assert listed["sm90"]["heads"] == {t: list(range(1, n + 1)) for t, n in highest.items()}
 
 
-def test_each_variant_is_compiled_once(listed):
-    assert listed["jobs"] == listed["names"] == listed["identities"]
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_each_variant_is_compiled_once(listed, arch):
+    found = listed[arch]
+    assert found["jobs"] == found["names"] == found["identities"]
 
 
-def test_a_sample_has_every_kernel(listed):
-    assert listed["sampled"] == listed["kernels"]
-    assert listed["sample"] < listed["jobs"] / 50
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_a_sample_has_every_kernel(listed, arch):
+    found = listed[arch]
+    assert found["sampled"] == found["kernels"]
+    assert found["sample"] < found["jobs"] / 50
 
 
 COMPILE_SOME = """
 from paged_mla_optimized.tools import aot
-jobs = [job for job in aot.jobs_of_arch("sm80") if job.name.startswith("merge-r")][:3]
+jobs = [job for job in aot.jobs_of_arch("sm80") if job.name.startswith("merge-r")]
 together = [usage for usage, _ in aot._compiled([("sm80", job) for job in jobs], 2)]
 assert together == [aot.compile_job(job, "sm80") for job in jobs]
 assert [usage.name for usage in together] == [job.name for job in jobs]
