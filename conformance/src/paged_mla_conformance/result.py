@@ -70,8 +70,9 @@ class Result:
         that a reader needs to find out why.
         """
         said: dict[str, Any] = {"test": self.test, "group": self.group, "outcome": self.outcome}
-        if self.worst is not None:
-            said["worst"] = float(f"{self.worst:.3g}")
+        worst = self.worst
+        if worst is not None:
+            said["worst"] = float(f"{worst:.3g}")
         said["ms"] = round(self.ms, 1)
         if self.fails or self.outcome == "expected-failure":
             said |= {"rules": self.rules, "why": self.why, "checks": self.checks}
