@@ -19,7 +19,7 @@ TOUCHED = (
     "decode or empty or merge or replay or layouts or metadata or append or split"
     " or queries-two-steps or layer-strided"
 )
-LONG = "33k or 66k or 16k or 300-rows or past-2-16"  # no convention depends on how much is asked
+LONG = "33k or 66k or 16k or 300-rows or past-2-16"  # no convention depends on how long a step is
 SPEAKERS = [
     ('lse = "base 2"', "base-2"),
     ('lse_layout = "[H, T]"\nmerge_lse_layout = "[H, T]"', "heads-first"),
