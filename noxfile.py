@@ -12,13 +12,13 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # `nox`, unlike `python -m nox`, leaves it out
 
-from ci.packages import PACKAGES
+from ci.packages import PACKAGES, ROOT
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "type", "isolation", "wheels", "tests"]
+nox.options.sessions = ["lint", "type", "wheels", "tests"]
 
 ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
@@ -52,74 +52,67 @@ def install(session: nox.Session, *packages: str) -> None:
     session.install("--no-compile", "-c", "constraints.txt", *packages)
 
 
-def install_packages(session: nox.Session, *names: str, extra: tuple[str, ...] = ()) -> None:
-    """Install distributions of this repository, editable, with what they need."""
-    wanted = [need for name in names for need in (*PACKAGES[name].needs, name)]
-    editable = [
-        part for name in dict.fromkeys(wanted) for part in ("-e", f"./{PACKAGES[name].folder}")
-    ]
-    install(session, *editable, *extra)
+def install_editable(session: nox.Session, extra: str = "", *packages: str) -> None:
+    """Install this repository, editable, with an extra of it and further packages."""
+    install(session, "-e", f".[{extra}]" if extra else ".", *packages)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Format, lint, import direction, equal versions, rules that nothing asks or holds."""
-    install_packages(session, "reference", extra=("ruff",))
+    """Check format, lint, directions of imports, links, and that each rule is asked and held."""
+    install_editable(session, "", "ruff")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
-    session.run("python", "-m", "ci.check_versions")
     session.run("python", "-m", "ci.check_rules")
     session.run("python", "-m", "ci.check_links")
 
 
 @nox.session(name="type")
 def type_(session: nox.Session) -> None:
-    """Check types strictly, all but Triton kernel bodies."""
-    install_packages(session, *PACKAGES, extra=("mypy", "nox", "hypothesis"))
+    """Check types strictly, except in the bodies of Triton kernels."""
+    install_editable(session, "conformance,optimized", "mypy", "nox")
     sources = [package.source for package in PACKAGES.values()]
     session.run("mypy", *sources, "noxfile.py", "ci")
 
 
 @nox.session(reuse_venv=False)
 @nox.parametrize(
-    "packages",
+    "extras",
     [
-        nox.param(("shared", "reference", "conformance", "adapters"), id="suite"),
-        nox.param(("optimized",), id="optimized"),
+        nox.param(("", "conformance"), id="suite"),
+        nox.param(("optimized", "transformers", "all"), id="kernels"),
     ],
 )
-def isolation(session: nox.Session, packages: tuple[str, ...]) -> None:
-    """Install distributions with only what they may need, and import every module of each.
+def wheels(session: nox.Session, extras: tuple[str, ...]) -> None:
+    """Build the wheel, install it with one extra after the other, and import what each brings.
 
-    Each is asked before the next one, which may need it, is there.
+    The suite is installed a second time, from the repository's git URL, and gives a quick verdict.
     """
-    for package in packages:
-        extra = ("hypothesis",) if package == "conformance" else ()  # its extra "fuzz"
-        install_packages(session, package, extra=extra)
-        session.run("python", "-m", "ci.check_isolation", package)
-
-
-@nox.session
-def wheels(session: nox.Session) -> None:
-    """Build each distribution, and look for what a stranger needs of it."""
-    session.install("pip")
-    session.run("python", "-m", "ci.check_wheels")
+    install(session, "pip")
+    folder = session.create_tmp()
+    session.run("python", "-m", "ci.check_wheels", folder)
+    [wheel] = Path(folder).glob("*.whl")
+    for extra in extras:
+        install(session, f"paged-mla[{extra}] @ {wheel.resolve().as_uri()}")
+        session.run("python", "-m", "ci.check_isolation", extra)
+    if "conformance" in extras:
+        url = f"git+{ROOT.resolve().as_uri()}"
+        install(session, "--reinstall-package", "paged-mla", f"paged-mla[conformance] @ {url}")
+        session.run("paged-mla", "conformance", "--quick", "--workers", "1")
 
 
 @nox.session
 @nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
 def tests(session: nox.Session, package: str) -> None:
-    """Run the tests of one distribution."""
+    """Run the tests of one package."""
     extra = ("pytest", "pytest-xdist", "hypothesis", "jsonschema")
-    install_packages(session, package, extra=extra)
+    install_editable(session, PACKAGES[package].extra, *extra)
     session.run(
         *("pytest", f"{PACKAGES[package].folder}/tests", "--numprocesses=auto"),
         *session.posargs,
         env={"OMP_NUM_THREADS": "1"},  # a process for each core already
     )
-    if package == "optimized" and not session.posargs:  # the suite judges what is drawn there
-        install_packages(session, "conformance")
-        session.run("pytest", "optimized/tests/test_gpu_fuzz.py")
+    if package == "optimized" and not session.posargs:
         install(session, TRANSFORMERS[-1])  # every model in one engine, prompts whole
         session.run("pytest", "optimized/tests_engines", "-k", "one_piece", env=INTERPRETER)
 
@@ -148,7 +141,7 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
     parser = argparse.ArgumentParser(prog="nox -s compile --")
     parser.add_argument("--triton", help="another Triton than the pinned one")
     options, rest = parser.parse_known_args(session.posargs)
-    install_packages(session, "optimized")
+    install_editable(session, "optimized")
     if options.triton:
         session.install(f"triton=={options.triton}")
     Path("out").mkdir(exist_ok=True)
@@ -166,7 +159,7 @@ def compile_sample(session: nox.Session) -> None:
 
     The oldest Triton that is allowed compiles them. Tests use the pinned one.
     """
-    install_packages(session, "optimized")
+    install_editable(session, "optimized")
     session.install(f"triton=={TRITONS[0]}")
     session.run(
         *("python", "-m", "paged_mla_optimized.tools.aot", "--arch", *ARCHS, "--sample"),
@@ -178,7 +171,7 @@ def compile_sample(session: nox.Session) -> None:
 @nox.parametrize("version", [nox.param(v, id=v) for v in TRITONS])
 def triton(session: nox.Session, version: str) -> None:
     """Hold launches and kernels of each kind against another Triton, and its interpreter."""
-    install_packages(session, "optimized", extra=("pytest", "pytest-xdist"))
+    install_editable(session, "optimized", "pytest", "pytest-xdist")
     session.install(f"triton=={version}")
     session.run(
         *("pytest", "optimized/tests/test_launch.py", "optimized/tests/test_aot.py"),
@@ -193,7 +186,7 @@ def triton(session: nox.Session, version: str) -> None:
 def modes(session: nox.Session) -> None:
     """Ask every mode of the Triton backend: the suite on a GPU, else a few cases of each."""
     on_gpu = _on_gpu(session, "auto")
-    install_packages(session, *PACKAGES)
+    install_editable(session, "conformance,optimized")
     Path("out").mkdir(exist_ok=True)
     chosen = () if on_gpu or session.posargs else ("-k", " or ".join(OF_EVERY_MODE))
     session.run(
@@ -207,10 +200,10 @@ def fuzz(session: nox.Session) -> None:
     """Search for schedules that break a backend. Options: --device, --backend, the search's own."""
     options, rest = _device_options(session)
     on_gpu = _on_gpu(session, options.device)
-    install_packages(session, *PACKAGES, extra=("hypothesis",))
+    install_editable(session, "conformance,optimized")
     Path("out").mkdir(exist_ok=True)
     session.run(
-        *("python", "-m", "paged_mla_conformance.fuzz", "--backend", options.backend),
+        *("paged-mla", "fuzz", "--backend", options.backend),
         *("--folder", "out", *rest),
         env={} if on_gpu else INTERPRETER,
     )
@@ -219,7 +212,7 @@ def fuzz(session: nox.Session) -> None:
 @nox.session(default=False)
 def misuse(session: nox.Session) -> None:
     """Give every public call what tensors and arguments may hold, legal and not; for 120 s."""
-    install_packages(session, "optimized", "adapters", extra=("hypothesis",))
+    install_editable(session, "conformance,optimized")
     session.run("python", "optimized/tests_misuse", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
@@ -234,11 +227,9 @@ def engines(session: nox.Session, engine: str) -> None:
     serves = name in {"vllm", "sglang"}
     needed = "optimized/tests_engines" if name == "transformers" else "optimized/tests/engines"
     if serves:
-        folders = ("shared", "reference", "optimized")
-        editable = [part for name in folders for part in ("-e", f"./{PACKAGES[name].folder}")]
-        session.install(*editable, "pytest", engine)
+        session.install("-e", ".[optimized]", "pytest", engine)
     else:
-        install_packages(session, "reference", "optimized", extra=("pytest",))
+        install_editable(session, "optimized", "pytest")
         if engine != RECORDED:
             session.install(engine)
     session.run("pytest", needed, *session.posargs, env=INTERPRETER)
@@ -249,7 +240,7 @@ def engines(session: nox.Session, engine: str) -> None:
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Put every known way of being wrong to the suite; one that survives is an error."""
-    install_packages(session, "conformance")
+    install_editable(session, "conformance")
     page = () if session.posargs else ("--page", "conformance/docs/mutants.md")
     session.run("python", "-m", "paged_mla_conformance.mutants", *page, *session.posargs)
 
@@ -257,7 +248,7 @@ def mutants(session: nox.Session) -> None:
 @nox.session(default=False)
 def explained(session: nox.Session) -> None:
     """Explain dumps of mutants, single faults and right steps, and count what is right."""
-    install_packages(session, "conformance")
+    install_editable(session, "conformance")
     page = () if session.posargs else ("--page", "conformance/docs/explained.md")
     session.run("python", "-m", "paged_mla_conformance.explained", *page, *session.posargs)
 
@@ -265,7 +256,7 @@ def explained(session: nox.Session) -> None:
 @nox.session(default=False)
 def source_mutation(session: nox.Session) -> None:
     """Change the sources one token at a time; what no test notices needs a reason in a file."""
-    install_packages(session, *PACKAGES, extra=("cosmic-ray", "hypothesis"))
+    install_editable(session, "conformance,optimized", "cosmic-ray")
     session.run("python", "-m", "ci.source_mutation", *session.posargs)
 
 
@@ -278,10 +269,10 @@ def _device_options(session: nox.Session) -> tuple[argparse.Namespace, list[str]
 
 def _run_suite(session: nox.Session, device: str, backend: str, rest: list[str]) -> None:
     on_gpu = _on_gpu(session, device)
-    install_packages(session, *PACKAGES)
+    install_editable(session, "conformance,optimized")
     Path("out").mkdir(exist_ok=True)
     session.run(
-        *("python", "-m", "paged_mla_conformance", "--backend", backend),
+        *("paged-mla", "conformance", "--backend", backend),
         *("--workers", "0" if on_gpu else "auto", "--report", "out/conformance.json", *rest),
         env={} if on_gpu else INTERPRETER,
     )

@@ -1,8 +1,6 @@
-"""Import every module of one installed distribution; forbidden packages must be absent.
+"""Import every module of the installed wheel that an extra of it is to bring.
 
-Adapters wait for their engine: ``nox -s engines`` imports them.
-
-Usage: ``python -m ci.check_isolation NAME``, as in ``ci/packages.py``
+Usage: ``python -m ci.check_isolation EXTRA``, with "" for the distribution without an extra
 """
 
 from __future__ import annotations
@@ -13,37 +11,44 @@ import os
 import pkgutil
 import sys
 
-from ci.packages import PACKAGES, Package
+from ci.packages import EXTRAS, PACKAGES, ROOT
+
+ENGINES = {"vllm", "sglang", "transformers"}  # `nox -s engines` imports what is for them
 
 
-def main(package: Package) -> int:
-    """Return 0 when every module imports and nothing forbidden is there."""
-    present = [name for name in package.forbidden if importlib.util.find_spec(name)]
+def main(extra: str) -> int:
+    """Return 0 when every module imports and nothing is installed that should be absent."""
+    names, absent = EXTRAS[extra]
+    present = [name for name in absent if importlib.util.find_spec(name)]
     if present:
-        print(f"{package.name}: {present} should not be installed beside it")
+        print(f"[{extra}] installs {present}, which it should not need")
         return 1
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    root = importlib.import_module(package.module)
-    names = [m.name for m in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")]
-    waiting = [name for name in names if not _imports(name, package)]
-    print(f"{package.name}: {len(names) - len(waiting)} modules import alone")
-    if waiting:
-        print(f"{package.name}: {waiting} wait for an engine")
+    for name in names:
+        root = importlib.import_module(PACKAGES[name].module)
+        place = str(root.__file__)
+        if place.startswith(str(ROOT)) and "site-packages" not in place:
+            print(f"{root.__name__} comes from {place} and not from the wheel")
+            return 1
+        modules = [m.name for m in pkgutil.walk_packages(root.__path__, f"{root.__name__}.")]
+        waiting = [module for module in modules if not _imports(module)]
+        print(f"[{extra}] {name}: {len(modules) - len(waiting)} modules import", end="")
+        print(f", {len(waiting)} wait for an engine" if waiting else "")
     return 0
 
 
-def _imports(name: str, package: Package) -> bool:
-    """Import a module; return False where it is for an engine that is not there."""
+def _imports(name: str) -> bool:
+    """Import a module; return False where it is for an engine that is not installed."""
     if name.endswith("__main__"):
         return True
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in package.engines:
+        if (error.name or "").split(".")[0] in ENGINES:
             return False
         raise
     return True
 
 
 if __name__ == "__main__":
-    sys.exit(main(PACKAGES[sys.argv[1]]))
+    sys.exit(main(sys.argv[1]))

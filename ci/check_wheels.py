@@ -1,8 +1,9 @@
-"""Each distribution is built once, and its wheel holds what a stranger needs of it.
+"""Build the wheel, and compare what it holds with what users need of it.
 
-Every file of its package, ``py.typed`` and the license are in the wheel; its metadata name the
-license, keywords and classifiers; and its README, which becomes the description, links nothing
-outside of the distribution.
+It has every module of every package but the laboratory, ``py.typed``, the license and the metadata
+that package indexes show. The version is written in one file.
+
+Usage: ``python -m ci.check_wheels FOLDER``, which keeps the wheel there
 """
 
 from __future__ import annotations
@@ -11,47 +12,53 @@ import email
 import re
 import subprocess
 import sys
-import tempfile
+import tomllib
 import zipfile
 from pathlib import Path
 
-from ci.packages import PACKAGES, ROOT, Package
+from ci.packages import PACKAGES, ROOT
 
 REQUIRED = ("License-Expression", "License-File", "Keywords", "Classifier", "Requires-Python")
-LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+LABORATORY = re.compile(r"/(tools|explained|planted|tests|bench/reports)/")
+VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
 
-def main() -> int:
-    """Return 0 when nothing is missing from any wheel."""
-    faults = [fault for package in PACKAGES.values() for fault in faults_of(package)]
-    print("\n".join(faults) or f"{len(PACKAGES)} wheels, nothing missing")
+def main(folder: str) -> int:
+    """Return 0 when nothing is missing and nothing is too much."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder]
+    subprocess.run([*command, str(ROOT)], check=True)
+    [wheel] = Path(folder).glob("paged_mla-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        found = {member: archive.read(member) for member in archive.namelist()}
+    faults = faults_of(found)
+    lines = sum(text.count(b"\n") for name, text in found.items() if name.endswith(".py"))
+    size = f"{wheel.stat().st_size / 2**20:.1f} MiB, {lines:,} lines of Python"
+    print("\n".join(faults) or f"{wheel.name}: {size}, nothing missing")
     return 1 if faults else 0
 
 
-def faults_of(package: Package) -> list[str]:
-    """Return what is wrong with one distribution, one phrase each."""
-    folder, name = ROOT / package.folder, package.module
-    with tempfile.TemporaryDirectory() as built:
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", built]
-        subprocess.run([*command, str(folder)], check=True)
-        [wheel] = Path(built).glob(f"{name}-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            found = {member: archive.read(member) for member in archive.namelist()}
+def faults_of(found: dict[str, bytes]) -> list[str]:
+    """Return what is wrong with the content of a wheel, one phrase each."""
+    wanted = {"paged_mla/py.typed"}
+    for package in PACKAGES.values():
+        source = ROOT / package.source
+        files = [path for path in (source / package.module).rglob("*") if path.is_file()]
+        names = {str(p.relative_to(source)) for p in files if "__pycache__" not in p.parts}
+        wanted |= {name for name in names if not LABORATORY.search(f"/{name}")}
+        wanted.add(f"{package.module}/py.typed")
+    faults = [f"not in the wheel: {name}" for name in sorted(wanted - found.keys())]
+    faults += [f"belongs in no wheel: {name}" for name in found if LABORATORY.search(f"/{name}")]
     [info] = {member.partition("/")[0] for member in found if ".dist-info/" in member}
-    source = ROOT / package.source
-    files = [path for path in (source / name).rglob("*") if path.is_file()]
-    wanted = {str(p.relative_to(source)) for p in files if "__pycache__" not in p.parts}
-    faults = [f"not in the wheel: {file}" for file in sorted(wanted - found.keys())]
-    faults += [f"no {file}" for file in {f"{name}/py.typed"} - found.keys()]
     if found.get(f"{info}/licenses/LICENSE") != (ROOT / "LICENSE").read_bytes():
         faults.append("its LICENSE is not that of the project")
     metadata = email.message_from_bytes(found[f"{info}/METADATA"])
     faults += [f"no {field} in its metadata" for field in REQUIRED if field not in metadata]
-    for target in LINK.findall((folder / "README.md").read_text()):
-        if not (folder / target).resolve().is_relative_to(folder):
-            faults.append(f"README.md links {target}, outside of the distribution")
-    return [f"{package.name}: {fault}" for fault in faults]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]
+    written = [name for name, text in found.items() if VERSION.search(text.decode(errors="ignore"))]
+    if written != [project["path"].removeprefix("shared/src/")]:
+        faults.append(f"the version is written in {written}")
+    return faults
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

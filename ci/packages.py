@@ -1,4 +1,4 @@
-"""The distributions of this repository, each after those that it needs."""
+"""The import packages of this repository, each after those that it imports."""
 
 from __future__ import annotations
 
@@ -10,69 +10,46 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Package:
-    """One distribution: ``paged-mla-<name>`` to install, ``paged_mla_<name>`` to import.
+    """One import package.
 
     Parameters
     ----------
     name : str
+        What it is called in commands, as in ``nox -s "tests(reference)"``.
+    module : str
+        What is imported.
     folder : str
-        Where its ``pyproject.toml``, ``src`` and ``tests`` are, from the root.
-    needs : tuple of str
-        Names of the distributions to install before it.
-    forbidden : tuple of str
-        What may not be installed when its modules are imported alone.
-    engines : tuple of str
-        What some of its modules adapt to, and are imported by alone.
+        Where its ``tests`` are, from the root.
+    source : str
+        Where the module is, from the root.
+    extra : str
+        The extra of the distribution that brings what its tests need; "" for none.
     """
 
     name: str
+    module: str
     folder: str
-    needs: tuple[str, ...]
-    forbidden: tuple[str, ...]
-    engines: tuple[str, ...] = ()
+    source: str
+    extra: str
 
-    @property
-    def module(self) -> str:
-        """What is imported."""
-        return f"paged_mla_{self.name}"
 
-    @property
-    def source(self) -> str:
-        """Where that lies, from the root."""
-        return f"{self.folder}/src"
+def _package(name: str, folder: str, extra: str) -> Package:
+    return Package(name, f"paged_mla_{name}", folder, f"{folder}/src", extra)
 
 
 _ALL = (
-    Package(
-        "shared",
-        "shared",
-        needs=(),
-        forbidden=("torch", "triton", "pytest", "paged_mla_reference", "paged_mla_optimized"),
-    ),
-    Package(
-        "reference",
-        "reference",
-        needs=("shared",),
-        forbidden=("torch", "triton", "pytest", "paged_mla_optimized", "paged_mla_conformance"),
-    ),
-    Package(
-        "optimized",
-        "optimized",
-        needs=("shared",),
-        forbidden=("pytest", "paged_mla_reference", "paged_mla_conformance"),
-        engines=("vllm", "sglang", "transformers"),
-    ),
-    Package(
-        "conformance",
-        "conformance",
-        needs=("shared", "reference"),
-        forbidden=("torch", "triton", "paged_mla_optimized"),
-    ),
-    Package(
-        "adapters",
-        "conformance/adapters",
-        needs=("shared", "reference", "conformance"),
-        forbidden=("paged_mla_optimized",),
-    ),
+    _package("shared", "shared", ""),
+    _package("reference", "reference", ""),
+    _package("optimized", "optimized", "optimized"),
+    _package("conformance", "conformance", "conformance"),
+    _package("adapters", "conformance/adapters", "all"),
+    Package("facade", "paged_mla", ".", "src", "all"),
 )
 PACKAGES = {package.name: package for package in _ALL}
+EXTRAS = {  # with each extra of the distribution: packages that import, and what stays absent
+    "": (("shared", "reference", "facade"), ("torch", "triton", "pytest", "hypothesis")),
+    "conformance": (("shared", "reference", "conformance", "facade"), ("torch", "triton")),
+    "optimized": (("shared", "reference", "optimized", "facade"), ("pytest", "transformers")),
+    "transformers": (("optimized",), ("pytest",)),
+    "all": (tuple(PACKAGES), ("vllm", "sglang")),
+}

@@ -7,7 +7,7 @@ For machines that already have torch, Triton, NumPy, ml_dtypes and pytest:
     python -m ci.run_here --gpu-tests      # its tests that need a GPU, and nothing else
     python -m ci.run_here --modes out/h200    # writes out/h200-graphed.json and so on
 
-Arguments it does not know go to ``python -m paged_mla_conformance``.
+Arguments it does not know go to ``paged-mla conformance``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
     paths = [str(ROOT / package.source) for package in PACKAGES.values()]
     paths += filter(None, [os.environ.get("PYTHONPATH")])  # what the caller adds stays
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    suite = ["-m", "paged_mla_conformance", "--backend", options.backend or BACKEND, *rest]
+    suite = ["-m", "paged_mla", "conformance", "--backend", options.backend or BACKEND, *rest]
     commands = [suite]
     if options.gpu_tests:
         alone = ["-p", "no:benchmark"]  # a plugin that warns beside xdist, and warnings are errors
@@ -82,7 +82,7 @@ def main() -> int:
 def suite_of(mode: str, prefix: str, rest: list[str]) -> list[str]:
     """Return the command that asks one mode, and writes its report."""
     backend = ("--backend", f"paged_mla_optimized.backend.modes:{mode}", "--profile", MODES[mode])
-    return ["-m", "paged_mla_conformance", *backend, "--report", f"{prefix}-{mode}.json", *rest]
+    return ["-m", "paged_mla", "conformance", *backend, "--report", f"{prefix}-{mode}.json", *rest]
 
 
 if __name__ == "__main__":

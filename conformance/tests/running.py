@@ -22,7 +22,7 @@ def start_suite(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     """Start the suite; the backends beside this file can be imported."""
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
-        [sys.executable, "-m", "paged_mla_conformance", *arguments],
+        [sys.executable, "-m", "paged_mla", "conformance", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

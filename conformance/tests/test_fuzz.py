@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paged_mla_conformance.fuzz import steps
-from paged_mla_conformance.fuzz.__main__ import main, replay
+from paged_mla_conformance.fuzz.command import main, replay
 from paged_mla_conformance.fuzz.corpus import corpus_files, load_case, save_case
 from paged_mla_conformance.fuzz.machine import REPLAY_FILE
 from paged_mla_conformance.fuzz.sweep import Sweep

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.fuzz.__main__ import main
+from paged_mla_conformance.fuzz.command import main
 from paged_mla_conformance.fuzz.corpus import load_case
 from paged_mla_conformance.fuzz.production import WAYS, production_case
 from paged_mla_conformance.fuzz.shrink import shrunk

@@ -37,7 +37,7 @@ def test_the_backend_of_the_page_is_right(
     [code] = re.findall(r"```python\n(.+?)```", YOURS, re.DOTALL)
     (tmp_path / "my_mla.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    [command] = re.findall(r"^python -m paged_mla_conformance (.+)$", YOURS, re.MULTILINE)
+    [command] = re.findall(r"^paged-mla conformance (.+)$", YOURS, re.MULTILINE)
     done = run_suite(*command.split(), "--only", case)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": 1 passed, " in done.stdout
@@ -48,7 +48,7 @@ def test_the_verdict_is_the_one_of_the_page(tmp_path: Path, monkeypatch: pytest.
     [code] = re.findall(r"```python\n(.+?)```", YOURS, re.DOTALL)
     (tmp_path / "my_mla.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    [command] = re.findall(r"^python -m paged_mla_conformance (.+)$", YOURS, re.MULTILINE)
+    [command] = re.findall(r"^paged-mla conformance (.+)$", YOURS, re.MULTILINE)
     [promised] = re.findall(r"^- `(CONFORMANT.+) \.\.\.`, exit status 0", YOURS, re.MULTILINE)
     done = run_suite(*command.split())
     assert last_line(done.stdout).startswith(promised)

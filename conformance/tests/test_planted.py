@@ -21,7 +21,7 @@ def _ask(factory: str, test: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     backend = ("--backend", f"planted.{factory}", "--only", test)
     return subprocess.run(
-        [sys.executable, "-m", "paged_mla_conformance", *backend],
+        [sys.executable, "-m", "paged_mla", "conformance", *backend],
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("paged_mla_conformance", reason="nox -s tests has it in a run of its own")
 sys.path.append(str(Path(__file__).parents[1] / "tests_gpu" / "fuzz"))  # started processes get it
 
 from asking import ask

@@ -10,7 +10,7 @@ import torch
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import PagedMla, record
-from paged_mla_optimized.__main__ import main
+from paged_mla_optimized.commands.taps import main
 from paged_mla_optimized.inspect import taps
 from paged_mla_optimized.kernels.portable import attend
 from paged_mla_shared.dump import Dump, load_dump
@@ -33,7 +33,7 @@ def dump(tmp_path: Path) -> Path:
 def test_scores_and_parts_are_those_of_the_keys(dump: Path, tmp_path: Path):
     """S-5, S-7, S-8: every key once; each part's numbers follow from its scores."""
     path = tmp_path / "taps.safetensors"
-    arguments = ["taps", str(dump), "--token", str(TOKEN), "--head", str(HEAD), "--out", str(path)]
+    arguments = [str(dump), "--token", str(TOKEN), "--head", str(HEAD), "--out", str(path)]
     assert main(arguments) == 0
     found, given = load_taps(path), load_dump(dump).arrays
     assert (found.token, found.head) == (TOKEN, HEAD)
@@ -86,7 +86,7 @@ def test_a_dump_without_a_cache(dump: Path, capsys: pytest.CaptureFixture[str]):
     some = {name: x for name, x in whole.arrays.items() if name != "cache_after"}
     with pytest.raises(InvalidArgument, match="no cache_after"):
         taps.taps_of(Dump(problem=whole.problem, arrays=some), 0, 0)
-    assert main(["taps", str(dump.parent / "none"), "--token", "0", "--out", "x"]) == 2
+    assert main([str(dump.parent / "none"), "--token", "0", "--out", "x"]) == 2
     assert "taps:" in capsys.readouterr().err
 
 

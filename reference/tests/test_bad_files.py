@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_reference.__main__ import main
+from paged_mla_reference.simulator.command import main
 from paged_mla_reference.simulator.request_log import load_log
 from paged_mla_reference.simulator.scenario import load_scenario, save_scenario
 from paged_mla_reference.simulator.scenarios import core_scenario
@@ -235,7 +235,7 @@ def test_a_bad_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: 
     """S-19: what is no report of the suite is named, and no page is written."""
     report, page = tmp_path / "mla.json", tmp_path / "page.html"
     report.write_text(text)
-    assert main(["simulate", "chunks", "--html", str(page), "--report", str(report)]) == 2
+    assert main(["chunks", "--html", str(page), "--report", str(report)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert str(report) in line
     assert not page.exists()
@@ -247,7 +247,7 @@ def test_a_report_of_another_trace(tmp_path: Path, capsys: pytest.CaptureFixture
     report, page = tmp_path / "mla.json", tmp_path / "page.html"
     message = f"trace chunky, step {step}, rank 0"
     report.write_text(json.dumps({"results": [{"test": "a", "message": message}]}))
-    assert main(["simulate", "chunks", "--html", str(page), "--report", str(report)]) == 0
+    assert main(["chunks", "--html", str(page), "--report", str(report)]) == 0
     assert "nothing is marked" in capsys.readouterr().out
 
 
@@ -265,7 +265,7 @@ IDLE = {
 @pytest.mark.parametrize("arguments", IDLE.values(), ids=IDLE)
 def test_an_option_without_effect_is_refused(arguments, capsys: pytest.CaptureFixture[str]):
     """S-19: an option that nothing reads is a misunderstanding."""
-    assert main(["simulate", *arguments]) == 2
+    assert main([*arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "only with --" in line
 
@@ -285,7 +285,7 @@ BAD_OPTIONS = {
 def test_a_bad_option(arguments, capsys: pytest.CaptureFixture[str]):
     """S-19: argparse names the option."""
     with pytest.raises(SystemExit) as caught:
-        main(["simulate", *arguments])
+        main([*arguments])
     assert caught.value.code == 2
     assert "argument" in capsys.readouterr().err
 
@@ -295,7 +295,7 @@ def test_an_engine_too_large(tmp_path: Path, option: str, capsys: pytest.Capture
     """S-19: no size of an engine takes the memory of the machine."""
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps(GOOD_LINE))
-    assert main(["simulate", "--log", str(log), option]) == 2
+    assert main(["--log", str(log), option]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -304,5 +304,5 @@ def test_a_log_that_the_engine_cannot_hold(tmp_path: Path, capsys: pytest.Captur
     log = tmp_path / "log.jsonl"
     log.write_text(f"{json.dumps(GOOD_LINE)}\n{json.dumps(GOOD_LINE | {'prompt_len': 999})}\n")
     options = ["--block-size", "16", "--num-blocks", "9"]
-    assert main(["simulate", "--log", str(log), *options]) == 2
+    assert main(["--log", str(log), *options]) == 2
     assert f"{log}: requests[1]: got 1001 tokens" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from dumped import case, dumped
 
-from paged_mla_reference.__main__ import main
+from paged_mla_reference.debug.command import main
 from paged_mla_reference.debug.explanation import explain
 from paged_mla_reference.debug.maps import maps_of
 from paged_mla_reference.debug.page import render
@@ -37,7 +37,7 @@ def wrong(tmp_path: Path) -> Path:
 
 def test_a_terminal_is_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
     """The verdict, the rule's text, the cause with its report, and where."""
-    assert main(["explain", str(wrong)]) == 1
+    assert main([str(wrong)]) == 1
     said = capsys.readouterr().out
     assert "S-5 is broken in out" in said
     assert "causal-mask-is-top-left" in said
@@ -49,13 +49,13 @@ def test_a_terminal_is_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
 def test_a_right_step_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """As a check in a script."""
     save_dump(dumped(), tmp_path / "right.safetensors")
-    assert main(["explain", str(tmp_path / "right.safetensors")]) == 0
+    assert main([str(tmp_path / "right.safetensors")]) == 0
     assert "No rule is broken." in capsys.readouterr().out
 
 
 def test_machines_are_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
     """JSON, and nothing else."""
-    assert main(["explain", str(wrong), "--json"]) == 1
+    assert main([str(wrong), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["version"] == 1
     assert document["hypotheses"][0]["links"]["vllm#26042"].startswith("https://github.com/")
@@ -71,7 +71,7 @@ def test_files_that_are_no_dump(
     """An error on one line, and no trace of Python."""
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
-    assert main(["explain", str(path)]) == 2
+    assert main([str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("explain: ")
     assert error.count("\n") == 1
@@ -83,7 +83,7 @@ def test_a_browser_opens_the_page(wrong: Path, tmp_path: Path):
     if BROWSER is None:
         pytest.skip("no chromium and no google-chrome on the path: the page is not opened")
     page = tmp_path / "page.html"
-    assert main(["explain", str(wrong), "--html", str(page)]) == 1
+    assert main([str(wrong), "--html", str(page)]) == 1
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -109,9 +109,9 @@ def test_a_picture_needs_matplotlib(
 ):
     """It is drawn, or the error says what to install."""
     picture = tmp_path / "x.png"
-    status = main(["explain", str(wrong), "--png", str(picture)])
+    status = main([str(wrong), "--png", str(picture)])
     if status == 2:
-        assert "pip install 'paged-mla-reference[pictures]'" in capsys.readouterr().err
+        assert "pip install 'paged-mla[pictures]'" in capsys.readouterr().err
     else:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -136,7 +136,7 @@ def test_a_step_of_unknown_trees_is_told(tmp_path: Path, capsys: pytest.CaptureF
     trees = case((Row(37, 5), Row(70, 3)), mask=Mask.TREE)
     save_dump(dumped(of=trees, without=("mask",)), tmp_path / "x.safetensors")
     page = tmp_path / "x.html"
-    assert main(["explain", str(tmp_path / "x.safetensors"), "--html", str(page)]) == 0
+    assert main([str(tmp_path / "x.safetensors"), "--html", str(page)]) == 0
     assert "the dump has no mask" in capsys.readouterr().out
     assert page.exists()
 
@@ -169,7 +169,7 @@ def test_a_trace_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """S-5: by the same command."""
     path = tmp_path / "x.safetensors"
     save_dump(dumped(), path)
-    assert main(["explain", str(path), "--token", "4", "--head", "1", "--splits", "2"]) == 0
+    assert main([str(path), "--token", "4", "--head", "1", "--splits", "2"]) == 0
     said = capsys.readouterr().out
     assert "token 4, head 1: row 3, position 129, sees 130 keys" in said
     assert "0 to 64" in said
@@ -182,7 +182,7 @@ def test_machines_are_told_a_trace(odd: float, tmp_path: Path, capsys: pytest.Ca
     dump.arrays["out"][4, 1, 0], dump.arrays["lse"][4, 1] = odd, odd
     save_dump(dump, tmp_path / "x.safetensors")
     arguments = [str(tmp_path / "x.safetensors"), "--token", "4", "--head", "1", "--json"]
-    assert main(["explain", *arguments]) == 0
+    assert main([*arguments]) == 0
     said = capsys.readouterr().out
     document = json.loads(said, parse_constant=pytest.fail)
     assert (document["actual_out"][0], document["actual_lse"]) == (None, None)
@@ -205,7 +205,7 @@ def test_options_without_effect_are_refused(
     """S-20: nothing that was asked for is left out in silence."""
     path = tmp_path / "x.safetensors"
     save_dump(dumped(), path)
-    assert main(["explain", str(path), *arguments]) == 2
+    assert main([str(path), *arguments]) == 2
     said = capsys.readouterr().err
     assert needs in said
     assert "here it has no effect" in said

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from dumped import dumped
 
-from paged_mla_reference.__main__ import main
 from paged_mla_reference.debug.beside import beside
+from paged_mla_reference.debug.command import main
 from paged_mla_reference.debug.trace import trace_of
 from paged_mla_shared.dump import Dump, save_dump
 from paged_mla_shared.errors import InvalidArgument
@@ -44,7 +44,7 @@ def test_a_right_kernel_differs_by_rounding(tmp_path: Path, capsys: pytest.Captu
     dump = dumped()
     save_dump(dump, tmp_path / "dump")
     save_taps(tapped(dump), tmp_path / "taps")
-    assert main(["explain", str(tmp_path / "dump"), "--taps", str(tmp_path / "taps")]) == 0
+    assert main([str(tmp_path / "dump"), "--taps", str(tmp_path / "taps")]) == 0
     said = capsys.readouterr().out
     assert "token 4, head 2: row 3, position 129" in said
     assert "64 to 129" in said
@@ -67,7 +67,7 @@ def test_a_key_that_the_kernel_did_not_see_comes_first(
     assert "nan" in lines[3]
     save_dump(dump, tmp_path / "dump")
     save_taps(tapped(dump, lacking=77), tmp_path / "taps")
-    arguments = ["explain", str(tmp_path / "dump"), "--taps", str(tmp_path / "taps"), "--json"]
+    arguments = [str(tmp_path / "dump"), "--taps", str(tmp_path / "taps"), "--json"]
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["scores"]["77"]["tapped"] is None
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dumped import case, changed, dumped
 
-from paged_mla_reference.__main__ import main
+from paged_mla_reference.debug.command import main
 from paged_mla_reference.debug.explanation import explain
 from paged_mla_reference.debug.together import Together, together
 from paged_mla_shared.cases import Row
@@ -84,11 +84,11 @@ def saved(folder: Path, *dumps: Dump) -> list[str]:
 def test_the_command_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A terminal reads each verdict and the shared cause; a machine reads the same."""
     paths = saved(tmp_path, dumped(NAME, of=ALIKE), dumped(NAME, of=APART))
-    assert main(["explain", *paths]) == 1
+    assert main([*paths]) == 1
     said = capsys.readouterr().out
     assert f"2. {paths[1]}: S-5 is broken in out" in " ".join(said.split())
     assert f"Matches all 2 dumps: {NAME}" in said
-    assert main(["explain", *paths, "--json"]) == 1
+    assert main([*paths, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["hypotheses"][0]["name"] == NAME
     assert document["hypotheses"][0]["left"] == [0, 0]
@@ -97,14 +97,14 @@ def test_the_command_takes_several(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_right_steps_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Nothing is broken in any."""
-    assert main(["explain", *saved(tmp_path, dumped(), dumped())]) == 0
+    assert main([*saved(tmp_path, dumped(), dumped())]) == 0
     assert "No rule is broken in any of them." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--html=x", "--png=x", "--token=0", "--head=1"])
 def test_pictures_are_of_one_dump(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Refused before anything is written."""
-    assert main(["explain", *saved(tmp_path, dumped(), dumped()), option]) == 2
+    assert main([*saved(tmp_path, dumped(), dumped()), option]) == 2
     assert "only with one dump" in capsys.readouterr().err
 
 
@@ -113,5 +113,5 @@ def test_the_file_that_is_refused_is_named(tmp_path: Path, capsys: pytest.Captur
     outside = changed(dumped(), block_ids=dumped().arrays["block_ids"] + 1000)
     paths = saved(tmp_path, dumped(), outside)
     for arguments in (paths, paths[1:], [paths[1], "--token=0"]):
-        assert main(["explain", *arguments]) == 2
+        assert main([*arguments]) == 2
         assert f"explain: {paths[1]}: block_ids: got blocks outside" in capsys.readouterr().err

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from simulator_runs import TINY
 
-from paged_mla_reference.__main__ import main
 from paged_mla_reference.simulator.batches import lay_out
+from paged_mla_reference.simulator.command import main
 from paged_mla_reference.simulator.config import EngineConfig
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.generated import generated
@@ -64,10 +64,10 @@ def test_a_trace_without_an_answer(
     path, page = tmp_path / "scenario.json", tmp_path / "page.html"
     save_scenario(replace(core_scenario("chunks"), cache_format=cache_format), path)
     arguments = ["--scenario", str(path), "--html", str(page)]
-    assert main(["simulate", *arguments, "--trace", str(tmp_path / "trace.npz")]) == 2
+    assert main([*arguments, "--trace", str(tmp_path / "trace.npz")]) == 2
     assert f"cache_format: got {cache_format}" in capsys.readouterr().err
     assert not page.exists()
-    assert main(["simulate", *arguments]) == 0
+    assert main([*arguments]) == 0
 
 
 def test_a_trace_opens_with_numpy_alone(tmp_path: Path):
@@ -193,11 +193,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """S-19: a schedule is simulated, shown, saved and replayed from the command line."""
     page, saved, trace = (tmp_path / name for name in ("s.html", "s.json", "s.npz"))
     options = ["--html", str(page), "--save", str(saved), "--trace", str(trace)]
-    assert main(["simulate", "chunks", *options]) == 0
+    assert main(["chunks", *options]) == 0
     assert "9 steps, 4 requests" in capsys.readouterr().out
     assert load_scenario(saved) == core_scenario("chunks")
-    assert main(["simulate", "--scenario", str(saved)]) == 0
-    assert main(["simulate", "--generated", "3"]) == 0
+    assert main(["--scenario", str(saved)]) == 0
+    assert main(["--generated", "3"]) == 0
     assert "<canvas" in page.read_text()
     assert trace.stat().st_size > 1000
 
@@ -209,12 +209,12 @@ def test_the_command_replays_a_log(tmp_path: Path, drafts: list[str]):
     line = {"prompt_len": 90, "prefix_group": "s", "prefix_len": 64, "output_len": 5}
     log.write_text("".join(json.dumps({"arrival": i, **line}) + "\n" for i in range(5)))
     options = ["--block-size", "16", "--buckets", "1,2,4,8", "--html", str(tmp_path / "x.html")]
-    assert main(["simulate", "--log", str(log), *options, *drafts]) == 0
+    assert main(["--log", str(log), *options, *drafts]) == 0
 
 
 def test_a_missing_log_is_an_error(capsys: pytest.CaptureFixture[str]):
     """S-2: what is wrong is said in one line."""
-    assert main(["simulate", "--log", "nowhere.jsonl"]) == 2
+    assert main(["--log", "nowhere.jsonl"]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err
 
 
@@ -229,7 +229,7 @@ def test_a_schedule_as_text():
 
 def test_a_reader_that_stops_early_costs_no_traceback():
     """S-19: as in ``simulate preemption | head -1``."""
-    command = [sys.executable, "-m", "paged_mla_reference", "simulate", "preemption"]
+    command = [sys.executable, "-m", "paged_mla", "simulate", "preemption"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None
         run.stdout.close()

@@ -37,7 +37,7 @@ def ask(backend: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Put a backend to the suite; those beside this file can be imported."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])])
     return subprocess.run(
-        [sys.executable, "-m", "paged_mla_conformance", "--backend", backend, *arguments],
+        [sys.executable, "-m", "paged_mla", "conformance", "--backend", backend, *arguments],
         capture_output=True,
         text=True,
         check=False,

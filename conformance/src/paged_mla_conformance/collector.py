@@ -68,7 +68,7 @@ def unanswered(item: pytest.Item) -> Result:
         outcome="failed",
         replay=shlex.join(
             [
-                *("python", "-m", "paged_mla_conformance", "--backend", run.factory),
+                *("paged-mla", "conformance", "--backend", run.factory),
                 *("--dims", run.dims_name, "--dtypes", ",".join(run.dtypes)),
                 *("--profile", run.profile.name, "--only", test_id(item)),
             ]

@@ -18,6 +18,13 @@ from paged_mla_shared.folders import make_folders
 SUITE = Path(__file__).with_name("suite")
 TIME_LIMIT = 600.0
 
+_ABOUT = """\
+Runs the suite against a backend and prints the verdict as the last line. The exit status is 0 for
+a backend that passed all that it was asked. Options that are not listed here go to pytest.
+"""
+_EXAMPLE = """\
+example: paged-mla conformance --backend my_mla:create --profile kernel --report out/mla.json
+"""
 _WITHOUT_VALUE = "xvqslhV"  # options of one letter after which another may follow
 _ASKING = ("--pdb", "--trace")
 _SCREEN = (
@@ -120,9 +127,9 @@ def _letters(argument: str) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="paged_mla_conformance",
-        description="Prove a paged MLA backend right, or find where it is wrong.",
-        epilog="Further arguments go to pytest.",
+        prog="paged-mla conformance",
+        description=_ABOUT,
+        epilog=_EXAMPLE,
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -1,6 +1,6 @@
 """The pytest plugin: loads a backend by name and asks it every case.
 
-Inert unless ``--mla-backend`` is given. The verdict is said by ``python -m paged_mla_conformance``.
+Inert unless ``--mla-backend`` is given. The verdict is said by ``paged-mla conformance``.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paged_mla_conformance import __version__
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_conformance.result import OUTCOMES, Result
 from paged_mla_conformance.subject import Subject
+from paged_mla_shared import __version__
 from paged_mla_shared.provenance import commit_of
 
 SCHEMA = Path(__file__).with_name("report.schema.json")

@@ -16,8 +16,6 @@ from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Bucket",
     "DraftSteps",

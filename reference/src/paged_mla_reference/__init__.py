@@ -4,5 +4,3 @@ Every module states one group of rules and is written to be read beside it. Arit
 float64; results are rounded only where a rule says so, and only by
 :func:`paged_mla_reference.rounding.round_to`.
 """
-
-__version__ = "0.1.0"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import paged_mla_reference
 from paged_mla_reference.bounded import taken_as
 from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.oracle import RIGHT, Oracle
@@ -21,6 +20,7 @@ from paged_mla_reference.validate import (
     validate_problem,
     validate_query_scale,
 )
+from paged_mla_shared import __version__
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
@@ -78,7 +78,7 @@ class ReferenceBackend:
     """NumPy in float64, rounded where the rules round; another oracle makes it wrong."""
 
     name: str = "paged-mla-reference"
-    version: str = paged_mla_reference.__version__
+    version: str = __version__
     mode: str = "cpu"
     device: str = "NumPy"
     memory_bytes: int = 2**62  # the cache is sparse: any size fits

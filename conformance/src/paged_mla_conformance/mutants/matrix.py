@@ -175,7 +175,7 @@ An *oracle* mutant is the reference with one function exchanged
 wraps its runner ([mutants](../src/paged_mla_conformance/mutants/__init__.py)), and an *engine*
 mutant is a right backend asked for the schedules of a wrong engine. To see one fail:
 
-    python -m paged_mla_conformance --backend paged_mla_conformance.mutants.backends:lse-in-base-2
+    paged-mla conformance --backend paged_mla_conformance.mutants.backends:lse-in-base-2
 
 Reports are named `project#number` (issue or pull request), `project@commit` or `project@file`;
 "akin to" marks a report of something close to the mutant. The rules of a mutant are those it breaks

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-import paged_mla_optimized
 from paged_mla_optimized.backend.eager import EagerRunner
 from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
 from paged_mla_optimized.config import MASKS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.given import check_at_least, check_scale
 from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_shared import __version__
 from paged_mla_shared.backend import Capabilities, mask_name
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.dtypes import numpy_dtype
@@ -69,7 +69,7 @@ class TritonBackend:
     mode: str
     device: str
     name: str = "paged-mla-optimized"
-    version: str = paged_mla_optimized.__version__
+    version: str = __version__
     settings: Mapping[str, Any] = field(default_factory=dict)
     runner: type[EagerRunner] = EagerRunner
     left_out: frozenset[str] = frozenset()

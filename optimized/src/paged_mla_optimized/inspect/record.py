@@ -1,4 +1,4 @@
-"""Dumps of running steps, for ``python -m paged_mla_reference explain``."""
+"""Dumps of running steps, for ``paged-mla explain``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m paged_mla_reference explain DUMP``: which rule breaks, where, and why."""
+"""``paged-mla explain``: name the rule that a recorded step breaks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,29 @@ from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import refuse_idle, whole
 from paged_mla_shared.taps import load_taps
 
+_ABOUT = """\
+Computes the right answer of a recorded step, names the first rule that the recorded answer breaks,
+and the known bugs that give just these numbers. The exit status is 1 where a rule is broken.
+"""
+_EXAMPLE = "example: paged-mla explain step.safetensors --html out/step.html"
 _PICTURES = ("html", "png")
 _TRACE = ("token", "head", "splits")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``explain``."""
+def main(arguments: list[str] | None = None) -> int:
+    """Explain dumps; return 0 where no rule is broken, 1 where one is, 2 for a wrong file."""
+    options = _parser().parse_args(arguments)
+    try:
+        text, status = explain_file(options)
+    except (OSError, ValueError) as error:
+        print(f"explain: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paged-mla explain", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument(
         "dumps",
         type=Path,
@@ -51,8 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--taps",
         type=Path,
         metavar="FILE",
-        help="set what a kernel went through beside it: python -m paged_mla_optimized taps",
+        help="compare with a kernel's intermediate values, as paged-mla taps records them",
     )
+    return parser
 
 
 def explain_file(options: argparse.Namespace) -> tuple[str, int]:

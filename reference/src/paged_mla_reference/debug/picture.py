@@ -31,7 +31,7 @@ def draw(explanation: Explanation, maps: Maps, path: Path) -> None:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as error:
-        allowed = "pip install 'paged-mla-reference[pictures]', or --html"
+        allowed = "pip install 'paged-mla[pictures]', or --html"
         raise InvalidArgument("--png", "no matplotlib", allowed) from error
     figure: Any = Figure(figsize=(13, 12), layout="constrained")
     title = "\n".join(textwrap.wrap(f"{explanation.verdict} {explanation.cause}", 130)[:5])

@@ -1,8 +1,9 @@
-"""``python -m paged_mla_reference simulate``: run a schedule, look at it, save it."""
+"""``paged-mla simulate``: run the schedule of a serving engine, draw it and save it."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,11 @@ from paged_mla_shared.folders import make_folders
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.options import refuse_idle, whole
 
+_ABOUT = """\
+Simulates a serving engine: block pool, prefix cache, chunked prefill, preemption and drafts. Prints
+how much of it the schedule covers; the page shows each step, and the owner of each block.
+"""
+_EXAMPLE = "example: paged-mla simulate preemption --html out/preemption.html"
 STANDARD = EngineConfig(
     block_size=64, num_blocks=4096, max_rows=64, token_budget=2048, max_chunk=512
 )
@@ -28,8 +34,20 @@ _SIZES = ("block_size", "num_blocks", "max_rows", "token_budget", "max_chunk")
 _ENGINE = (*_SIZES, "order", "chain", "tree", "buckets", "steps_per_unit")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``simulate``."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run a schedule; return 0, or 2 for a wrong file or option."""
+    options = _parser().parse_args(arguments)
+    try:
+        text = simulate(options)
+    except (OSError, ValueError) as error:
+        print(f"simulate: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paged-mla simulate", description=_ABOUT, epilog=_EXAMPLE)
     source = parser.add_mutually_exclusive_group(required=True)
     names = [scenario.name for scenario in CORE]
     source.add_argument("name", nargs="?", choices=names, help="a core scenario")
@@ -56,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     result.add_argument("--dims", choices=sorted(PRESETS), help="of --trace (default: small)")
     dtypes = sorted(PLAIN_FORMAT_OF_DTYPE)
     result.add_argument("--dtype", choices=dtypes, help="of --trace (default: float32)")
+    return parser
 
 
 def simulate(options: argparse.Namespace) -> str:

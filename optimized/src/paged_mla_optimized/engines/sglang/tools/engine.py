@@ -76,7 +76,7 @@ def run_engine(given: dict[str, Any], use: Callable[[Any], T]) -> T:
     if NAME in given.values() and not entry_points(group=GROUP, name=NAME):
         raise RuntimeError(
             f"no entry point {NAME!r} of the group {GROUP!r} is installed, by which processes of "
-            "SGLang find this backend: install paged-mla-optimized beside SGLang"
+            "SGLang find this backend: install paged-mla beside SGLang"
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import sglang  # reads the environment

@@ -1,7 +1,7 @@
 """Dump a running vLLM, right and with errors of convention planted in this adapter.
 
     python -m paged_mla_optimized.engines.vllm.tools.planted --folder out/planted
-    for dump in out/planted/*.safetensors; do python -m paged_mla_reference explain $dump; done
+    for dump in out/planted/*.safetensors; do paged-mla explain $dump; done
 
 Each error is one that an adapter may make: it hands the kernel something else than vLLM says. Every
 engine generates from the same ragged prompts, eagerly; one dump of each is kept, of a step in which

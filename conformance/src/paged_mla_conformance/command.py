@@ -1,9 +1,7 @@
-"""Run the suite against a backend: ``python -m paged_mla_conformance --backend MODULE:FACTORY``."""
+"""``paged-mla conformance``: run the suite against a backend and print the verdict."""
 
 from __future__ import annotations
 
-import io
-import signal
 import sys
 
 import pytest
@@ -49,16 +47,3 @@ def main(arguments: list[str] | None = None) -> int:
         junit.write(document, as_xml)
     summary.write(report, sys.stdout)
     return status or int(bool(report.reasons_against))
-
-
-def _say_anything() -> None:
-    """Let the screen have what a backend says, in letters that it knows."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-if __name__ == "__main__":
-    _say_anything()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what it started, and reports
-    sys.exit(main())

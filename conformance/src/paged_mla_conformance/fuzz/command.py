@@ -1,4 +1,4 @@
-"""Search for what breaks a backend: the corpus, numbered schedules and cases, then hypothesis."""
+"""``paged-mla fuzz``: search for steps and schedules that break a backend."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.options import refuse_idle, whole
 
+_ABOUT = """\
+Searches for steps and schedules that a backend answers wrongly: first the failures that were found
+before, then numbered schedules and steps, then those that hypothesis draws. A failure is written to
+a replay file, made as small as possible.
+"""
+_EXAMPLE = "example: paged-mla fuzz --backend my_mla:create --minutes 10 --workers 2"
 _COUNTS = {
     "schedules": (20, "numbered schedules, at least"),
     "steps": (0, "steps of them, at least"),
@@ -40,7 +46,7 @@ _NUMBERED = ("schedules", "steps", "production")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked; return 0 when every answer was right."""
-    parser = argparse.ArgumentParser(prog="paged_mla_conformance.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
     parser.add_argument("--replay", type=Path, metavar="JSON", help="run one replay file instead")
@@ -202,7 +208,3 @@ def _search(
         print(failure, *getattr(failure, "__notes__", ()), sep="\n")
         return False
     return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

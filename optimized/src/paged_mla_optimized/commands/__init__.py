@@ -1,0 +1,1 @@
+"""Commands of ``paged-mla`` that need the kernels."""

@@ -1,0 +1,38 @@
+"""``paged-mla taps``: record what a kernel computes on the way to one query and head."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from paged_mla_optimized.inspect.taps import taps_of
+from paged_mla_shared.dump import load_dump
+from paged_mla_shared.errors import Unsupported
+from paged_mla_shared.options import whole
+from paged_mla_shared.taps import save_taps
+
+_ABOUT = """\
+Runs the recorded step in Triton's interpreter, which needs TRITON_INTERPRET=1, and saves the
+kernel's scores, weights and partial answers of one query and head.
+"""
+_EXAMPLE = """\
+example: TRITON_INTERPRET=1 paged-mla taps step.safetensors --token 2 --out taps.safetensors,
+then paged-mla explain step.safetensors --taps taps.safetensors
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the taps of one query and head; return 0, or 2 where that cannot be done."""
+    parser = argparse.ArgumentParser(prog="paged-mla taps", description=_ABOUT, epilog=_EXAMPLE)
+    parser.add_argument("dump", type=Path, metavar="DUMP", help="a file of shared/docs/dump.md")
+    parser.add_argument("--token", type=whole(0), required=True, metavar="T")
+    parser.add_argument("--head", type=whole(0), default=0, metavar="H")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    options = parser.parse_args(arguments)
+    try:
+        save_taps(taps_of(load_dump(options.dump), options.token, options.head), options.out)
+    except (OSError, ValueError, Unsupported) as error:
+        print(f"taps: {error}", file=sys.stderr)
+        return 2
+    return 0

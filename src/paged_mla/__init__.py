@@ -1,0 +1,105 @@
+"""Paged MLA attention: what engines embed, and the errors that it raises.
+
+Every name is imported when it is first used, so that ``import paged_mla`` needs neither torch nor
+Triton. Names of the kernels need the extra ``optimized``: ``pip install "paged-mla[optimized]"``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from paged_mla_shared import __version__
+
+if TYPE_CHECKING:
+    from paged_mla_optimized import (
+        Bucket,
+        DraftSteps,
+        ExtendWindow,
+        GraphedStep,
+        HeadWeights,
+        LatentCache,
+        LayerConfig,
+        LayerEvents,
+        MlaConfig,
+        MlaLayer,
+        PagedMla,
+        Prefill,
+        PrefillConfig,
+        RequestMap,
+        Samples,
+        StaleGraph,
+        StepInputs,
+        StepView,
+        merge_partials,
+        record,
+    )
+    from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, local_len
+    from paged_mla_shared.errors import InvalidArgument, Unsupported
+    from paged_mla_shared.problem import Rope, RopePairing, Yarn
+
+_HOMES = {
+    "paged_mla_shared.errors": ("InvalidArgument", "Unsupported"),
+    "paged_mla_shared.problem": ("Rope", "RopePairing", "Yarn"),
+    "paged_mla_optimized.parallel": ("ContextParallelMla", "heads_of_rank", "local_len"),
+    "paged_mla_optimized": (
+        *("Bucket", "DraftSteps", "ExtendWindow", "GraphedStep", "HeadWeights", "LatentCache"),
+        *("LayerConfig", "LayerEvents", "MlaConfig", "MlaLayer", "PagedMla", "Prefill"),
+        *("PrefillConfig", "RequestMap", "Samples", "StaleGraph", "StepInputs", "StepView"),
+        *("merge_partials", "record"),
+    ),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Bucket",
+    "ContextParallelMla",
+    "DraftSteps",
+    "ExtendWindow",
+    "GraphedStep",
+    "HeadWeights",
+    "InvalidArgument",
+    "LatentCache",
+    "LayerConfig",
+    "LayerEvents",
+    "MlaConfig",
+    "MlaLayer",
+    "PagedMla",
+    "Prefill",
+    "PrefillConfig",
+    "RequestMap",
+    "Rope",
+    "RopePairing",
+    "Samples",
+    "StaleGraph",
+    "StepInputs",
+    "StepView",
+    "Unsupported",
+    "Yarn",
+    "__version__",
+    "heads_of_rank",
+    "local_len",
+    "merge_partials",
+    "record",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name from the package that defines it."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name not in {"torch", "triton"}:
+            raise
+        message = f'paged_mla.{name} needs {error.name}: pip install "paged-mla[optimized]"'
+        raise ModuleNotFoundError(message, name=error.name) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return every public name, imported or not."""
+    return sorted(__all__)

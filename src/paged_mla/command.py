@@ -1,0 +1,125 @@
+"""The command ``paged-mla``: which package runs each of its subcommands."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import signal
+import sys
+from dataclasses import dataclass
+
+from paged_mla_shared import __version__
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A subcommand, and where it is implemented.
+
+    Parameters
+    ----------
+    module : str
+        Its ``main(arguments)`` runs the subcommand and returns the exit status.
+    about : str
+        What it does, in one line.
+    extra : str
+        The extra that brings what it needs; "" for none.
+    """
+
+    module: str
+    about: str
+    extra: str = ""
+
+
+SUBCOMMANDS = {
+    "conformance": Subcommand(
+        "paged_mla_conformance.command", "judge a backend; --quick takes a minute", "conformance"
+    ),
+    "explain": Subcommand(
+        "paged_mla_reference.debug.command", "name the rule that a recorded step breaks"
+    ),
+    "simulate": Subcommand(
+        "paged_mla_reference.simulator.command", "run a serving engine's schedule, and draw it"
+    ),
+    "fuzz": Subcommand(
+        "paged_mla_conformance.fuzz.command", "search for steps that break a backend", "conformance"
+    ),
+    "taps": Subcommand(
+        "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", "optimized"
+    ),
+}
+_EXAMPLE = "paged-mla conformance --quick"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one subcommand and return its exit status.
+
+    Parameters
+    ----------
+    arguments : list of str or None
+        ``None`` takes those of the process.
+
+    Returns
+    -------
+    int
+        0 for success; 2 for a wrong command line, or for a package that is missing; otherwise what
+        the subcommand says of itself.
+    """
+    _replace_unknown_letters()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the suite then writes its report
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 128 + 13  # the status that a shell gives a program which SIGPIPE ended
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    name, *rest = arguments or ["--help"]
+    if name in {"-h", "--help"}:
+        print(usage())
+        return 0
+    if name == "--version":
+        print(f"paged-mla {__version__}")
+        return 0
+    chosen = SUBCOMMANDS.get(name)
+    if chosen is None:
+        allowed = ", ".join(SUBCOMMANDS)
+        print(f"paged-mla: got the command {name!r}; allowed: {allowed}", file=sys.stderr)
+        return 2
+    try:
+        module = importlib.import_module(chosen.module)
+    except ModuleNotFoundError as error:
+        if not chosen.extra or (error.name or "").startswith("paged_mla"):
+            raise
+        needs = f'paged-mla {name} needs {error.name}: pip install "paged-mla[{chosen.extra}]"'
+        print(needs, file=sys.stderr)
+        return 2
+    status: int = module.main(rest)
+    return status
+
+
+def usage() -> str:
+    """Return the help of the command: every subcommand in a line, and an example."""
+    width = max(map(len, SUBCOMMANDS))
+    lines = [f"  {name:{width}}  {sub.about}" for name, sub in SUBCOMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: paged-mla COMMAND [OPTIONS]",
+            "",
+            *lines,
+            "",
+            "paged-mla COMMAND --help describes the options of a command.",
+            f"Example: {_EXAMPLE}",
+        ]
+    )
+
+
+def _replace_unknown_letters() -> None:
+    """Print letters that the terminal's encoding lacks as escapes, and do not fail on them."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,78 @@
+"""The command ``paged-mla``: help, refusals, and each subcommand on a real configuration."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paged_mla import command
+
+WITHOUT_PYTEST = """
+import sys
+sys.modules["pytest"] = None  # as where it is not installed
+from paged_mla.command import main
+sys.exit(main(["conformance", "--quick"]))
+"""
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, as a shell does."""
+    return subprocess.run(
+        [sys.executable, "-m", "paged_mla", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        **options,
+    )
+
+
+def test_without_arguments_it_lists_every_subcommand_and_an_example():
+    done = run()
+    assert done.returncode == 0
+    assert all(f"  {name} " in done.stdout for name in command.SUBCOMMANDS)
+    assert "Example: paged-mla conformance --quick" in done.stdout
+
+
+@pytest.mark.parametrize("name", command.SUBCOMMANDS)
+def test_each_subcommand_describes_itself_in_sentences_with_an_example(name: str, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main([name, "--help"])
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    assert help_text.startswith(f"usage: paged-mla {name} ")
+    assert f"example: paged-mla {name} " in help_text.replace("TRITON_INTERPRET=1 ", "")
+
+
+def test_an_unknown_subcommand_is_refused_with_what_is_allowed():
+    done = run("confromance")
+    assert done.returncode == 2
+    assert "got the command 'confromance'; allowed: conformance, explain" in done.stderr
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYTEST], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        'paged-mla conformance needs pytest: pip install "paged-mla[conformance]"\n'
+    )
+
+
+def test_simulate_draws_a_schedule(tmp_path: Path):
+    page = tmp_path / "preemption.html"
+    done = run("simulate", "preemption", "--html", str(page))
+    assert done.returncode == 0
+    assert f"wrote {page}" in done.stdout
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_fuzz_searches_the_reference():
+    done = run(
+        *("fuzz", "--backend", "paged_mla_reference.backend:create", "--skip-corpus"),
+        *("--schedules", "1", "--production", "0", "--examples", "0", "--cases", "0"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 schedules" in done.stdout
