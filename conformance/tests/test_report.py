@@ -13,7 +13,7 @@ import pytest
 from running import REFERENCE
 from test_verdict import SUBJECT, report
 
-from paged_mla_conformance import __main__, html, junit, summary
+from paged_mla_conformance import command, conduct, html, junit, summary
 from paged_mla_conformance.progress import Progress
 from paged_mla_conformance.report import SCHEMA, Report, to_json
 from paged_mla_conformance.subject import Subject, machine
@@ -126,8 +126,8 @@ class Terminal(io.StringIO):
     ("stream", "seconds", "line"),
     [
         (io.StringIO(), 5.0, ""),
-        (io.StringIO(), 20.0, "10 of 40 done, 2 failed, about 60 s left\n"),
-        (Terminal(), 1.0, "\r10 of 40 done, 2 failed, about 3 s left\x1b[K"),
+        (io.StringIO(), 20.0, "20 s: 10 of 40 done, 2 failed, about 60 s left\n"),
+        (Terminal(), 1.0, "\r1 s: 10 of 40 done, 2 failed, about 3 s left\x1b[K"),
     ],
     ids=["a log, too early", "a log", "a terminal"],
 )
@@ -137,7 +137,7 @@ def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: p
     monkeypatch.setattr("paged_mla_conformance.progress.time.monotonic", lambda: next(clock))
     progress = Progress(stream)
     progress.begin(SUBJECT.title)
-    progress.show(10, 40, 2)
+    progress.show(10, 40, 2, share=0.25)
     cleared = "\r\x1b[K" if stream.isatty() else ""
     assert stream.getvalue() == f"{cleared}{SUBJECT.title}\n{line}"
 
@@ -147,15 +147,16 @@ def test_progress_before_tests_are_known(monkeypatch: pytest.MonkeyPatch):
     clock = iter([0.0, 3.0])
     monkeypatch.setattr("paged_mla_conformance.progress.time.monotonic", lambda: next(clock))
     stream = Terminal()
-    Progress(stream).show(0, 0, 0)
-    assert stream.getvalue() == "\rloading the backend and collecting tests, 3 s\x1b[K"
+    Progress(stream).show(0, 0, 0, share=0.0)
+    assert stream.getvalue() == "\r3 s: loading the backend and collecting tests\x1b[K"
 
 
 def test_the_commit_is_read_before_an_older_report_is_removed(tmp_path, monkeypatch):
     """S-20: a report that lies in a commit, and is made anew, does not make that commit dirty."""
     path = tmp_path / "report.json"
     path.write_text("{}")
-    monkeypatch.setattr(__main__, "commit_of", lambda _: "clean" if path.exists() else "dirty")
-    monkeypatch.setattr(__main__.Conductor, "run", lambda _: None)
-    __main__.main(["--backend", REFERENCE, "--report", str(path)])
+    monkeypatch.setattr(command, "commit_of", lambda _: "clean" if path.exists() else "dirty")
+    monkeypatch.setattr(command, "Worker", lambda *_, **__: None)
+    monkeypatch.setattr(conduct.Conductor, "run", lambda _: None)
+    command.main(["--backend", REFERENCE, "--report", str(path)])
     assert json.loads(path.read_text())["commit"] == "clean"

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from paged_mla_shared import __version__
 
@@ -24,16 +25,22 @@ class Subcommand:
         What it does, in one line.
     extra : str
         The extra that brings what it needs; "" for none.
+    needs : tuple of str
+        What that is, by the names under which it is imported.
     """
 
     module: str
     about: str
     extra: str = ""
+    needs: tuple[str, ...] = ()
 
 
+_SUITE = ("conformance", ("pytest",))
+_SEARCH = ("conformance", ("pytest", "hypothesis"))
+_KERNELS = ("optimized", ("torch", "triton"))
 SUBCOMMANDS = {
     "conformance": Subcommand(
-        "paged_mla_conformance.command", "judge a backend; --quick takes a minute", "conformance"
+        "paged_mla_conformance.command", "judge a backend; --quick takes a minute", *_SUITE
     ),
     "explain": Subcommand(
         "paged_mla_reference.debug.command", "name the rule that a recorded step breaks"
@@ -42,10 +49,10 @@ SUBCOMMANDS = {
         "paged_mla_reference.simulator.command", "run a serving engine's schedule, and draw it"
     ),
     "fuzz": Subcommand(
-        "paged_mla_conformance.fuzz.command", "search for steps that break a backend", "conformance"
+        "paged_mla_conformance.fuzz.command", "search for steps that break a backend", *_SEARCH
     ),
     "taps": Subcommand(
-        "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", "optimized"
+        "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", *_KERNELS
     ),
 }
 _EXAMPLE = "paged-mla conformance --quick"
@@ -90,15 +97,12 @@ def _run(arguments: list[str]) -> int:
         allowed = ", ".join(SUBCOMMANDS)
         print(f"paged-mla: got the command {name!r}; allowed: {allowed}", file=sys.stderr)
         return 2
-    try:
-        module = importlib.import_module(chosen.module)
-    except ModuleNotFoundError as error:
-        if not chosen.extra or (error.name or "").startswith("paged_mla"):
-            raise
-        needs = f'paged-mla {name} needs {error.name}: pip install "paged-mla[{chosen.extra}]"'
-        print(needs, file=sys.stderr)
+    missing = [package for package in chosen.needs if find_spec(package) is None]
+    if missing:
+        extra = f'pip install "paged-mla[{chosen.extra}]"'
+        print(f"paged-mla {name} needs {' and '.join(missing)}: {extra}", file=sys.stderr)
         return 2
-    status: int = module.main(rest)
+    status: int = importlib.import_module(chosen.module).main(rest)
     return status
 
 

@@ -8,7 +8,7 @@ for any number is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar
 
@@ -32,7 +32,9 @@ def bent_case(case: AnyCase, capabilities: Capabilities) -> tuple[AnyCase, str]:
         if nearest != asked:
             changes[name] = nearest
     notes = [f"{name} {getattr(case, name)} is {value}" for name, value in changes.items()]
-    return replace(case, **changes), ", ".join(notes)  # type: ignore[arg-type]  # both are int
+    if changes:
+        case = replace(case, **changes)  # type: ignore[arg-type]  # both are int
+    return case, ", ".join(notes)
 
 
 def bent_scenario(scenario: Scenario, capabilities: Capabilities) -> tuple[Scenario, str]:
@@ -61,10 +63,12 @@ def bent_dims(dims: MlaDims, capabilities: Capabilities) -> MlaDims:
     return dims.with_heads(nearest_of(capabilities.num_heads, dims.num_heads))
 
 
-def nearest_of(declared: Iterable[int], asked: int) -> int:
+def nearest_of(declared: Collection[int], asked: int) -> int:
     """Return the declared number nearest to `asked`, the larger of two; `asked` if there is none.
 
     >>> nearest_of({16, 32, 64}, 24)
     32
     """
+    if asked in declared:
+        return asked
     return min(declared, key=lambda value: (abs(value - asked), -value), default=asked)

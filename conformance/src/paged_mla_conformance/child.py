@@ -1,17 +1,15 @@
 """The process in which tests run: pytest on the suite, one test at a time as the parent asks.
 
-``python -m paged_mla_conformance.child FD PYTEST-ARGUMENTS...`` speaks JSON over the socket FD. It
-says once what is to be asked ("collected"), then the result of each test whose number it is sent
-("result"), and when it is sent null, or pytest stops by itself, with which status ("ended"). A
-backend that ends this process cannot say any of that.
+``python -m paged_mla_conformance.child NUMBER PYTEST-ARGUMENTS...`` sends JSON through the pipe of
+that number: once the tests that it has collected ("collected"), then the result of each test whose
+number it receives ("result"), and when it receives null, or pytest stops by itself, the status
+("ended"). A backend that ends this process leaves the rest unsent.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
-import signal
 import sys
 import warnings
 from collections import Counter
@@ -22,8 +20,19 @@ from typing import Any
 
 import pytest
 
-from paged_mla_conformance.collector import RUN, WARNED, is_huge, result_of, test_id, unanswered
+from paged_mla_conformance import started
+from paged_mla_conformance.collector import (
+    EVERY,
+    QUICK,
+    RUN,
+    WARNED,
+    is_huge,
+    result_of,
+    test_id,
+    unanswered,
+)
 from paged_mla_conformance.guarded import warning_text
+from paged_mla_conformance.quick.collected import cost_of
 from paged_mla_conformance.result import Result
 from paged_mla_conformance.subject import Subject
 
@@ -45,7 +54,6 @@ class Asked:
         self._process = os.getpid()
         self._suite = suite
         self._warned: Counter[str] = Counter()
-        self._every: list[str] = []  # test ids before anything is deselected
         self._result: Result | None = None
         self._lost = False
 
@@ -62,11 +70,6 @@ class Asked:
             raise pytest.UsageError(f"got {others}; allowed: --only ID, or -k EXPRESSION")
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Note what there is before anything is deselected."""
-        self._every = [test_id(item) for item in items]
-
-    @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Ask what the parent wants asked, test by test."""
         if session.testsfailed or session.config.option.collectonly:
@@ -78,8 +81,10 @@ class Asked:
             "collected",
             subject=asdict(Subject.of(config.stash[RUN])),
             tests=[asdict(unanswered(item)) for item in items],
+            costs=[cost_of(item) for item in items],
             huge=[number for number, item in enumerate(items) if is_huge(item)],
-            deselected=[test for test in self._every if test not in chosen],
+            deselected=[test for test in config.stash[EVERY] if test not in chosen],
+            quick=asdict(config.stash[QUICK]) if QUICK in config.stash else None,
             maxfail=config.option.maxfail,
             warnings=self._taken(),
         )
@@ -119,10 +124,9 @@ class Asked:
 
 def main() -> None:
     """Run pytest for the parent."""
-    socket, *arguments = sys.argv[1:]
-    os.set_inheritable(int(socket), False)  # noqa: FBT003 - what a backend starts has no part in it
-    faulthandler.register(signal.SIGUSR1, file=os.dup(2))  # shows the parent where a test hangs
-    asked = Asked(Connection(int(socket)), arguments[0])
+    number, *arguments = sys.argv[1:]
+    started.show_stacks_when_asked()  # shows the parent where a test hangs
+    asked = Asked(started.connection_of(int(number)), arguments[0])
     status = pytest.main(arguments, plugins=[asked])
     asked.send("ended", status=int(status))
 

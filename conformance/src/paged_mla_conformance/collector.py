@@ -10,8 +10,17 @@ import pytest
 
 from paged_mla_conformance.expected import ExpectedFailure
 from paged_mla_conformance.profile import Run
+from paged_mla_conformance.quick.choice import Choice
 from paged_mla_conformance.result import FAILING, Result
-from paged_mla_conformance.selection import CaseParam, Skip
+from paged_mla_conformance.selection import (
+    CaseParam,
+    Skip,
+    TraceParam,
+    why_left_out,
+    why_skip,
+    why_skip_trace,
+    why_skip_word,
+)
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
 from paged_mla_reference.judging.compare import Check
@@ -22,6 +31,8 @@ EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
 SKIP = pytest.StashKey[Skip]()
 TRIAL = pytest.StashKey[Trial | TraceTrial]()
 CHECKS = pytest.StashKey[list[Check]]()
+EVERY = pytest.StashKey[list[str]]()  # ids of all tests, also of those that nobody wants
+QUICK = pytest.StashKey[Choice]()
 WARNED = pytest.StashKey[Counter[str]]()  # warnings of the backend that nobody has taken yet
 
 
@@ -42,6 +53,33 @@ def skip_if(item: pytest.Item, skip: Skip | None) -> None:
     if skip is not None:
         item.stash[SKIP] = skip
         pytest.skip(skip.reason)
+
+
+def param_of(item: pytest.Item) -> CaseParam | TraceParam | None:
+    """Return the case or the schedule that a test asks, ``None`` if it builds its own steps."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    param = params.get("trial", params.get("trace_trial"))
+    return param if isinstance(param, CaseParam | TraceParam) else None
+
+
+def is_without_parameter(item: pytest.Item) -> bool:
+    """Return whether a test needs a case or a schedule, and none was left for it."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return not {"trial", "trace_trial"}.isdisjoint(params) and param_of(item) is None
+
+
+def why_not_asked(item: pytest.Item) -> Skip | None:
+    """Return why the backend is not asked a test, ``None`` if it is."""
+    run, marks = item.config.stash[RUN], marker_of(item).kwargs
+    skip = why_left_out(run, marks["group"], case_id(item))
+    for word in (*marks["ops"], *marks.get("features", ())):
+        skip = skip or why_skip_word(run, word)
+    param = param_of(item)
+    if isinstance(param, CaseParam):
+        skip = skip or why_skip(run, param, marks["ops"])
+    elif isinstance(param, TraceParam):
+        skip = skip or why_skip_trace(run, param)
+    return skip
 
 
 def case_id(item: pytest.Item) -> str | None:
@@ -99,8 +137,7 @@ def result_of(item: pytest.Item, report: pytest.TestReport) -> Result:
 
 def _case(item: pytest.Item) -> Case | None:
     """Return the case a test asks, ``None`` for tests that build their own steps."""
-    assert isinstance(item, pytest.Function)
-    param = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
+    param = param_of(item)
     return param.case if isinstance(param, CaseParam) else None
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
-
-import pytest
+from zlib import crc32
 
 from paged_mla_conformance.progress import Progress
 from paged_mla_conformance.report import Report
 from paged_mla_conformance.result import Result
+from paged_mla_conformance.status import NO_TESTS_COLLECTED, USAGE_ERROR
 from paged_mla_conformance.subject import Subject
-from paged_mla_conformance.worker import Worker
+from paged_mla_conformance.worker import Worker, threads_of_each
 
 MOST_REPLACED = 5  # processes, before a backend is given up
 _TICK = 0.2  # seconds between two looks at the clock
@@ -53,6 +52,8 @@ class Conductor:
     report : Report
         Gets what is found out.
     progress : Progress
+    first : Worker
+        A process that has been started with `arguments`; it finds out what there is to ask.
     workers : int
         Processes, at least 1.
     on_screen : bool
@@ -65,6 +66,7 @@ class Conductor:
         report: Report,
         progress: Progress,
         *,
+        first: Worker,
         workers: int,
         on_screen: bool,
     ) -> None:
@@ -73,8 +75,9 @@ class Conductor:
         self._progress = progress
         self._wanted = workers
         self._on_screen = on_screen
-        self._workers: list[Worker] = []
+        self._workers = [first]
         self._tests: list[Result] = []  # as they stand until they are answered
+        self._cost: dict[str, float] = {}  # of each test, as a share of the whole run
         self._queue: deque[int] = deque()
         self._huge: deque[int] = deque()
         self._keeper: Worker | None = None  # of the huge ones
@@ -89,7 +92,6 @@ class Conductor:
         Refused
         KeyboardInterrupt
         """
-        self._start()
         try:
             while self._workers:
                 self._listen()
@@ -97,14 +99,15 @@ class Conductor:
                 results = self._report.results
                 failed = sum(result.fails for result in results)
                 if not self._on_screen:
-                    self._progress.show(len(results), len(self._tests), failed)
+                    share = sum(self._cost[result.test] for result in results)
+                    self._progress.show(len(results), len(self._tests), failed, share)
         finally:
             self._progress.end()
             for worker in self._workers:
                 worker.stop()
 
     def _start(self) -> None:
-        threads = max(1, (os.cpu_count() or 1) // self._wanted)
+        threads = threads_of_each(self._wanted)
         worker = Worker(self._arguments, on_screen=self._on_screen, threads=threads)
         self._workers.append(worker)
 
@@ -140,8 +143,10 @@ class Conductor:
         *,
         subject: dict[str, Any],
         tests: list[dict[str, Any]],
+        costs: list[float],
         huge: list[int],
         deselected: list[str],
+        quick: dict[str, Any] | None,
         maxfail: int,
         warnings: dict[str, int],
     ) -> None:
@@ -152,9 +157,12 @@ class Conductor:
             report, self._tests, self._maxfail = self._report, known, maxfail
             report.subject, report.deselected = Subject(**subject), deselected
             report.tests = [test.test for test in known]
+            if quick is not None:
+                report.found, report.findable = quick["found"], quick["findable"]
             report.warn(warnings, "while it was loaded")
+            self._cost = dict(zip(report.tests, _shares(costs), strict=True))
             self._huge.extend(huge)
-            self._queue.extend(sorted(set(range(len(known))) - set(huge)))
+            self._queue.extend(_mixed(report.tests, set(range(len(known))) - set(huge)))
             self._wanted = min(self._wanted, len(known))
             self._progress.begin(f"{report.subject.title}: {len(known)} tests")
             for _ in range(self._wanted - 1):
@@ -183,8 +191,8 @@ class Conductor:
         if worker.dismissed:
             return
         if not self._tests and status in {
-            pytest.ExitCode.USAGE_ERROR,
-            pytest.ExitCode.NO_TESTS_COLLECTED,
+            USAGE_ERROR,
+            NO_TESTS_COLLECTED,
         }:
             raise Refused(status, _refusal(said))
         self._give_up(f"pytest stopped with status {status}: {said}".rstrip(": "))
@@ -251,6 +259,20 @@ class Conductor:
     def _drop_the_rest(self) -> None:
         self._queue.clear()
         self._huge.clear()
+
+
+def _shares(costs: Sequence[float]) -> list[float]:
+    total = sum(costs)
+    return [cost / total for cost in costs]
+
+
+def _mixed(tests: Sequence[str], numbers: set[int]) -> list[int]:
+    """Return numbers of tests in an order that has long and short ones everywhere.
+
+    The mean of those that are done is then that of the rest. The order depends on names alone, so
+    that every run has the same one.
+    """
+    return sorted(numbers, key=lambda number: (crc32(tests[number].encode()), number))
 
 
 def _refusal(said: str) -> str:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import pytest
-
+from paged_mla_conformance.status import USAGE_ERROR
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.folders import make_folders
 
+TEMPLATE = "paged_mla_conformance.template:create"
 SUITE = Path(__file__).with_name("suite")
 TIME_LIMIT = 600.0
 
@@ -51,7 +51,7 @@ _REFUSED = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, in one line, with pytest's status for it."""
-        self.exit(int(pytest.ExitCode.USAGE_ERROR), f"{self.prog}: {message}\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,16 @@ def parse(arguments: list[str] | None) -> Options:
         for why, options in _REFUSED.items():
             if _is_one(argument, options):
                 parser.error(f"got {argument}, which {why}")
+    if given.backend is None and not given.quick:
+        parser.error("--backend MODULE:FACTORY is missing; allowed without it: --quick")
+    if given.quick and given.only is not None:
+        parser.error("--quick chooses tests by itself; allowed without it: --only")
+    if given.backend is None:
+        given.backend = TEMPLATE
+        given.workers = given.workers or _workers("auto")
     on_screen = [argument for argument in passed_on if _is_one(argument, _SCREEN)]
-    if on_screen and given.workers > 1:
+    workers = given.workers or 1
+    if on_screen and workers > 1:
         parser.error(f"{on_screen[0]} needs --workers 0: one process has the screen")
     asking = [argument for argument in passed_on if _is_one(argument, _ASKING)]
     if asking and given.timeout is not None:
@@ -103,7 +111,7 @@ def parse(arguments: list[str] | None) -> Options:
     return Options(
         backend=given.backend,
         report=given.report,
-        workers=given.workers,
+        workers=workers,
         time_limit=0.0 if asking else given.timeout or TIME_LIMIT,
         on_screen=bool(on_screen),
         pytest_arguments=_pytest_arguments(given, passed_on),
@@ -133,7 +141,13 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--backend", required=True, type=_some, metavar="MODULE:FACTORY")
+    add(
+        "--backend",
+        type=_some,
+        metavar="MODULE:FACTORY",
+        help="what makes the backend; --quick without it judges the template in NumPy",
+    )
+    add("--quick", action="store_true", help="run about 80 tests that find most known faults")
     add("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
     add("--dtypes", type=_some, metavar="A,B", help="element types (default: the mode's)")
     add(
@@ -145,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", type=_some, metavar="ID", help="replay one test or case id")
     add("--expected-failures", type=_some, metavar="TOML")
     add("--report", type=_report, metavar="JSON", help="writes HTML and JUnit beside it")
-    add("--workers", type=_workers, default=1, help="processes, or 'auto' (default: 0, one)")
+    add("--workers", type=_workers, help="processes, or 'auto' (default: 0, one)")
     add(
         "--timeout",
         type=_seconds,
@@ -163,10 +177,17 @@ def _some(text: str) -> str:
 
 def _workers(text: str) -> int:
     if text == "auto":
-        return len(os.sched_getaffinity(0))
+        return _cores()
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"got {text!r}; allowed: auto, 0, 1, 2, ...")
     return max(int(text), 1)
+
+
+def _cores() -> int:
+    """Return how many cores this process may use; macOS and Windows know no such limit."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _seconds(text: str) -> float:
@@ -214,4 +235,6 @@ def _pytest_arguments(given: argparse.Namespace, passed_on: list[str]) -> list[s
         value = getattr(given, option)
         if value is not None:
             command.append(f"--mla-{option.replace('_', '-')}={value}")
+    if given.quick:
+        command.append("--mla-quick")
     return command + passed_on

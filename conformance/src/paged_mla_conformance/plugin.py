@@ -8,20 +8,23 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from paged_mla_conformance.collector import (
     CHECKS,
+    EVERY,
     EXPECTED,
+    QUICK,
     RUN,
     TRIAL,
     WARNED,
-    case_id,
-    marker_of,
+    is_without_parameter,
     skip_if,
     test_id,
+    why_not_asked,
 )
 from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.declared import check_backend
@@ -29,16 +32,15 @@ from paged_mla_conformance.expected import load_expected_failures
 from paged_mla_conformance.guarded import GuardedBackend, counted_warnings
 from paged_mla_conformance.presented import presented
 from paged_mla_conformance.profile import ALL_DTYPES, CORE, Run
+from paged_mla_conformance.quick.collected import quick_choice
+from paged_mla_conformance.quick.keys import key_of_param
+from paged_mla_conformance.quick.table import load_table
 from paged_mla_conformance.selection import (
     CaseParam,
     TraceParam,
     check_left_out,
     params_of_group,
     trace_params,
-    why_left_out,
-    why_skip,
-    why_skip_trace,
-    why_skip_word,
 )
 from paged_mla_conformance.traces import TraceTrial
 from paged_mla_conformance.trial import Trial
@@ -56,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mla-dtypes", metavar="A,B", help="element types (default: the mode's)")
     group.addoption("--mla-profile", default=STRICT, metavar="A,B", help="names or TOML files")
     group.addoption("--mla-only", metavar="ID", help="run one case id, as reports print it")
+    group.addoption("--mla-quick", action="store_true", help="run few tests that find most faults")
     group.addoption("--mla-expected-failures", type=Path, metavar="TOML")
 
 
@@ -81,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     dtypes = _chosen_dtypes(config.getoption("--mla-dtypes"))
     guarded = GuardedBackend(backend, warned)
     config.stash[RUN] = Run(presented(guarded, profile), name, dims, profile, dtypes)
+    config.stash[EVERY] = []
 
 
 def _chosen_dtypes(option: str | None) -> tuple[str, ...]:
@@ -149,34 +153,64 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run = metafunc.config.stash.get(RUN, None)
     if run is None:
         raise pytest.UsageError("the paged MLA suite needs --mla-backend MODULE:FACTORY")
-    params: list[CaseParam] | list[TraceParam]
+    params: Sequence[CaseParam | TraceParam]
     if "trial" in wanted:
         params = params_of_group(run, marker.kwargs["group"])
     else:
         params = trace_params(run)
     assert params, f"group {marker.kwargs['group']} has no case"
-    metafunc.parametrize(wanted.pop(), params, ids=[p.id for p in params], indirect=True)
+    left: list[CaseParam | TraceParam] = [*params]
+    if metafunc.definition.get_closest_marker("parametrize") is None:
+        left = _left(metafunc.config, metafunc.function.__name__, params)
+    metafunc.parametrize(wanted.pop(), left, ids=[p.id for p in left], indirect=True)
 
 
+def _left(
+    config: pytest.Config, function: str, params: Sequence[CaseParam | TraceParam]
+) -> list[CaseParam | TraceParam]:
+    """Return the parameters that the command line leaves; building a test of each takes a second.
+
+    The others are noted by the ids that their tests would have.
+    """
+    only = config.getoption("--mla-only")
+    left = list(params)
+    if only is not None:
+        left = [p for p in params if only in {p.id, f"{function}[{p.id}]"}]
+    if config.getoption("--mla-quick"):
+        table = load_table()
+        left = [p for p in left if key_of_param(function, p) in table]
+    if len(left) < len(params):
+        chosen = {p.id for p in left}
+        config.stash[EVERY].extend(f"{function}[{p.id}]" for p in params if p.id not in chosen)
+    return left
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Narrow to one id, and hold the expected failures against what exists."""
+    """Narrow to what is wanted, and compare the expected failures with what exists."""
     if RUN not in config.stash:
         return
+    items[:] = [item for item in items if not is_without_parameter(item)]
     suite = [item for item in items if item.get_closest_marker("mla")]
-    known = {test_id(item) for item in suite}
+    every: list[str] = config.stash[EVERY]
+    every.extend(test_id(item) for item in suite)
+    known = set(every)
     expected = config.stash[EXPECTED]
     unknown = set(expected) - known
     if unknown:
         raise pytest.UsageError(f"expected failures that are no test: {sorted(unknown)}")
     only = config.getoption("--mla-only")
     if only is not None:
-        chosen = [item for item in suite if only in {test_id(item), _param_id(item)}]
+        chosen = [item for item in suite if only in {test_id(item), _param_id(test_id(item))}]
         if not chosen:
-            names = sorted({name for item in suite for name in (test_id(item), _param_id(item))})
+            names = sorted({name for test in known for name in (test, _param_id(test))})
             near = ", ".join(difflib.get_close_matches(only, names))
             hint = f"; near it: {near}" if near else ""
             raise pytest.UsageError(f"--only: no test or case is called {only!r}{hint}")
         items[:] = suite = chosen
+    if config.getoption("--mla-quick"):
+        config.stash[QUICK], items[:] = quick_choice(suite)
+        suite = items
     for item in suite:
         entry = expected.get(test_id(item))
         if entry is not None:
@@ -193,11 +227,9 @@ def mla_run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture
 def trial(request: pytest.FixtureRequest, mla_run: Run) -> Trial:
-    """Return the case under test, or skip it with the reason."""
+    """Return the case under test."""
     param: CaseParam = request.param
     item: pytest.Item = request.node
-    skip = why_skip(mla_run, param, marker_of(item).kwargs["ops"])
-    skip_if(item, skip)
     trial = Trial(mla_run.backend, param.case, mla_run.dims, param.dtype, param.note)
     item.stash[TRIAL] = trial
     return trial
@@ -212,23 +244,18 @@ def mla_checks(request: pytest.FixtureRequest) -> list[Check]:
 
 @pytest.fixture
 def trace_trial(request: pytest.FixtureRequest, mla_run: Run) -> TraceTrial:
-    """Return the trace under test, or skip it with the reason."""
+    """Return the trace under test."""
     param: TraceParam = request.param
-    skip_if(request.node, why_skip_trace(mla_run, param))
     trial = TraceTrial(mla_run.backend, param.scenario, mla_run.dims, param.dtype, param.note)
     request.node.stash[TRIAL] = trial
     return trial
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests whose ops or features the backend does not declare."""
-    marker = item.get_closest_marker("mla")
-    if marker is None:
-        return
-    skip_if(item, why_left_out(item.config.stash[RUN], marker.kwargs["group"], case_id(item)))
-    for word in (*marker.kwargs["ops"], *marker.kwargs.get("features", ())):
-        skip_if(item, why_skip_word(item.config.stash[RUN], word))
+    """Skip, with the reason, what the backend does not declare."""
+    if item.get_closest_marker("mla") is not None:
+        skip_if(item, why_not_asked(item))
 
 
-def _param_id(item: pytest.Item) -> str:
-    return item.name.partition("[")[2].removesuffix("]")
+def _param_id(test: str) -> str:
+    return test.partition("[")[2].removesuffix("]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TextIO
 
-_EVERY = {True: 0.2, False: 10.0}  # seconds between lines, on a terminal and in a log
+_EVERY = {True: 0.5, False: 10.0}  # seconds between lines, on a terminal and in a log
 
 
 class Progress:
@@ -29,17 +29,26 @@ class Progress:
         self._stream.flush()
         self._started = self._last = time.monotonic()
 
-    def show(self, done: int, total: int, failed: int) -> None:
-        """Say how far the run is, if it is time to; before `total` is known, that it is loading."""
+    def show(self, done: int, total: int, failed: int, share: float) -> None:
+        """Say how far the run is, if it is time to; before `total` is known, that it is loading.
+
+        Parameters
+        ----------
+        done, total, failed : int
+            Tests.
+        share : float
+            How much of the work is done, from 0 to 1.
+        """
         now = time.monotonic()
         if now - self._last < _EVERY[self._live]:
             return
         self._last = now
-        line = f"{done} of {total} done, {failed} failed"
+        spent = now - self._started
+        line = f"{duration(spent)}: {done} of {total} done, {failed} failed"
         if not total:
-            line = f"loading the backend and collecting tests, {now - self._started:.0f} s"
-        elif done:
-            line += f", about {duration((now - self._started) / done * (total - done))} left"
+            line = f"{duration(spent)}: loading the backend and collecting tests"
+        elif share:
+            line += f", about {duration(spent / share * (1 - share))} left"
         self._stream.write(f"\r{line}\x1b[K" if self._live else f"{line}\n")
         self._stream.flush()
 

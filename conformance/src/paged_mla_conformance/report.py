@@ -45,6 +45,9 @@ class Report:
         Why the user's options ended the run early; empty if they did not.
     errors : list of str
         What else kept the run from finishing.
+    found, findable : int
+        Of a quick run: how many known faults its tests find, and how many all tests that the
+        backend declares would find. Else 0.
     warnings : dict of str to Warned
         By their text.
     commit : str
@@ -58,6 +61,8 @@ class Report:
     results: list[Result] = field(default_factory=list)
     stopped: str = ""
     errors: list[str] = field(default_factory=list)
+    found: int = 0
+    findable: int = 0
     warnings: dict[str, Warned] = field(default_factory=dict)
     commit: str = field(default_factory=lambda: commit_of(__file__))
     date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
@@ -137,14 +142,23 @@ class Report:
             "failed": totals["failed"] + totals["unexpected-pass"],
             "known failures": totals["expected-failure"],
             "not asked": totals["skipped"],
-            "deselected": totals["deselected"],
+            "deselected": 0 if self.findable else totals["deselected"],
             "never answered": totals["unanswered"],
         }
         parts = [f"{totals['passed']} passed"]
         parts += [f"{count} {what}" for what, count in counts.items() if count]
         if self.subject.dtypes_left_out:
             parts.append(f"{'/'.join(self.subject.dtypes_left_out)} not asked")
-        return ", ".join(parts)
+        evidence = ", ".join(parts)
+        if self.findable:
+            evidence += f"; {self.quick}"
+        return evidence
+
+    @property
+    def quick(self) -> str:
+        """What a quick run is worth, in one phrase."""
+        faults = f"{self.found} of {self.findable} known faults that apply to this backend"
+        return f"quick: {faults} are looked for"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document (see ``report.schema.json``)."""
@@ -167,6 +181,9 @@ class Report:
             "reasons_against": self.reasons_against,
             "verdict": self.verdict,
             "totals": self.totals,
+            **(
+                {"quick": {"found": self.found, "findable": self.findable}} if self.findable else {}
+            ),
             "deselected": sorted(self.deselected),
             "warnings": [
                 {"message": text, **asdict(warned)} for text, warned in self.warnings.items()

@@ -91,11 +91,16 @@ def params_of_group(run: Run, group: str) -> list[CaseParam]:
     """Return the cases of `group` in every dtype, each in the cache formats it is asked in."""
     bent = [bent_case(case, run.backend.capabilities) for case in CASES[group]]
     return [
-        CaseParam(replace(case, cache_format=cache_format), dtype, note)
+        CaseParam(_in_format(case, cache_format), dtype, note)
         for case, note in bent
         for dtype in run.dtypes
         for cache_format in _formats_of(run, case, dtype)
     ]
+
+
+def _in_format(case: Case, cache_format: str | None) -> Case:
+    """Return the case in a cache format; making a case takes long, and there are thousands."""
+    return case if case.cache_format == cache_format else replace(case, cache_format=cache_format)
 
 
 def _formats_of(run: Run, case: Case, dtype: str) -> tuple[str | None, ...]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import Pipe
 from typing import Any
 
+from paged_mla_conformance import started
+
+_CHILD = "paged_mla_conformance.child"
 _LINES = 40  # of what a process said last
 _OTHER_THREAD = re.compile(r"^Thread 0x.*\n(?:  .*\n)*", re.MULTILINE)
 _NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")  # they would change the suite
@@ -23,6 +25,11 @@ _NOT_OURS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTHONOPTIMIZE")  # they would
 def ignored_variables() -> list[str]:
     """Return what is set in the environment and does not reach the suite."""
     return [name for name in _NOT_OURS if os.environ.get(name)]
+
+
+def threads_of_each(workers: int) -> int:
+    """Return how many threads one of so many processes may use."""
+    return max(1, (os.cpu_count() or 1) // workers)
 
 
 class Worker:
@@ -49,23 +56,14 @@ class Worker:
     """
 
     def __init__(self, arguments: Sequence[str], *, on_screen: bool, threads: int) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
+        self.connection, theirs = Pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this
         self._mark = 0
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_OURS}
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
         environment.setdefault("OMP_NUM_THREADS", str(threads))
-        command = [sys.executable, "-m", "paged_mla_conformance.child", str(theirs.fileno())]
-        self._process = subprocess.Popen(
-            [*command, *arguments],
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            stdin=None if on_screen else subprocess.DEVNULL,
-            stdout=None if on_screen else self._said,
-            stderr=None if on_screen else subprocess.STDOUT,
-            start_new_session=True,
-        )
-        theirs.close()
+        said = None if on_screen else self._said
+        self._process = started.start(_CHILD, arguments, theirs, environment, said)
         self.test: int | None = None
         self.since = time.monotonic()
         self.collected = self.dismissed = False
@@ -95,8 +93,7 @@ class Worker:
 
     def show_where(self) -> None:
         """Let the process say where it is, as far as it still can."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGUSR1)
+        started.ask_for_stacks(self._process)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0.5)
 
@@ -104,8 +101,7 @@ class Worker:
         """End the process after some seconds, and what it started; return how it ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        started.kill(self._process)
         status = self._process.wait()
         self.connection.close()
         if status < 0:

@@ -7,13 +7,16 @@ import multiprocessing
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 
 from paged_mla_conformance.mutants import MUTANTS
-from paged_mla_conformance.mutants.backends import RIGHT_BACKEND
+from paged_mla_conformance.mutants.backends import RIGHT_BACKEND, RIGHT_IN_EVERY_FORMAT
 from paged_mla_conformance.mutants.kill import Kills, NothingAsked, kill
 from paged_mla_conformance.mutants.matrix import Matrix
+from paged_mla_conformance.mutants.table import table_of
+from paged_mla_conformance.quick.table import FILE, to_json
 from paged_mla_shared.options import whole
 
 
@@ -24,18 +27,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count(), help="processes")
     parser.add_argument("-k", metavar="EXPRESSION", help="ask these tests alone, as pytest's -k")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="also writes JSON beside it")
+    parser.add_argument(
+        "--table", action="store_true", help="ask every test, and renew the table of --quick"
+    )
     options = parser.parse_args(arguments)
-    if options.page and (options.names or options.k):
-        parser.error("--page needs every mutant, and every test")
+    if (options.page or options.table) and (options.names or options.k):
+        parser.error("--page and --table need every mutant, and every test")
     if options.page and not options.page.parent.is_dir():
         parser.error(f"--page: got {options.page}; allowed: a file in a folder that is there")
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
         parser.error(f"no mutants: {sorted(unknown)}")
-    names = [RIGHT_BACKEND, *(options.names or MUTANTS)]
+    first = RIGHT_IN_EVERY_FORMAT if options.table else RIGHT_BACKEND
+    names = [first, *(options.names or MUTANTS)]
     chosen = ("-k", options.k) if options.k else ()
     try:
-        right, *kills = _kill_all(names, chosen, options.workers)
+        right, *kills = _kill_all(names, chosen, options.workers, every=options.table)
     except NothingAsked as error:
         if not chosen:
             raise
@@ -47,17 +54,21 @@ def main(arguments: list[str] | None = None) -> int:
     print(matrix.summary())
     if options.page:
         matrix.write(options.page)
+    if options.table:
+        FILE.write_text(to_json(table_of(kills, right)))
     return 1 if matrix.faults else 0
 
 
-def _kill_all(names: list[str], chosen: tuple[str, ...], workers: int) -> list[Kills]:
+def _kill_all(
+    names: list[str], chosen: tuple[str, ...], workers: int, *, every: bool
+) -> list[Kills]:
     """Put each mutant to the suite, in processes, and print what kills it."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # other plugins are none of the suite's
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         results = []
-        for k in pool.map(kill, names, *map(repeat, chosen)):
+        for k in pool.map(partial(kill, every=every), names, *map(repeat, chosen)):
             print(f"{k.name}: {', '.join(k.by()) or '-'}", flush=True)
             results.append(k)
     return results

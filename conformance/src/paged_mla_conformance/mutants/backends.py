@@ -18,6 +18,7 @@ from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.problem import Problem
 
 RIGHT_BACKEND = "right"
+RIGHT_IN_EVERY_FORMAT = "right-in-every-format"
 SCHEDULES = "schedules"
 BOUNDED = "bounded"
 
@@ -34,7 +35,7 @@ class MutantBackend(ReferenceBackend):
     """The reference with its runners wrapped. Float32 alone, to be quick."""
 
     name: str = RIGHT_BACKEND
-    mode: str = "interpreter"
+    mode: str = "cpu"
     capabilities: Capabilities = FLOAT32
     wrap: Callable[[Problem, Runner], Runner] = _unwrapped
     wrap_unchecked: Callable[[Problem, Runner], Runner] = _unwrapped
@@ -54,7 +55,7 @@ def mutant(name: str) -> MutantBackend:
 
     One that breaks S-11 declares every cache format, the others the plain one, to be quick.
     """
-    formats = name in MUTANTS and "S-11" in MUTANTS[name].rules
+    formats = name == RIGHT_IN_EVERY_FORMAT or (name in MUTANTS and "S-11" in MUTANTS[name].rules)
     backend = MutantBackend(name=name, capabilities=EVERY_FORMAT if formats else FLOAT32)
     if name in ORACLE:
         return replace(backend, oracle=ORACLE[name].change(RIGHT))
@@ -90,6 +91,6 @@ def changes(name: str) -> frozenset[str]:
 
 def __getattr__(name: str) -> Callable[[], MutantBackend]:
     """Return the factory of a mutant."""
-    if name not in MUTANTS and name != RIGHT_BACKEND:
+    if name not in {*MUTANTS, RIGHT_BACKEND, RIGHT_IN_EVERY_FORMAT}:
         raise AttributeError(f"no mutant is called {name!r}")
     return lambda: mutant(name)

@@ -16,6 +16,8 @@ from paged_mla_conformance.collector import marker_of
 from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_conformance.mutants.backends import BOUNDED, SCHEDULES, changes, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS
+from paged_mla_conformance.quick.keys import key_of
+from paged_mla_conformance.quick.needs import needs_of
 from paged_mla_conformance.selection import CaseParam
 from paged_mla_reference.judging.compare import Mismatch
 
@@ -38,12 +40,19 @@ class Kills:
     name : str
     groups : dict of str to dict of str to str
         For each group, the first test of each kind of kill: "rule", "other", "crash".
+    tests : dict of str to float
+        Only where every test is asked: keys of those that kill by a rule which the mutant breaks,
+        with their milliseconds. Of a right backend, every test that it passed.
+    needs : dict of str to frozenset of str
+        Of a right backend: what a backend must declare for each of these tests.
     seconds : float
         Of the process, not of the clock.
     """
 
     name: str
     groups: dict[str, dict[str, str]] = field(default_factory=dict)
+    tests: dict[str, float] = field(default_factory=dict)
+    needs: dict[str, frozenset[str]] = field(default_factory=dict)
     seconds: float = 0.0
 
     def by(self, kind: str = _NAMED) -> list[str]:
@@ -62,10 +71,21 @@ class Kills:
 
 
 class Recorder:
-    """Pytest plugin that notes kills; what can show nothing new is not asked."""
+    """Pytest plugin that notes kills; what can show nothing new is not asked.
 
-    def __init__(self, kills: Kills, rules: tuple[str, ...]) -> None:
+    Parameters
+    ----------
+    kills : Kills
+        Gets what is found.
+    rules : tuple of str
+        Those that the mutant breaks.
+    every : bool
+        Whether a group that has killed the mutant is asked further.
+    """
+
+    def __init__(self, kills: Kills, rules: tuple[str, ...], *, every: bool) -> None:
         self._kills = kills
+        self._every = every
         self._rules = set(rules)
         self._changes = changes(kills.name)
         self.tests = 0
@@ -84,16 +104,23 @@ class Recorder:
             pytest.skip("the mutant does this as the right backend does")
         if _is_large(item):
             pytest.skip("of production's size: smaller cases ask the same")
-        if _NAMED in self._kills.groups.get(group, {}):
+        if not self._every and _NAMED in self._kills.groups.get(group, {}):
             pytest.skip("its group has killed the mutant")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """Sort a failure by what it says."""
-        if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
+        if call.excinfo is None:
+            if call.when == "call" and self._kills.name not in MUTANTS:
+                self._kills.tests[key_of(item)] = call.duration * 1e3
+                self._kills.needs[key_of(item)] = needs_of(item)
+            return
+        if call.excinfo.errisinstance(pytest.skip.Exception):
             return
         group = marker_of(item).kwargs["group"]
         kind = self._kind(item, call.excinfo.value)
+        if kind == _NAMED:
+            self._kills.tests[key_of(item)] = call.duration * 1e3
         self._kills.groups.setdefault(group, {}).setdefault(kind, item.name)
 
     def _kind(self, item: pytest.Item, error: BaseException) -> str:
@@ -136,8 +163,10 @@ def _rules_of(item: pytest.Item) -> tuple[str, ...]:
     return rules
 
 
-def kill(name: str, *chosen: str) -> Kills:
+def kill(name: str, *chosen: str, every: bool = False) -> Kills:
     """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave.
+
+    With `every`, each test is asked, and not only those of groups that have not killed it yet.
 
     Raises
     ------
@@ -146,7 +175,7 @@ def kill(name: str, *chosen: str) -> Kills:
     """
     kills = Kills(name)
     rules = MUTANTS[name].rules if name in MUTANTS else ()
-    recorder = Recorder(kills, rules)
+    recorder = Recorder(kills, rules, every=every)
     started = time.process_time()
     with spoilt_engine(name), _silence():
         pytest.main(_arguments(name, chosen), plugins=[recorder])
@@ -164,6 +193,7 @@ def _arguments(name: str, chosen: tuple[str, ...]) -> list[str]:
         *("-p", "paged_mla_conformance.plugin"),
         *("--quiet", "--tb=no", "--no-header", "--no-summary"),
         f"--mla-backend={BACKENDS}:{name}",
+        "--mla-dtypes=float32",
         *chosen,
     ]
 

@@ -1,0 +1,36 @@
+"""The choice of a quick verdict among the tests that pytest has collected."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+from paged_mla_conformance.collector import QUICK, why_not_asked
+from paged_mla_conformance.quick.choice import OVERHEAD_MS, Choice, choose
+from paged_mla_conformance.quick.keys import key_of
+from paged_mla_conformance.quick.table import load_table
+
+
+def cost_of(item: pytest.Item) -> float:
+    """Return about what a test costs beside the others of its run.
+
+    In a quick run that is what the reference takes for it. A whole run has ten times the tests, and
+    what one of them takes depends on the backend; there every test costs the same.
+    """
+    if QUICK in item.config.stash:
+        return load_table()[key_of(item)].ms + OVERHEAD_MS
+    return 1.0
+
+
+def quick_choice(items: Sequence[pytest.Item]) -> tuple[Choice, list[pytest.Item]]:
+    """Return the choice and its tests, each in one of the element types of the run in turn."""
+    table = load_table()
+    declared: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if key_of(item) in table and why_not_asked(item) is None:
+            declared[key_of(item)].append(item)
+    choice = choose(table, declared)
+    chosen = {id(declared[key][turn % len(declared[key])]) for turn, key in enumerate(choice.keys)}
+    return choice, [item for item in items if id(item) in chosen]

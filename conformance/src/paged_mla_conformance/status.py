@@ -1,0 +1,5 @@
+"""Exit statuses of the command: pytest's, without the time that importing pytest takes."""
+
+INTERRUPTED = 2
+USAGE_ERROR = 4
+NO_TESTS_COLLECTED = 5

@@ -1,0 +1,102 @@
+"""The quick verdict: few tests, and an honest word on what they are worth."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from running import MUTANTS, REFERENCE, last_line, run_suite
+
+from paged_mla_conformance import mutants
+from paged_mla_conformance.quick.choice import MOST_MS, MOST_TESTS, choose
+from paged_mla_conformance.quick.table import Entry, load_table, to_json
+
+WORTH = re.compile(r"quick: (\d+) of (\d+) known faults that apply to this backend are looked for")
+
+
+def entry(ms: float, *finds: str) -> Entry:
+    """Return a test that takes so long and finds these faults."""
+    return Entry(ms, frozenset(finds))
+
+
+def worth(printed: str) -> tuple[int, int]:
+    """Return both numbers of the verdict."""
+    [(found, findable)] = WORTH.findall(last_line(printed))
+    return int(found), int(findable)
+
+
+def test_the_test_that_finds_most_for_its_time_comes_first():
+    table = {"slow": entry(980, "a", "b", "c"), "fast": entry(80, "a", "b")}
+    assert choose(table, table).keys == ("fast", "slow")
+
+
+def test_a_test_that_finds_nothing_new_is_left_out():
+    table = {"both": entry(10, "a", "b"), "one": entry(10, "a")}
+    choice = choose(table, table)
+    assert choice.keys == ("both",)
+    assert (choice.found, choice.findable) == (2, 2)
+
+
+def test_only_declared_tests_count():
+    table = {"declared": entry(10, "a"), "not": entry(10, "b")}
+    choice = choose(table, ["declared", "unknown"])
+    assert choice.keys == ("declared",)
+    assert choice.findable == 1
+
+
+def test_a_test_that_takes_too_long_is_left_out_and_its_faults_are_counted():
+    table = {"short": entry(10, "a"), "long": entry(MOST_MS + 1, "b")}
+    choice = choose(table, table)
+    assert choice.keys == ("short",)
+    assert (choice.found, choice.findable) == (1, 2)
+
+
+def test_there_are_never_too_many_tests():
+    table = {str(number): entry(1, str(number)) for number in range(MOST_TESTS + 1)}
+    assert len(choose(table, table).keys) == MOST_TESTS
+
+
+def test_the_table_names_mutants_and_survives_being_written():
+    table = load_table()
+    assert frozenset().union(*(e.finds for e in table.values())) <= set(mutants.MUTANTS)
+    written = to_json({"x": entry(1.5, "b", "a"), "y": entry(2, "b")})
+    assert '"x": [1.5, "3"]' in written
+    assert '"y": [2, "2"]' in written
+
+
+def test_the_template_gets_a_verdict_without_any_option():
+    done = run_suite("--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert last_line(done.stdout).startswith("PASSED in part: numpy-template ")
+    found, findable = worth(done.stdout)
+    assert found >= 0.9 * findable
+
+
+def test_nine_tenths_of_the_known_faults_are_looked_for_in_a_backend_that_declares_all():
+    done = run_suite("--backend", REFERENCE, "--quick")
+    found, findable = worth(done.stdout)
+    assert found >= 0.9 * findable
+    passed = int(re.findall(r"(\d+) passed", last_line(done.stdout))[0])
+    assert 60 <= passed <= MOST_TESTS
+
+
+@pytest.mark.parametrize(
+    "name", ["lse-in-base-2", "causal-mask-is-top-left", "answers-share-one-buffer"]
+)
+def test_a_known_fault_is_found(name: str):
+    done = run_suite("--backend", f"{MUTANTS}:{name}", "--quick", "--dtypes", "float32")
+    assert done.returncode == 1
+    assert last_line(done.stdout).startswith("FAILED in part: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--backend MODULE:FACTORY is missing; allowed without it: --quick"),
+        (("--quick", "--only", "decode-bs16-fp32"), "--quick chooses tests by itself"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], said: str):
+    done = run_suite(*arguments)
+    assert done.returncode == 4
+    assert said in done.stderr
