@@ -13,6 +13,7 @@ class Surface:
 
     def __init__(self, path: Path) -> None:
         found = json.loads(path.read_text())
+        self.version = found["version"]
         self.modules, self.calls = found["modules"], found["calls"]
         self.names, self.runner = found.get("names", {}), found.get("runner", "")
         self.classes = {

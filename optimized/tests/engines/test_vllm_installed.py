@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +20,9 @@ import torch
 from mla_step import R, assert_close, build, dense, join
 from record_vllm import SURFACES, record_vllm
 
+from paged_mla_optimized.engines.releases import serves
 from paged_mla_optimized.engines.vllm.record import record
-from paged_mla_optimized.engines.vllm.registration import NAME, register
+from paged_mla_optimized.engines.vllm.registration import NAME, OWN_NAME, register
 from paged_mla_optimized.engines.vllm.tools import check, invariance
 from paged_mla_optimized.engines.vllm.tools.planted import HEALTHY, planted
 from paged_mla_optimized.engines.vllm.tools.scenes import SCENES
@@ -29,14 +33,14 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
-    from vllm.config import CompilationConfig
+    from vllm.config import AttentionConfig, CompilationConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.attention import mla_attention
     from vllm.platforms.interface import DeviceCapability
     from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
     from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
     from vllm.v1.attention.backends.mla.prefill.selector import MLAPrefillSelectorConfig
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
     from vllm_step import builder_maker, common, engine_config, engine_layer
 
     from paged_mla_optimized.engines.heads import Keys
@@ -45,6 +49,10 @@ with warnings.catch_warnings():
     from paged_mla_optimized.engines.vllm.prefill import PagedMlaPrefillBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+TAKES_NAMES = serves(vllm.__version__, (0, 32))
+"""Whether plugins may add names to vLLM's enums."""
+TAKES_NAMES_ONLY = pytest.mark.skipif(not TAKES_NAMES, reason="its enums take no names of plugins")
 
 HOPPER = DeviceCapability(9, 0)
 ASKED = {
@@ -69,12 +77,52 @@ def test_its_surface_is_the_recorded_one():
     assert found == json.loads((SURFACES / f"{vllm.__version__}.json").read_text())
 
 
-def test_its_names_find_our_classes():
+@pytest.mark.parametrize(
+    ("members", "ours"),
+    [
+        (AttentionBackendEnum, PagedMlaBackend),
+        (MLAPrefillBackendEnum, PagedMlaPrefillBackend),
+    ],
+)
+def test_its_names_find_our_classes(members, ours):
     register()
     register()
-    assert AttentionBackendEnum[NAME].get_class() is PagedMlaBackend
-    assert MLAPrefillBackendEnum[NAME].get_class() is PagedMlaPrefillBackend
-    assert PagedMlaBackend.get_name() == PagedMlaPrefillBackend.get_name() == NAME
+    assert members[NAME].get_class() is ours
+    assert members[ours.get_name()].get_class() is ours
+    assert ours.get_name() == (OWN_NAME if TAKES_NAMES else NAME)
+
+
+@TAKES_NAMES_ONLY
+def test_our_name_chooses_us():
+    register()
+    assert AttentionConfig(backend=OWN_NAME.lower()).backend.get_class() is PagedMlaBackend
+    prefill = AttentionConfig(mla_prefill_backend=OWN_NAME).mla_prefill_backend
+    assert prefill.get_class() is PagedMlaPrefillBackend
+
+
+@TAKES_NAMES_ONLY
+@pytest.mark.parametrize("field", ["backend", "mla_prefill_backend"])
+def test_a_spawned_process_reads_our_name_before_it_loads_plugins(field):
+    register()
+    config = AttentionConfig(**{field: OWN_NAME})
+    read = f"import pickle, sys; print(pickle.load(sys.stdin.buffer).{field}.get_path())"
+    child = subprocess.run(
+        [sys.executable, "-c", read], input=pickle.dumps(config), stdout=subprocess.PIPE, check=True
+    )
+    assert child.stdout.decode().split()[-1] == getattr(config, field).get_path()
+
+
+def test_another_plugin_keeps_the_name_that_all_share(caplog):
+    register()
+    member = AttentionBackendEnum[NAME]
+    try:
+        register_backend(member, "another.plugin.Backend")
+        register()
+        assert member.get_path() == "another.plugin.Backend"
+        assert "CUSTOM: it selects another.plugin.Backend, not paged_mla_opt" in caplog.text
+    finally:
+        member.clear_override()
+        register()
 
 
 @pytest.mark.parametrize(

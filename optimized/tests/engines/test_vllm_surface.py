@@ -16,6 +16,7 @@ from recording import assigned, fields, methods
 from surface import Surface, accepts, bases, calls_of_super
 
 import paged_mla_optimized.engines.vllm as room
+from paged_mla_optimized.engines.releases import serves
 from paged_mla_optimized.engines.vllm.registration import BACKEND, PREFILL_BACKEND
 from paged_mla_optimized.engines.vllm.versions import RECORDED
 
@@ -172,7 +173,9 @@ def test_registration_fits(surface):
             if name.startswith("register_"):
                 accepts(parameters, "0, 0")
     for enum in ("AttentionBackendEnum", "MLAPrefillBackendEnum"):
-        assert {"is_overridden", "get_path"} <= surface.all_of(enum, "methods")
+        known = surface.all_of(enum, "methods")
+        assert {"is_overridden", "get_path"} <= known
+        assert ("register" in known) == serves(surface.version, (0, 32))  # names of plugins
 
 
 def test_the_entry_point_is_declared():

@@ -7,18 +7,22 @@ from typing import Any, ClassVar
 import torch
 from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
 from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from paged_mla_optimized.engines.fits import DTYPES, HEAD_SIZES
 from paged_mla_optimized.engines.vllm.builder import PagedMlaMetadataBuilder
 from paged_mla_optimized.engines.vllm.convert import KV_CACHE_DTYPES
 from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
 from paged_mla_optimized.engines.vllm.reasons import misfit
-from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.engines.vllm.registration import name_in
 from paged_mla_optimized.runtime.device import ARCHS
 
 
 class PagedMlaBackend(MLACommonBackend):
-    """Dense MLA for vLLM; ``attention_backend="CUSTOM"`` chooses it."""
+    """Dense MLA for vLLM.
+
+    ``attention_backend="PAGED_MLA"`` chooses it from 0.32 on, and ``"CUSTOM"`` in every release.
+    """
 
     supported_dtypes: ClassVar[list[torch.dtype]] = list(DTYPES)
     supported_kv_cache_dtypes: ClassVar[list[Any]] = list(KV_CACHE_DTYPES)
@@ -26,7 +30,7 @@ class PagedMlaBackend(MLACommonBackend):
     @staticmethod
     def get_name() -> str:
         """Return the member of vLLM's enum."""
-        return NAME
+        return name_in(AttentionBackendEnum)
 
     @staticmethod
     def get_impl_cls() -> type[PagedMlaImpl]:

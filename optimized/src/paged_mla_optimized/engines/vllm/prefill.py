@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions, MLAPrefillBackend
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
 
 from paged_mla_optimized.engines.fits import DTYPES
 from paged_mla_optimized.engines.heads import HeadsPrefill, Keys, warm_up
-from paged_mla_optimized.engines.vllm.registration import NAME
+from paged_mla_optimized.engines.vllm.registration import name_in
 from paged_mla_optimized.engines.vllm.versions import context_chunk
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_optimized.runtime.device import ARCHS
@@ -33,7 +34,7 @@ class PagedMlaPrefillBackend(MLAPrefillBackend):
     @staticmethod
     def get_name() -> str:
         """Return the member of vLLM's enum."""
-        return NAME
+        return name_in(MLAPrefillBackendEnum)
 
     @classmethod
     def supports_compute_capability(cls, device_capability: Any) -> bool:

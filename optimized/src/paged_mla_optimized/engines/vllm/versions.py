@@ -17,6 +17,8 @@ whether a cache may span layers                ``get_kv_cache_stride_   0.29    
 ``_build_decode``                                                       0.31    ``max_query_len``,
                                                                                 unused
 graphs over rows of unequal query lengths      not there                0.31    not claimed
+names of backends                              members of an enum       0.32    a plugin may add
+                                                                                members
 =============================================  =======================  ======  ===================
 
 Surfaces are recorded in ``optimized/tests/engines/vllm_surfaces``.
