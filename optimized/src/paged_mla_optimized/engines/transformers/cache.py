@@ -58,7 +58,9 @@ class PagedMlaCacheLayer(CacheLayerMixin):
 
 
 class PagedMlaCache(Cache):
-    """Rows of one batch in the blocks of a pool; give it to ``generate`` as `past_key_values`.
+    """Rows of one batch in the blocks of a pool; give it to ``generate`` as `cache`.
+
+    Releases of transformers before 5.24 call that argument `past_key_values`.
 
     ``copy.deepcopy``, :meth:`batch_repeat_interleave`, :meth:`batch_select_indices` and
     :meth:`reorder_cache` copy no latents: rows share blocks until they are written to. Blocks are

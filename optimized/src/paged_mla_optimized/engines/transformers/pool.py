@@ -40,7 +40,8 @@ class LatentPool:
         :class:`PagedMlaCache`, and work as before with any other cache.
     num_blocks : int
         Tokens of all rows of all caches fit ``num_blocks * block_size``, each row's last block
-        partly filled.
+        partly filled. The pool takes ``layers * num_blocks * block_size * (R + P)`` numbers of the
+        model's dtype.
     block_size : int
     max_rows : int
         Largest batch, beams and returned sequences counted.
