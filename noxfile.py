@@ -241,15 +241,17 @@ def engines(session: nox.Session, engine: str) -> None:
 def mutants(session: nox.Session) -> None:
     """Put every known way of being wrong to the suite; one that survives is an error."""
     install_editable(session, "conformance")
-    page = () if session.posargs else ("--page", "conformance/docs/mutants.md")
-    session.run("python", "-m", "paged_mla_conformance.mutants", *page, *session.posargs)
+    Path("out").mkdir(exist_ok=True)
+    summary = ("--summary", "conformance/docs/mutants.md", "--page", "out/mutants.md")
+    pages = () if session.posargs else summary
+    session.run("python", "-m", "paged_mla_conformance.mutants", *pages, *session.posargs)
 
 
 @nox.session(default=False)
 def explained(session: nox.Session) -> None:
     """Explain dumps of mutants, single faults and right steps, and count what is right."""
     install_editable(session, "conformance")
-    page = () if session.posargs else ("--page", "conformance/docs/explained.md")
+    page = () if session.posargs else ("--page", "out/explained.md")
     session.run("python", "-m", "paged_mla_conformance.explained", *page, *session.posargs)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from ci.packages import PACKAGES, ROOT
 
 REQUIRED = ("License-Expression", "License-File", "Keywords", "Classifier", "Requires-Python")
-LABORATORY = re.compile(r"/(tools|explained|planted|tests|bench/reports)/")
+LABORATORY = re.compile(r"/(tools|explained|tests|bench/reports)/")
 VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
 

@@ -12,7 +12,12 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from paged_mla_conformance.explained.dumps import Failed, failures, tests_that_kill
+from paged_mla_conformance.explained.dumps import (
+    Failed,
+    failures,
+    tests_of_the_table,
+    tests_that_kill,
+)
 from paged_mla_conformance.explained.healthy import healthy
 from paged_mla_conformance.explained.page import Case, Results
 from paged_mla_conformance.explained.single import single_faults
@@ -26,14 +31,18 @@ from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import whole
 
 MOST_DUMPS = 3  # of a mutant, as long as one deviation alone does not fit them
-PAGE = Path(__file__).parents[3] / "docs" / "mutants.json"  # of a checkout; wheels have none
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print what was right; return 0 when no right step was called broken."""
     parser = argparse.ArgumentParser(prog="paged_mla_conformance.explained", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
-    parser.add_argument("--matrix", type=Path, default=PAGE, help="the matrix of mutants")
+    parser.add_argument(
+        "--matrix",
+        type=Path,
+        metavar="JSON",
+        help="a matrix that nox -s mutants has written (default: the table of the quick verdict)",
+    )
     parser.add_argument("--single", type=whole(0), default=30, help="single faults")
     parser.add_argument("--healthy", type=whole(0), default=200, help="right steps")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN")
@@ -43,9 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no mutants: {sorted(unknown)}")
     try:
-        kills = tests_that_kill(options.matrix)
+        kills = tests_that_kill(options.matrix) if options.matrix else tests_of_the_table()
     except InvalidArgument as error:
-        parser.error(f"--matrix: {error}, as python -m paged_mla_conformance.mutants writes it")
+        parser.error(f"--matrix: {error}, as nox -s mutants writes it to out/mutants.json")
     warnings.simplefilter("ignore")
     results = Results()
     for name, dump in healthy(options.healthy):

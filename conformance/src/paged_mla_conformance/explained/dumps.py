@@ -18,6 +18,7 @@ from paged_mla_conformance.convention import STRICT, load_profile
 from paged_mla_conformance.layered import check_layer
 from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS, Run
+from paged_mla_conformance.quick.table import load_table
 from paged_mla_conformance.recording import RecordingBackend
 from paged_mla_conformance.selection import TraceParam, allows
 from paged_mla_conformance.traces import TraceTrial
@@ -37,7 +38,7 @@ from paged_mla_shared.documents import read_object
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import Dump, load_dump, save_dump
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.formats import FORMATS
+from paged_mla_shared.formats import FORMATS, types_id
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.poison import HUGE
 from paged_mla_shared.prefill import PrefillBatch
@@ -102,10 +103,31 @@ def tests_that_kill(page: Path) -> dict[str, list[str]]:
     return found
 
 
+def tests_of_the_table() -> dict[str, list[str]]:
+    """Return, for each mutant, the tests in the table of the quick verdict that find it."""
+    found: dict[str, list[str]] = {}
+    for key, entry in sorted(load_table().items(), key=lambda item: item[1].ms):
+        for name in entry.finds:
+            found.setdefault(name, []).append(_of_steps(group_of(key), _typed(key)))
+    return found
+
+
+def group_of(test: str) -> str:
+    """Return the group of a test that is called after it."""
+    return test.partition("[")[0].removeprefix("test_")
+
+
+def _typed(key: str) -> str:
+    """Return the name of a test in float32."""
+    name, _, cache_format = key.removesuffix("]").partition("+")
+    if group_of(key) not in {*ASKED, "trace"}:
+        return key
+    return f"{name}-{types_id('float32', cache_format or None)}]"
+
+
 def _of_steps(group: str, test: str) -> str:
     """Return a test, or the first of its group that asks a step, where it does not itself."""
-    kind = test.partition("[")[0].removeprefix("test_")
-    if kind in ASKED or group not in ASKED:
+    if group_of(test) in ASKED or group not in ASKED:
         return test
     return f"test_{group}[{CASES[group][0].dtype_id('float32')}]"
 

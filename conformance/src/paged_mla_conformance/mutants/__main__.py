@@ -27,14 +27,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=whole(1), default=os.cpu_count(), help="processes")
     parser.add_argument("-k", metavar="EXPRESSION", help="ask these tests alone, as pytest's -k")
     parser.add_argument("--page", type=Path, metavar="MARKDOWN", help="also writes JSON beside it")
+    parser.add_argument("--summary", type=Path, metavar="MARKDOWN", help="a short page")
     parser.add_argument(
         "--table", action="store_true", help="ask every test, and renew the table of --quick"
     )
     options = parser.parse_args(arguments)
-    if (options.page or options.table) and (options.names or options.k):
-        parser.error("--page and --table need every mutant, and every test")
-    if options.page and not options.page.parent.is_dir():
-        parser.error(f"--page: got {options.page}; allowed: a file in a folder that is there")
+    if (options.page or options.summary or options.table) and (options.names or options.k):
+        parser.error("--page, --summary and --table need every mutant, and every test")
+    for name in ("page", "summary"):
+        path = getattr(options, name)
+        if path and not path.parent.is_dir():
+            parser.error(f"--{name}: got {path}; allowed: a file in a folder that is there")
     unknown = set(options.names) - set(MUTANTS)
     if unknown:
         parser.error(f"no mutants: {sorted(unknown)}")
@@ -54,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(matrix.summary())
     if options.page:
         matrix.write(options.page)
+    if options.summary:
+        options.summary.write_text(matrix.summary_page())
     if options.table:
         FILE.write_text(to_json(table_of(kills, right)))
     return 1 if matrix.faults else 0

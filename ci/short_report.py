@@ -1,0 +1,48 @@
+"""Shorten reports of the suite to what the repository keeps of them.
+
+Tests that were not asked are counted by reason, and of a failure's traceback the assertion stays.
+
+Usage: ``python -m ci.short_report REPORT.json...``, which rewrites the files
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from paged_mla_conformance.report import to_json
+
+KEPT = ("test", "group", "outcome", "worst", "ms", "reason", "message", "note", "end")
+
+
+def shortened(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the short form of a report; one that is short already stays as it is."""
+    asked = [result for result in document["results"] if result["outcome"] != "skipped"]
+    skipped = Counter(r["reason"] for r in document["results"] if r["outcome"] == "skipped")
+    reasons = document.get("skipped", {}) | skipped
+    results = [{name: r[name] for name in KEPT if name in r} for r in asked]
+    for result in results:
+        if "message" in result:
+            result["message"] = _assertion(result["message"])
+    return {**document, "skipped": reasons, "results": results}
+
+
+def _assertion(message: str) -> str:
+    """Return the first line that pytest marks as the error, without one the first line."""
+    lines = message.splitlines()
+    errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
+    return (errors or lines)[0]
+
+
+def main(paths: list[str]) -> int:
+    """Rewrite each file; return 0."""
+    for path in map(Path, paths):
+        path.write_text(to_json(shortened(json.loads(path.read_text()))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
