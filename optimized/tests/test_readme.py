@@ -1,4 +1,4 @@
-"""The README's example runs as it stands there, but for the device and the dtype.
+"""The example of the backend's README runs, but for the device and dtype; engines' names are right.
 
 That of transformers runs in ``tests_engines``.
 """
@@ -13,24 +13,24 @@ import torch
 from paged_mla_optimized.engines.sglang import registration as sglang
 from paged_mla_optimized.engines.vllm import registration as vllm
 
-README = Path(__file__).parents[2] / "README.md"
+FOLDER = Path(__file__).parents[1]
 
 
-def examples() -> list[str]:
-    return re.findall(r"```python\n(.+?)```", README.read_text(), re.DOTALL)
+def examples(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.+?)```", page.read_text(), re.DOTALL)
 
 
 def test_engines_are_given_the_names_that_are_registered():
-    _, in_vllm, in_sglang, in_transformers = examples()
+    in_vllm, in_sglang, _ = examples(FOLDER / "docs" / "engines.md")
     assert f'attention_backend="{vllm.NAME}"' in in_vllm
     assert f'attention_backend="{sglang.NAME}"' in in_sglang
-    for example in (in_vllm, in_sglang, in_transformers):
-        compile(example, "README.md", "exec")
+    for example in (in_vllm, in_sglang):
+        compile(example, "engines.md", "exec")
 
 
 def test_the_example_runs():
     """One prompt of 20 tokens and one decode row of 70, at DeepSeek-V3 widths."""
-    example = examples()[0]
+    example = examples(FOLDER / "README.md")[0]
     example = example.replace('device="cuda"', 'device="cpu"')  # the interpreter
     example = example.replace(
         "block_size=64,", 'block_size=64, dtype=torch.float32, cache_format="fp32",'

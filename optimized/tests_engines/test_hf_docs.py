@@ -1,4 +1,4 @@
-"""transformers: the examples of the page, the docstring and the README run as they stand there."""
+"""transformers: the examples of the page and of the docstring run as they stand there."""
 
 import doctest
 import logging
@@ -19,7 +19,6 @@ import paged_mla_optimized.engines.transformers as plugin
 from paged_mla_optimized.engines.releases import serves
 
 PAGE = Path(__file__).parents[1] / "docs" / "transformers.md"
-README = Path(__file__).parents[2] / "README.md"
 LITE = {"layers": 27, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "itemsize": 2}
 """DeepSeek-V2-Lite, as its config.json says, in bfloat16."""
 
@@ -143,12 +142,3 @@ def test_the_pool_takes_the_bytes_that_the_page_says():
     width = LITE["kv_lora_rank"] + LITE["qk_rope_head_dim"]
     size = LITE["layers"] * 1024 * 64 * width * LITE["itemsize"]
     assert f"27 * 1024 * 64 * 576 * 2 bytes = {size / 2**30:.2f} GiB" in PAGE.read_text()
-
-
-def test_the_example_of_the_readme_runs():
-    model = build(Kind("v3"), TINY)
-    model.generation_config.max_new_tokens = 3
-    inputs = Tokenizer()("abc", return_tensors="pt")
-    names = {"model": model, "inputs": inputs}
-    exec(examples_of(README)[-1], names)
-    assert names["output"].shape == (1, 7)
