@@ -6,6 +6,8 @@ import argparse
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import nox
@@ -47,9 +49,22 @@ OF_EVERY_MODE = (  # asked in the interpreter, where the whole suite takes too l
 
 
 def install(session: nox.Session, *packages: str) -> None:
-    """Install what is named, at the versions in constraints.txt."""
-    # Python compiles what it imports, which is little of what is installed.
-    session.install("--no-compile", "-c", "constraints.txt", *packages)
+    """Install what is named, at the versions in constraints.txt; print a line every 10 s."""
+    done = threading.Event()
+    printing = threading.Thread(target=_print_seconds, args=(done, session.name), daemon=True)
+    printing.start()
+    try:
+        # Python compiles what it imports, which is little of what is installed.
+        session.install("--no-compile", "-c", "constraints.txt", *packages)
+    finally:
+        done.set()
+        printing.join()
+
+
+def _print_seconds(done: threading.Event, name: str) -> None:
+    started = time.monotonic()
+    while not done.wait(10):
+        print(f"{name}: installing, {time.monotonic() - started:.0f} s", flush=True)
 
 
 def install_editable(session: nox.Session, extra: str = "", *packages: str) -> None:
