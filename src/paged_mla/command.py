@@ -47,6 +47,9 @@ SUBCOMMANDS = {
     "taps": Subcommand(
         "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", "optimized"
     ),
+    "doctor": Subcommand(
+        "paged_mla.doctor", "say what is installed, and which kernels serve a step"
+    ),
 }
 _EXAMPLE = "paged-mla conformance --quick"
 
