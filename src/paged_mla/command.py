@@ -50,6 +50,11 @@ SUBCOMMANDS = {
     "doctor": Subcommand(
         "paged_mla.doctor", "say what is installed, and which kernels serve a step"
     ),
+    "warm-up": Subcommand(
+        "paged_mla_optimized.commands.warm_up",
+        "compile a configuration's kernels into a folder",
+        "optimized",
+    ),
 }
 _EXAMPLE = "paged-mla conformance --quick"
 

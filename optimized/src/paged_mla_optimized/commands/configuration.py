@@ -103,6 +103,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_heads(parser: argparse.ArgumentParser) -> None:
+    """Add ``--heads``; ``None`` stands for all heads of the model."""
+    parser.add_argument(
+        "--heads",
+        type=whole(1),
+        metavar="H",
+        help="the query heads on one GPU (default: all heads of the model)",
+    )
+
+
 def configuration_of(options: argparse.Namespace) -> Configuration:
     """Return what the options of :func:`add_options` say.
 
