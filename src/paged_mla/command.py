@@ -55,6 +55,9 @@ SUBCOMMANDS = {
         "compile a configuration's kernels into a folder",
         "optimized",
     ),
+    "bench": Subcommand(
+        "paged_mla_optimized.commands.bench", "time attend in a configuration", "optimized"
+    ),
 }
 _EXAMPLE = "paged-mla conformance --quick"
 
