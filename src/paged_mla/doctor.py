@@ -146,7 +146,7 @@ def _elsewhere(configuration: Configuration, arch: str, heads: list[int]) -> Ite
 
 def _engines() -> list[str]:
     allowed = requirements()
-    lines = ["Engines"]
+    lines = ["Engines (vLLM and SGLang pin torch: give each an environment of its own)"]
     for engine in ENGINES:
         version = installed_version(engine.package)
         lines.append(_version(engine.name, version, allowed.get(engine.package), engine.package))

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 from paged_mla_optimized.planning.families import PORTABLE, Demand, passed_over, serving_variant
 
-RULE = "Of the kernels that fit the row with the most pairs of token and head, the fastest serves."
+RULE = (
+    "The longest query of a step (max_query_len of plan) decides: "
+    "of the kernels that fit its pairs of token and head, the fastest serves."
+)
 """What decides; the number of rows does not."""
 
 
