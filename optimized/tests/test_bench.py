@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paged_mla_optimized.cache import empty_cache
 from paged_mla_optimized.tools.bench import (
     accuracy,
     append,
@@ -23,7 +24,7 @@ from paged_mla_optimized.tools.bench import (
 )
 from paged_mla_optimized.tools.bench.__main__ import main, parse
 from paged_mla_optimized.tools.bench.cases import GROUPS, MAIN, Case
-from paged_mla_optimized.tools.bench.problem import build, empty_cache, error
+from paged_mla_optimized.tools.bench.problem import build, error
 from paged_mla_optimized.tools.bench.report import header, line, summary
 
 

@@ -54,6 +54,17 @@ SUBCOMMANDS = {
     "taps": Subcommand(
         "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", *_KERNELS
     ),
+    "doctor": Subcommand(
+        "paged_mla.doctor", "say what is installed, and which kernels serve a step"
+    ),
+    "warm-up": Subcommand(
+        "paged_mla_optimized.commands.warm_up",
+        "compile a configuration's kernels into a folder",
+        *_KERNELS,
+    ),
+    "bench": Subcommand(
+        "paged_mla_optimized.commands.bench", "time attend in a configuration", *_KERNELS
+    ),
 }
 _EXAMPLE = "paged-mla conformance --quick"
 

@@ -1,20 +1,53 @@
-"""Paged MLA attention in Triton for serving engines."""
+"""Paged MLA attention in Triton for serving engines.
 
-from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import LatentCache
-from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.inspect.record import record
-from paged_mla_optimized.inspect.samples import Samples
-from paged_mla_optimized.launchers.merge import merge_partials
-from paged_mla_optimized.layer import MlaLayer
-from paged_mla_optimized.layer_config import LayerConfig
-from paged_mla_optimized.prefill import Prefill, PrefillConfig
-from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
-from paged_mla_optimized.stepping.events import LayerEvents
-from paged_mla_optimized.stepping.graph import GraphedStep, StaleGraph
-from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
-from paged_mla_optimized.tables import RequestMap
-from paged_mla_optimized.weights import HeadWeights
+Every name is imported when it is first used, so that :mod:`paged_mla_optimized.planning.families`,
+which says what kernel serves a step, can be imported without torch and Triton.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paged_mla_optimized.api import PagedMla
+    from paged_mla_optimized.cache import LatentCache
+    from paged_mla_optimized.config import MlaConfig
+    from paged_mla_optimized.inspect.record import record
+    from paged_mla_optimized.inspect.samples import Samples
+    from paged_mla_optimized.launchers.merge import merge_partials
+    from paged_mla_optimized.layer import MlaLayer
+    from paged_mla_optimized.layer_config import LayerConfig
+    from paged_mla_optimized.prefill import Prefill, PrefillConfig
+    from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
+    from paged_mla_optimized.stepping.events import LayerEvents
+    from paged_mla_optimized.stepping.graph import GraphedStep, StaleGraph
+    from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
+    from paged_mla_optimized.tables import RequestMap
+    from paged_mla_optimized.weights import HeadWeights
+
+_HOMES = {
+    "Bucket": "stepping.inputs",
+    "DraftSteps": "stepping.drafts",
+    "ExtendWindow": "stepping.drafts",
+    "GraphedStep": "stepping.graph",
+    "HeadWeights": "weights",
+    "LatentCache": "cache",
+    "LayerConfig": "layer_config",
+    "LayerEvents": "stepping.events",
+    "MlaConfig": "config",
+    "MlaLayer": "layer",
+    "PagedMla": "api",
+    "Prefill": "prefill",
+    "PrefillConfig": "prefill",
+    "RequestMap": "tables",
+    "Samples": "inspect.samples",
+    "StaleGraph": "stepping.graph",
+    "StepInputs": "stepping.inputs",
+    "StepView": "stepping.inputs",
+    "merge_partials": "launchers.merge",
+    "record": "inspect.record",
+}
 
 __all__ = [
     "Bucket",
@@ -38,3 +71,18 @@ __all__ = [
     "merge_partials",
     "record",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name from the module that defines it."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return every public name, imported or not."""
+    return sorted(__all__)

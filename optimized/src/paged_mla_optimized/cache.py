@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from paged_mla_optimized.config import TORCH_DTYPES
+from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.given import check_kind
 from paged_mla_shared.errors import InvalidArgument
 
@@ -37,6 +37,19 @@ class LatentCache(NamedTuple):
 
 Cache: TypeAlias = torch.Tensor | LatentCache
 """What engines hand over: latents alone are a cache whose format keeps no scales beside them."""
+
+
+def empty_cache(config: MlaConfig, num_blocks: int, device: str | torch.device) -> LatentCache:
+    """Return a cache of the config's format, all zeros; the scale of a layer is 1."""
+    stored = config.stored
+    dtype, width = stored.row(config)
+    shape = (num_blocks, config.block_size, width)
+    latents = torch.zeros(shape, dtype=ROW_DTYPES[dtype], device=device)
+    scales = stored.scale_shape(num_blocks, config.block_size)
+    if scales is not None:
+        fill = torch.zeros if scales else torch.ones
+        return LatentCache(stored.name, latents, fill(scales, device=device))
+    return LatentCache(stored.name, latents)
 
 
 def as_cache(cache_format: str, cache: Cache) -> LatentCache:

@@ -198,6 +198,6 @@ def test_members_exist(surface, name):
 
 
 def test_the_entry_point_is_declared():
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     declared = f'{NAME} = "paged_mla_optimized.engines.sglang.registration:register"'
     assert f'[project.entry-points."{GROUP}"]\n{declared}\n' in text

@@ -179,7 +179,7 @@ def test_registration_fits(surface):
 
 
 def test_the_entry_point_is_declared():
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     declared = 'paged_mla = "paged_mla_optimized.engines.vllm.registration:register"'
     assert f'[project.entry-points."vllm.general_plugins"]\n{declared}\n' in text
 

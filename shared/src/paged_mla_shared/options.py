@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import NoReturn
 
 from paged_mla_shared.errors import InvalidArgument
 
@@ -21,6 +22,26 @@ def whole(least: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def one_of(allowed: Collection[str]) -> Callable[[str], str]:
+    """Return an argparse type: one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            names = ", ".join(allowed)
+            raise argparse.ArgumentTypeError(f"got {text[:30]!r}; allowed: {names}")
+        return text
+
+    return parse
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that refuses a wrong command line in one line; ``--help`` shows the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and end the process with status 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def refuse_idle(options: argparse.Namespace, names: Iterable[str], needs: str) -> None:

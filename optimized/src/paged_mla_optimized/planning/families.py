@@ -11,6 +11,19 @@ from dataclasses import dataclass, replace
 
 from paged_mla_shared.formats import FORMATS
 
+ARCHS = {
+    (8, 0): "sm80",
+    (8, 6): "sm86",
+    (8, 7): "sm86",
+    (8, 9): "sm89",
+    (9, 0): "sm90",
+    (10, 0): "sm100",
+    (10, 3): "sm100",
+    (12, 0): "sm120",
+    (12, 1): "sm120",
+}
+"""Architectures by compute capability."""
+
 SHARED_MEMORY = {
     "sm80": 166_912,
     "sm86": 101_376,

@@ -9,23 +9,10 @@ import numpy as np
 import torch
 import triton
 
-from paged_mla_optimized.planning.families import INTERPRETER
+from paged_mla_optimized.planning.families import ARCHS, INTERPRETER
 from paged_mla_optimized.runtime.conditions import keep_conditions
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.provenance import commit_of
-
-ARCHS = {
-    (8, 0): "sm80",
-    (8, 6): "sm86",
-    (8, 7): "sm86",
-    (8, 9): "sm89",
-    (9, 0): "sm90",
-    (10, 0): "sm100",
-    (10, 3): "sm100",
-    (12, 0): "sm120",
-    (12, 1): "sm120",
-}
-"""Architectures by compute capability."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from paged_mla_optimized.engines.vllm.convert import KV_CACHE_DTYPES
 from paged_mla_optimized.engines.vllm.impl import PagedMlaImpl
 from paged_mla_optimized.engines.vllm.reasons import misfit
 from paged_mla_optimized.engines.vllm.registration import name_in
-from paged_mla_optimized.runtime.device import ARCHS
+from paged_mla_optimized.planning.families import ARCHS
 
 
 class PagedMlaBackend(MLACommonBackend):

@@ -13,8 +13,8 @@ from paged_mla_optimized.engines.fits import DTYPES
 from paged_mla_optimized.engines.heads import HeadsPrefill, Keys, warm_up
 from paged_mla_optimized.engines.vllm.registration import name_in
 from paged_mla_optimized.engines.vllm.versions import context_chunk
+from paged_mla_optimized.planning.families import ARCHS
 from paged_mla_optimized.prefill import PrefillConfig
-from paged_mla_optimized.runtime.device import ARCHS
 from paged_mla_shared.errors import Unsupported
 
 

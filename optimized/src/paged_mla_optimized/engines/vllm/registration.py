@@ -15,6 +15,9 @@ NAME = "CUSTOM"
 OWN_NAME = "PAGED_MLA"
 """The member that this package adds to them, where the release has a call for it."""
 
+FIRST_WITH_NAMES = (0, 32)
+"""The first release of vLLM whose enums take further members."""
+
 _HOME = "paged_mla_optimized.engines.vllm"
 BACKEND = f"{_HOME}.backend.PagedMlaBackend"
 PREFILL_BACKEND = f"{_HOME}.prefill.PagedMlaPrefillBackend"
@@ -73,6 +76,11 @@ def register() -> None:
             )
         else:
             tell(member, path)
+
+
+def name_of_release(release: str) -> str:
+    """Return the name by which a release of vLLM selects this package's attention."""
+    return OWN_NAME if serves(release, FIRST_WITH_NAMES) else NAME
 
 
 def name_in(members: Any) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
+from paged_mla_optimized.cache import empty_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.tools.bench.cases import P, R
-from paged_mla_optimized.tools.bench.problem import SCALE, empty_cache, off_by
+from paged_mla_optimized.tools.bench.problem import SCALE, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import Launch, alone
 from paged_mla_shared.formats import FORMATS
@@ -102,7 +103,7 @@ def _append(step: Step) -> Launch:
     table = torch.randperm(blocks, device="cuda").int()[None]
     core.fill(core.plan, ends, ends[1:], table, num_tokens=TOKENS, max_query_len=TOKENS, mask=None)
     count = _round(step)
-    caches = [empty_cache(step.config, blocks) for _ in range(count)]
+    caches = [empty_cache(step.config, blocks, "cuda") for _ in range(count)]
     latents = torch.randn(count, TOKENS, R + P, dtype=step.config.dtype, device="cuda")
     queries = latents.new_ones(count, TOKENS if "queries" in step.rotates else 0, HEADS, P)
     turns = cycle(zip(latents[..., :R], latents[..., R:], caches, queries, strict=True))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from paged_mla_optimized.cache import LatentCache, as_cache
+from paged_mla_optimized.cache import LatentCache, as_cache, empty_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.tools.bench.cases import R
-from paged_mla_optimized.tools.bench.problem import empty_cache
 from paged_mla_shared.formats import FORMATS
 
 FLAT = "fp8_e4m3"
@@ -24,7 +23,7 @@ def written(
 
     A flat one has the smallest scale that saturates none.
     """
-    cache = empty_cache(config, num_blocks, str(latents.device))
+    cache = empty_cache(config, num_blocks, latents.device)
     if config.cache_format == FLAT:
         cache = cache._replace(scales=latents.abs().max().float() / _LARGEST)
     core = Core(config, latents.device, None, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paged_mla_optimized.cache import ROW_DTYPES, Cache, LatentCache
+from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.tools.bench.cases import Case, P, R
@@ -72,19 +72,6 @@ def build(case: Case, device: str = "cuda") -> Tensors:
         flat[..., :R].contiguous(),
         flat[..., R:].contiguous(),
     )
-
-
-def empty_cache(config: MlaConfig, num_blocks: int, device: str = "cuda") -> LatentCache:
-    """Return a cache of the config's format, all zeros; the scale of a layer is 1."""
-    stored = config.stored
-    dtype, width = stored.row(config)
-    shape = (num_blocks, config.block_size, width)
-    latents = torch.zeros(shape, dtype=ROW_DTYPES[dtype], device=device)
-    scales = stored.scale_shape(num_blocks, config.block_size)
-    if scales is not None:
-        fill = torch.zeros if scales else torch.ones
-        return LatentCache(stored.name, latents, fill(scales, device=device))
-    return LatentCache(stored.name, latents)
 
 
 def _visible(case: Case) -> torch.Tensor:

@@ -1,0 +1,52 @@
+"""What commands that launch kernels share: a GPU, and the config of an instance."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_mla_optimized.commands.configuration import Configuration
+from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
+from paged_mla_shared.errors import Unsupported
+
+
+def current_gpu() -> torch.device:
+    """Return the GPU that kernels are launched on.
+
+    Raises
+    ------
+    Unsupported
+        torch finds none.
+    """
+    if not torch.cuda.is_available():
+        raise Unsupported("torch finds no GPU: paged-mla doctor says what is missing")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def config_of(
+    configuration: Configuration,
+    num_heads: int | None,
+    *,
+    max_rows: int,
+    max_query_tokens: int,
+    max_model_len: int,
+) -> MlaConfig:
+    """Return the config of an instance; ``None`` heads are all of the model.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+    """
+    dims = configuration.dims
+    return MlaConfig(
+        num_heads=num_heads or dims.num_heads,
+        softmax_scale=(dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
+        block_size=configuration.block_size,
+        max_rows=max_rows,
+        max_query_tokens=max_query_tokens,
+        max_model_len=max_model_len,
+        kv_lora_rank=dims.kv_lora_rank,
+        qk_rope_head_dim=dims.qk_rope_head_dim,
+        dtype=TORCH_DTYPES[configuration.dtype],
+        cache_format=configuration.cache_format,
+        products=configuration.products,
+    )

@@ -1,0 +1,165 @@
+"""A step of rows of one length over random contents, and the time that ``attend`` takes for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from triton.testing import do_bench
+
+from paged_mla_optimized.api import PagedMla
+from paged_mla_optimized.cache import LatentCache, empty_cache
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+
+_CLEARED = 256 << 20  # bytes that Triton writes before each replay
+_REPLAY_MS = 500
+_INTERPRETED_CALLS = 3
+_MOST_INTERPRETED = 1 << 18  # pairs of query and key, for which the interpreter takes seconds
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows of one length.
+
+    Parameters
+    ----------
+    rows, seq_len, query_len : int
+        Rows, tokens of each, and how many of these are queries.
+
+    Raises
+    ------
+    InvalidArgument
+        A row has more queries than tokens.
+    """
+
+    rows: int
+    seq_len: int
+    query_len: int
+
+    def __post_init__(self) -> None:
+        if self.query_len > self.seq_len:
+            allowed = f"at most --seq-len, {self.seq_len}"
+            raise InvalidArgument("--query-len", self.query_len, allowed)
+
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of all rows."""
+        return self.rows * self.query_len
+
+    @property
+    def seen(self) -> int:
+        """Pairs of a query token and a key that it sees (S-4), of all rows."""
+        hidden = self.query_len * (self.query_len - 1) // 2
+        return self.rows * (self.query_len * self.seq_len - hidden)
+
+    def num_blocks(self, block_size: int) -> int:
+        """Return the cache blocks of all rows."""
+        return self.rows * -(-self.seq_len // block_size)
+
+    def nbytes(self, config: MlaConfig) -> int:
+        """Return the size of the cache, the queries and the answers."""
+        size = config.block_size
+        cache = self.num_blocks(size) * config.stored.block_bytes(config, size)
+        widths = 2 * config.kv_lora_rank + config.qk_rope_head_dim
+        line = widths * config.dtype.itemsize + torch.float32.itemsize
+        return cache + self.num_tokens * config.num_heads * line
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was measured.
+
+    Parameters
+    ----------
+    milliseconds : list of float
+        Of each call, the least first.
+    nbytes : int
+        Of the tensors of the step, of the instance, and of what clears the L2 cache.
+    """
+
+    milliseconds: list[float]
+    nbytes: int
+
+
+def check_fits(step: Step, config: MlaConfig, device: torch.device) -> None:
+    """Refuse a step that the GPU has no room for, or that takes the interpreter too long.
+
+    Raises
+    ------
+    Unsupported
+    """
+    if device.type == "cpu":
+        pairs = step.seen * config.num_heads
+        if pairs > _MOST_INTERPRETED:
+            raise Unsupported(
+                f"the step has {pairs:,} pairs of query and key, and the interpreter takes at most "
+                f"{_MOST_INTERPRETED:,}: take fewer --rows or --heads, or a shorter --seq-len"
+            )
+        return
+    needed, (free, _) = step.nbytes(config) + _CLEARED, torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise Unsupported(
+            f"the step needs {gib(needed)}, and {gib(free)} of the GPU are free: "
+            "take fewer --rows or a shorter --seq-len"
+        )
+
+
+def timed(step: Step, config: MlaConfig, device: torch.device) -> Timed:
+    """Time calls of ``attend``: replays of a graph of one call, or calls of the interpreter."""
+    mla = PagedMla(config, device)
+    num_blocks, num_tokens = step.num_blocks(config.block_size), step.num_tokens
+    cache = empty_cache(config, num_blocks, device)
+    fill(cache)
+    q_nope, q_pe = (
+        torch.empty(
+            num_tokens, config.num_heads, width, dtype=config.dtype, device=device
+        ).normal_()
+        for width in (config.kv_lora_rank, config.qk_rope_head_dim)
+    )
+    mla.plan(
+        torch.arange(step.rows + 1, dtype=torch.int32, device=device) * step.query_len,
+        torch.full((step.rows,), step.seq_len, dtype=torch.int32, device=device),
+        torch.randperm(num_blocks, device=device).int().view(step.rows, -1),
+        num_tokens=num_tokens,
+        max_query_len=step.query_len,
+    )
+    out, lse = mla.attend(q_nope, q_pe, cache)  # compiles
+
+    def launch() -> None:
+        mla.attend(q_nope, q_pe, cache, out=out, lse=lse)
+
+    nbytes = step.nbytes(config) + sum(buffer.nbytes for buffer in mla.memory())
+    if device.type == "cpu":
+        times = [_milliseconds(launch) for _ in range(_INTERPRETED_CALLS)]
+        return Timed(sorted(times), nbytes)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    times = do_bench(graph.replay, rep=_REPLAY_MS, return_mode="all")
+    return Timed(sorted(times), nbytes + _CLEARED)
+
+
+def fill(cache: LatentCache) -> None:
+    """Draw finite random contents in place: there may be no room for a second cache."""
+    latents = cache.latents
+    if latents.dtype in {torch.bfloat16, torch.float16, torch.float32}:
+        latents.normal_()
+        return
+    # Without its second highest bit, a number of e4m3, bfloat16 or float32 is between -2 and 2.
+    latents.view(torch.uint8).random_(0, 256).bitwise_and_(0xBF)
+    if cache.scales is not None:
+        cache.scales.fill_(1)
+
+
+def gib(nbytes: int) -> str:
+    """Return a size in GiB."""
+    return f"{nbytes / 2**30:,.2f} GiB"
+
+
+def _milliseconds(launch: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    launch()
+    return 1e3 * (time.perf_counter() - begin)
