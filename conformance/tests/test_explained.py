@@ -9,15 +9,27 @@ import pytest
 
 from paged_mla_conformance.explained import dumps
 from paged_mla_conformance.explained.__main__ import main
+from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_shared.dump import load_dump
 
-NAMES = (
-    "lse-in-base-2",
-    "the-last-token-is-not-written",
-    "one-inline-scale-serves-the-row",
-    "prefill-is-always-causal",
-    "a-given-query-scale-is-ignored",
-)
+KILLS = {
+    "lse-in-base-2": {
+        "extend": {"rule": "test_extend[extend-fresh-q1-fp32]"},
+        "decode": {"rule": "test_decode[decode-bs1-fp32]"},
+    },
+    "the-last-token-is-not-written": {"empty": {"rule": "test_empty[empty-h1-bs1-fp32]"}},
+    "one-inline-scale-serves-the-row": {
+        "decode": {"rule": "test_decode[decode-bs1-fp32-fp8_ds_mla]"}
+    },
+    "prefill-is-always-causal": {
+        "prefill": {"rule": "test_prefill[prefill-chunks-many-rows-fp32]"}
+    },
+    "a-given-query-scale-is-ignored": {
+        "queries": {"rule": "test_queries[queries-two-steps-scale-0.03-fp32]"}
+    },
+    "a-live-block-is-evicted": {},
+}
+NAMES = tuple(KILLS)[:-1]
 
 
 def test_mutants_faults_and_right_steps(
@@ -25,8 +37,21 @@ def test_mutants_faults_and_right_steps(
 ):
     """S-5, S-7, S-10: a few of each kind; dumps are kept, and the page has the totals."""
     monkeypatch.chdir(tmp_path)
-    page = tmp_path / "page.md"
-    some = ["--single", "5", "--healthy", "10", "--save", str(tmp_path), "--page", str(page)]
+    page, matrix = tmp_path / "page.md", tmp_path / "matrix.json"
+    mutants = [{"name": name, "kills": kills} for name, kills in KILLS.items()]
+    matrix.write_text(json.dumps({"mutants": mutants}))
+    some = [
+        "--matrix",
+        str(matrix),
+        "--single",
+        "5",
+        "--healthy",
+        "10",
+        "--save",
+        str(tmp_path),
+        "--page",
+        str(page),
+    ]
     assert main([*NAMES, "a-live-block-is-evicted", *some]) == 0
     said = capsys.readouterr().out
     assert "mutants with a dump: 5 of 6" in said
@@ -37,6 +62,15 @@ def test_mutants_faults_and_right_steps(
     assert "| first broken rule right | 5 of 5, 100.0% |" in page.read_text()
     for name in NAMES:
         assert name in load_dump(tmp_path / f"{name}.safetensors").origin
+
+
+def test_without_a_matrix_the_tests_are_those_of_the_quick_verdicts_table():
+    """S-7: each known by its name in float32."""
+    tests = dumps.tests_of_the_table()
+    assert set(tests) <= set(MUTANTS)
+    assert all("+" not in test for found in tests.values() for test in found)
+    failed = next(dumps.failures("lse-in-base-2", tests["lse-in-base-2"]))
+    assert failed.test in tests["lse-in-base-2"]
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{}"])

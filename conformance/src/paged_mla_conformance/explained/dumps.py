@@ -120,7 +120,7 @@ def group_of(test: str) -> str:
 def _typed(key: str) -> str:
     """Return the name of a test in float32."""
     name, _, cache_format = key.removesuffix("]").partition("+")
-    if group_of(key) not in {*ASKED, "trace"}:
+    if not cache_format and group_of(key) not in {*ASKED, "trace"}:
         return key
     return f"{name}-{types_id('float32', cache_format or None)}]"
 
