@@ -12,7 +12,7 @@ from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_shared.cases.case import Case, Row
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import build_steps
-from paged_mla_shared.problem import Rope, RopePairing
+from paged_mla_shared.problem import Mask, Rope, RopePairing
 
 DIMS = MlaDims(1, 2, 4, 2, 2)
 ROPE = Rope(RopePairing.NEOX)
@@ -74,6 +74,32 @@ def rows(*rows: Row, **others: object) -> Case:
             "named-slots-pass-through-float32",
             rows(Row(9, 9), explicit_slots=True),
             rows(Row(9, 9), explicit_slots=True, block_size=256, cache_blocks=2**20),
+        ),
+        ("rows-of-21-modulo-32-lose-their-last-key", decode(20), decode(21)),
+        ("long-rows-are-cut-into-five-equal-parts", decode(2048), decode(2049)),
+        ("queries-past-512-of-a-chunk-see-nothing", rows(Row(513, 512)), rows(Row(514, 513))),
+        ("short-contexts-are-not-read", rows(Row(66, 2)), rows(Row(65, 2))),
+        (
+            "the-first-query-of-a-tile-does-not-see-itself",
+            rows(Row(256, 256)),
+            rows(Row(257, 257)),
+        ),
+        (
+            "non-causal-rows-end-with-their-query-tile",
+            rows(Row(32, 32), mask=Mask.NON_CAUSAL),
+            rows(Row(33, 33), mask=Mask.NON_CAUSAL),
+        ),
+        ("short-chunks-are-not-masked", rows(Row(16, 7)), rows(Row(16, 6))),
+        ("only-the-last-key-tile-is-masked", rows(Row(128, 4)), rows(Row(129, 4))),
+        (
+            "the-first-keys-of-a-tree-are-taken-for-context",
+            rows(Row(40, 8), mask=Mask.TREE),
+            rows(Row(38, 8), mask=Mask.TREE),
+        ),
+        (
+            "drafts-past-a-key-tile-are-chains",
+            rows(Row(64, 8), mask=Mask.TREE),
+            rows(Row(68, 8), mask=Mask.TREE),
         ),
         ("small-scales-are-raised", decode(9, softmax_scale=0.01), decode(9, softmax_scale=0.009)),
         ("large-scales-are-cut", decode(9, softmax_scale=2.0), decode(9, softmax_scale=2.1)),

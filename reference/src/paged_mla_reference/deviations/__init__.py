@@ -25,6 +25,7 @@ from paged_mla_reference.deviations import (
     rotation,
     scores,
     sizes,
+    tiles,
     visibility,
     writes,
 )
@@ -34,6 +35,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
     (
         addressing,
         visibility,
+        tiles,
         scores,
         rotation,
         masks,
