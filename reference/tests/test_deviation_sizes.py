@@ -9,7 +9,7 @@ import pytest
 from paged_mla_reference.deviations import ORACLE
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.problem import Mask, Rope, RopePairing
@@ -100,6 +100,11 @@ def rows(*rows: Row, **others: object) -> Case:
             "drafts-past-a-key-tile-are-chains",
             rows(Row(64, 8), mask=Mask.TREE),
             rows(Row(68, 8), mask=Mask.TREE),
+        ),
+        (
+            "ancestors-past-the-eighth-are-forgotten",
+            rows(Row(9, 8), mask=Mask.TREE, tree=Tree.CHAIN),
+            rows(Row(9, 9), mask=Mask.TREE, tree=Tree.CHAIN),
         ),
         ("small-scales-are-raised", decode(9, softmax_scale=0.01), decode(9, softmax_scale=0.009)),
         ("large-scales-are-cut", decode(9, softmax_scale=2.0), decode(9, softmax_scale=2.1)),
