@@ -106,6 +106,46 @@ def rows(*rows: Row, **others: object) -> Case:
             rows(Row(9, 8), mask=Mask.TREE, tree=Tree.CHAIN),
             rows(Row(9, 9), mask=Mask.TREE, tree=Tree.CHAIN),
         ),
+        (
+            "depths-of-nodes-end-at-16",
+            rows(Row(20, 17), mask=Mask.TREE, tree=Tree.CHAIN),
+            rows(Row(20, 18), mask=Mask.TREE, tree=Tree.CHAIN),
+        ),
+        (
+            "thetas-above-100000-are-cut",
+            decode(9, rope=replace(ROPE, theta=1e5)),
+            decode(9, rope=replace(ROPE, theta=2e5)),
+        ),
+        (
+            "keys-of-a-tile-have-consecutive-positions",
+            rows(Row(64, 64), Row(64, 64), rope=ROPE),
+            rows(Row(65, 65), Row(64, 64), rope=ROPE),
+        ),
+        (
+            "queries-of-an-overlapping-tile-are-rotated-twice",
+            rows(Row(64, 64), rope=ROPE),
+            rows(Row(65, 65), rope=ROPE),
+        ),
+        (
+            "keys-of-small-steps-are-rotated-by-halves",
+            rows(Row(9, 5), rope=Rope(RopePairing.INTERLEAVED)),
+            rows(Row(9, 4), rope=Rope(RopePairing.INTERLEAVED)),
+        ),
+        (
+            "wide-trees-are-rotated-by-index",
+            rows(Row(30, 21), mask=Mask.TREE, rope=ROPE),
+            rows(Row(30, 22), mask=Mask.TREE, rope=ROPE),
+        ),
+        (
+            "queries-of-long-chunks-are-rotated-from-0",
+            rows(Row(240, 235), rope=ROPE),
+            rows(Row(240, 236), rope=ROPE),
+        ),
+        (
+            "heads-past-the-32nd-are-not-rotated",
+            decode(9, rope=ROPE, num_heads=32),
+            decode(9, rope=ROPE, num_heads=33),
+        ),
         ("small-scales-are-raised", decode(9, softmax_scale=0.01), decode(9, softmax_scale=0.009)),
         ("large-scales-are-cut", decode(9, softmax_scale=2.0), decode(9, softmax_scale=2.1)),
         ("signalling-nan-becomes-quiet", decode(9), decode(9, odd_values=True)),
