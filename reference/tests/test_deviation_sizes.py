@@ -9,10 +9,10 @@ import pytest
 from paged_mla_reference.deviations import ORACLE
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Case, Row, Tree
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import build_steps
-from paged_mla_shared.problem import Rope, RopePairing
+from paged_mla_shared.problem import Mask, Rope, RopePairing
 
 DIMS = MlaDims(1, 2, 4, 2, 2)
 ROPE = Rope(RopePairing.NEOX)
@@ -74,6 +74,113 @@ def rows(*rows: Row, **others: object) -> Case:
             "named-slots-pass-through-float32",
             rows(Row(9, 9), explicit_slots=True),
             rows(Row(9, 9), explicit_slots=True, block_size=256, cache_blocks=2**20),
+        ),
+        ("rows-of-21-modulo-32-lose-their-last-key", decode(20), decode(21)),
+        ("long-rows-are-cut-into-five-equal-parts", decode(2048), decode(2049)),
+        ("queries-past-512-of-a-chunk-see-nothing", rows(Row(513, 512)), rows(Row(514, 513))),
+        ("short-contexts-are-not-read", rows(Row(66, 2)), rows(Row(65, 2))),
+        (
+            "the-first-query-of-a-tile-does-not-see-itself",
+            rows(Row(256, 256)),
+            rows(Row(257, 257)),
+        ),
+        (
+            "non-causal-rows-end-with-their-query-tile",
+            rows(Row(32, 32), mask=Mask.NON_CAUSAL),
+            rows(Row(33, 33), mask=Mask.NON_CAUSAL),
+        ),
+        ("short-chunks-are-not-masked", rows(Row(16, 7)), rows(Row(16, 6))),
+        ("only-the-last-key-tile-is-masked", rows(Row(128, 4)), rows(Row(129, 4))),
+        (
+            "the-first-keys-of-a-tree-are-taken-for-context",
+            rows(Row(40, 8), mask=Mask.TREE),
+            rows(Row(38, 8), mask=Mask.TREE),
+        ),
+        (
+            "drafts-past-a-key-tile-are-chains",
+            rows(Row(64, 8), mask=Mask.TREE),
+            rows(Row(68, 8), mask=Mask.TREE),
+        ),
+        (
+            "ancestors-past-the-eighth-are-forgotten",
+            rows(Row(9, 8), mask=Mask.TREE, tree=Tree.CHAIN),
+            rows(Row(9, 9), mask=Mask.TREE, tree=Tree.CHAIN),
+        ),
+        (
+            "depths-of-nodes-end-at-16",
+            rows(Row(20, 17), mask=Mask.TREE, tree=Tree.CHAIN),
+            rows(Row(20, 18), mask=Mask.TREE, tree=Tree.CHAIN),
+        ),
+        (
+            "thetas-above-100000-are-cut",
+            decode(9, rope=replace(ROPE, theta=1e5)),
+            decode(9, rope=replace(ROPE, theta=2e5)),
+        ),
+        (
+            "keys-of-a-tile-have-consecutive-positions",
+            rows(Row(64, 64), Row(64, 64), rope=ROPE),
+            rows(Row(65, 65), Row(64, 64), rope=ROPE),
+        ),
+        (
+            "queries-of-an-overlapping-tile-are-rotated-twice",
+            rows(Row(64, 64), rope=ROPE),
+            rows(Row(65, 65), rope=ROPE),
+        ),
+        (
+            "keys-of-small-steps-are-rotated-by-halves",
+            rows(Row(9, 5), rope=Rope(RopePairing.INTERLEAVED)),
+            rows(Row(9, 4), rope=Rope(RopePairing.INTERLEAVED)),
+        ),
+        (
+            "wide-trees-are-rotated-by-index",
+            rows(Row(30, 21), mask=Mask.TREE, rope=ROPE),
+            rows(Row(30, 22), mask=Mask.TREE, rope=ROPE),
+        ),
+        (
+            "queries-of-long-chunks-are-rotated-from-0",
+            rows(Row(240, 235), rope=ROPE),
+            rows(Row(240, 236), rope=ROPE),
+        ),
+        (
+            "heads-past-the-32nd-are-not-rotated",
+            decode(9, rope=ROPE, num_heads=32),
+            decode(9, rope=ROPE, num_heads=33),
+        ),
+        ("lse-of-long-rows-is-in-base-2", decode(8192), decode(8193)),
+        ("long-rows-are-read-in-float16", decode(8192), decode(8193)),
+        ("lse-is-in-float64", rows(*100 * [Row(2, 1)]), rows(*101 * [Row(2, 1)])),
+        (
+            "long-chunks-take-the-usual-scale",
+            rows(Row(30, 25), softmax_scale=0.1),
+            rows(Row(30, 26), softmax_scale=0.1),
+        ),
+        ("scores-of-short-rows-are-in-float16", rows(Row(9, 7)), rows(Row(9, 6))),
+        (
+            "weights-of-many-pairs-are-in-bfloat16",
+            rows(Row(16, 16), num_heads=128),
+            rows(Row(17, 17), num_heads=128),
+        ),
+        ("a-lone-key-has-no-lse", decode(2), decode(1)),
+        (
+            "rows-past-the-last-full-group-are-not-served",
+            rows(*4 * [Row(2, 1)]),
+            rows(*5 * [Row(2, 1)]),
+        ),
+        ("rows-past-256-are-not-planned", rows(*256 * [Row(2, 1)]), rows(*257 * [Row(2, 1)])),
+        (
+            "queries-of-a-folded-tile-are-counted-from-its-first",
+            rows(Row(22, 22), num_heads=3),
+            rows(Row(23, 23), num_heads=3),
+        ),
+        (
+            "decode-rows-are-put-back-in-another-order",
+            rows(*(Row(keys, 1) for keys in (5, 3, 9, 7, 2, 8, 4))),
+            rows(*(Row(keys, 1) for keys in (5, 3, 9, 7, 2, 8, 4, 6))),
+        ),
+        (
+            "lse-is-written-for-padded-heads",
+            rows(Row(52, 52), num_heads=3),
+            rows(Row(53, 53), num_heads=3),
         ),
         ("small-scales-are-raised", decode(9, softmax_scale=0.01), decode(9, softmax_scale=0.009)),
         ("large-scales-are-cut", decode(9, softmax_scale=2.0), decode(9, softmax_scale=2.1)),

@@ -16,6 +16,7 @@ from paged_mla_reference.deviations import (
     emptiness,
     engine,
     formats,
+    frequencies,
     layer,
     masks,
     merging,
@@ -25,6 +26,8 @@ from paged_mla_reference.deviations import (
     rotation,
     scores,
     sizes,
+    softmax,
+    tiles,
     visibility,
     writes,
 )
@@ -34,8 +37,11 @@ ORACLE: dict[str, Deviation] = deviations_of(
     (
         addressing,
         visibility,
+        tiles,
         scores,
+        softmax,
         rotation,
+        frequencies,
         masks,
         emptiness,
         writes,

@@ -181,6 +181,13 @@ def of_rows(batch: Batch, chosen: Sequence[bool] | NDArray[np.bool_]) -> NDArray
     return out
 
 
+def per_token(batch: Batch, of_row: NDArray[Any]) -> NDArray[np.int64]:
+    """Return a number of each row for each of its tokens, int64 [T]; 0 for padding."""
+    out = np.zeros(batch.num_tokens, np.int64)
+    out[: int(batch.cu_seqlens_q[-1])] = np.repeat(of_row, batch.query_lens)
+    return out
+
+
 @contextmanager
 def spoilt(*places: tuple[object, str, Any]) -> Iterator[None]:
     """Replace attributes of modules and classes while open."""

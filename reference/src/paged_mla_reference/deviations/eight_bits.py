@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.deviations import rotation, scores
+from paged_mla_reference.deviations import frequencies, scores
 from paged_mla_reference.deviations.change import Seen, masked, only_before, seeing
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
@@ -42,7 +42,7 @@ def scales_of_scores_are_derived_over_8_bits(oracle: Oracle) -> Oracle:
 @breaks(Fault.ROPE, "S-11", "S-10", "S-12", "S-5", "S-7")
 def theta_is_10000_over_8_bits(oracle: Oracle) -> Oracle:
     """What rotates and quantises does not ask for the base of the rotation."""
-    return _over_8_bits(oracle, rotation.theta_is_always_10000.change(oracle))
+    return _over_8_bits(oracle, frequencies.theta_is_always_10000.change(oracle))
 
 
 @breaks(Fault.MASK, "S-11", "S-4", "S-5", "S-7", "S-14")

@@ -8,12 +8,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.deviations.change import Matrices, masked
+from paged_mla_reference.deviations.change import Matrices, masked, reading
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.paging import query_spans
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Metadata, Problem
 
 Array = NDArray[np.int64]
+Matrix = NDArray[np.bool_]
+Lines = NDArray[np.uint8]
 SHOWS = ("S-4", "S-14", "S-5", "S-7", "S-6")
 
 
@@ -50,21 +53,23 @@ def mask_base_is_that_of_uniform_rows(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-def _starting(oracle: Oracle, spelling: MaskSpelling, cells: Callable[[Batch], Array]) -> Oracle:
-    """Read masks of one spelling as if rows had other numbers of cells, int64 [B]."""
+def _before(counts: Array) -> Array:
+    """Return what the rows before each row have together, int64 [B]."""
+    return np.cumsum(counts, dtype=np.int64) - counts
+
+
+def _starting(oracle: Oracle, spelling: MaskSpelling, starts: Callable[[Batch], Array]) -> Oracle:
+    """Read masks of one spelling as if those of rows began elsewhere, int64 [B]."""
 
     def change(problem: Problem, batch: Batch, matrices: Matrices) -> Matrices:
         if problem.mask_spelling is not spelling:
             return matrices
         assert batch.mask is not None
-        counts = cells(batch)
-        starts = np.cumsum(counts) - counts
         read = []
-        for row, matrix in enumerate(matrices):
+        for row, (matrix, start) in enumerate(zip(matrices, starts(batch), strict=True)):
             nodes = len(matrix)
             width = nodes if spelling is MaskSpelling.QLEN else int(batch.seq_lens[row])
-            lines = _cells(batch.mask, starts[row] + np.arange(nodes * width))
-            lines = lines.reshape(nodes, width)
+            lines = _cells(batch.mask, start + np.arange(nodes * width)).reshape(nodes, width)
             read.append(lines[:, -nodes:] if width and nodes else matrix)
         return read
 
@@ -75,20 +80,41 @@ def _starting(oracle: Oracle, spelling: MaskSpelling, cells: Callable[[Batch], A
 def masks_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
     """Rows behind a padded one with nodes read their QLEN mask where its begins."""
 
-    def cells(batch: Batch) -> Array:
-        return np.where(batch.seq_lens > 0, batch.query_lens.astype(np.int64) ** 2, 0)
+    def starts(batch: Batch) -> Array:
+        return _before(np.where(batch.seq_lens > 0, batch.query_lens.astype(np.int64) ** 2, 0))
 
-    return _starting(oracle, MaskSpelling.QLEN, cells)
+    return _starting(oracle, MaskSpelling.QLEN, starts)
 
 
 @breaks(Fault.MASK, *SHOWS)
 def padded_rows_have_cells_in_a_full_mask(oracle: Oracle) -> Oracle:
     """Rows behind a padded one with nodes read their FULL mask as many cells late."""
 
-    def cells(batch: Batch) -> Array:
-        return batch.query_lens.astype(np.int64) * np.maximum(batch.seq_lens, batch.query_lens)
+    def starts(batch: Batch) -> Array:
+        nodes = batch.query_lens.astype(np.int64)
+        return _before(nodes * np.maximum(batch.seq_lens, nodes))
 
-    return _starting(oracle, MaskSpelling.FULL, cells)
+    return _starting(oracle, MaskSpelling.FULL, starts)
+
+
+@breaks(Fault.MASK, *SHOWS)
+def full_mask_bases_keep_20_bits(oracle: Oracle) -> Oracle:
+    """Where the FULL mask of a row begins is kept in 20 bits."""
+
+    def starts(batch: Batch) -> Array:
+        return _before(batch.query_lens.astype(np.int64) * batch.seq_lens) % 2**20
+
+    return _starting(oracle, MaskSpelling.FULL, starts)
+
+
+@breaks(Fault.MASK, *SHOWS)
+def full_mask_bases_follow_the_rows_own_queries(oracle: Oracle) -> Oracle:
+    """A row's FULL mask is read as if each row before it had as many nodes as the row itself."""
+
+    def starts(batch: Batch) -> Array:
+        return batch.query_lens * _before(batch.seq_lens.astype(np.int64))
+
+    return _starting(oracle, MaskSpelling.FULL, starts)
 
 
 @breaks(Fault.MASK, *SHOWS)
@@ -100,14 +126,75 @@ def packed_lines_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
             return matrices
         assert batch.mask is not None
         lines = np.unpackbits(batch.mask, axis=1, bitorder="little").astype(bool)
-        counts = np.where(batch.seq_lens > 0, batch.query_lens, 0)
-        starts = np.cumsum(counts) - counts
+        starts = _before(np.where(batch.seq_lens > 0, batch.query_lens, 0))
         return [
             lines[start : start + len(matrix), : len(matrix)]
             for start, matrix in zip(starts.tolist(), matrices, strict=True)
         ]
 
     return masked(oracle, change)
+
+
+def _reading_lines(oracle: Oracle, change: Callable[[Problem, Batch, Lines], Lines]) -> Oracle:
+    """Let attention read other packed lines, uint8 [T, W]."""
+
+    def other_lines(problem: Problem, batch: Batch) -> Batch:
+        if problem.mask_spelling is not MaskSpelling.PACKED or batch.mask is None:
+            return batch
+        return replace(batch, mask=change(problem, batch, batch.mask.view(np.uint8)))
+
+    return reading(oracle, other_lines)
+
+
+@breaks(Fault.MASK, *SHOWS)
+def packed_lines_are_those_of_uniform_rows(oracle: Oracle) -> Oracle:
+    """Packed lines of a row are read as if each row before it had as many as the longest."""
+
+    def change(_: Problem, batch: Batch, lines: Lines) -> Lines:
+        most = int(batch.query_lens.max(initial=0))
+        read = lines.copy()
+        for row, span in enumerate(query_spans(batch)):
+            read[span] = lines[(row * most + np.arange(span.stop - span.start)) % len(lines)]
+        return read
+
+    return _reading_lines(oracle, change)
+
+
+@breaks(Fault.MASK, *SHOWS)
+def packed_lines_are_as_wide_as_their_nodes(oracle: Oracle) -> Oracle:
+    """Packed lines are read as if they had no more bytes than the longest draft needs."""
+
+    def change(problem: Problem, _: Batch, lines: Lines) -> Lines:
+        shape = len(lines), -(-problem.max_draft_tokens // 8)
+        return lines.ravel()[: shape[0] * shape[1]].reshape(shape)
+
+    return _reading_lines(oracle, change)
+
+
+@breaks(Fault.MASK, *SHOWS)
+def words_of_packed_lines_are_big_endian(oracle: Oracle) -> Oracle:
+    """Packed lines of whole words of 32 bits are read with the first byte of a word highest."""
+
+    def change(_p: Problem, _b: Batch, lines: Lines) -> Lines:
+        if lines.shape[1] % 4:
+            return lines
+        return lines.reshape(len(lines), -1, 4)[:, :, ::-1].reshape(lines.shape)
+
+    return _reading_lines(oracle, change)
+
+
+@breaks(Fault.MASK, *SHOWS)
+def signed_bytes_fill_their_word(oracle: Oracle) -> Oracle:
+    """The highest bit of a packed byte sets every bit of the bytes above it in its word of 32."""
+
+    def change(_p: Problem, _b: Batch, lines: Lines) -> Lines:
+        filled = lines.copy()
+        for byte in range(lines.shape[1]):
+            if byte % 4:
+                filled[filled[:, byte - 1] >= 128, byte] = 255
+        return filled
+
+    return _reading_lines(oracle, change)
 
 
 @breaks(Fault.MASK, *SHOWS, cites="TensorRT-LLM#13006", akin="TensorRT-LLM#13426")
@@ -221,6 +308,17 @@ def ancestors_are_forgotten(oracle: Oracle) -> Oracle:
     return masked(oracle, lambda _p, _b, matrices: [np.eye(len(m), dtype=bool) for m in matrices])
 
 
+@breaks(Fault.MASK, *SHOWS)
+def ancestors_past_the_eighth_are_forgotten(oracle: Oracle) -> Oracle:
+    """Nodes see the context, themselves and their seven nearest ancestors."""
+
+    def nearest(matrix: Matrix) -> Matrix:
+        counted = np.cumsum(matrix[:, ::-1], axis=1)[:, ::-1]  # from the node itself on
+        return matrix & (counted <= 8)
+
+    return masked(oracle, lambda _p, _b, matrices: [nearest(matrix) for matrix in matrices])
+
+
 @breaks(Fault.MASK, *SHOWS, akin="TensorRT-LLM#13006")
 def every_row_takes_the_first_mask(oracle: Oracle) -> Oracle:
     """Rows as long as the first take its mask."""
@@ -237,6 +335,18 @@ def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
     return masked(
         oracle, lambda _p, _b, matrices: [np.tril(np.ones_like(matrix)) for matrix in matrices]
     )
+
+
+@breaks(Fault.SIBLING, *SHOWS)
+def a_chain_in_the_first_row_serves_all(oracle: Oracle) -> Oracle:
+    """If the tree of the first row is a chain, that of every row is taken for one."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        chains = [np.tri(len(matrix), dtype=bool) for matrix in matrices]
+        is_chain = bool(matrices) and np.array_equal(matrices[0], chains[0])
+        return chains if is_chain else matrices
+
+    return masked(oracle, change)
 
 
 @breaks(Fault.SIBLING, *SHOWS, akin="EAGLE#336")

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.deviations.change import answering, reading
+from paged_mla_reference.deviations.change import Seen, answering, reading, seeing
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.paging import query_spans
+from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
 
@@ -92,3 +93,60 @@ def second_halves_of_32_heads_repeat_the_first(oracle: Oracle) -> Oracle:
         return replace(batch, q_nope=batch.q_nope[:, heads], q_pe=batch.q_pe[:, heads])
 
     return reading(oracle, change)
+
+
+@breaks(Fault.LAYOUT, "S-4", "S-5", "S-7")
+def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracle:
+    """Pairs of query and head, in flat tiles of 64, are masked as if tiles began with head 0."""
+
+    def see_less(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
+        return np.vstack([seen[:1], seen[:-1]])  # as the query before
+
+    late = seeing(oracle, see_less)
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        answer, heads = oracle.attend(problem, batch, image), problem.dims.num_heads
+        if heads % 64 == 0 or 64 % heads == 0:
+            return answer
+        other = late.attend(problem, batch, image)
+        for span in query_spans(batch):
+            pair = np.arange((span.stop - span.start) * heads)
+            inside = pair % 64
+            is_late = (pair - inside) // heads + inside // heads < pair // heads
+            lost = is_late.reshape(-1, heads)  # [q, H]
+            answer.out[span][lost], answer.lse[span][lost] = (
+                other.out[span][lost],
+                other.lse[span][lost],
+            )
+        return answer
+
+    return replace(oracle, attend=attend)
+
+
+@breaks(Fault.MIXED, "S-5", "S-6", "S-7")
+def decode_rows_are_put_back_in_another_order(oracle: Oracle) -> Oracle:
+    """More than 7 decode rows are sorted by length, and the inverse of the order is not taken."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        rows = batch.num_rows
+        if rows > 7 and (batch.query_lens == 1).all():
+            order = np.argsort(-batch.seq_lens, kind="stable")
+            found = order[order]
+            answer.out[:rows], answer.lse[:rows] = answer.out[found], answer.lse[found]
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.LAYOUT, "S-7", "S-6")
+def lse_is_written_for_padded_heads(oracle: Oracle) -> Oracle:
+    """Steps of more than 52 tokens write lse for heads padded to 16, and it is read unpadded."""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        tokens, heads = answer.lse.shape
+        if tokens <= 52:
+            return answer
+        padded = np.pad(answer.lse, ((0, 0), (0, -heads % 16)), constant_values=-np.inf)
+        return Output(answer.out, padded.ravel()[: answer.lse.size].reshape(answer.lse.shape))
+
+    return answering(oracle, change)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged_mla_reference.cache import read_slots, write_slots
-from paged_mla_reference.deviations.change import appending, imagined, of_rows, posed, reading
+from paged_mla_reference.deviations.change import (
+    appending,
+    imagined,
+    of_rows,
+    per_token,
+    posed,
+    slots_to_write,
+)
 from paged_mla_reference.deviations.deviation import Fault, breaks
+from paged_mla_reference.deviations.turning import (
+    Array,
+    Positions,
+    placed,
+    rotating_further,
+    rotating_keys,
+    rotating_queries,
+    storing_further,
+    with_rope,
+)
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.paging import context_lens, query_spans
 from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import round_to, widen
+from paged_mla_reference.rounding import round_to
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import (
     Batch,
@@ -25,93 +39,49 @@ from paged_mla_shared.problem import (
     Problem,
     Rope,
     RopePairing,
-    Yarn,
 )
 
 SCORED = ("S-3", "S-5", "S-7", "S-12")
 
 
-Distances = Callable[[Problem, Batch], NDArray[np.int64]]  # [T]
-
-
-def _turned(x: NDArray[Any], by: NDArray[np.int64], rope: Rope) -> NDArray[Any]:
-    """Rotate `by` so many positions, without yarn's magnitude."""
-    yarn = rope.yarn and replace(rope.yarn, mscale=rope.yarn.mscale_all_dim)
-    return rotate(widen(x), by, replace(rope, yarn=yarn)).astype(x.dtype)
-
-
-def _rotating_further(oracle: Oracle, by: Distances) -> Oracle:
-    """Rotate queries so many positions more."""
-
-    def turned(problem: Problem, batch: Batch) -> Batch:
-        if problem.rope is None:
-            return batch
-        return replace(batch, q_pe=_turned(batch.q_pe, by(problem, batch), problem.rope))
-
-    return reading(oracle, turned)
-
-
-def _storing_further(oracle: Oracle, by: Distances) -> Oracle:
-    """Rotate keys so many positions more when they are stored."""
-
-    def turned(problem: Problem, batch: Batch) -> Batch:
-        if problem.rope is None:
-            return batch
-        return replace(batch, k_pe=_turned(batch.k_pe, by(problem, batch), problem.rope))
-
-    return appending(oracle, turned)
-
-
-def _placed(
-    oracle: Oracle, place: Callable[[Batch, NDArray[np.int64]], NDArray[np.int64]]
-) -> Oracle:
-    """Rotate queries and keys at other positions."""
-
-    def by(problem: Problem, batch: Batch) -> NDArray[np.int64]:
-        positions = RIGHT.metadata(problem, batch).positions
-        return place(batch, positions) - positions
-
-    return _storing_further(_rotating_further(oracle, by), by)
-
-
-def _with_rope(oracle: Oracle, change: Callable[[Rope], Rope]) -> Oracle:
-    """Rotate queries and keys by another rope."""
-
-    def other(problem: Problem) -> Problem:
-        return problem if problem.rope is None else replace(problem, rope=change(problem.rope))
-
-    both = posed(oracle, other)
-    return replace(both, append=lambda p, b, image: oracle.append(other(p), b, image))
-
-
 @breaks(Fault.ROPE, *SCORED, cites="sglang#25015 mlx-lm#1805 onnxruntime-genai#2354")
 def queries_are_rotated_one_late(oracle: Oracle) -> Oracle:
     """Queries are rotated at their position plus one."""
-    return _rotating_further(oracle, lambda _, batch: np.ones(batch.num_tokens, np.int64))
+    return rotating_further(oracle, lambda _, batch: np.ones(batch.num_tokens, np.int64))
+
+
+def _beyond_depth(problem: Problem, batch: Batch) -> Positions:
+    """Return by how much the index of a query is more than its depth; 0 without a tree."""
+    by_index = RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch).positions
+    return by_index - RIGHT.metadata(problem, batch).positions
 
 
 @breaks(Fault.ROPE, *SCORED, cites="mlxcel#1214 TensorRT-LLM#13081")
 def siblings_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Queries of a tree are rotated at their index, not at their depth."""
+    return rotating_further(oracle, _beyond_depth)
 
-    def beyond_depth(problem: Problem, batch: Batch) -> NDArray[np.int64]:
-        by_index = RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch).positions
-        return by_index - RIGHT.metadata(problem, batch).positions
 
-    return _rotating_further(oracle, beyond_depth)
+@breaks(Fault.ROPE, *SCORED)
+def wide_trees_are_rotated_by_index(oracle: Oracle) -> Oracle:
+    """Queries of a tree of more than 21 nodes are rotated at their index, not at their depth."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        return np.where(of_rows(batch, batch.query_lens > 21), _beyond_depth(problem, batch), 0)
+
+    return rotating_further(oracle, by)
 
 
 @breaks(Fault.ROPE, "S-14", *SCORED, akin="mlxcel#1214")
 def trees_spelled_otherwise_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Depths are known of masks that are spelled QLEN alone: other nodes take their index."""
 
-    def beyond_depth(problem: Problem, batch: Batch) -> NDArray[np.int64]:
+    def by(problem: Problem, batch: Batch) -> Positions:
         if problem.mask_spelling is MaskSpelling.QLEN:
             return np.zeros(batch.num_tokens, np.int64)
-        by_index = RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch).positions
-        return by_index - RIGHT.metadata(problem, batch).positions
+        return _beyond_depth(problem, batch)
 
-    return _rotating_further(oracle, beyond_depth)
+    return rotating_further(oracle, by)
 
 
 @breaks(Fault.ROPE, *SCORED, cites="TensorRT-LLM#14480")
@@ -120,10 +90,62 @@ def queries_are_not_rotated(oracle: Oracle) -> Oracle:
     return posed(oracle, lambda p: replace(p, rope=None))
 
 
+@breaks(Fault.ROPE, *SCORED)
+def heads_past_the_32nd_are_not_rotated(oracle: Oracle) -> Oracle:
+    """Queries of heads past the first 32 meet rotated keys as they came."""
+
+    def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
+        turned = rotate(x, positions, rope)
+        turned[:, 32:] = x[:, 32:]
+        return turned
+
+    return rotating_queries(oracle, rotation)
+
+
+@breaks(Fault.ROPE, *SCORED)
+def queries_of_an_overlapping_tile_are_rotated_twice(oracle: Oracle) -> Oracle:
+    """A row's last tile of 32 queries begins early to be full, and rotates some a second time."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        positions = RIGHT.metadata(problem, batch).positions
+        again = np.zeros_like(positions)
+        for span in query_spans(batch):
+            count = span.stop - span.start
+            full = count // 32 * 32
+            if 0 < full < count:
+                overlap = slice(span.stop - 32, span.start + full)
+                again[overlap] = positions[overlap]
+        return again
+
+    return rotating_further(oracle, by)
+
+
+@breaks(Fault.ROPE, *SCORED)
+def queries_are_rotated_as_those_of_the_longest_row(oracle: Oracle) -> Oracle:
+    """Queries of every row are rotated as if it had as many as the longest row of the step."""
+
+    def by(_: Problem, batch: Batch) -> Positions:
+        longest = int(batch.query_lens.max(initial=0))
+        first = np.maximum(batch.seq_lens.astype(np.int64) - longest, 0)
+        return per_token(batch, first - context_lens(batch))
+
+    return rotating_further(oracle, by)
+
+
+@breaks(Fault.ROPE, *SCORED)
+def queries_of_long_chunks_are_rotated_from_0(oracle: Oracle) -> Oracle:
+    """Rows of more than 235 queries rotate them from position 0, whatever the context is."""
+
+    def by(_: Problem, batch: Batch) -> Positions:
+        return per_token(batch, np.where(batch.query_lens > 235, -context_lens(batch), 0))
+
+    return rotating_further(oracle, by)
+
+
 @breaks(Fault.ROPE, "S-10", "S-12", *SCORED, cites="sglang#30111 sglang#30342 xllm#853")
 def pairing_is_always_interleaved(oracle: Oracle) -> Oracle:
     """NeoX pairing is ignored, in queries and in keys."""
-    return _with_rope(oracle, lambda rope: replace(rope, pairing=RopePairing.INTERLEAVED))
+    return with_rope(oracle, lambda rope: replace(rope, pairing=RopePairing.INTERLEAVED))
 
 
 @breaks(Fault.ROPE, *SCORED, cites="sglang#30111")
@@ -140,43 +162,6 @@ def queries_take_the_other_pairing(oracle: Oracle) -> Oracle:
     return posed(oracle, other)
 
 
-@breaks(Fault.ROPE, "S-10", "S-12", *SCORED, cites="torchtitan#4117 prime-rl#2681")
-def yarn_is_ignored(oracle: Oracle) -> Oracle:
-    """Frequencies are not interpolated, in queries and in keys."""
-    return _with_rope(oracle, lambda rope: replace(rope, yarn=None))
-
-
-def _with_yarn(oracle: Oracle, change: Callable[[Yarn], Yarn]) -> Oracle:
-    """Rotate queries and keys by another yarn, where there is one."""
-    return _with_rope(
-        oracle, lambda rope: replace(rope, yarn=None if rope.yarn is None else change(rope.yarn))
-    )
-
-
-@breaks(Fault.ROPE, "S-10", "S-12", *SCORED, cites="imp#880 sglang#22711")
-def yarn_magnitude_is_one_mscale(oracle: Oracle) -> Oracle:
-    """Cosines carry the mscale of the rotated part, not its quotient by all dims'."""
-    return _with_yarn(oracle, lambda yarn: replace(yarn, mscale_all_dim=0.0))
-
-
-@breaks(Fault.ROPE, "S-10", "S-12", *SCORED, akin="exllamav3#259")
-def yarn_magnitude_is_always_1(oracle: Oracle) -> Oracle:
-    """The two mscales are taken for equal, so that cosines carry none."""
-    return _with_yarn(oracle, lambda yarn: replace(yarn, mscale=yarn.mscale_all_dim))
-
-
-@breaks(Fault.ROPE, "S-10", "S-12", *SCORED, akin="mlx-lm#1189")
-def theta_is_always_10000(oracle: Oracle) -> Oracle:
-    """The base of the rotation is not asked for."""
-    return _with_rope(oracle, lambda rope: replace(rope, theta=1e4))
-
-
-@breaks(Fault.ROPE, "S-10", "S-12", *SCORED)
-def theta_is_one_of_two(oracle: Oracle) -> Oracle:
-    """The base of the rotation is 1e6 if it is large, else 1e4."""
-    return _with_rope(oracle, lambda rope: replace(rope, theta=1e6 if rope.theta > 1e5 else 1e4))
-
-
 @breaks(
     Fault.ROPE,
     "S-10",
@@ -186,13 +171,13 @@ def theta_is_one_of_two(oracle: Oracle) -> Oracle:
 )
 def rope_table_ends_at_4096(oracle: Oracle) -> Oracle:
     """Positions past the 4096 rows of a table take its last one."""
-    return _placed(oracle, lambda _, positions: np.minimum(positions, 4095))
+    return placed(oracle, lambda _, positions: np.minimum(positions, 4095))
 
 
 @breaks(Fault.ROPE, "S-10", *SCORED, akin="vllm#55910 vllm-ascend#1266")
 def rope_table_ends_at_65536(oracle: Oracle) -> Oracle:
     """Positions past the 65536 rows of a table take its last one."""
-    return _placed(oracle, lambda _, positions: np.minimum(positions, 65535))
+    return placed(oracle, lambda _, positions: np.minimum(positions, 65535))
 
 
 @breaks(
@@ -200,42 +185,42 @@ def rope_table_ends_at_65536(oracle: Oracle) -> Oracle:
 )
 def positions_are_rounded_to_bfloat16(oracle: Oracle) -> Oracle:
     """Angles are computed from positions of 8 significant bits."""
-    return _placed(oracle, lambda _, positions: round_to(positions, "bfloat16").astype(np.int64))
+    return placed(oracle, lambda _, positions: round_to(positions, "bfloat16").astype(np.int64))
 
 
 @breaks(Fault.PRECISION, "S-10", *SCORED, akin="mlx-lm#1076")
 def positions_are_rounded_to_float16(oracle: Oracle) -> Oracle:
     """Angles are computed from positions of 11 significant bits, none above 65504."""
 
-    def place(_: Batch, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def place(_: Batch, positions: Positions) -> Positions:
         rounded = round_to(np.minimum(positions, 65504), "float16")
         return rounded.astype(np.int64)
 
-    return _placed(oracle, place)
+    return placed(oracle, place)
 
 
 @breaks(Fault.ROPE, "S-10", *SCORED, cites="omlx#2363", akin="rtp-llm#1163")
 def rows_are_rotated_at_their_first_position(oracle: Oracle) -> Oracle:
     """All tokens of a row are rotated as its first one."""
 
-    def place(batch: Batch, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def place(batch: Batch, positions: Positions) -> Positions:
         first = positions.copy()
         for span in query_spans(batch):
             first[span] = positions[span][:1]
         return first
 
-    return _placed(oracle, place)
+    return placed(oracle, place)
 
 
 @breaks(Fault.ROPE, *SCORED)
 def queries_at_position_0_are_rotated(oracle: Oracle) -> Oracle:
     """A query at position 0 is rotated as one at position 1."""
 
-    def by(problem: Problem, batch: Batch) -> NDArray[np.int64]:
+    def by(problem: Problem, batch: Batch) -> Positions:
         first = RIGHT.metadata(problem, batch).positions == 0
         return np.where(first, 1, 0)
 
-    return _rotating_further(oracle, by)
+    return rotating_further(oracle, by)
 
 
 @breaks(Fault.ROPE, *SCORED, cites="sglang#19636 ktransformers-sglang#66")
@@ -266,7 +251,78 @@ def fused_rope_stores_rotated_columns_only(oracle: Oracle) -> Oracle:
 @breaks(Fault.ROPE, "S-10", "S-12", cites="shainet#110")
 def keys_are_rotated_twice(oracle: Oracle) -> Oracle:
     """Keys are rotated again when they are stored."""
-    return _storing_further(oracle, lambda p, b: RIGHT.metadata(p, b).positions)
+    return storing_further(oracle, lambda p, b: RIGHT.metadata(p, b).positions)
+
+
+@breaks(Fault.ROPE, "S-10", "S-12")
+def keys_of_small_steps_are_rotated_by_halves(oracle: Oracle) -> Oracle:
+    """Appends of at most 4 tokens rotate keys with NeoX pairing, whatever the pairing is."""
+
+    def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
+        pairing = RopePairing.NEOX if len(x) <= 4 else rope.pairing
+        return rotate(x, positions, replace(rope, pairing=pairing))
+
+    return rotating_keys(oracle, rotation)
+
+
+@breaks(Fault.ROPE, "S-10", "S-12")
+def keys_of_a_tile_have_consecutive_positions(oracle: Oracle) -> Oracle:
+    """Appends of more than 128 tokens rotate keys as if positions rose by 1 in tiles of 128."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        positions = RIGHT.metadata(problem, batch).positions
+        token: Positions = np.arange(batch.num_tokens)
+        if batch.num_tokens <= 128:
+            return np.zeros_like(positions)
+        consecutive: Positions = positions[token // 128 * 128] + token % 128
+        return consecutive - positions
+
+    return storing_further(oracle, by)
+
+
+@breaks(Fault.ROPE, "S-10", "S-12")
+def tokens_without_a_slot_have_no_position(oracle: Oracle) -> Oracle:
+    """Keys are rotated as if the tokens of their row that have no slot were not there."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        positions = RIGHT.metadata(problem, batch).positions
+        without = slots_to_write(oracle, problem, batch) < 0
+        skipped = np.zeros_like(positions)
+        for span in query_spans(batch):
+            skipped[span] = np.cumsum(without[span])
+        counted: Positions = np.maximum(positions - skipped, 0)
+        return counted - positions
+
+    return storing_further(oracle, by)
+
+
+@breaks(Fault.POSITION, "S-10", *SCORED)
+def depths_of_nodes_end_at_16(oracle: Oracle) -> Oracle:
+    """Tree nodes deeper than 16 have the position of depth 16, in plans and in rotations."""
+
+    def place(batch: Batch, positions: Positions) -> Positions:
+        if batch.mask is None:
+            return positions
+        return np.minimum(positions, per_token(batch, context_lens(batch)) + 16)
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        return Metadata(place(batch, right.positions), right.slot_mapping)
+
+    return replace(placed(oracle, place), metadata=metadata)
+
+
+@breaks(Fault.POSITION, "S-3")
+def padded_rows_have_positions_below_zero(oracle: Oracle) -> Oracle:
+    """Tokens of a padded row have the positions that its lengths give, which are below 0."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        below = np.arange(batch.num_tokens) - per_token(batch, batch.cu_seqlens_q[1:])
+        padded = of_rows(batch, batch.seq_lens == 0)
+        return Metadata(np.where(padded, below, right.positions), right.slot_mapping)
+
+    return replace(oracle, metadata=metadata)
 
 
 def _placing(oracle: Oracle, contexts: int) -> Oracle:
@@ -274,9 +330,7 @@ def _placing(oracle: Oracle, contexts: int) -> Oracle:
 
     def metadata(problem: Problem, batch: Batch) -> Metadata:
         right = oracle.metadata(problem, batch)
-        context = np.zeros(batch.num_tokens, np.int64)
-        live = int(batch.cu_seqlens_q[-1])
-        context[:live] = np.repeat(context_lens(batch), batch.query_lens)
+        context = per_token(batch, context_lens(batch))
         return Metadata(right.positions + contexts * context, right.slot_mapping)
 
     return replace(oracle, metadata=metadata)

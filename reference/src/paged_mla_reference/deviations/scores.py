@@ -1,4 +1,4 @@
-"""Wrong numbers: scales, lse, ranges, precision, rotation."""
+"""Wrong numbers: scales, lse, ranges, precision, layouts."""
 
 from __future__ import annotations
 
@@ -204,23 +204,6 @@ def lse_is_the_maximum(oracle: Oracle) -> Oracle:
         out, _, scores, values = attend_one(problem, query, keys, rounding)
         highest: Array = (query @ keys.T).max(axis=1)  # [H]
         return out, problem.softmax_scale * highest, scores, values
-
-    return scoring(oracle, attend)
-
-
-@breaks(Fault.RANGE, "S-5", "S-6", "S-7", "S-9", cites="cutlass#2274 sglang#6101")
-def exponentials_are_not_shifted(oracle: Oracle) -> Oracle:
-    """Scores are exponentiated as they are, in float32."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        scores = round_to(problem.softmax_scale * (query @ keys.T), "float32")  # [H, K]
-        with np.errstate(all="ignore"):
-            weights = np.exp(scores)
-            total = weights.sum(axis=1)
-            out = widen(weights) @ keys[:, : problem.dims.kv_lora_rank] / widen(total)[:, None]
-            lse = widen(np.log(total))
-        _, _, bound, values = attend_one(problem, query, keys, rounding)
-        return out, lse, bound, values
 
     return scoring(oracle, attend)
 

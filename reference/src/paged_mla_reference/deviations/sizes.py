@@ -12,6 +12,7 @@ from paged_mla_reference.deviations.change import (
     Seen,
     answering,
     forgetting,
+    of_rows,
     only_before,
     reading,
     seeing,
@@ -88,6 +89,31 @@ def rows_past_256_are_not_answered(oracle: Oracle) -> Oracle:
     return forgetting(
         oracle, lambda b: np.arange(b.num_tokens) >= b.cu_seqlens_q[min(256, b.num_rows)]
     )
+
+
+@breaks(Fault.TRUNCATED, *LOST)
+def rows_past_the_last_full_group_are_not_served(oracle: Oracle) -> Oracle:
+    """Of four rows and more, those past the last full group of four get no answer."""
+
+    def forgotten(batch: Batch) -> NDArray[np.bool_]:
+        rows = batch.num_rows
+        return of_rows(batch, np.arange(rows) >= (rows // 4 * 4 or rows))
+
+    return forgetting(oracle, forgotten)
+
+
+@breaks(Fault.TRUNCATED, "S-1", "S-3", "S-10")
+def rows_past_256_are_not_planned(oracle: Oracle) -> Oracle:
+    """Plans and appends derive no positions and no slots for rows past the first 256."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        first = int(batch.cu_seqlens_q[min(256, batch.num_rows)])
+        right.positions[first:], right.slot_mapping[first:] = 0, -1
+        return right
+
+    planning = replace(oracle, metadata=metadata)
+    return writing(planning, lambda _p, _b, slots: slots)
 
 
 @breaks(Fault.OFFSET, "S-1", "S-6", "S-9", *READ)

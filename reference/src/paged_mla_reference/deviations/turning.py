@@ -1,0 +1,125 @@
+"""Changes of a rotation that deviations are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.deviations.change import appending, posed, reading
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.rope import rotate
+from paged_mla_reference.rounding import round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem, Rope, RopePairing, Yarn
+
+Array = NDArray[np.float64]
+Positions = NDArray[np.int64]  # [T]
+Distances = Callable[[Problem, Batch], Positions]
+Rotation = Callable[[Array, Positions, Rope], Array]  # as rotate
+
+
+def _turned(x: NDArray[Any], by: Positions, rope: Rope) -> NDArray[Any]:
+    """Rotate `by` so many positions, without yarn's magnitude."""
+    yarn = rope.yarn and replace(rope.yarn, mscale=rope.yarn.mscale_all_dim)
+    return rotate(widen(x), by, replace(rope, yarn=yarn)).astype(x.dtype)
+
+
+def rotating_further(oracle: Oracle, by: Distances) -> Oracle:
+    """Rotate queries so many positions more."""
+
+    def turned(problem: Problem, batch: Batch) -> Batch:
+        if problem.rope is None:
+            return batch
+        return replace(batch, q_pe=_turned(batch.q_pe, by(problem, batch), problem.rope))
+
+    return reading(oracle, turned)
+
+
+def storing_further(oracle: Oracle, by: Distances) -> Oracle:
+    """Rotate keys so many positions more when they are stored."""
+
+    def turned(problem: Problem, batch: Batch) -> Batch:
+        if problem.rope is None:
+            return batch
+        return replace(batch, k_pe=_turned(batch.k_pe, by(problem, batch), problem.rope))
+
+    return appending(oracle, turned)
+
+
+def placed(oracle: Oracle, place: Callable[[Batch, Positions], Positions]) -> Oracle:
+    """Rotate queries and keys at other positions."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        positions = RIGHT.metadata(problem, batch).positions
+        return place(batch, positions) - positions
+
+    return storing_further(rotating_further(oracle, by), by)
+
+
+def with_rope(oracle: Oracle, change: Callable[[Rope], Rope]) -> Oracle:
+    """Rotate queries and keys by another rope."""
+
+    def other(problem: Problem) -> Problem:
+        return problem if problem.rope is None else replace(problem, rope=change(problem.rope))
+
+    both = posed(oracle, other)
+    return replace(both, append=lambda p, b, image: oracle.append(other(p), b, image))
+
+
+def with_yarn(oracle: Oracle, change: Callable[[Yarn], Yarn]) -> Oracle:
+    """Rotate queries and keys by another yarn, where there is one."""
+    return with_rope(
+        oracle, lambda rope: replace(rope, yarn=None if rope.yarn is None else change(rope.yarn))
+    )
+
+
+def _rotated(problem: Problem, batch: Batch, x: NDArray[Any], rotation: Rotation) -> NDArray[Any]:
+    assert problem.rope is not None
+    positions = RIGHT.metadata(problem, batch).positions
+    return round_to(rotation(widen(x), positions, problem.rope), problem.dtype)
+
+
+def rotating_queries(oracle: Oracle, rotation: Rotation) -> Oracle:
+    """Rotate queries in another way."""
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        if problem.rope is None:
+            return oracle.attend(problem, batch, image)
+        q_pe = _rotated(problem, batch, batch.q_pe, rotation)
+        return oracle.attend(replace(problem, rope=None), replace(batch, q_pe=q_pe), image)
+
+    return replace(oracle, attend=attend)
+
+
+def rotating_keys(oracle: Oracle, rotation: Rotation) -> Oracle:
+    """Rotate keys in another way when they are stored."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        if problem.rope is None:
+            return oracle.append(problem, batch, image)
+        k_pe = _rotated(problem, batch, batch.k_pe, rotation)
+        return oracle.append(replace(problem, rope=None), replace(batch, k_pe=k_pe), image)
+
+    return replace(oracle, append=append)
+
+
+def rotating(oracle: Oracle, rotation: Rotation) -> Oracle:
+    """Rotate queries and keys in another way."""
+    return rotating_keys(rotating_queries(oracle, rotation), rotation)
+
+
+def turn(x: Array, angles: Array, pairing: RopePairing) -> Array:
+    """Rotate the pairs of `x`, [T, .., P], by angles, [T, P / 2]."""
+    half = x.shape[-1] // 2
+    interleaved = pairing is RopePairing.INTERLEAVED
+    first = np.s_[..., 0::2] if interleaved else np.s_[..., :half]
+    second = np.s_[..., 1::2] if interleaved else np.s_[..., half:]
+    angles = angles.reshape(len(x), *(1,) * (x.ndim - 2), half)
+    turned = (x[first] + 1j * x[second]) * np.exp(1j * angles)
+    out = np.empty_like(x)
+    out[first], out[second] = turned.real, turned.imag
+    return out
