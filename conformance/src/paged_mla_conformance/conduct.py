@@ -92,6 +92,8 @@ class Conductor:
         Refused
         KeyboardInterrupt
         """
+        for _ in range(self._wanted - 1):
+            self._start()
         try:
             while self._workers:
                 self._listen()
@@ -150,7 +152,7 @@ class Conductor:
         maxfail: int,
         warnings: dict[str, int],
     ) -> None:
-        """Learn from the first process what there is to ask; others must say the same."""
+        """Learn from the first answer which tests there are; other processes must agree."""
         worker.collected = True
         known = [Result(**test) for test in tests]
         if not self._tests:
@@ -163,10 +165,7 @@ class Conductor:
             self._cost = dict(zip(report.tests, _shares(costs), strict=True))
             self._huge.extend(huge)
             self._queue.extend(_mixed(report.tests, set(range(len(known))) - set(huge)))
-            self._wanted = min(self._wanted, len(known))
             self._progress.begin(f"{report.subject.title}: {len(known)} tests")
-            for _ in range(self._wanted - 1):
-                self._start()
         elif known != self._tests:
             self._give_up("processes found different tests")
         self._hand_out(worker)
