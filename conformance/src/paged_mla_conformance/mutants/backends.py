@@ -34,7 +34,6 @@ class MutantBackend(ReferenceBackend):
     """The reference with its runners wrapped. Float32 alone, to be quick."""
 
     name: str = RIGHT_BACKEND
-    mode: str = "interpreter"
     capabilities: Capabilities = FLOAT32
     wrap: Callable[[Problem, Runner], Runner] = _unwrapped
     wrap_unchecked: Callable[[Problem, Runner], Runner] = _unwrapped

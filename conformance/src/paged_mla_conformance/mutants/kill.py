@@ -164,6 +164,7 @@ def _arguments(name: str, chosen: tuple[str, ...]) -> list[str]:
         *("-p", "paged_mla_conformance.plugin"),
         *("--quiet", "--tb=no", "--no-header", "--no-summary"),
         f"--mla-backend={BACKENDS}:{name}",
+        "--mla-dtypes=float32",
         *chosen,
     ]
 
