@@ -25,6 +25,7 @@ from paged_mla_reference.deviations import (
     rotation,
     scores,
     sizes,
+    splits,
     visibility,
     writes,
 )
@@ -40,6 +41,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         emptiness,
         writes,
         merging,
+        splits,
         packing,
         sizes,
         formats,
