@@ -90,6 +90,22 @@ def rows(*rows: Row, **others: object) -> Case:
             rows(*32 * [Row(2, 1)], Row(0, 1), Row(2, 1)),
         ),
         ("unused-slots-of-chunks-weigh-zero", rows(Row(20, 17)), rows(Row(20, 18))),
+        ("key-tiles-lie-in-one-block", decode(60, block_size=32), decode(60, block_size=48)),
+        (
+            "slots-run-on-past-a-block",
+            rows(Row(48, 48), block_size=16),
+            rows(Row(47, 47), block_size=16),
+        ),
+        (
+            "long-chunks-are-written-from-the-edge-of-their-block",
+            rows(Row(131, 121)),
+            rows(Row(131, 122)),
+        ),
+        (
+            "rows-far-past-the-mean-length-are-not-planned",
+            rows(Row(16, 16), Row(0, 0)),
+            rows(Row(17, 17), Row(0, 0)),
+        ),
         ("block-ids-keep-16-bits", decode(9), decode(9, cache_blocks=2**16 + 9, block_size=1)),
         ("block-ids-keep-24-bits", decode(9), decode(9, cache_blocks=2**24 + 9, block_size=1)),
         ("blocks-past-2-16-are-not-read", decode(9), decode(9, cache_blocks=2**16 + 1)),

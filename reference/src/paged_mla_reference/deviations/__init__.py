@@ -16,6 +16,7 @@ from paged_mla_reference.deviations import (
     emptiness,
     engine,
     formats,
+    gathering,
     layer,
     masks,
     merging,
@@ -26,6 +27,7 @@ from paged_mla_reference.deviations import (
     scores,
     sizes,
     splits,
+    tables,
     visibility,
     writes,
 )
@@ -34,12 +36,14 @@ from paged_mla_reference.deviations.deviation import Deviation, Fault, deviation
 ORACLE: dict[str, Deviation] = deviations_of(
     (
         addressing,
+        tables,
         visibility,
         scores,
         rotation,
         masks,
         emptiness,
         writes,
+        gathering,
         merging,
         splits,
         packing,
