@@ -45,6 +45,7 @@ def test_the_list_is_long_and_its_rules_exist():
         ("bad-input-is-swallowed", "errors"),
         ("positions-in-front-of-rows-are-written", "bounded"),
         ("empty-partials-are-multiplied-by-zero", "merge"),
+        ("padding-past-256-tokens-is-not-written", "empty"),  # by a case of many rows alone
     ],
 )
 def test_a_mutant_is_killed(name: str, group: str):

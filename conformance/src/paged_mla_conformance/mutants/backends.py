@@ -35,7 +35,6 @@ class MutantBackend(ReferenceBackend):
     """The reference with its runners wrapped. Float32 alone, to be quick."""
 
     name: str = RIGHT_BACKEND
-    mode: str = "cpu"
     capabilities: Capabilities = FLOAT32
     wrap: Callable[[Problem, Runner], Runner] = _unwrapped
     wrap_unchecked: Callable[[Problem, Runner], Runner] = _unwrapped

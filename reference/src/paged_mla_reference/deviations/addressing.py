@@ -1,4 +1,4 @@
-"""Wrong addresses: offsets that wrap, strides that are assumed, pages that are mistaken."""
+"""Wrong addresses: offsets that wrap, strides that are assumed, slots that are mistaken."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paged_mla_reference.cache import copy_slots
 from paged_mla_reference.deviations.change import (
     appending,
     imagined,
-    posed,
     reading,
     seeing,
-    wide_table,
-    with_columns,
     writing,
 )
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
-from paged_mla_reference.paging import blocks_of
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Problem
@@ -36,7 +33,9 @@ def _wrapped(problem: Problem, block_ids: NDArray[Any], bits: int, *, of_bytes: 
     return np.where(ids >= 0, ids * stride % 2**bits // stride, ids)
 
 
-def _wrapping(bits: int, *, of_bytes: bool = False) -> Any:
+def wrapping(bits: int, *, of_bytes: bool = False) -> Callable[[Problem, Batch], Batch]:
+    """Return what lets the offsets of a batch's blocks keep their low bits."""
+
     def change(problem: Problem, batch: Batch) -> Batch:
         return replace(
             batch, block_table=_wrapped(problem, batch.block_table, bits, of_bytes=of_bytes)
@@ -57,19 +56,19 @@ def _writing_wrapped(bits: int) -> Any:
 @breaks(Fault.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="vllm#47671 vllm#50427 sglang#9344")
 def read_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     """Element offsets of reads keep 31 bits."""
-    return reading(oracle, _wrapping(31))
+    return reading(oracle, wrapping(31))
 
 
 @breaks(Fault.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3130")
 def read_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     """Element offsets of reads keep 32 bits; caches between 2^31 and 2^32 are right."""
-    return reading(oracle, _wrapping(32))
+    return reading(oracle, wrapping(32))
 
 
 @breaks(Fault.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy@fc2c0046 aiter#2768")
 def read_byte_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     """Byte offsets of reads keep 32 bits."""
-    return reading(oracle, _wrapping(32, of_bytes=True))
+    return reading(oracle, wrapping(32, of_bytes=True))
 
 
 @breaks(Fault.OFFSET, "S-10", cites="tokenspeed#501 tokenspeed#748")
@@ -119,6 +118,42 @@ def named_slots_are_read_in_halves(oracle: Oracle) -> Oracle:
     return _named(oracle, change)
 
 
+@breaks(Fault.STRIDE, "S-10")
+def named_slots_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Named slots are read by their shape; what lies between them is cut to the cache."""
+
+    def change(problem: Problem, _: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        return as_dense(slots).clip(-1, problem.num_blocks * problem.block_size - 1)
+
+    return _named(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10")
+def named_slots_are_taken_for_a_run(oracle: Oracle) -> Oracle:
+    """Named slots whose first and last fit a run are taken for one."""
+
+    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        run = slots[:1] + np.arange(len(slots))
+        fits = len(run) and run[0] >= 0 and run[-1] == slots[-1]
+        return run if fits else slots
+
+    return _named(oracle, change)
+
+
+@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", "S-10")
+def own_keys_are_read_from_named_slots(oracle: Oracle) -> Oracle:
+    """Attention looks for the step's own keys in the slots that the batch names."""
+
+    def change(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        if batch.slot_mapping is None:
+            return image
+        right = oracle.metadata(problem, batch).slot_mapping
+        moved = (batch.slot_mapping >= 0) & (right >= 0)
+        return copy_slots(image, batch.slot_mapping[moved], right[moved])
+
+    return imagined(oracle, change)
+
+
 def _keeping_bits(oracle: Oracle, bits: int) -> Oracle:
     """Let reads find blocks by the low bits of their ids."""
     return reading(oracle, lambda _, b: replace(b, block_table=b.block_table & (2**bits - 1)))
@@ -145,18 +180,6 @@ def blocks_past_2_16_are_not_read(oracle: Oracle) -> Oracle:
         return seen & (ids[: seen.shape[1]] < 2**16)
 
     return seeing(oracle, change)
-
-
-@breaks(Fault.OFFSET, "S-1", "S-9", cites="vllm#50427")
-def gather_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
-    """Element offsets of gathered context keep 31 bits."""
-    wrap = _wrapping(31)
-    return replace(
-        oracle,
-        gather_context=lambda problem, batch, image: oracle.gather_context(
-            problem, wrap(problem, batch), image
-        ),
-    )
 
 
 def _every_block(image: CacheImage) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -219,18 +242,23 @@ def as_dense(view: NDArray[Any]) -> NDArray[Any]:
     return np.lib.stride_tricks.as_strided(view, view.shape, strides)
 
 
-@breaks(Fault.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="rtp-llm#1258")
-def table_is_taken_for_dense(oracle: Oracle) -> Oracle:
-    """The block table is read by its shape, not by its strides."""
-    return reading(oracle, lambda _, b: replace(b, block_table=as_dense(b.block_table)))
-
-
 @breaks(Fault.STRIDE, "S-5", "S-9", cites="vllm#43152")
 def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Queries are read by their shape, not by their strides."""
     return reading(
         oracle, lambda _, b: replace(b, q_nope=as_dense(b.q_nope), q_pe=as_dense(b.q_pe))
     )
+
+
+@breaks(Fault.STRIDE, "S-5", "S-9")
+def heads_of_queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Heads of q_nope are taken to lie side by side, whatever lies between two tokens."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        tokens = [as_dense(token) for token in batch.q_nope]
+        return replace(batch, q_nope=np.stack(tokens)) if tokens else batch
+
+    return reading(oracle, change)
 
 
 @breaks(Fault.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9")
@@ -270,118 +298,3 @@ def k_pe_takes_the_stride_of_ckv(oracle: Oracle) -> Oracle:
         return replace(batch, k_pe=batch.k_pe[rows])
 
     return appending(oracle, change)
-
-
-@breaks(Fault.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="cutlass#2221")
-def table_width_is_the_longest_row(oracle: Oracle) -> Oracle:
-    """Rows of the table are taken to be as wide as the longest row needs."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        used = blocks_of(int(batch.seq_lens.max(initial=0)), problem.block_size)
-        flat = np.ascontiguousarray(batch.block_table).ravel()[: used * batch.num_rows]
-        return replace(batch, block_table=flat.reshape(batch.num_rows, used))
-
-    return reading(oracle, change)
-
-
-@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3219")
-def blocks_are_taken_for_consecutive(oracle: Oracle) -> Oracle:
-    """A row's blocks are taken to follow its first one."""
-
-    def change(_: Problem, batch: Batch) -> Batch:
-        steps = np.arange(batch.block_table.shape[1], dtype=np.int64)
-        return replace(batch, block_table=batch.block_table[:, :1].astype(np.int64) + steps)
-
-    return reading(oracle, change)
-
-
-@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="sglang@KNOWN_FAILURES")
-def blocks_are_sorted(oracle: Oracle) -> Oracle:
-    """A row's blocks are read in ascending order."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        table = batch.block_table.copy()
-        for row, seq_len in enumerate(batch.seq_lens.tolist()):
-            table[row, : blocks_of(seq_len, problem.block_size)].sort()
-        return replace(batch, block_table=table)
-
-    return reading(oracle, change)
-
-
-@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy#7727 aiter#4365")
-def block_size_falls_back_to_64(oracle: Oracle) -> Oracle:
-    """Reads find slots as if a block held 64 tokens."""
-    widened = reading(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
-    return posed(widened, lambda problem: replace(problem, block_size=64))
-
-
-@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="aiter#2996 aiter#3095")
-def table_entries_are_taken_for_slots(oracle: Oracle) -> Oracle:
-    """The table is read as if a block held one token."""
-    widened = reading(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
-    return posed(widened, lambda problem: replace(problem, block_size=1))
-
-
-@breaks(Fault.PAGE, "S-4", "S-5", "S-7", "S-9", cites="flashinfer#4347")
-def only_128_tokens_of_a_block_are_read(oracle: Oracle) -> Oracle:
-    """Blocks of more than 128 tokens lose the others."""
-
-    def change(problem: Problem, _b: Batch, _r: int, seen: NDArray[np.bool_]) -> Any:
-        return seen & (np.arange(seen.shape[1]) % problem.block_size < 128)
-
-    return seeing(oracle, change)
-
-
-@breaks(Fault.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3022 flashinfer#810")
-def small_blocks_are_read_from_the_next(oracle: Oracle) -> Oracle:
-    """Blocks below 64 tokens are fetched one table entry late."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        late = np.roll(batch.block_table, -1, axis=1)
-        return batch if problem.block_size >= 64 else replace(batch, block_table=late)
-
-    return reading(oracle, change)
-
-
-@breaks(Fault.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380 pegainfer#291")
-def next_block_is_read_too(oracle: Oracle) -> Oracle:
-    """The table entry past a row's last block is read, and its tokens with it."""
-
-    def change(problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]) -> Any:
-        if not batch.seq_lens[row]:
-            return seen
-        blocks = blocks_of(int(batch.seq_lens[row]), problem.block_size) + 1
-        return with_columns(seen, blocks * problem.block_size)
-
-    return seeing(oracle, change)
-
-
-@breaks(Fault.TABLE_TAIL, "S-1", "S-9", cites="vllm#27909 vllm#45537 vllm#49427")
-def gather_reads_every_table_entry(oracle: Oracle) -> Oracle:
-    """Gathered context takes its last block from the end of the table."""
-
-    def gather(problem: Problem, batch: Batch, image: CacheImage) -> Any:
-        table = batch.block_table.copy()
-        for row, seq_len in enumerate(batch.seq_lens.tolist()):
-            if seq_len:
-                table[row, blocks_of(seq_len, problem.block_size) - 1] = table[row, -1]
-        return oracle.gather_context(problem, replace(batch, block_table=table), image)
-
-    return replace(oracle, gather_context=gather)
-
-
-@breaks(Fault.TABLE_TAIL, "S-6", "S-9", "S-5", cites="vllm#35969")
-def padded_row_reads_the_row_before(oracle: Oracle) -> Oracle:
-    """A padded row takes block -1, the last entry of the row before, and one of its tokens."""
-
-    def change(problem: Problem, batch: Batch) -> Batch:
-        padded = batch.seq_lens == 0
-        if not padded.any() or padded.all():
-            return batch
-        table, before = batch.block_table.copy(), np.flatnonzero(~padded)[0]
-        table[padded] = batch.block_table[before]
-        lengths = np.where(padded, np.maximum(batch.query_lens, 1), batch.seq_lens)
-        widened = replace(batch, block_table=table, seq_lens=lengths.astype(np.int32))
-        return wide_table(widened, problem.block_size, int(lengths.max()))
-
-    return reading(oracle, change)

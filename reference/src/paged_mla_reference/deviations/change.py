@@ -153,6 +153,22 @@ def wide_table(batch: Batch, block_size: int, tokens: int) -> Batch:
     return replace(batch, block_table=np.hstack([batch.block_table, extra]))
 
 
+def by_slot(
+    problem: Problem,
+    batch: Batch,
+    find: Callable[[NDArray[Any], NDArray[np.int64]], NDArray[np.int64]],
+) -> tuple[Problem, Batch]:
+    """Return the step with a table of slots: `find` takes a row of the table, and token indices.
+
+    Slots outside the cache are wrapped into it.
+    """
+    table: NDArray[Any] = np.zeros((batch.num_rows, batch.seq_lens.max(initial=0)), np.int64)
+    for row, seq_len in enumerate(batch.seq_lens.tolist()):
+        table[row, :seq_len] = find(batch.block_table[row], np.arange(seq_len))
+    table %= problem.num_blocks * problem.block_size
+    return replace(problem, block_size=1), replace(batch, block_table=table)
+
+
 def with_columns(seen: Seen, keys: int) -> Seen:
     """Return the matrix cut or extended to `keys` columns, new ones seen by all."""
     out = np.ones((len(seen), keys), bool)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.deviations.change import answering
+from paged_mla_reference.deviations.change import answering, of_rows, reading
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.paging import blocks_of, query_spans
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_shared.problem import Batch, Mask, Output, Problem
 
 
 def _where_empty(oracle: Oracle, **values: float) -> Oracle:
@@ -58,6 +58,30 @@ def empty_rows_have_the_sentinel_as_lse(oracle: Oracle) -> Oracle:
     return _where_empty(oracle, lse=-1e30)
 
 
+@breaks(Fault.EMPTY, "S-6")
+def padded_rows_of_non_causal_steps_have_an_infinite_lse(oracle: Oracle) -> Oracle:
+    """Without a causal mask lse of a padded row's queries is +inf."""
+
+    def change(problem: Problem, batch: Batch, answer: Output) -> Output:
+        if problem.mask is Mask.NON_CAUSAL:
+            answer.lse[of_rows(batch, batch.seq_lens == 0)] = np.inf
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(Fault.EMPTY, "S-6")
+def padding_past_256_tokens_is_not_written(oracle: Oracle) -> Oracle:
+    """Padded tokens past the 256th at the end of a step keep what was in memory."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        late = int(batch.cu_seqlens_q[-1]) + 256
+        answer.out[late:], answer.lse[late:] = 0.25, 0.25
+        return answer
+
+    return answering(oracle, change)
+
+
 @breaks(Fault.EMPTY, "S-2", "S-5", "S-6", "S-7", cites="flashinfer@446a0adf1")
 def rows_without_queries_take_a_token(oracle: Oracle) -> Oracle:
     """Rows behind one without queries answer one token late."""
@@ -75,17 +99,41 @@ def rows_without_queries_take_a_token(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(Fault.EMPTY, "S-2", "S-5", "S-6", cites="sglang#5875")
-def rows_behind_an_empty_one_are_not_served(oracle: Oracle) -> Oracle:
-    """The loop over rows ends at the first padded one."""
+def _ending(oracle: Oracle, first: int) -> Oracle:
+    """Let the loop over rows end at the first padded one from row `first` on."""
 
     def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        padded = np.flatnonzero(batch.seq_lens == 0)
+        padded = first + np.flatnonzero(batch.seq_lens[first:] == 0)
         if padded.size:
             answer.out[batch.cu_seqlens_q[padded[0]] :] = 0
         return answer
 
     return answering(oracle, change)
+
+
+@breaks(Fault.EMPTY, "S-2", "S-5", "S-6", cites="sglang#5875")
+def rows_behind_an_empty_one_are_not_served(oracle: Oracle) -> Oracle:
+    """The loop over rows ends at the first padded one."""
+    return _ending(oracle, 0)
+
+
+@breaks(Fault.EMPTY, "S-2", "S-5", "S-6")
+def rows_behind_a_late_empty_one_are_not_served(oracle: Oracle) -> Oracle:
+    """The loop over rows ends at the first padded one from row 32 on."""
+    return _ending(oracle, 32)
+
+
+@breaks(Fault.EMPTY, "S-1", "S-2", "S-5", "S-7", "S-9")
+def rows_behind_one_without_queries_take_its_table(oracle: Oracle) -> Oracle:
+    """A row behind one that has keys and no queries reads the table of that."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        table = batch.block_table.copy()
+        idle = np.flatnonzero((batch.seq_lens[:-1] > 0) & (batch.query_lens[:-1] == 0))
+        table[idle + 1] = batch.block_table[idle] % problem.num_blocks
+        return replace(batch, block_table=table)
+
+    return reading(oracle, change)
 
 
 @breaks(Fault.PAD_VALUE, "S-6", "S-9", cites="vllm#37442")
@@ -136,10 +184,22 @@ def _leaking(oracle: Oracle, poisoned: Any) -> Oracle:
 )
 def unused_slots_weigh_zero(oracle: Oracle) -> Oracle:
     """Slots past a row's length enter with weight 0, which NaN survives."""
+    return _leaking(oracle, _last_block)
+
+
+def _last_block(problem: Problem, batch: Batch, row: int) -> NDArray[np.int64]:
+    """Return the id of a row's last block, [1]."""
+    last = blocks_of(int(batch.seq_lens[row]), problem.block_size) - 1
+    return batch.block_table[row, last : last + 1].astype(np.int64)
+
+
+@breaks(Fault.LEAK, "S-9")
+def unused_slots_of_chunks_weigh_zero(oracle: Oracle) -> Oracle:
+    """In rows of more than 17 queries slots past the row's length enter with weight 0."""
 
     def last_block(problem: Problem, batch: Batch, row: int) -> NDArray[np.int64]:
-        last = blocks_of(int(batch.seq_lens[row]), problem.block_size) - 1
-        return batch.block_table[row, last : last + 1].astype(np.int64)
+        last = _last_block(problem, batch, row)
+        return last if batch.query_lens[row] > 17 else last[:0]
 
     return _leaking(oracle, last_block)
 

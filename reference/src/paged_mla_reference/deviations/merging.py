@@ -1,4 +1,4 @@
-"""Wrong splits and merges: bases, weights, boundaries, partials that should not count."""
+"""Wrong merges: bases, weights, partials that should not count."""
 
 from __future__ import annotations
 
@@ -8,24 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import QueryAnswer, attend_one
 from paged_mla_reference.deviations.addressing import as_dense
-from paged_mla_reference.deviations.change import (
-    answering,
-    context_of,
-    of_rows,
-    only_before,
-    scoring,
-    seeing,
-)
 from paged_mla_reference.deviations.deviation import Fault, breaks
-from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.paging import query_spans
-from paged_mla_reference.rounding import Rounding, round_to, widen
-from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_reference.oracle import Oracle
+from paged_mla_shared.problem import Output
 
-Array = NDArray[np.float64]
 Partials = Sequence[Output]
 
 
@@ -163,19 +150,33 @@ def merged_lse_is_the_largest(oracle: Oracle) -> Oracle:
 @breaks(Fault.SPLIT, "S-8", cites="cutlass#2274")
 def merge_weights_are_not_shifted(oracle: Oracle) -> Oracle:
     """Weights are exponentials of lse itself, in float32."""
+    return replace(
+        oracle, merge=lambda partials: _weighed_against(np.zeros((), np.float32), partials)
+    )
 
-    def merge(partials: Partials) -> Output:
-        with np.errstate(all="ignore"):
-            lses = np.stack([p.lse for p in partials])
-            weights = np.exp(lses)
-            outs = np.where(np.isneginf(lses)[..., None], 0, [p.out for p in partials])
-            total = weights.sum(axis=0)
-            out = (weights[..., None] * outs).sum(axis=0) / np.where(total == 0, 1, total)[
-                ..., None
-            ]
-            return Output(out.astype(np.float32), np.log(total).astype(np.float32))
 
-    return replace(oracle, merge=merge)
+def _weighed_against(base: NDArray[np.float32], partials: Partials) -> Output:
+    """Return a merge in float32 whose weights are ``exp(lse - base)``."""
+    with np.errstate(all="ignore"):
+        lses = np.stack([p.lse for p in partials])
+        weights = np.exp(lses - base)
+        outs = np.where(np.isneginf(lses)[..., None], 0, [p.out for p in partials])
+        total = weights.sum(axis=0)
+        out = (weights[..., None] * outs).sum(axis=0) / np.where(total == 0, 1, total)[..., None]
+        return Output(out.astype(np.float32), base + np.log(total))
+
+
+@breaks(Fault.SPLIT, "S-8")
+def merge_weights_are_shifted_by_the_first(oracle: Oracle) -> Oracle:
+    """Partials are weighed against the first that is not empty, not against the largest."""
+
+    def change(partials: Partials, _: Output) -> Output:
+        base = partials[0].lse
+        for partial in partials[1:]:
+            base = np.where(np.isneginf(base), partial.lse, base)
+        return _weighed_against(np.where(np.isneginf(base), np.float32(0), base), partials)
+
+    return _merged(oracle, change)
 
 
 @breaks(Fault.PRECISION, "S-8", cites="FastDeploy#5541")
@@ -218,180 +219,70 @@ def merge_takes_out_for_dense(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-def _with_keys(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        return attend_one(problem, query, change(keys), rounding)
+@breaks(Fault.SPLIT, "S-8")
+def tied_partials_count_once(oracle: Oracle) -> Oracle:
+    """Of partials that share the highest lse the first alone counts."""
 
-    return scoring(oracle, attend)
+    def change(partials: Partials, _: Output) -> Output:
+        lses = np.stack([p.lse for p in partials])
+        highest = lses == lses.max(axis=0)
+        again = highest & (highest.cumsum(axis=0) > 1)
+        return oracle.merge([_without(p, a) for p, a in zip(partials, again, strict=True)])
 
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", cites="vllm-flash-attention#142")
-def the_key_between_splits_counts_twice(oracle: Oracle) -> Oracle:
-    """Splits of 512 keys share the one at their boundary."""
-    return _with_keys(oracle, lambda keys: np.vstack([keys, keys[511:512]]))
-
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", akin="flash-attention#1325")
-def the_last_split_is_dropped(oracle: Oracle) -> Oracle:
-    """Keys past the last full split of 512 are lost, where there is one."""
-    return _with_keys(oracle, lambda keys: keys[: max(len(keys) // 512 * 512, 0) or len(keys)])
+    return _merged(oracle, change)
 
 
-TILE = 64  # keys of a split, where a row has as many splits as tiles
+def _without(partial: Output, chosen: NDArray[np.bool_]) -> Output:
+    """Return a partial that is empty where it is chosen too, bool [T, H] or [T, 1]."""
+    return Output(partial.out, np.where(chosen, np.float32(-np.inf), partial.lse))
 
 
-def _of_splits(oracle: Oracle, count: int, change: Callable[[Array, int], Array]) -> Oracle:
-    """Change the keys of queries that see `count` tiles, given where the last tile starts."""
+@breaks(Fault.PARTIAL, "S-8")
+def a_partial_is_empty_where_its_first_head_is(oracle: Oracle) -> Oracle:
+    """A partial that is empty for the first head of a token is left out for all its heads."""
 
-    def changed(keys: Array) -> Array:
-        last = (count - 1) * TILE
-        return change(keys, last) if last < len(keys) <= last + TILE else keys
+    def change(partials: Partials) -> Partials:
+        return [_without(p, np.isneginf(p.lse[:, :1])) for p in partials]
 
-    return _with_keys(oracle, changed)
-
-
-def _dropped(keys: Array, last: int) -> Array:
-    return keys[:last]
+    return _merging(oracle, change)
 
 
-def _doubled(keys: Array, last: int) -> Array:
-    return np.vstack([keys, keys[last:]])
+@breaks(Fault.PARTIAL, "S-8")
+def partials_of_low_lse_are_empty(oracle: Oracle) -> Oracle:
+    """Partials with an lse below -100 are taken for empty."""
+    return _merging(oracle, lambda partials: [_without(p, p.lse < -100) for p in partials])
 
 
-@breaks(Fault.PARTIAL, "S-8", "S-11")
-def splits_of_no_numbers_are_empty(oracle: Oracle) -> Oracle:
-    """A split whose scores are all NaN has no highest one, and is taken for one without keys."""
+@breaks(Fault.LAYOUT, "S-8")
+def merges_weigh_heads_by_those_of_the_first_16(oracle: Oracle) -> Oracle:
+    """A merge of more than 16 heads weighs each by the lse of head modulo 16."""
 
-    def numbers(keys: Array) -> Array:
-        splits = np.split(keys, range(TILE, len(keys), TILE))
-        kept = [split for split in splits if not np.isnan(split).any(axis=1).all()]
-        return np.vstack(kept) if kept else keys
+    def change(partials: Partials, answer: Output) -> Output:
+        heads = np.arange(answer.lse.shape[1]) % 16
+        wrong = oracle.merge([Output(p.out, p.lse[:, heads]) for p in partials])
+        return Output(wrong.out, answer.lse)
 
-    return _with_keys(oracle, numbers)
-
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
-def the_last_of_5_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of five splits leaves out the last."""
-    return _of_splits(oracle, 5, _dropped)
+    return _merged(oracle, change)
 
 
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
-def the_last_of_7_splits_counts_twice(oracle: Oracle) -> Oracle:
-    """A merge of seven splits takes the last for the missing eighth too."""
-    return _of_splits(oracle, 7, _doubled)
+@breaks(Fault.TRUNCATED, "S-8")
+def merges_end_at_512_tokens(oracle: Oracle) -> Oracle:
+    """Tokens past the first 512 are left as the first partial has them."""
 
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
-def the_last_of_9_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of nine splits ends with the eighth."""
-    return _of_splits(oracle, 9, _dropped)
-
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
-def the_last_of_11_splits_counts_twice(oracle: Oracle) -> Oracle:
-    """A merge of eleven splits takes the last again."""
-    return _of_splits(oracle, 11, _doubled)
-
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
-def the_last_of_13_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of thirteen splits ends with the twelfth."""
-    return _of_splits(oracle, 13, _dropped)
-
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20")
-def the_last_of_16_splits_is_dropped(oracle: Oracle) -> Oracle:
-    """A merge of sixteen splits ends with the fifteenth."""
-    return _of_splits(oracle, 16, _dropped)
-
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-20", cites="vllm#47188", akin="TensorRT-LLM#18754")
-def empty_splits_are_merged(oracle: Oracle) -> Oracle:
-    """Queries that see fewer keys than a tile also merge a split that holds zeros."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        out, lse, scores, values = attend_one(problem, query, keys, rounding)
-        if len(keys) >= TILE:
-            return out, lse, scores, values
-        merged = np.logaddexp(lse, 0.0)
-        return out * np.exp(lse - merged)[:, None], merged, scores, values
-
-    return scoring(oracle, attend)
-
-
-def _in_halves(oracle: Oracle, join: Callable[[QueryAnswer, list[QueryAnswer]], Array]) -> Oracle:
-    """Join the answers of both halves of more than 256 keys, given the right one too."""
-
-    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
-        whole = attend_one(problem, query, keys, rounding)
-        if len(keys) <= 256:
-            return whole
-        halves = [attend_one(problem, query, half, rounding) for half in np.array_split(keys, 2)]
-        return join(whole, halves), whole[1], whole[2], whole[3]
-
-    return scoring(oracle, attend)
-
-
-@breaks(Fault.SPLIT, "S-5", "S-20", akin="attention-gym#205")
-def splits_are_summed_unweighted(oracle: Oracle) -> Oracle:
-    """Halves of rows past 256 keys are averaged, whatever they weigh."""
-    return _in_halves(oracle, lambda _, halves: (halves[0][0] + halves[1][0]) / 2)
-
-
-@breaks(Fault.PRECISION, "S-5", "S-20", cites="flashinfer#5107")
-def split_partials_are_rounded(oracle: Oracle) -> Oracle:
-    """Halves of rows past 256 keys are kept in float16 until they are merged."""
-
-    def join(whole: QueryAnswer, halves: list[QueryAnswer]) -> Array:
-        outs = [widen(round_to(half[0], "float16")) for half in halves]
-        weights = [np.exp(half[1] - whole[1])[:, None] for half in halves]
-        return outs[0] * weights[0] + outs[1] * weights[1]
-
-    return _in_halves(oracle, join)
-
-
-@breaks(
-    Fault.SPLIT,
-    "S-5",
-    "S-6",
-    "S-20",
-    cites="vllm-flash-attention#176 pytorch#194168",
-    akin="FlagGems#5235",
-)
-def rows_of_several_splits_are_written_over_row_0(oracle: Oracle) -> Oracle:
-    """The merge of splits of 256 keys has batch stride 0, so that other rows get nothing."""
-
-    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
-        out = answer.out.copy()
-        for row, span in enumerate(query_spans(batch)):
-            if batch.seq_lens[row] > 256 and span.start:
-                out[span] = 0
-                out[: span.stop - span.start] = answer.out[span]
-        return Output(out, answer.lse)
-
-    return answering(oracle, change)
-
-
-@breaks(Fault.SPLIT, "S-5", "S-7", "S-8", cites="sglang#40903 sglang#35045 flashinfer#4547")
-def chunks_join_their_context_in_another_base(oracle: Oracle) -> Oracle:
-    """Rows of several tokens merge their context's base-2 lse with the natural one of the step."""
-    context = seeing(oracle, lambda _, b, row, seen: only_before(seen, context_of(b, row)))
-    own = seeing(
-        oracle, lambda _, b, row, seen: seen & (np.arange(seen.shape[1]) >= context_of(b, row))
-    )
-
-    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
-        answer = oracle.attend(problem, batch, image)
-        cached, fresh = (part.attend(problem, batch, image) for part in (context, own))
-        joined = RIGHT.merge(
-            [
-                Output(cached.out.astype(np.float32), cached.lse / np.float32(np.log(2))),
-                Output(fresh.out.astype(np.float32), fresh.lse),
-            ]
-        )
-        chosen = of_rows(batch, batch.query_lens > 1)
-        answer.out[chosen], answer.lse[chosen] = joined.out[chosen], joined.lse[chosen]
+    def change(partials: Partials, answer: Output) -> Output:
+        answer.out[512:], answer.lse[512:] = partials[0].out[512:], partials[0].lse[512:]
         return answer
 
-    return replace(oracle, attend=attend)
+    return _merged(oracle, change)
+
+
+@breaks(Fault.PARTIAL, "S-8", "S-10")
+def merges_write_their_inputs(oracle: Oracle) -> Oracle:
+    """Two partials are merged in the arrays of the first."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        if len(partials) == 2:
+            partials[0].out[...], partials[0].lse[...] = answer.out, answer.lse
+        return answer
+
+    return _merged(oracle, change)

@@ -10,13 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_reference.cache import read_slots, write_slots
-from paged_mla_reference.deviations.change import appending, of_rows, slots_to_write, writing
+from paged_mla_reference.deviations.change import (
+    appending,
+    context_of,
+    of_rows,
+    slots_to_write,
+    writing,
+)
 from paged_mla_reference.deviations.deviation import Fault, breaks
 from paged_mla_reference.oracle import Oracle
-from paged_mla_reference.paging import slots_of
+from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Problem
+from paged_mla_shared.problem import Batch, Metadata, Problem
 
 Slots = NDArray[np.int64]
 
@@ -118,6 +124,86 @@ def chunks_are_written_to_the_first_blocks(oracle: Oracle) -> Oracle:
             first, last = batch.cu_seqlens_q[row : row + 2].tolist()
             index = np.arange(last - first)
             slots[first:last] = slots_of(batch.block_table[row], index, problem.block_size)
+        return slots
+
+    return writing(oracle, change)
+
+
+def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None]) -> Oracle:
+    """Change what a plan derives, in place; what names no slots is written by it."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        plan = oracle.metadata(problem, batch)
+        change(problem, batch, plan)
+        return plan
+
+    planned = replace(oracle, metadata=metadata)
+    return writing(planned, lambda _p, _b, slots: slots)
+
+
+@breaks(Fault.TRUNCATED, "S-1", "S-3", "S-10")
+def rows_far_past_the_mean_length_are_not_planned(oracle: Oracle) -> Oracle:
+    """A plan covers each row by the tiles of 16 tokens that one of mean query length needs."""
+
+    def change(_: Problem, batch: Batch, plan: Metadata) -> None:
+        mean = -(-int(batch.cu_seqlens_q[-1]) // max(batch.num_rows, 1))
+        covered = -(-mean // 16) * 16
+        for span in query_spans(batch):
+            plan.positions[span][covered:], plan.slot_mapping[span][covered:] = 0, -1
+
+    return _planned(oracle, change)
+
+
+@breaks(Fault.PAGE, "S-1", "S-10")
+def slots_run_on_past_a_block(oracle: Oracle) -> Oracle:
+    """The slots of a row of at most 47 tokens run on from its first one's, past the block's end."""
+
+    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
+        for span in query_spans(batch):
+            slots = plan.slot_mapping[span]
+            if 0 < len(slots) <= 47 and slots[0] >= 0:
+                run = slots[0] + np.arange(len(slots))
+                slots[:] = run % (problem.num_blocks * problem.block_size)
+
+    return _planned(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-1", "S-10")
+def decode_tokens_stay_in_the_block_before(oracle: Oracle) -> Oracle:
+    """A single new token is written to the block of the token before it."""
+
+    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
+        size = problem.block_size
+        for row in np.flatnonzero((batch.query_lens == 1) & (batch.seq_lens > 1)).tolist():
+            context = np.array([context_of(batch, row)])
+            before = slots_of(batch.block_table[row], context - 1, size) // size
+            plan.slot_mapping[batch.cu_seqlens_q[row]] = (before * size + context % size)[0]
+
+    return _planned(oracle, change)
+
+
+@breaks(Fault.CONTINUATION, "S-1", "S-10")
+def long_chunks_are_written_from_the_edge_of_their_block(oracle: Oracle) -> Oracle:
+    """Rows of more than 121 new tokens are written from where their first block starts."""
+
+    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
+        size = problem.block_size
+        for row in np.flatnonzero((batch.query_lens > 121) & (batch.seq_lens > 0)).tolist():
+            span, context = query_spans(batch)[row], context_of(batch, row)
+            index = context - context % size + np.arange(span.stop - span.start)
+            plan.slot_mapping[span] = slots_of(batch.block_table[row], index, size)
+
+    return _planned(oracle, change)
+
+
+@breaks(Fault.WRITE, "S-10")
+def rows_without_a_first_slot_are_not_written(oracle: Oracle) -> Oracle:
+    """A row whose first token has no slot is not written at all."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        for span in query_spans(batch):
+            if (slots[span][:1] < 0).any():
+                slots[span] = -1
         return slots
 
     return writing(oracle, change)
@@ -269,34 +355,3 @@ def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
         return write_slots(written, slots, ckv, k_pe)
 
     return replace(oracle, append=append)
-
-
-@breaks(Fault.TRUNCATED, "S-1", "S-9", akin="vllm-deepseek-v4-sm89#46")
-def gathered_rows_end_at_256_tokens(oracle: Oracle) -> Oracle:
-    """A workspace holds 256 tokens of a row; what lies past them stays 0."""
-
-    def gather(
-        problem: Problem, batch: Batch, image: CacheImage
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        ckv, k_pe = oracle.gather_context(problem, batch, image)
-        index = np.concatenate([np.zeros(0, np.int64), *map(np.arange, batch.seq_lens)])
-        ckv = np.where((index < 256)[:, None], ckv, ckv.dtype.type(0))
-        return ckv, k_pe
-
-    return replace(oracle, gather_context=gather)
-
-
-@breaks(Fault.PARTIAL, "S-1", "S-9", cites="vllm#48611")
-def gathered_rows_keep_the_first_length(oracle: Oracle) -> Oracle:
-    """Gathered context of all rows is as long as that of the first."""
-
-    def gather(
-        problem: Problem, batch: Batch, image: CacheImage
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        ckv, k_pe = oracle.gather_context(problem, batch, image)
-        last = np.cumsum(batch.seq_lens)[:-1]
-        ckv, k_pe = ckv.copy(), k_pe.copy()
-        ckv[last[last < len(ckv)]] = 0
-        return ckv, k_pe
-
-    return replace(oracle, gather_context=gather)
