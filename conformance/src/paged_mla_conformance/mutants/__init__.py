@@ -7,11 +7,11 @@ the oracle and of the simulated engine.
 
 from __future__ import annotations
 
-from paged_mla_conformance.mutants import runners, stale, unbounded
+from paged_mla_conformance.mutants import captured, known, runners, stale, unbounded
 from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
 from paged_mla_reference.deviations.deviation import deviations_of
 
-RUNNER: dict[str, Deviation] = deviations_of((stale, runners))
+RUNNER: dict[str, Deviation] = deviations_of((captured, stale, known, runners))
 
 UNBOUNDED: dict[str, Deviation] = deviations_of((unbounded,))
 

@@ -1,7 +1,8 @@
-"""Runners that keep something of an earlier step, as graphs and workspaces do."""
+"""Runners that keep something of an earlier step, as buffers and workspaces do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -9,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.passing import Passing
-from paged_mla_reference.backend import ReferenceRunner
-from paged_mla_reference.deviations import ORACLE, Deviation, Fault
-from paged_mla_reference.deviations.change import of_rows, wide_table
+from paged_mla_reference.deviations import Fault
+from paged_mla_reference.deviations.change import wide_table
 from paged_mla_reference.deviations.deviation import breaks
-from paged_mla_reference.oracle import RIGHT
-from paged_mla_reference.paging import query_spans
-from paged_mla_shared.backend import Runner
+from paged_mla_reference.paging import used_blocks
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
@@ -23,102 +21,17 @@ from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 SHOWS = ("S-17", "S-4", "S-5", "S-6", "S-7", "S-9")  # how a stale value shows in an answer
 
 
-@breaks(Fault.HOST_SCALAR, *SHOWS, cites="vllm@trtllm_mla transformers#45323")
-class TheLongestRowIsThatOfTheFirstStep(Passing):
-    """The maximum length recorded at capture bounds every later row."""
-
-    longest: int | None = None
-
-    def attend(self, batch: Batch) -> Output:
-        """Cut rows to the first step's longest."""
-        if self.longest is None:
-            self.longest = int(batch.seq_lens.max(initial=1))
-        cut = np.minimum(batch.seq_lens, max(self.longest, 1))
-        lengths = np.maximum(cut, np.where(batch.seq_lens > 0, batch.query_lens, 0))
-        return self.inner.attend(replace(batch, seq_lens=lengths.astype(np.int32)))
+def blocks_of_rows(batch: Batch, block_size: int) -> list[NDArray[np.int64]]:
+    """Return the used table entries of each row."""
+    return [used_blocks(batch, row, block_size) for row in range(batch.num_rows)]
 
 
-@breaks(Fault.HOST_SCALAR, *SHOWS, cites="rtp-llm#1181 vllm#36492")
-class LengthsAreThoseOfTheFirstStep(Passing):
-    """Lengths recorded at capture stay, where the batch is as large."""
-
-    first: NDArray[np.int32] | None = None
-
-    def attend(self, batch: Batch) -> Output:
-        """Take the first step's lengths, none longer than what is cached."""
-        if self.first is None:
-            self.first = batch.seq_lens.copy()
-        if len(self.first) == len(batch.seq_lens):
-            kept = np.minimum(self.first, batch.seq_lens)
-            batch = replace(batch, seq_lens=np.maximum(kept, batch.query_lens).astype(np.int32))
-        return self.inner.attend(batch)
-
-
-@breaks(Fault.HOST_SCALAR, *SHOWS, cites="tokenspeed#840")
-class AnIdleCaptureStaysEmpty(Passing):
-    """A schedule recorded over padded rows alone stays empty."""
-
-    idle: bool | None = None
-
-    def attend(self, batch: Batch) -> Output:
-        """Serve nobody after an idle first step."""
-        if self.idle is None:
-            self.idle = not batch.seq_lens.any()
-        answer = self.inner.attend(batch)
-        if self.idle:
-            answer.out[:], answer.lse[:] = 0, -np.inf
-        return answer
-
-
-@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#28569")
-class RowsPastTheFirstStepsAreNotServed(Passing):
-    """The number of rows recorded at capture bounds every later batch."""
-
-    rows: int | None = None
-
-    def attend(self, batch: Batch) -> Output:
-        """Leave later rows unanswered."""
-        self.rows = batch.num_rows if self.rows is None else self.rows
-        answer = self.inner.attend(batch)
-        if batch.num_rows > self.rows:
-            start = int(batch.cu_seqlens_q[self.rows])
-            answer.out[start:], answer.lse[start:] = 0, -np.inf
-        return answer
-
-
-@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667 TensorRT-LLM#17110")
-class WriteSlotsAreThoseOfTheFirstStep(Passing):
-    """Slots baked in at capture are written again, where as many tokens come."""
-
-    slots: NDArray[np.int64] | None = None
-
-    def append(self, batch: Batch) -> None:
-        """Write to the first step's slots."""
-        if self.slots is None:
-            self.slots = self.inner.plan(batch).slot_mapping
-        if len(self.slots) == batch.num_tokens and batch.slot_mapping is None:
-            batch = replace(batch, slot_mapping=self.slots)
-        self.inner.append(batch)
-
-
-@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="TensorRT-LLM#17110")
-class ReplayedAppendsServeOneToken(Passing):
-    """In a replay, rows of several tokens are written where those of the first step were."""
-
-    slots: NDArray[np.int64] | None = None
-
-    def append(self, batch: Batch) -> None:
-        """Take the first step's slots for tokens of longer rows."""
-        slots = self.inner.plan(batch).slot_mapping.copy()
-        if self.slots is None:
-            self.slots = slots
-        elif batch.slot_mapping is None:
-            several = np.flatnonzero(of_rows(batch, batch.query_lens > 1))
-            several = several[several < len(self.slots)]
-            several = several[~np.isin(self.slots[several], slots)]
-            slots[several] = self.slots[several]
-            batch = replace(batch, slot_mapping=slots)
-        self.inner.append(batch)
+def with_blocks(batch: Batch, blocks: Sequence[NDArray[np.int64]]) -> Batch:
+    """Return a step whose rows have other blocks, as many as its table is wide."""
+    table = batch.block_table.copy()
+    for row, ids in enumerate(blocks):
+        table[row, : len(ids)] = ids[: table.shape[1]]
+    return replace(batch, block_table=table)
 
 
 @breaks(Fault.PAD_VALUE, "S-9", "S-10", "S-17", cites="vllm-ascend#15417 vllm-ascend#15492")
@@ -142,44 +55,26 @@ class PaddedTokensKeepTheirLastSlots(Passing):
         self.inner.append(batch)
 
 
-@breaks(Fault.STALE, *SHOWS, cites="sglang#26655 vllm#35175 rtp-llm#1259")
-class TheTableIsThatOfTheFirstStep(Passing):
-    """A block table reallocated after capture is not seen, where it is large enough."""
+@breaks(Fault.STALE, "S-17", "S-9", "S-10")
+class LongerStepsLeaveTheirSlots(Passing):
+    """Slots of a longer step before that lie past this step's get this step's last token too."""
 
-    table: NDArray[np.int32] | None = None
+    slots: NDArray[np.int64] | None = None
 
-    def attend(self, batch: Batch) -> Output:
-        """Read through the first step's table."""
-        if self.table is None:
-            self.table = batch.block_table.copy()
-        blocks = -(-batch.seq_lens // self.problem.block_size)
-        rows, width = self.table.shape
-        fits = rows >= batch.num_rows and width >= blocks.max(initial=0)
-        if (
-            fits
-            and (self.table[: batch.num_rows] < self.problem.num_blocks)[
-                np.arange(width) < blocks[:, None]
-            ].all()
-        ):
-            batch = replace(batch, block_table=self.table[: batch.num_rows])
-        return self.inner.attend(batch)
-
-
-@breaks(Fault.HOST_SCALAR, *SHOWS, "S-14")
-class TreesAreKnownByTheirLengths(Passing):
-    """A mask is read again only if the lengths of the rows are other ones."""
-
-    known: tuple[bytes, bytes] | None = None
-    mask: NDArray[Any] | None = None
-
-    def attend(self, batch: Batch) -> Output:
-        """Take the mask of the last step that had other lengths."""
-        if self.problem.mask is not Mask.TREE or batch.mask is None:
-            return self.inner.attend(batch)
-        lengths = batch.seq_lens.tobytes(), batch.cu_seqlens_q.tobytes()
-        if self.known != lengths:
-            self.known, self.mask = lengths, batch.mask
-        return self.inner.attend(replace(batch, mask=self.mask))
+    def append(self, batch: Batch) -> None:
+        """Write the last token again, to each slot that is left."""
+        self.inner.append(batch)
+        slots = batch.slot_mapping
+        if slots is None:
+            slots = self.inner.plan(batch).slot_mapping
+        left = np.zeros(0, np.int64) if self.slots is None else self.slots[len(slots) :]
+        self.slots = slots.copy()
+        if not len(slots) or slots[-1] < 0:
+            return
+        for slot in left[left >= 0].tolist():
+            named = np.full_like(slots, -1)
+            named[-1] = slot
+            self.inner.append(replace(batch, slot_mapping=named))
 
 
 @breaks(Fault.STALE, *SHOWS, "S-14", cites="sglang#37120 sglang#37553")
@@ -216,6 +111,27 @@ class EmptyRowsKeepTheAnswerBefore(Passing):
             rows = min(len(answer.out), len(self.before.out))
             empty = np.isneginf(answer.lse[:rows])
             answer.out[:rows][empty] = self.before.out[:rows][empty]
+        self.before = Output(answer.out.copy(), answer.lse.copy())
+        return answer
+
+
+@breaks(Fault.STALE, "S-17", "S-5", "S-6", "S-9")
+class PaddedTokensKeepOldAnswersFromTheThirdStep(Passing):
+    """From the third step on padded tokens at the end keep what the step before had there."""
+
+    steps = 0
+    before: Output | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Answer padding as the step before left it."""
+        answer = self.inner.attend(batch)
+        self.steps += 1
+        if self.before is not None and self.steps >= 3:
+            padded = slice(int(batch.cu_seqlens_q[-1]), min(len(answer.out), len(self.before.out)))
+            answer.out[padded], answer.lse[padded] = (
+                self.before.out[padded],
+                self.before.lse[padded],
+            )
         self.before = Output(answer.out.copy(), answer.lse.copy())
         return answer
 
@@ -303,38 +219,39 @@ class TableTailsOfAnEarlierStepStay(Passing):
         return self.inner.attend(replace(batch, seq_lens=lengths.astype(np.int32)))
 
 
-@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545 ATOM#1391")
-class QueryLengthsAreThoseOfTheFirstStep(Passing):
-    """A step with as many tokens and rows is cut into the queries of the first one."""
+@breaks(Fault.STALE, *SHOWS)
+class ShorterRowsKeepTheirTableFromTheThirdStep(Passing):
+    """From the third step on a row of fewer blocks than in the step before keeps its table."""
 
-    ends: NDArray[np.int32] | None = None
-
-    def attend(self, batch: Batch) -> Output:
-        """Cut the tokens where the first step did."""
-        if self.ends is None:
-            self.ends = batch.cu_seqlens_q.copy()
-        alike = len(self.ends) == len(batch.cu_seqlens_q)
-        alike = alike and self.ends[-1] == batch.cu_seqlens_q[-1]
-        if alike and (np.diff(self.ends) <= batch.seq_lens).all():
-            batch = replace(batch, cu_seqlens_q=self.ends)
-        return self.inner.attend(batch)
-
-
-@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#30805", akin="vllm#45227")
-class QueriesPastTheFirstStepsAreNotServed(Passing):
-    """Counters are sized for the query tokens that a row of the first step has."""
-
-    longest: int | None = None
+    steps = 0
+    blocks: Sequence[NDArray[np.int64]] = ()
 
     def attend(self, batch: Batch) -> Output:
-        """Leave later tokens of a row unanswered."""
-        if self.longest is None:
-            self.longest = int(batch.query_lens.max(initial=1))
-        answer = self.inner.attend(batch)
-        for span in query_spans(batch):
-            answer.out[span][self.longest :] = 0
-            answer.lse[span][self.longest :] = -np.inf
-        return answer
+        """Read blocks that longer rows had."""
+        self.steps += 1
+        blocks = blocks_of_rows(batch, self.problem.block_size)
+        if self.steps >= 3:
+            for row, (now, before) in enumerate(zip(blocks, self.blocks, strict=False)):
+                blocks[row] = before if 0 < len(now) < len(before) else now
+        self.blocks = blocks
+        return self.inner.attend(with_blocks(batch, blocks))
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS)
+class RowsThatGrewByOneKeepTheirLength(Passing):
+    """A row of one query and one token more than in the step before does not see that token."""
+
+    before: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Take the old lengths of such rows; a tree's mask is spelt for the new ones."""
+        lengths = batch.seq_lens.copy()
+        if self.before is not None and self.problem.mask is not Mask.TREE:
+            rows = min(len(lengths), len(self.before))
+            late = (self.before[:rows] > 0) & (lengths[:rows] == self.before[:rows] + 1)
+            lengths[:rows] -= late & (batch.query_lens[:rows] == 1)
+        self.before = batch.seq_lens.copy()
+        return self.inner.attend(replace(batch, seq_lens=lengths))
 
 
 @breaks(Fault.STALE, *SHOWS, cites="vllm-ascend#7290", akin="vllm-ascend#8107")
@@ -433,41 +350,6 @@ class LayersFollowTheLastPlan(_PlansLieInTheProcess):
         return self.inner.layer(replace(batch, step=self._as_planned(batch.step)))
 
 
-@breaks(Fault.HOST_SCALAR, "S-11", "S-17")
-class QueryScalesAreThoseOfTheFirstStep(Passing):
-    """The scale given at capture divides the queries of every later step."""
-
-    steps = 0
-    scale: float | None = None
-
-    def quantise_queries(
-        self, batch: Batch, scale: float | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Take the first step's scale."""
-        self.scale = self.scale if self.steps else scale
-        self.steps += 1
-        return self.inner.quantise_queries(batch, self.scale)
-
-
-@breaks(Fault.HOST_SCALAR, "S-11", "S-12", "S-17")
-class QueryPositionsAreThoseOfTheFirstStep(Passing):
-    """Queries of 8 bits are rotated by the lengths recorded at capture."""
-
-    lengths: NDArray[np.int32] | None = None
-
-    def quantise_queries(
-        self, batch: Batch, scale: float | None
-    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Take the first step's lengths, none longer than what is cached."""
-        if self.lengths is None:
-            self.lengths = batch.seq_lens.copy()
-        if len(self.lengths) == batch.num_rows:
-            kept = np.minimum(self.lengths, batch.seq_lens)
-            fewest = np.where(batch.seq_lens > 0, batch.query_lens, 0)
-            batch = replace(batch, seq_lens=np.maximum(kept, fewest).astype(np.int32))
-        return self.inner.quantise_queries(batch, scale)
-
-
 @breaks(Fault.STALE, "S-11", *SHOWS, "S-10", cites="sglang#26982", akin="vllm#38652")
 class ScalesStayWhenTokensMove(Passing):
     """Tokens come to other blocks, and the scales of these stay."""
@@ -482,39 +364,6 @@ class ScalesStayWhenTokensMove(Passing):
             layout.scales(blocks)[...] = layout.scales(there)
         self.moved = True
         self.inner.load_cache(replace(image, blocks=blocks))
-
-
-class _WrongInReplay(Passing):
-    """The first step is right; the steps after it have a deviation of the oracle."""
-
-    deviation: Deviation
-    steps = 0
-
-    def __init__(self, problem: Problem, inner: Runner) -> None:
-        super().__init__(problem, inner)
-        self.wrong = ReferenceRunner(problem, self.deviation.change(RIGHT))
-
-    def load_cache(self, image: CacheImage) -> None:
-        """Load into both."""
-        self.inner.load_cache(image)
-        self.wrong.load_cache(image)
-
-    def append(self, batch: Batch) -> None:
-        """Append to both."""
-        self.inner.append(batch)
-        self.wrong.append(batch)
-
-    def attend(self, batch: Batch) -> Output:
-        """Ask the wrong one from the second step on."""
-        self.steps += 1
-        return (self.inner if self.steps == 1 else self.wrong).attend(batch)
-
-
-@breaks(Fault.CAUSAL, *SHOWS, cites="tokenspeed#258 tokenspeed#260 tokenspeed#616")
-class ReplaysAreNotCausal(_WrongInReplay):
-    """A graph of several query tokens was captured without a causal mask."""
-
-    deviation = ORACLE["the-future-is-seen"]
 
 
 @breaks(Fault.STALE, "S-17", "S-21")
