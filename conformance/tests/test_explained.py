@@ -32,6 +32,14 @@ KILLS = {
 NAMES = tuple(KILLS)[:-1]
 
 
+def matrix_of(folder: Path, kills: dict[str, dict[str, dict[str, str]]]) -> Path:
+    """Write a matrix as ``nox -s mutants`` does."""
+    path = folder / "matrix.json"
+    mutants = [{"name": name, "kills": groups} for name, groups in kills.items()]
+    path.write_text(json.dumps({"mutants": mutants}))
+    return path
+
+
 def test_mutants_faults_and_right_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -93,7 +101,12 @@ def test_a_tie_is_ended_by_another_dump(
     """S-5: on one step two deviations predict the same, on the next test's only one does."""
     monkeypatch.chdir(tmp_path)
     name = "one-key-too-many"
-    assert main([name, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]) == 0
+    kills = {
+        "decode": {"rule": "test_decode[decode-bs1-fp32]"},
+        "extend": {"rule": "test_extend[extend-fresh-q1-fp32]"},
+    }
+    matrix = ["--matrix", str(matrix_of(tmp_path, {name: kills}))]
+    assert main([name, *matrix, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "place 2, 4 alike, of 2 dumps 1" in said
     assert "deviation named first, of one dump: 0 of 1" in said

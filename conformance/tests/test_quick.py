@@ -26,7 +26,7 @@ def worth(printed: str) -> tuple[int, int]:
 
 
 def test_the_test_that_finds_most_for_its_time_comes_first():
-    table = {"slow": entry(980, "a", "b", "c"), "fast": entry(80, "a", "b")}
+    table = {"slow": entry(5000, "a", "b", "c"), "fast": entry(80, "a", "b")}
     assert choose(table, table).keys == ("fast", "slow")
 
 

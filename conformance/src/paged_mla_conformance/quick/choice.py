@@ -10,6 +10,7 @@ from paged_mla_conformance.quick.table import Entry
 MOST_TESTS = 80
 MOST_MS = 30_000.0  # of the reference, on one core
 OVERHEAD_MS = 20.0  # of any test, beside what the backend computes
+_WORTH_MS = 300.0  # below this, a test's time counts little beside what it finds
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ def choose(table: dict[str, Entry], declared: Iterable[str]) -> Choice:
     chosen: list[str] = []
     spent = 0.0
     while left and len(chosen) < MOST_TESTS:
-        gain = {key: len(entry.finds - found) / _cost(entry) for key, entry in left.items()}
+        gain = {
+            key: len(entry.finds - found) / (entry.ms + _WORTH_MS) for key, entry in left.items()
+        }
         best = max(sorted(gain), key=gain.__getitem__)
         entry = left.pop(best)
         if not gain[best]:
