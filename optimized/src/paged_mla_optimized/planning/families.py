@@ -274,11 +274,7 @@ def _hopper_misfit(demand: Demand, *kv_lora_ranks: int, formats: tuple[str, ...]
 
 def _few_misfit(demand: Demand, height: int) -> str:
     most = _FEW[-1].tile_m
-    too_many = (
-        f"serves at most {most} pairs of token and head, and there are {height}"
-        if height > most
-        else ""
-    )
+    too_many = f"serves at most {most} pairs of token and head" if height > most else ""
     return _hopper_misfit(demand, 512, 256) or too_many
 
 
