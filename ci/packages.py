@@ -23,7 +23,7 @@ class Package:
     source : str
         Where the module is, from the root.
     extra : str
-        The extra of the distribution that brings what its tests need; "" for none.
+        The extras of the distribution that bring what its tests need; "" for none.
     """
 
     name: str
@@ -42,8 +42,8 @@ _ALL = (
     _package("reference", "reference", ""),
     _package("optimized", "optimized", "optimized"),
     _package("conformance", "conformance", "conformance"),
-    _package("adapters", "conformance/adapters", "all"),
-    Package("facade", "paged_mla", ".", "src", "all"),
+    _package("adapters", "conformance/adapters", "conformance,optimized"),
+    Package("facade", "paged_mla", ".", "src", "conformance,optimized"),
 )
 PACKAGES = {package.name: package for package in _ALL}
 EXTRAS = {  # with each extra of the distribution: packages that import, and what stays absent

@@ -200,7 +200,11 @@ def test_an_engine_is_named_with_its_plugin_and_the_option_that_selects_it(said,
     assert f"Selected by: {chosen}" in lines
     assert "SGLang 0.5.20 supported (>=0.5.17, <0.6)" in lines
     assert any("--attention-backend paged_mla --page-size 64" in line for line in lines)
-    assert 'transformers - not installed (>=5.17): pip install "paged-mla[transformers]"' in lines
+
+
+def test_an_engine_that_is_not_installed_is_named_with_the_command_for_it(said, monkeypatch):
+    monkeypatch.setattr(doctor, "installed_version", lambda _: None)
+    assert 'vLLM - not installed (>=0.25, <0.34): pip install "paged-mla[vllm]"' in said()
 
 
 def test_a_plugin_that_is_not_registered_is_named_with_what_registers_it(

@@ -22,7 +22,7 @@ def examples(page: Path) -> list[str]:
 
 def test_engines_are_given_the_names_that_are_registered():
     in_vllm, in_sglang, _ = examples(FOLDER / "docs" / "engines.md")
-    assert f'attention_backend="{vllm.NAME}"' in in_vllm
+    assert f'attention_backend="{vllm.OWN_NAME}"' in in_vllm
     assert f'attention_backend="{sglang.NAME}"' in in_sglang
     for example in (in_vllm, in_sglang):
         compile(example, "engines.md", "exec")

@@ -104,9 +104,16 @@ def tests_that_kill(page: Path) -> dict[str, list[str]]:
 
 
 def tests_of_the_table() -> dict[str, list[str]]:
-    """Return, for each mutant, the tests in the table of the quick verdict that find it."""
+    """Return, for each mutant, the tests in the table of the quick verdict that find it.
+
+    Groups come in the order of the suite, the quickest test of each first.
+    """
+    places = {group: place for place, group in enumerate(SUITE_GROUPS)}
     found: dict[str, list[str]] = {}
-    for key, entry in sorted(load_table().items(), key=lambda item: item[1].ms):
+    for key, entry in sorted(
+        load_table().items(),
+        key=lambda item: (places.get(group_of(item[0]), len(places)), item[1].ms),
+    ):
         for name in entry.finds:
             found.setdefault(name, []).append(_of_steps(group_of(key), _typed(key)))
     return found
