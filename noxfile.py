@@ -14,7 +14,7 @@ import nox
 
 sys.path.insert(0, str(Path(__file__).parent))  # `nox`, unlike `python -m nox`, leaves it out
 
-from ci.packages import PACKAGES, ROOT
+from ci.packages import LONGEST_FIRST, PACKAGES, ROOT
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -117,7 +117,7 @@ def wheels(session: nox.Session, extras: tuple[str, ...]) -> None:
 
 
 @nox.session
-@nox.parametrize("package", [nox.param(p, id=p) for p in PACKAGES])
+@nox.parametrize("package", [nox.param(p, id=p) for p in LONGEST_FIRST])
 def tests(session: nox.Session, package: str) -> None:
     """Run the tests of one package."""
     extra = ("pytest", "pytest-xdist", "hypothesis", "jsonschema")

@@ -46,6 +46,8 @@ _ALL = (
     Package("facade", "paged_mla", ".", "src", "conformance,optimized"),
 )
 PACKAGES = {package.name: package for package in _ALL}
+LONGEST_FIRST = ("conformance", "optimized", "adapters", "reference", "facade", "shared")
+"""The order in which tests start, so that two cores are busy until the end."""
 EXTRAS = {  # with each extra of the distribution: packages that import, and what stays absent
     "": (("shared", "reference", "facade"), ("torch", "triton", "pytest", "hypothesis")),
     "conformance": (("shared", "reference", "conformance", "facade"), ("torch", "triton")),

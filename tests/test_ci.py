@@ -1,5 +1,6 @@
 """Tools of the project's own checks."""
 
+from ci.packages import LONGEST_FIRST, PACKAGES
 from ci.short_report import shortened
 
 FAILED = {
@@ -22,3 +23,7 @@ def test_a_short_report_counts_skipped_tests_and_keeps_the_assertion():
 def test_a_short_report_stays_as_it_is():
     document = shortened({"totals": {}, "results": [FAILED, SKIPPED]})
     assert shortened(document) == document
+
+
+def test_every_package_is_tested():
+    assert set(LONGEST_FIRST) == set(PACKAGES)
