@@ -112,7 +112,7 @@ def wheels(session: nox.Session, extras: tuple[str, ...]) -> None:
         session.run("python", "-m", "ci.check_isolation", extra)
     if "conformance" in extras:
         url = f"git+{ROOT.resolve().as_uri()}"
-        install(session, "--reinstall-package", "paged-mla", f"paged-mla[conformance] @ {url}")
+        install(session, "--force-reinstall", "--no-deps", f"paged-mla[conformance] @ {url}")
         session.run("paged-mla", "conformance", "--quick", "--workers", "1")
 
 

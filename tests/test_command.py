@@ -1,5 +1,6 @@
 """The command ``paged-mla``: help, refusals, and each subcommand on a real configuration."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ sys.exit(main(["conformance", "--quick"]))
 """
 
 
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, as a shell does."""
     return subprocess.run(
         [sys.executable, "-m", "paged_mla", *arguments],
@@ -24,7 +25,6 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         timeout=300,
-        **options,
     )
 
 
@@ -67,6 +67,27 @@ def test_simulate_draws_a_schedule(tmp_path: Path):
     assert done.returncode == 0
     assert f"wrote {page}" in done.stdout
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_backend_in_the_current_folder_is_found(tmp_path: Path):
+    """As the installed script is started, which has its own folder on the path alone."""
+    (tmp_path / "my_mla.py").write_text("from paged_mla_reference.backend import create\n")
+    code = "import sys; sys.path.remove(''); from paged_mla.command import main; sys.exit(main())"
+    arguments = ["fuzz", "--backend", "my_mla:create", "--skip-corpus", "--schedules", "1"]
+    none = ["--production", "0", "--examples", "0", "--cases", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, *none],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(_absolute, sys.path)))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve()) if path else ""
 
 
 def test_fuzz_searches_the_reference():

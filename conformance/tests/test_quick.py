@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
+import jsonschema
 import pytest
-from running import MUTANTS, REFERENCE, last_line, run_suite
+from running import MUTANTS, REFERENCE, last_line, report_of, run_suite
 
 from paged_mla_conformance import mutants
 from paged_mla_conformance.quick.choice import MOST_MS, MOST_TESTS, choose
 from paged_mla_conformance.quick.table import Entry, load_table, to_json
+from paged_mla_conformance.report import SCHEMA
 
 WORTH = re.compile(r"quick: (\d+) of (\d+) known faults that apply to this backend are looked for")
 
@@ -72,6 +76,20 @@ def test_the_template_gets_a_verdict_without_any_option():
     assert found >= 0.9 * findable
 
 
+def test_a_report_has_both_numbers_and_keeps_to_the_schema(tmp_path: Path):
+    report = report_of(tmp_path, "--quick")
+    found, findable = worth(report["printed"])
+    assert report["quick"] == {"found": found, "findable": findable}
+    document = {k: v for k, v in report.items() if k not in {"printed", "status"}}
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+
+
+def test_a_run_that_stops_early_claims_nothing():
+    done = run_suite("--backend", f"{MUTANTS}:lse-in-base-2", "--quick", "-x")
+    assert done.returncode == 1
+    assert not WORTH.search(last_line(done.stdout))
+
+
 def test_nine_tenths_of_the_known_faults_are_looked_for_in_a_backend_that_declares_all():
     done = run_suite("--backend", REFERENCE, "--quick")
     found, findable = worth(done.stdout)
@@ -94,6 +112,7 @@ def test_a_known_fault_is_found(name: str):
     [
         ((), "--backend MODULE:FACTORY is missing; allowed without it: --quick"),
         (("--quick", "--only", "decode-bs16-fp32"), "--quick chooses tests by itself"),
+        (("--quick", "-k", "decode"), "--quick chooses tests by itself; allowed without it: -k"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], said: str):

@@ -9,6 +9,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from paged_mla_shared import __version__
 
@@ -40,7 +41,9 @@ _SEARCH = ("conformance", ("pytest", "hypothesis"))
 _KERNELS = ("optimized", ("torch", "triton"))
 SUBCOMMANDS = {
     "conformance": Subcommand(
-        "paged_mla_conformance.command", "judge a backend; --quick takes a minute", *_SUITE
+        "paged_mla_conformance.command",
+        "judge a backend; --quick takes less than a minute",
+        *_SUITE,
     ),
     "explain": Subcommand(
         "paged_mla_reference.debug.command", "name the rule that a recorded step breaks"
@@ -92,6 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         return 128 + 13  # the status that a shell gives a program which SIGPIPE ended
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + 2  # the status that a shell gives a program which SIGINT ended
     return status
 
 
@@ -113,6 +119,7 @@ def _run(arguments: list[str]) -> int:
         extra = f'pip install "paged-mla[{chosen.extra}]"'
         print(f"paged-mla {name} needs {' and '.join(missing)}: {extra}", file=sys.stderr)
         return 2
+    sys.path.insert(0, str(Path.cwd()))  # a backend may lie there, as for `python -m`
     status: int = importlib.import_module(chosen.module).main(rest)
     return status
 

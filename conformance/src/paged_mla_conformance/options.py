@@ -27,6 +27,7 @@ example: paged-mla conformance --backend my_mla:create --profile kernel --report
 """
 _WITHOUT_VALUE = "xvqslhV"  # options of one letter after which another may follow
 _ASKING = ("--pdb", "--trace")
+_CHOOSING = ("-k", "-m", "--deselect")
 _SCREEN = (
     *_ASKING, "-s", "-v", "--verbose", "--verbosity", "--capture", "--durations", "--durations-min",
     "--setup-show", "--setupshow",
@@ -96,8 +97,11 @@ def parse(arguments: list[str] | None) -> Options:
                 parser.error(f"got {argument}, which {why}")
     if given.backend is None and not given.quick:
         parser.error("--backend MODULE:FACTORY is missing; allowed without it: --quick")
-    if given.quick and given.only is not None:
-        parser.error("--quick chooses tests by itself; allowed without it: --only")
+    if given.quick:
+        choosing = [a for a in passed_on if _is_one(a, _CHOOSING)]
+        choosing += ["--only"] if given.only is not None else []
+        if choosing:
+            parser.error(f"--quick chooses tests by itself; allowed without it: {choosing[0]}")
     if given.backend is None:
         given.backend = TEMPLATE
         given.workers = given.workers or _workers("auto")
@@ -147,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE:FACTORY",
         help="what makes the backend; --quick without it judges the template in NumPy",
     )
-    add("--quick", action="store_true", help="run about 80 tests that find most known faults")
+    add("--quick", action="store_true", help="run at most 80 tests that find most known faults")
     add("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
     add("--dtypes", type=_some, metavar="A,B", help="element types (default: the mode's)")
     add(
@@ -227,7 +231,7 @@ def _pytest_arguments(given: argparse.Namespace, passed_on: list[str]) -> list[s
     command = [
         str(SUITE),
         *("-c", str(SUITE / "pytest.ini")),  # the suite's own strictness, not the caller's
-        *("-p", "paged_mla_conformance.plugin"),  # also where it is not installed
+        *("-p", "paged_mla_conformance.plugin"),
         "--quiet",
         "--tb=short",
     ]

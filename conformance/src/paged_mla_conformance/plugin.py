@@ -1,7 +1,7 @@
 """The pytest plugin: loads a backend by name and asks it every case.
 
 ``paged-mla conformance`` loads it with ``-p``. It is no entry point: whoever installs the
-distribution keeps a pytest that starts as fast as before.
+distribution has a pytest that starts without it.
 """
 
 from __future__ import annotations

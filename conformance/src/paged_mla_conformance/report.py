@@ -150,7 +150,7 @@ class Report:
         if self.subject.dtypes_left_out:
             parts.append(f"{'/'.join(self.subject.dtypes_left_out)} not asked")
         evidence = ", ".join(parts)
-        if self.findable:
+        if self.findable and not (totals["unanswered"] or self.stopped):
             evidence += f"; {self.quick}"
         return evidence
 

@@ -1,6 +1,6 @@
 """Explain dumps of every mutant, of single faults and of right steps, and count what is right.
 
-``python -m paged_mla_conformance.explained --page conformance/docs/explained.md``
+``python -m paged_mla_conformance.explained --page out/explained.md``
 """
 
 from __future__ import annotations

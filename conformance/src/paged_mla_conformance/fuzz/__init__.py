@@ -1,4 +1,4 @@
-"""Open-ended search for what breaks a backend; needs the extra ``fuzz`` (hypothesis).
+"""Open-ended search for what breaks a backend; needs the extra ``conformance``.
 
 ``paged-mla fuzz --backend MODULE:FACTORY`` first asks the corpus, cases and
 schedules that broke something once, then runs numbered schedules, then lets hypothesis draw
