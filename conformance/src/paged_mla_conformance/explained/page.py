@@ -168,12 +168,12 @@ _HEAD = """\
 
 `nox -s explained` writes this page to `out/explained.md`.
 
-Each mutant gives one dump: the step at which it fails the first test that kills it, as the table of
-the quick verdict has it. Memory that no step may read holds other tokens where the mutant fails on them
-too, and NaN where it does not. In large caches, the blocks that wrapped offsets reach are among the
-listed ones. Half of the numbers of out and lse, chosen at random, are moved by one unit in the last
-place, so that their bits identify nothing. Where several deviations explain a dump equally well,
-the first is the one that breaks the fewest of some small cases of this suite
+Each mutant gives one dump: the step at which it fails the first test that kills it, as the table
+of the quick verdict has it. Memory that no step may read holds other tokens where the mutant fails
+on them too, and NaN where it does not. In large caches, the blocks that wrapped offsets reach are
+among the listed ones. Half of the numbers of out and lse, chosen at random, are moved by one unit
+in the last place, so that their bits identify nothing. Where several deviations explain a dump
+equally well, the first is the one that breaks the fewest of some small cases of this suite
 ([ordinary.py](../../reference/src/paged_mla_reference/debug/ordinary.py)), which has no access to
 the right one. Single faults are random and in no catalogue. Right steps are drawn from all cases,
 in all types and cache formats.
