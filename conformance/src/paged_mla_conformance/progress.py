@@ -48,7 +48,7 @@ class Progress:
         if not total:
             line = f"{duration(spent)}: loading the backend and collecting tests"
         elif share:
-            line += f", about {duration(spent / share * (1 - share))} left"
+            line += f", about {duration(spent / share * max(0.0, 1 - share))} left"
         self._stream.write(f"\r{line}\x1b[K" if self._live else f"{line}\n")
         self._stream.flush()
 
