@@ -6,10 +6,10 @@ Triton. Names of the kernels need the extra ``optimized``: ``pip install "paged-
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from paged_mla_shared import __version__
+from paged_mla_shared.lazy import import_name
 
 if TYPE_CHECKING:
     from paged_mla_optimized import (
@@ -86,18 +86,13 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a name from the package that defines it."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(importlib.import_module(home), name)
+        return import_name(__name__, _HOME, name)
     except ModuleNotFoundError as error:
         if error.name not in {"torch", "triton"}:
             raise
         message = f'paged_mla.{name} needs {error.name}: pip install "paged-mla[optimized]"'
         raise ModuleNotFoundError(message, name=error.name) from error
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

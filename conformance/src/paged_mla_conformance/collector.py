@@ -31,7 +31,7 @@ EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
 SKIP = pytest.StashKey[Skip]()
 TRIAL = pytest.StashKey[Trial | TraceTrial]()
 CHECKS = pytest.StashKey[list[Check]]()
-EVERY = pytest.StashKey[list[str]]()  # ids of all tests, also of those that nobody wants
+EVERY = pytest.StashKey[list[str]]()  # ids of all tests, those that are deselected among them
 QUICK = pytest.StashKey[Choice]()
 WARNED = pytest.StashKey[Counter[str]]()  # warnings of the backend that nobody has taken yet
 

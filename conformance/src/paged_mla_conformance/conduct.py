@@ -78,6 +78,7 @@ class Conductor:
         self._workers = [first]
         self._tests: list[Result] = []  # as they stand until they are answered
         self._cost: dict[str, float] = {}  # of each test, as a share of the whole run
+        self._share = 0.0  # of the run that is done
         self._queue: deque[int] = deque()
         self._huge: deque[int] = deque()
         self._keeper: Worker | None = None  # of the huge ones
@@ -101,8 +102,7 @@ class Conductor:
                 results = self._report.results
                 failed = sum(result.fails for result in results)
                 if not self._on_screen:
-                    share = sum(self._cost[result.test] for result in results)
-                    self._progress.show(len(results), len(self._tests), failed, share)
+                    self._progress.show(len(results), len(self._tests), failed, self._share)
         finally:
             self._progress.end()
             for worker in self._workers:
@@ -223,6 +223,7 @@ class Conductor:
     def _add(self, result: Result) -> None:
         results = self._report.results
         results.append(result)
+        self._share += self._cost[result.test]
         failed = sum(known.fails for known in results)
         if result.fails and failed == self._maxfail and (self._queue or self._huge):
             self._report.stopped = f"stopped after {failed} failures"

@@ -6,8 +6,9 @@ which says what kernel serves a step, can be imported without torch and Triton.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from paged_mla_shared.lazy import import_name
 
 if TYPE_CHECKING:
     from paged_mla_optimized.api import PagedMla
@@ -48,6 +49,7 @@ _HOMES = {
     "merge_partials": "launchers.merge",
     "record": "inspect.record",
 }
+_HOME = {name: f"{__name__}.{home}" for name, home in _HOMES.items()}
 
 __all__ = [
     "Bucket",
@@ -75,12 +77,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a name from the module that defines it."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+    return import_name(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from paged_mla_conformance.bending import bent_dims
+from paged_mla_conformance.fuzz import machine
 from paged_mla_conformance.fuzz.corpus import ASKED, check_case, corpus_files, load_replay
 from paged_mla_conformance.fuzz.minutes import Search, search_for
+from paged_mla_conformance.fuzz.steps import search_cases
 from paged_mla_conformance.fuzz.sweep import Sweep
 from paged_mla_conformance.plugin import load_backend
 from paged_mla_conformance.profile import ALL_DTYPES, CORE
@@ -193,16 +195,13 @@ def _said(sweep: Sweep, backend: Backend, started: float) -> bool:
 def _search(
     backend: Backend, dims: MlaDims, dtypes: tuple[str, ...], options: argparse.Namespace
 ) -> bool:
-    from paged_mla_conformance.fuzz.machine import search  # noqa: PLC0415 - needs the extra
-    from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415 - likewise
-
     folder, seed = options.folder, options.seed
     try:
         if options.cases:
             search_cases(backend, dims, dtypes, folder, examples=options.cases, seed=seed)
             print("hypothesis: no failing case")
         if options.examples:
-            search(backend, dims, dtypes[0], folder, examples=options.examples, seed=seed)
+            machine.search(backend, dims, dtypes[0], folder, examples=options.examples, seed=seed)
             print("hypothesis: no failing schedule")
     except Exception as failure:
         print(failure, *getattr(failure, "__notes__", ()), sep="\n")

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 from paged_mla_conformance.bending import bent_dims
+from paged_mla_conformance.fuzz import machine
+from paged_mla_conformance.fuzz.steps import search_cases
 from paged_mla_conformance.fuzz.sweep import Sweep
 from paged_mla_conformance.plugin import load_backend
 from paged_mla_shared.backend import Backend
@@ -57,9 +59,6 @@ def search_for(search: Search, minutes: float, workers: int, first: int) -> Swee
 
 def run_round(search: Search, number: int) -> Sweep:
     """Ask numbered schedules and cases, then those that hypothesis draws from seed `number`."""
-    from paged_mla_conformance.fuzz.machine import search as schedules  # noqa: PLC0415 - the extra
-    from paged_mla_conformance.fuzz.steps import search_cases  # noqa: PLC0415 - likewise
-
     backend, sweep = _backend(search.factory), Sweep()
     dims = bent_dims(PRESETS[search.dims], backend.capabilities)
     for offset in range(CASES):
@@ -69,7 +68,7 @@ def run_round(search: Search, number: int) -> Sweep:
         sweep.run(backend, dims, search.dtypes, number * SCHEDULES + offset)
     try:
         search_cases(backend, dims, search.dtypes, search.folder, examples=DRAWN_CASES, seed=number)
-        schedules(
+        machine.search(
             backend, dims, search.dtypes[0], search.folder, examples=DRAWN_SCHEDULES, seed=number
         )
     except Exception as failure:  # a backend may raise anything

@@ -77,7 +77,7 @@ class AnIdleCaptureStaysEmpty(Passing):
     idle: bool | None = None
 
     def attend(self, batch: Batch) -> Output:
-        """Serve nobody after an idle first step."""
+        """Answer no row after an idle first step."""
         if self.idle is None:
             self.idle = not batch.seq_lens.any()
         answer = self.inner.attend(batch)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from paged_mla_conformance import suite
-from paged_mla_conformance.collector import marker_of
+from paged_mla_conformance.collector import marker_of, param_of
 from paged_mla_conformance.mutants import MUTANTS
 from paged_mla_conformance.mutants.backends import BOUNDED, SCHEDULES, changes, spoilt_engine
 from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_conformance.quick.keys import key_of
 from paged_mla_conformance.quick.needs import needs_of
-from paged_mla_conformance.selection import CaseParam
+from paged_mla_conformance.selection import CaseParam, TraceParam
 from paged_mla_reference.judging.compare import Mismatch
 
 BACKENDS = "paged_mla_conformance.mutants.backends"
@@ -41,8 +41,8 @@ class Kills:
     groups : dict of str to dict of str to str
         For each group, the first test of each kind of kill: "rule", "other", "crash".
     tests : dict of str to float
-        Only where every test is asked: keys of those that kill by a rule which the mutant breaks,
-        with their milliseconds. Of a right backend, every test that it passed.
+        Of a run of every test: keys of the tests that kill the mutant by a rule which it breaks,
+        with their milliseconds. Of a right backend: every test that it passed.
     needs : dict of str to frozenset of str
         Of a right backend: what a backend must declare for each of these tests.
     seconds : float
@@ -80,7 +80,7 @@ class Recorder:
     rules : tuple of str
         Those that the mutant breaks.
     every : bool
-        Whether a group that has killed the mutant is asked further.
+        Whether the other tests of a group run after one of them has killed the mutant.
     """
 
     def __init__(self, kills: Kills, rules: tuple[str, ...], *, every: bool) -> None:
@@ -135,15 +135,16 @@ class Recorder:
 
 def _size(item: pytest.Item) -> int:
     """Return how much a test asks, for comparison within its group."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    if "trial" in params:
-        rows = [row for step in params["trial"].case.steps for row in step]
-        return sum(row.seq_len * row.query_len for row in rows)
-    return params["trace_trial"].scenario.config.token_budget if "trace_trial" in params else 0
+    param = param_of(item)
+    if param is None:
+        return 0
+    if isinstance(param, TraceParam):
+        return param.scenario.config.token_budget
+    return sum(row.seq_len * row.query_len for step in param.case.steps for row in step)
 
 
 def _is_large(item: pytest.Item) -> bool:
-    param = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
+    param = param_of(item)
     return isinstance(param, CaseParam) and param.case.is_large
 
 
@@ -156,7 +157,7 @@ def _asks(item: pytest.Item) -> set[str]:
 
 def _rules_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the rules a test asks for; failures without a rule of their own name these."""
-    param = item.callspec.params.get("trial") if hasattr(item, "callspec") else None
+    param = param_of(item)
     if isinstance(param, CaseParam):
         return param.case.rules
     rules: tuple[str, ...] = marker_of(item).kwargs["rules"]
@@ -166,7 +167,7 @@ def _rules_of(item: pytest.Item) -> tuple[str, ...]:
 def kill(name: str, *chosen: str, every: bool = False) -> Kills:
     """Put mutant `name` to the suite, or to the tests that pytest's `chosen` arguments leave.
 
-    With `every`, each test is asked, and not only those of groups that have not killed it yet.
+    With `every`, each test runs; without, a group ends with the first test that kills the mutant.
 
     Raises
     ------

@@ -16,9 +16,9 @@ def table_of(kills: Sequence[Kills], right: Kills) -> dict[str, Entry]:
     """Return what each test finds, without the tests that another one replaces.
 
     A test replaces another where it finds every fault that the other finds, needs no capability
-    beside those of the other, and takes about as long at most. Whatever a backend declares, the
-    tests that stay find for it what all would find. Mutants of the simulated engine are left out:
-    they are no faults of a backend.
+    beside those of the other, and takes no more than 1.5 times as long, or 100 ms. Whatever a
+    backend declares, the tests that stay find for it what all would find. Mutants of the simulated
+    engine are left out: they are no faults of a backend.
 
     Parameters
     ----------

@@ -14,10 +14,10 @@ from paged_mla_conformance.quick.table import load_table
 
 
 def cost_of(item: pytest.Item) -> float:
-    """Return about what a test costs beside the others of its run.
+    """Return the time that a test is expected to take, in a unit that all tests of a run share.
 
-    In a quick run that is what the reference takes for it. A whole run has ten times the tests, and
-    what one of them takes depends on the backend; there every test costs the same.
+    In a quick run, it is the time that the reference takes for the test. In a whole run, every test
+    has the same cost: the time of one test depends on the backend, and there are many of them.
     """
     if QUICK in item.config.stash:
         return load_table()[key_of(item)].ms + OVERHEAD_MS
