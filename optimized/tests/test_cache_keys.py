@@ -10,10 +10,13 @@ import pytest
 from compiled_mode import run
 
 NAME_THEM = """
-import json, sys
+import importlib, json, pkgutil, sys
+import paged_mla_optimized.kernels as package
 from paged_mla_optimized.runtime.launch import Launcher
-from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
-kernels = {job.kernel.fn.__qualname__: job.kernel for job in jobs_of_arch("sm90")}
+found = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+modules = [importlib.import_module(module.name) for module in found]
+functions = [value for module in modules for value in vars(module).values() if hasattr(value, "fn")]
+kernels = {one.fn.__name__: one for one in functions if one.fn.__name__.endswith("_kernel")}
 names = sorted(kernels, reverse=sys.argv[1] == "reversed")
 for name in names:
     Launcher(kernels[name], {})

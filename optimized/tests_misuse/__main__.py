@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=120.0, metavar="S")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first draws")
     parser.add_argument("--only", metavar="NAMES", help="some subjects, as step,layer")

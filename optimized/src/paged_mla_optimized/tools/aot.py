@@ -44,6 +44,7 @@ from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, ser
 T = TypeVar("T")
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
+_OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")
 _BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
 """Architectures that have none of the instructions that ``sass.py`` looks for: nvdisasm 12.8 does
 not know VIADDMNMX there, and products of a warpgroup came with sm_90."""
@@ -86,8 +87,7 @@ def compile_job(job: Job, arch: str) -> Usage:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(compiled.asm["cubin"])
         registers, stack_bytes = _resources(_dump(path, "-res-usage"))
-        # Disassembling takes most of a second, however small the binary is.
-        sass = "" if arch in _BEFORE_HOPPER else _dump(path, "-sass")
+        sass = _dump(path, "-sass") if _may_be_wrong(compiled.asm["ptx"], arch) else ""
     shared_bytes = compiled.metadata.shared
     fault = None
     if shared_bytes > SHARED_MEMORY[arch]:
@@ -101,6 +101,15 @@ def compile_job(job: Job, arch: str) -> Usage:
         fault = f"each of {len(serialized)} products waits for the one before: {serialized[0]}"
     ptx = hash_of_instructions(compiled.asm["ptx"])
     return Usage(job.name, registers, stack_bytes, shared_bytes, ptx, fault)
+
+
+def _may_be_wrong(ptx: str, arch: str) -> bool:
+    """Return whether ptxas can have left what ``sass.py`` looks for.
+
+    That is made of products of a warpgroup, and of minima and maxima of integers. Disassembling
+    takes seconds, however small the binary is.
+    """
+    return arch not in _BEFORE_HOPPER and _OF_INTEREST.search(ptx) is not None
 
 
 def compiled_kernel(job: Job, arch: str) -> Any:
