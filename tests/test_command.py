@@ -45,6 +45,23 @@ def test_each_subcommand_describes_itself_in_sentences_with_an_example(name: str
     assert f"example: paged-mla {name} " in help_text.replace("TRITON_INTERPRET=1 ", "")
 
 
+@pytest.mark.parametrize("name", sorted(set(command.SUBCOMMANDS) - {"conformance"}))
+def test_a_wrong_command_line_is_refused_in_one_line(name: str, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main([name, "--head=none", "--gpus=none"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"paged-mla {name}: ")
+
+
+def test_the_suite_names_the_dims_that_it_knows(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["conformance", "--quick", "--dims", "huge"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 4
+    assert line.startswith("paged-mla conformance: argument --dims: got 'huge'; allowed: ")
+
+
 def test_an_unknown_subcommand_is_refused_with_what_is_allowed():
     done = run("confromance")
     assert done.returncode == 2

@@ -97,7 +97,7 @@ def test_a_bad_replay_is_one_line(tmp_path: Path, data, capsys: pytest.CaptureFi
     path.write_bytes(data)
     assert main(["--backend", REFERENCE, "--replay", str(path)]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fuzz: {path}")
+    assert line.startswith(f"paged-mla fuzz: {path}")
 
 
 NO_SEARCH = ["--production", "0", "--examples", "0", "--cases", "0"]
@@ -122,7 +122,7 @@ def test_an_option_without_effect(tmp_path: Path, arguments, capsys: pytest.Capt
     given = [argument.format(file=path) for argument in arguments]
     assert main(["--backend", REFERENCE, *given]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("fuzz: --")
+    assert line.startswith("paged-mla fuzz: --")
 
 
 BAD_NUMBERS = {

@@ -20,6 +20,7 @@ from paged_mla_shared.dims import SMALL
 from paged_mla_shared.errors import InvalidArgument
 
 REFERENCE = "paged_mla_reference.backend:create"
+REFUSED = "paged-mla fuzz: --backend"
 
 
 def test_generated_schedules_through_the_reference():
@@ -72,8 +73,8 @@ def test_a_search_that_asks_nothing_finds_nothing_right(steps: str):
 @pytest.mark.parametrize(
     ("backend", "status", "message"),
     [
-        ("no.such.module:create", 2, "fuzz: --backend no.such.module:create: No module named 'no'"),
-        ("misdeclared:raises", 2, "fuzz: --backend misdeclared:raises raised RuntimeError"),
+        ("no.such.module:create", 2, f"{REFUSED} no.such.module:create: No module named 'no'"),
+        ("misdeclared:raises", 2, f"{REFUSED} misdeclared:raises raised RuntimeError"),
         ("no_device:create", 5, "SKIPPED: no_device:create cannot run here: no such device"),
     ],
 )

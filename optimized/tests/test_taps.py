@@ -30,11 +30,14 @@ def dump(tmp_path: Path) -> Path:
     return recorder.written[0]
 
 
-def test_scores_and_parts_are_those_of_the_keys(dump: Path, tmp_path: Path):
+def test_scores_and_parts_are_those_of_the_keys(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """S-5, S-7, S-8: every key once; each part's numbers follow from its scores."""
     path = tmp_path / "taps.safetensors"
     arguments = [str(dump), "--token", str(TOKEN), "--head", str(HEAD), "--out", str(path)]
     assert main(arguments) == 0
+    assert capsys.readouterr().out == f"wrote {path}\n"
     found, given = load_taps(path), load_dump(dump).arrays
     assert (found.token, found.head) == (TOKEN, HEAD)
     np.testing.assert_array_equal(found.keys, np.arange(SEEN))

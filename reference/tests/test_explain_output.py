@@ -73,7 +73,7 @@ def test_files_that_are_no_dump(
     path.write_bytes(content)
     assert main([str(path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("explain: ")
+    assert error.startswith("paged-mla explain: ")
     assert error.count("\n") == 1
     assert message in error
 

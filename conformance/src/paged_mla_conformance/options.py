@@ -13,6 +13,7 @@ from typing import NoReturn
 from paged_mla_conformance.status import USAGE_ERROR
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.folders import make_folders
+from paged_mla_shared.options import one_of
 
 TEMPLATE = "paged_mla_conformance.template:create"
 SUITE = Path(__file__).with_name("suite")
@@ -152,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what makes the backend; --quick without it judges the template in NumPy",
     )
     add("--quick", action="store_true", help="run at most 80 tests that find most known faults")
-    add("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
+    add("--dims", type=one_of(sorted(PRESETS)), help="model dims (default: the mode's)")
     add("--dtypes", type=_some, metavar="A,B", help="element types (default: the mode's)")
     add(
         "--profile",
@@ -161,7 +162,12 @@ def _parser() -> argparse.ArgumentParser:
         help="terms to speak in: names or TOML files (default: strict)",
     )
     add("--only", type=_some, metavar="ID", help="replay one test or case id")
-    add("--expected-failures", type=_some, metavar="TOML")
+    add(
+        "--expected-failures",
+        type=_some,
+        metavar="TOML",
+        help="file of test ids that may fail, each with a reason; one that passes is an error",
+    )
     add("--report", type=_report, metavar="JSON", help="writes HTML and JUnit beside it")
     add("--workers", type=_workers, help="processes, or 'auto' (default: 0, one)")
     add(

@@ -24,7 +24,7 @@ from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.options import refuse_idle, whole
+from paged_mla_shared.options import OneLineParser, refuse_idle, whole
 
 _ABOUT = """\
 Searches for steps and schedules that a backend answers wrongly: first the failures that were found
@@ -48,7 +48,7 @@ _NUMBERED = ("schedules", "steps", "production")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked; return 0 when every answer was right."""
-    parser = argparse.ArgumentParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
+    parser = OneLineParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
     parser.add_argument("--replay", type=Path, metavar="JSON", help="run one replay file instead")
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         _refuse_idle(options)
         backend = load_backend(options.backend)
     except (InvalidArgument, pytest.UsageError) as error:
-        print(f"fuzz: {error}", file=sys.stderr)
+        print(f"paged-mla fuzz: {error}", file=sys.stderr)
         return 2
     except pytest.exit.Exception as skipped:
         print(skipped, file=sys.stderr)

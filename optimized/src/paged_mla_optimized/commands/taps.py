@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from paged_mla_optimized.inspect.taps import taps_of
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import Unsupported
-from paged_mla_shared.options import whole
+from paged_mla_shared.options import OneLineParser, whole
 from paged_mla_shared.taps import save_taps
 
 _ABOUT = """\
@@ -24,7 +23,7 @@ then paged-mla explain step.safetensors --taps taps.safetensors
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the taps of one query and head; return 0, or 2 where that cannot be done."""
-    parser = argparse.ArgumentParser(prog="paged-mla taps", description=_ABOUT, epilog=_EXAMPLE)
+    parser = OneLineParser(prog="paged-mla taps", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("dump", type=Path, metavar="DUMP", help="a file of shared/docs/dump.md")
     parser.add_argument("--token", type=whole(0), required=True, metavar="T")
     parser.add_argument("--head", type=whole(0), default=0, metavar="H")
@@ -33,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         save_taps(taps_of(load_dump(options.dump), options.token, options.head), options.out)
     except (OSError, ValueError, Unsupported) as error:
-        print(f"taps: {error}", file=sys.stderr)
+        print(f"paged-mla taps: {error}", file=sys.stderr)
         return 2
+    print(f"wrote {options.out}")
     return 0

@@ -20,7 +20,7 @@ from paged_mla_reference.debug.trace import Trace, trace_of
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
-from paged_mla_shared.options import refuse_idle, whole
+from paged_mla_shared.options import OneLineParser, refuse_idle, whole
 from paged_mla_shared.taps import load_taps
 
 _ABOUT = """\
@@ -38,14 +38,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         text, status = explain_file(options)
     except (OSError, ValueError) as error:
-        print(f"explain: {error}", file=sys.stderr)
+        print(f"paged-mla explain: {error}", file=sys.stderr)
         return 2
     print(text)
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="paged-mla explain", description=_ABOUT, epilog=_EXAMPLE)
+    parser = OneLineParser(prog="paged-mla explain", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument(
         "dumps",
         type=Path,

@@ -20,7 +20,7 @@ from paged_mla_shared.documents import read_object
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
-from paged_mla_shared.options import refuse_idle, whole
+from paged_mla_shared.options import OneLineParser, refuse_idle, whole
 
 _ABOUT = """\
 Simulates a serving engine: block pool, prefix cache, chunked prefill, preemption and drafts. Prints
@@ -40,14 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         text = simulate(options)
     except (OSError, ValueError) as error:
-        print(f"simulate: {error}", file=sys.stderr)
+        print(f"paged-mla simulate: {error}", file=sys.stderr)
         return 2
     print(text)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="paged-mla simulate", description=_ABOUT, epilog=_EXAMPLE)
+    parser = OneLineParser(prog="paged-mla simulate", description=_ABOUT, epilog=_EXAMPLE)
     source = parser.add_mutually_exclusive_group(required=True)
     names = [scenario.name for scenario in CORE]
     source.add_argument("name", nargs="?", choices=names, help="a core scenario")
