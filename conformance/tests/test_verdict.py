@@ -45,10 +45,10 @@ def test_a_run_that_leaves_nothing_out():
     ("outcomes", "evidence"),
     [
         (("skipped",), f"{COUNT - 1} passed, 1 not asked"),
-        (("expected-failure",), f"{COUNT - 1} passed, 1 known failures"),
+        (("expected-failure",), f"{COUNT - 1} passed, 1 known failure"),
         (
             ("expected-failure", "skipped", "skipped"),
-            f"{COUNT - 3} passed, 1 known failures, 2 not asked",
+            f"{COUNT - 3} passed, 1 known failure, 2 not asked",
         ),
     ],
 )
@@ -71,7 +71,7 @@ def test_one_failure_is_enough(outcome: str):
     """S-20: of either kind."""
     found = report(outcome)
     assert found.verdict == f"NOT CONFORMANT: {TITLE}: {COUNT - 1} passed, 1 failed"
-    assert found.reasons_against == ["1 failing tests"]
+    assert found.reasons_against == ["1 failing test"]
     assert not found.as_dict()["conformant"]
 
 
@@ -87,7 +87,7 @@ def test_a_test_without_a_result_is_missed():
     """S-20: whatever kept it from being answered."""
     found = report()
     found.results.pop()
-    assert "1 tests were never answered" in found.reasons_against
+    assert found.reasons_against == ["1 test was never answered"]
     assert found.verdict.startswith("NOT CONFORMANT: ")
     assert found.verdict.endswith(f"{COUNT - 1} passed, 1 never answered")
 

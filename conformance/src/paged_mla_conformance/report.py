@@ -106,12 +106,13 @@ class Report:
         totals = self.totals
         failing = totals["failed"] + totals["unexpected-pass"]
         if failing:
-            against.append(f"{failing} failing tests")
-        if totals["unanswered"]:
-            against.append(f"{totals['unanswered']} tests were never answered")
+            against.append(f"{failing} failing test{_plural(failing)}")
+        if unanswered := totals["unanswered"]:
+            tests = "test was" if unanswered == 1 else "tests were"
+            against.append(f"{unanswered} {tests} never answered")
         undeclared = {r.reason for r in self.results if r.undeclared_core}
         against += [f"core capability missing: {reason}" for reason in sorted(undeclared)]
-        if self.tests and not self.partial:
+        if self.tests and not (self.partial or unanswered):
             asked = {r.group for r in self.results}
             missing = [group for group in SUITE_GROUPS if group not in asked]
             against += [f"group {group} was not asked" for group in missing]
@@ -140,7 +141,7 @@ class Report:
         totals = self.totals
         counts = {
             "failed": totals["failed"] + totals["unexpected-pass"],
-            "known failures": totals["expected-failure"],
+            f"known failure{_plural(totals['expected-failure'])}": totals["expected-failure"],
             "not asked": totals["skipped"],
             "deselected": 0 if self.findable else totals["deselected"],
             "never answered": totals["unanswered"],
@@ -197,3 +198,7 @@ def to_json(document: dict[str, Any]) -> str:
     head = json.dumps({k: v for k, v in document.items() if k != "results"}, indent=1)
     lines = ",\n".join(f"  {json.dumps(result)}" for result in document["results"])
     return head.removesuffix("\n}") + f',\n "results": [\n{lines}\n ]\n}}\n'
+
+
+def _plural(count: int) -> str:
+    return "" if count == 1 else "s"
