@@ -77,7 +77,7 @@ def test_what_is_pytests_alone_is_handed_on(argument: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "no.such.module:create"), "No module named"),
+        (("--backend", "no.such.module:create"), "in the folder that holds it"),
         (("--backend", "misdeclared:raises"), "misdeclared:raises raised RuntimeError: no driver"),
         (("--backend", REFERENCE, "--only", "no-such-case"), "no test or case is called"),
         (("--backend", REFERENCE, "--only", "decode-h12"), "decode-h12-fp32"),

@@ -123,7 +123,8 @@ def load_backend(name: str) -> Backend:
         raise
     except (ModuleNotFoundError, Unsupported) as error:
         if f"{module_name}.".startswith(f"{getattr(error, 'name', None)}."):
-            raise pytest.UsageError(f"--backend {name}: {error}") from error
+            hint = "install it, or run in the folder that holds it"
+            raise pytest.UsageError(f"--backend {name}: {error}; {hint}") from error
         reason = f"SKIPPED: {name} cannot run here: {error}"
         pytest.exit(reason, returncode=pytest.ExitCode.NO_TESTS_COLLECTED)
     except BaseException as error:  # SystemExit and pytest's own would end the run without a word
