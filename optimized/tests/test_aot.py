@@ -233,3 +233,13 @@ def test_no_process_compiles_for_two_architectures(monkeypatch):
         usages = [usage.name for usage, _ in aot._compiled(chosen, workers)]
         assert usages == ["a", "b", "a"]
     assert pools == [{"sm100"}, {"sm89"}] * 2
+
+
+@pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9), reason="Triton 3.9 rounds once"
+)
+def test_codes_that_are_rounded_twice_are_found(compiler):
+    """S-11: a kernel with the device's own conversion is right on sm90, and not on sm89."""
+    name = "append-r512-bf16-fp8_e4m3"
+    assert compiler.compile(name, "sm90")["error"] is None
+    assert "becomes e4m3 through float16" in compiler.compile(name, "sm89")["error"]

@@ -6,7 +6,8 @@ from fp8_step import codes, scale_of, values
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers.quantise import QuantiseQueries
+from paged_mla_optimized.launchers.append import append_choices, append_kernel_of
+from paged_mla_optimized.launchers.quantise import QuantiseQueries, quantise_constants
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -143,3 +144,16 @@ def test_what_does_not_fit_is_named(argument, change):
     q_nope, q_pe, scale = change(step.q_nope, step.q_pe)
     with pytest.raises(InvalidArgument, match=f"^{argument}: "):
         mla.quantise_queries(q_nope, q_pe, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("arch", "converts"), [("sm86", False), ("sm89", False), ("sm90", True), ("sm120", True)]
+)
+@pytest.mark.parametrize("cache_format", ["fp8_e4m3", "fp8_block_group"])
+def test_codes_are_rounded_once(arch, converts, cache_format):
+    """S-11: where Triton rounds twice, as on sm89, integers make the codes."""
+    given = config(cache_format=cache_format)
+    kernels = [append_kernel_of(given, arch, few=f, run_tokens=r) for f, r in append_choices(given)]
+    found = [constants["NATIVE"] for _, constants, _ in kernels]
+    found.append(quantise_constants(given, arch, is_given=False)["NATIVE"])
+    assert found == [converts] * len(found)

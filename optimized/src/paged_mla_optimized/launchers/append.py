@@ -15,7 +15,7 @@ from paged_mla_optimized.kernels.common.append_fp8 import append_fp8_kernel
 from paged_mla_optimized.kernels.common.append_groups import append_groups_kernel
 from paged_mla_optimized.kernels.common.append_runs import append_runs_kernel
 from paged_mla_optimized.kernels.common.append_tokens import append_tokens_kernel
-from paged_mla_optimized.planning.families import INTERPRETER, WITH_E4M3
+from paged_mla_optimized.planning.families import INTERPRETER, ROUNDING_E4M3_ONCE
 from paged_mla_optimized.runtime.launch import Launcher
 from paged_mla_shared.formats import GROUPS_PER_BLOCK
 
@@ -165,7 +165,7 @@ def append_kernel_of(
     }
     if not config.is_fp8:
         return append_kernel, constants | {"TOKENS": _TOKENS}, _WARPS
-    constants |= {"BLOCK_SIZE": config.block_size, "NATIVE": arch in WITH_E4M3}
+    constants |= {"BLOCK_SIZE": config.block_size, "NATIVE": arch in ROUNDING_E4M3_ONCE}
     if config.scales == "per_group":
         size = config.block_size // GROUPS_PER_BLOCK
         if run_tokens > 0 and size <= _LONGEST_RUN:

@@ -8,7 +8,7 @@ import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.quantise import quantise_kernel
-from paged_mla_optimized.planning.families import OVERLAPPING, WITH_E4M3
+from paged_mla_optimized.planning.families import OVERLAPPING, ROUNDING_E4M3_ONCE
 from paged_mla_optimized.runtime.launch import Launcher, overlap_options
 
 _PAIRS_PER_PROGRAM = 4
@@ -114,6 +114,6 @@ def quantise_constants(config: MlaConfig, arch: str, *, is_given: bool) -> dict[
         "ROPE": config.rope_pairing,
         "IS_GIVEN": is_given,
         "PAIRS": _PAIRS_PER_PROGRAM,
-        "NATIVE": arch in WITH_E4M3,
+        "NATIVE": arch in ROUNDING_E4M3_ONCE,
         "OVERLAP": arch in OVERLAPPING,
     }

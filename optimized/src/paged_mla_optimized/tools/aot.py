@@ -45,6 +45,8 @@ T = TypeVar("T")
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
 _OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")
+_ROUNDED_TWICE = "cvt.rn.satfinite.e4m3x2.f16x2"
+"""No kernel writes codes of float16 numbers, so that this instruction is the second of two."""
 _BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
 """Architectures that have none of the instructions that ``sass.py`` looks for: nvdisasm 12.8 does
 not know VIADDMNMX there, and products of a warpgroup came with sm_90."""
@@ -90,7 +92,9 @@ def compile_job(job: Job, arch: str) -> Usage:
         sass = _dump(path, "-sass") if _may_be_wrong(compiled.asm["ptx"], arch) else ""
     shared_bytes = compiled.metadata.shared
     fault = None
-    if shared_bytes > SHARED_MEMORY[arch]:
+    if _ROUNDED_TWICE in compiled.asm["ptx"]:
+        fault = f"float32 becomes e4m3 through float16: {_ROUNDED_TWICE}"
+    elif shared_bytes > SHARED_MEMORY[arch]:
         fault = f"more than {SHARED_MEMORY[arch]} bytes of shared memory"
     elif lost := lost_signs(sass):
         fault = f"ptxas may have lost a sign: {lost[0]}"

@@ -1,6 +1,7 @@
 """Codes of e4m3 and back (rule S-11), with the device's own conversions or by their bits.
 
-NATIVE is for architectures from sm89. The others, and Triton's interpreter, have integers alone.
+``decode`` may be NATIVE on architectures from sm89, ``encode`` on those from sm90. The others, and
+Triton's interpreter, use integers alone.
 """
 
 import triton
