@@ -83,6 +83,17 @@ def test_bad_toml(tmp_path: Path, text: str):
         read_toml(path)
 
 
+@pytest.mark.parametrize("key", ["a" + 65 * ".a", "[" + 66 * " a ." + "a]", '"\u2028".' * 66 + "a"])
+def test_a_key_of_many_parts_is_refused_before_it_is_read(tmp_path: Path, key: str):
+    """Reading it would take memory with the square of its parts."""
+    path = tmp_path / "keys.toml"
+    path.write_text(f"b = 1\n{key} = 1\n", encoding="utf-8")
+    with pytest.raises(InvalidArgument, match=r"line 2: got 6[56] dots; allowed: at most 64"):
+        read_toml(path)
+    path.write_text(f"{'a.' * 64}a = 1\n")
+    assert list(read_toml(path)) == ["a"]
+
+
 @pytest.mark.parametrize("version", [2, True, 1.0, "1", None], ids=repr)
 def test_another_version(version):
     """Only the number itself is that version."""

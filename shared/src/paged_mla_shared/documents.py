@@ -13,6 +13,7 @@ from typing import Any
 from paged_mla_shared.errors import InvalidArgument
 
 LARGEST = 16 * 2**20  # bytes of a file
+MOST_DOTS = 64  # in a line of TOML: a key of n parts takes n ** 2 / 4 bytes
 MOST_BRACKETS = 1 << 18  # that a JSON text opens: three bytes of it make a list of a hundred
 
 
@@ -107,9 +108,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises
     ------
     InvalidArgument
-        The file cannot be read (:func:`read_text`), or is no TOML.
+        The file cannot be read (:func:`read_text`), is no TOML, or has a line of more than
+        ``MOST_DOTS`` dots.
     """
     text = read_text(path)
+    for number, line in enumerate(text.split("\n"), start=1):
+        if (dots := line.count(".")) > MOST_DOTS:
+            allowed = f"at most {MOST_DOTS} in a line"
+            raise InvalidArgument(f"{path}: line {number}", f"{dots} dots", allowed)
     try:
         return tomllib.loads(text)
     except RecursionError as error:

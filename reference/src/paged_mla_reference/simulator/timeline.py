@@ -144,5 +144,5 @@ def mark_in_report(report: dict[str, Any], name: str, where: str = "report") -> 
 def render(timeline: dict[str, Any], mark: Mark | None = None) -> str:
     """Return the page; it needs no other file."""
     data = {**timeline, "mark": None if mark is None else asdict(mark)}
-    text = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return TEMPLATE.read_text().replace('"__TIMELINE__"', text)
