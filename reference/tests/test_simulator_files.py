@@ -258,3 +258,20 @@ def test_scheduling_is_fast_and_linear(steps: int):
     assert engine.busy
     assert sum(spent) < 0.01 * steps
     assert np.median(spent[-50:]) < 4 * np.median(spent[50:100])
+
+
+def test_names_from_files_do_not_reach_the_terminal_raw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A scenario of somebody else cannot clear the screen, or forge a line."""
+    path = tmp_path / "scenario.json"
+    main(["chunks", "--save", str(path)])
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"name": "x\x1b[2J", "why": "\nok    all rules hold"}))
+    capsys.readouterr()
+    assert main(["--scenario", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0] == r"x\x1b[2J: \nok    all rules hold"
+    path.write_text(json.dumps(document | {"\x1b[2J": 1}))
+    assert main(["--scenario", str(path)]) == 2
+    assert "\x1b" not in capsys.readouterr().err

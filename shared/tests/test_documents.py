@@ -10,6 +10,7 @@ import pytest
 from paged_mla_shared.documents import (
     LARGEST,
     MOST_BRACKETS,
+    one_line,
     parse_object,
     read_object,
     read_text,
@@ -69,6 +70,11 @@ def test_the_largest_text_is_read(tmp_path: Path):
     with path.open("wb") as file:
         file.truncate(LARGEST)
     assert len(read_text(path)) == LARGEST
+
+
+def test_what_a_terminal_would_act_upon_is_spelled_out():
+    """A name from a file neither clears the screen nor forges a line; letters stay as they are."""
+    assert one_line("a\x1b[2J\nok\u202e\x9b é") == r"a\x1b[2J\nok\u202e\x9b é"
 
 
 BAD_TOML = {"value": "a = ", "table": "[a", "twice": "a = 1\na = 2", "deep": "a = " + "[" * 50_000}

@@ -17,6 +17,15 @@ MOST_DOTS = 64  # in a line of TOML: a key of n parts takes n ** 2 / 4 bytes
 MOST_BRACKETS = 1 << 18  # that a JSON text opens: three bytes of it make a list of a hundred
 
 
+def one_line(text: object) -> str:
+    """Return a text from a file with everything spelled out that a terminal would act upon.
+
+    Line ends, control characters and those that turn the direction of text become escapes of
+    Python, so that no file can clear a screen or forge a line.
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
+
+
 def check_file(path: Path) -> None:
     """Refuse what is no file: nothing, a folder, a device, or a pipe, which would be waited for.
 

@@ -17,6 +17,7 @@ from paged_mla_reference.debug.picture import draw
 from paged_mla_reference.debug.summary import summary, summary_of_several
 from paged_mla_reference.debug.together import Together, together
 from paged_mla_reference.debug.trace import Trace, trace_of
+from paged_mla_shared.documents import one_line
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         text, status = explain_file(options)
     except (OSError, ValueError) as error:
-        print(f"paged-mla explain: {error}", file=sys.stderr)
+        print(f"paged-mla explain: {one_line(error)}", file=sys.stderr)
         return 2
     print(text)
     return status

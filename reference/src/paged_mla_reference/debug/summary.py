@@ -9,6 +9,7 @@ from paged_mla_reference.debug.explanation import Explanation
 from paged_mla_reference.debug.finding import Finding, State
 from paged_mla_reference.debug.maps import Maps
 from paged_mla_reference.debug.together import Together
+from paged_mla_shared.documents import one_line
 
 _WIDTH = 100
 _MARKS = {State.HELD: "ok   ", State.BROKEN: "WRONG", State.UNDECIDED: "?    "}
@@ -23,7 +24,7 @@ def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str
     batch = found.step.batch
     size = "" if batch is None else f"{batch.num_rows} rows, {batch.num_tokens} tokens, "
     types = f"{problem.dtype}, cache {problem.cache_format}, block size {problem.block_size}"
-    origin = found.step.dump.origin or "a step"
+    origin = one_line(found.step.dump.origin) or "a step"
     lines = [
         f"{origin}: {size}{problem.dims.num_heads} heads, {types}",
         "",

@@ -16,7 +16,7 @@ from paged_mla_reference.simulator.timeline import mark_in_report, render, timel
 from paged_mla_reference.simulator.trace import record, trace_of
 from paged_mla_reference.simulator.trace_file import check_writable, save_trace
 from paged_mla_shared.dims import PRESETS
-from paged_mla_shared.documents import read_object
+from paged_mla_shared.documents import one_line, read_object
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         text = simulate(options)
     except (OSError, ValueError) as error:
-        print(f"paged-mla simulate: {error}", file=sys.stderr)
+        print(f"paged-mla simulate: {one_line(error)}", file=sys.stderr)
         return 2
     print(text)
     return 0
@@ -113,13 +113,14 @@ def simulate(options: argparse.Namespace) -> str:
         save_trace(trace, record(scenario, dims, dtype), options.trace)
         written.append(options.trace)
     lines = [
-        f"{scenario.name}: {scenario.why}",
+        one_line(f"{scenario.name}: {scenario.why}"),
         f"{len(timeline['steps'])} steps, {len(timeline['requests'])} requests, {tokens} tokens",
         timeline["coverage"],
         *(f"wrote {path}" for path in written),
     ]
     if options.report and mark is None:
-        lines.append(f"{options.report} has no failing step of {scenario.name}: nothing is marked")
+        name = one_line(scenario.name)
+        lines.append(f"{options.report} has no failing step of {name}: nothing is marked")
     return "\n".join(lines)
 
 
