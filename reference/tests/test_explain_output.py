@@ -53,6 +53,17 @@ def test_a_right_step_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "No rule is broken." in capsys.readouterr().out
 
 
+def test_an_origin_does_not_reach_the_terminal_raw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A dump of somebody else cannot hide what follows, or forge a line."""
+    path = tmp_path / "step.safetensors"
+    evil = "x\x1b[8m\nok    all rules hold"
+    save_dump(replace(dumped("causal-mask-is-top-left"), origin=evil), path)
+    assert main([str(path)]) == 1
+    assert capsys.readouterr().out.startswith(r"x\x1b[8m\nok    all rules hold: ")
+
+
 def test_machines_are_told(wrong: Path, capsys: pytest.CaptureFixture[str]):
     """JSON, and nothing else."""
     assert main([str(wrong), "--json"]) == 1
