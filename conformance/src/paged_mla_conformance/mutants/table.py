@@ -15,10 +15,10 @@ _SHORT_MS = 100.0  # below this, what a test takes does not matter
 def table_of(kills: Sequence[Kills], right: Kills) -> dict[str, Entry]:
     """Return what each test finds, without the tests that another one replaces.
 
-    A test replaces another where it finds every fault that the other finds, needs no capability
-    beside those of the other, and takes no more than 1.5 times as long, or 100 ms. Whatever a
-    backend declares, the tests that stay find for it what all would find. Mutants of the simulated
-    engine are left out: they are no faults of a backend.
+    One test replaces another if it finds every fault that the other finds, needs only capabilities
+    that the other needs too, and takes at most 1.5 times as long as the other or at most 100 ms.
+    Whatever a backend declares, the tests that stay find every fault that all tests would find.
+    The table leaves out mutants of the simulated engine, which are no faults of a backend.
 
     Parameters
     ----------

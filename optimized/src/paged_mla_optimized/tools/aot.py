@@ -45,6 +45,7 @@ T = TypeVar("T")
 _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
 _OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")
+"""The instructions of PTX of which ptxas makes those that ``sass.py`` looks for."""
 _ROUNDED_TWICE = "cvt.rn.satfinite.e4m3x2.f16x2"
 """No kernel writes codes of float16 numbers, so that this instruction is the second of two."""
 _BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
