@@ -153,7 +153,12 @@ def _parser() -> argparse.ArgumentParser:
         help="what makes the backend; --quick without it judges the template in NumPy",
     )
     add("--quick", action="store_true", help="run at most 80 tests that find most known faults")
-    add("--dims", type=one_of(sorted(PRESETS)), help="model dims (default: the mode's)")
+    add(
+        "--dims",
+        type=one_of(PRESETS),
+        metavar="NAME",
+        help=f"the model's sizes: {', '.join(PRESETS)} (default: the mode's)",
+    )
     add("--dtypes", type=_some, metavar="A,B", help="element types (default: the mode's)")
     add(
         "--profile",

@@ -26,6 +26,14 @@ def one_line(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
+def in_script(data: Any) -> str:
+    """Return data as JSON that a script of a page may hold, whatever its texts are.
+
+    A browser reads ``</script>`` and ``<!--`` inside the script too, so that no "<" may stay.
+    """
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
 def check_file(path: Path) -> None:
     """Refuse what is no file: nothing, a folder, a device, or a pipe, which would be waited for.
 

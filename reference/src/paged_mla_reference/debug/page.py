@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from paged_mla_reference.debug.explanation import Explanation
 from paged_mla_reference.debug.maps import Maps
+from paged_mla_shared.documents import in_script
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -14,5 +14,4 @@ TEMPLATE = Path(__file__).with_name("page.html")
 def render(explanation: Explanation, maps: Maps) -> str:
     """Return the page."""
     data = {**explanation.as_dict(), "maps": maps.as_dict()}
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return TEMPLATE.read_text().replace('"__EXPLANATION__"', text)
+    return TEMPLATE.read_text().replace('"__EXPLANATION__"', in_script(data))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.scenario import Scenario, drive
 from paged_mla_reference.simulator.step import Kind, Step
+from paged_mla_shared.documents import in_script
 from paged_mla_shared.typed import build
 
 TEMPLATE = Path(__file__).with_name("timeline.html")
@@ -144,5 +144,4 @@ def mark_in_report(report: dict[str, Any], name: str, where: str = "report") -> 
 def render(timeline: dict[str, Any], mark: Mark | None = None) -> str:
     """Return the page; it needs no other file."""
     data = {**timeline, "mark": None if mark is None else asdict(mark)}
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return TEMPLATE.read_text().replace('"__TIMELINE__"', text)
+    return TEMPLATE.read_text().replace('"__TIMELINE__"', in_script(data))
