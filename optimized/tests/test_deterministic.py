@@ -170,7 +170,7 @@ def test_shares_cut_a_split_once_at_most(parts, overhead):
     assert not plan.shares[:, 4:].any()
 
 
-@pytest.mark.parametrize("parts", [2, 13])
+@pytest.mark.parametrize("parts", [2, 5, 13])
 @pytest.mark.parametrize("heads", [8, 40])
 def test_cuts_through_splits_change_no_bit(parts, heads):
     """S-20: a split that one program begins and another ends is the sum of one program."""
