@@ -229,7 +229,7 @@ class Model:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """View as integers, so that NaN equals NaN."""
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(sizes[tensor.element_size()])
 
 
