@@ -469,3 +469,31 @@ def test_tails_in_a_cache_past_2_33():
     drafts.copy_tails(cache, lens, prefix, own)
     for block in (0, blocks - 3):
         assert same(cache[block, :50], cache[-1, :50])
+
+
+@pytest.mark.parametrize("size", [480, 1056])
+@pytest.mark.parametrize("name", KERNELS)
+def test_large_blocks(name, size):
+    """S-1: answers over blocks of this size are those over blocks of 16."""
+    seq_lens = [1, 300, size - 1, size + 1, 2 * size + 5]
+    kv = normal(sum(seq_lens), R + P)
+    q = normal(len(seq_lens), KERNELS[name][2]["num_heads"], R + P, seed=2)
+    lens = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
+    answers = []
+    for block_size in (16, size):
+        mla = instance(
+            name, longest=1, max_rows=8, max_query_tokens=8192, max_model_len=4096,
+            block_size=block_size,
+        )  # fmt: skip
+        width = -(-max(seq_lens) // block_size)
+        table = torch.randperm(len(seq_lens) * width, device="cuda").int().view(-1, width)
+        cache = empty_cache(mla.config, table.numel())
+        mla.plan(prefix_sums(seq_lens), lens, table, num_tokens=len(kv))
+        mla.append(kv[:, :R], kv[:, R:], cache)
+        starts = prefix_sums([1] * len(seq_lens))
+        mla.plan(starts, lens, table, num_tokens=len(q), max_query_len=1)
+        answers.append(mla.attend(q[..., :R], q[..., R:], cache))
+    (out, lse), (right, right_lse) = answers
+    error = (out - right).float().flatten(1).norm(dim=1) / right.float().flatten(1).norm(dim=1)
+    assert error.max() < 1e-2
+    torch.testing.assert_close(lse, right_lse, rtol=0, atol=1e-3)

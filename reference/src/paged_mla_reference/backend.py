@@ -44,7 +44,7 @@ CAPABILITIES = Capabilities(
     ),
     dtypes=frozenset(PLAIN_FORMAT_OF_DTYPE),
     cache_formats=frozenset(ENCODINGS),
-    block_sizes=frozenset(range(1, 257)),
+    block_sizes=frozenset(range(1, 1057)),
     num_heads=frozenset(range(1, 129)),
     head_dims=frozenset((r, p) for r in (16, 32, 64, 128, 256, 512) for p in (8, 16, 32, 64)),
     masks=frozenset({"causal", "non_causal", "tree:qlen", "tree:full", "tree:packed"}),

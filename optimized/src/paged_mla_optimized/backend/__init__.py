@@ -100,7 +100,7 @@ class TritonBackend:
             ops=_OPS - self.left_out,
             dtypes=frozenset(dtypes),
             cache_formats=frozenset(PLAIN_FORMAT_OF_DTYPE[name] for name in dtypes) | _FP8,
-            block_sizes=frozenset(range(1, 257)),
+            block_sizes=frozenset(range(1, 1057)),
             num_heads=frozenset(range(1, 129)),
             head_dims=frozenset({(512, 64), (256, 64), (256, 32), (32, 16)}),
             masks=frozenset(MASKS),

@@ -78,6 +78,7 @@ CASES = (
         _append(f"bs{bs}", "slots at a block size that is no power of two", block_size=bs)
         for bs in (3, 48, 100)
     ),
+    _append("bs1056", "slots in blocks of more than 256", (Row(1070, 20),), block_size=1056),
     _append("spare-capacity", "an instance far larger than its step", spare=9),
     _append("block-padding", "gaps between blocks stay as they were", block_padding=128),
     _append("token-padding", "gaps between tokens stay as they were", token_padding=32),

@@ -112,6 +112,16 @@ CASES = (
     ),
     *(
         _decode(
+            f"bs{bs}",
+            "blocks as large as engines make them for models that have other layers too",
+            (1, 300, bs - 1, bs + 1),
+            num_heads=3,
+            block_size=bs,
+        )
+        for bs in (480, 1056)
+    ),
+    *(
+        _decode(
             f"latents-{scale:g}",
             "values far from 1 in either direction",
             (1, 65, 130),

@@ -46,6 +46,7 @@ CASES = (
         _gather(f"bs{bs}", "blocks of no power of two", (Row(4 * bs + 1, 2), Row(7, 7)), bs)
         for bs in (3, 48)
     ),
+    _gather("bs1056", "blocks of more than 256", (Row(1060, 2), Row(300, 1)), 1056),
     _gather(
         "long-chunks",
         "many new tokens behind what was cached",

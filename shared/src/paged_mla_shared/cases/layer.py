@@ -88,6 +88,12 @@ CASES = (
         for size in (1, 16, 256)
     ),
     _layer(
+        "bs1056",
+        "blocks of more than 256 tokens, and a row that fills one",
+        *(Row(1058, 2), Row(270, 3)),
+        block_size=1056,
+    ),
+    _layer(
         "slots",
         "a step that names the slots of its tokens",
         *_ROWS,
