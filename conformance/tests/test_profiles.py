@@ -19,8 +19,11 @@ TOUCHED = (
     "decode or empty or merge or replay or layouts or metadata or append or split"
     " or queries-two-steps or layer-strided"
 )
-# No convention depends on how long a step is, nor on these two formats.
-UNTOUCHED = "33k or 66k or 16k or 300-rows or past-2-16 or fp8_e4m3 or fp8_block_group"
+# No convention depends on how large a step is, nor on these two formats.
+UNTOUCHED = (
+    "33k or 66k or 16k or 300-rows or h128 or wide or sweep or tiles-1-to-16 or past-2-16"
+    " or fp8_e4m3 or fp8_block_group"
+)
 SPEAKERS = [
     ('lse = "base 2"', "base-2"),
     ('lse_layout = "[H, T]"\nmerge_lse_layout = "[H, T]"', "heads-first"),
