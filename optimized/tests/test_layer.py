@@ -336,6 +336,52 @@ def test_weights_from_both_sources():
         assert torch.equal(weights.w_uv, by_head[2:4, N:])
 
 
+LINES = HEADS * (N + V)
+STRIDED = {  # what a model owns, and the weights made of it
+    "dense": ((LINES, R), lambda w: HeadWeights.of_kv_b_proj(w, HEADS, N)),
+    "transposed": ((R, LINES), lambda w: HeadWeights.of_kv_b_proj(w.T, HEADS, N)),
+    "columns": ((LINES, R + 8), lambda w: HeadWeights.of_kv_b_proj(w[:, 8:], HEADS, N)),
+    "lines": ((2 * LINES, R), lambda w: HeadWeights.of_kv_b_proj(w[LINES:], HEADS, N)),
+    "every-other": ((LINES, 2 * R), lambda w: HeadWeights.of_kv_b_proj(w[:, ::2], HEADS, N)),
+    "lines-first": ((N + V, HEADS, R), lambda w: HeadWeights(w.transpose(0, 1), N)),
+    "heads": ((HEADS, 9 + N + V, R), lambda w: HeadWeights(w[:, 9:], N)),
+    "halves": (
+        (HEADS, 9 + N + V, R),
+        lambda w: HeadWeights.of_halves(w[:, 9 + V :], w[:, :V]),
+    ),
+    "transposed-halves": (
+        (HEADS, R, N + V),
+        lambda w: HeadWeights.of_halves(w[..., :N].mT, w[..., N:].mT),
+    ),
+    "of-heads": ((R, 2 * LINES), lambda w: _rank(HeadWeights.of_kv_b_proj(w.T, 2 * HEADS, N))),
+    "of-halves-of-heads": (
+        (2 * HEADS, N + V, R),
+        lambda w: _rank(HeadWeights.of_halves(w[:, :N], w[:, N:])),
+    ),
+}
+
+
+def _rank(weights: HeadWeights) -> HeadWeights:
+    return weights.of_heads(range(HEADS, 2 * HEADS))
+
+
+@pytest.mark.parametrize(("shape", "weights_in"), STRIDED.values(), ids=STRIDED.keys())
+def test_weights_follow_an_update_in_place(shape, weights_in):
+    """S-21: whatever the strides, both forms read what the model's own tensor holds now."""
+    step = build((33, 1), (40, 9), num_heads=HEADS, max_query_tokens=10)
+    owned = torch.nn.Parameter(torch.full(shape, torch.nan))
+    weights = weights_in(owned)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    with torch.no_grad():
+        owned.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(4)) * R**-0.5)
+    assert weights.kv_b_proj.unflatten(0, (HEADS, -1)).equal(
+        torch.cat([weights.w_uk, weights.w_uv], dim=1)
+    )
+    q = queries_of(step, weights)
+    plan(layer, step, absorbed_rows=1, **lens_of(step))
+    assert_right(attend(layer, step, q, weights), step, weights)
+
+
 @pytest.mark.parametrize(
     ("argument", "call"),
     [
@@ -344,6 +390,8 @@ def test_weights_from_both_sources():
         ("qk_nope_head_dim", lambda: HeadWeights(torch.empty(2, N, R), 0)),
         ("num_heads", lambda: HeadWeights.of_kv_b_proj(torch.empty(8, R), 0, N)),
         ("w_uv", lambda: HeadWeights.of_halves(torch.empty(2, N, R), torch.empty(3, V, R))),
+        ("w_uk", lambda: HeadWeights.of_halves(torch.empty(2, 0, R), torch.empty(2, V, R))),
+        ("w_uv", lambda: HeadWeights.of_halves(torch.empty(2, N, R), torch.empty(2, 0, R))),
         ("workspace_tokens", lambda: layer_config(config(), 63)),
         ("workspace_tokens", lambda: layer_config(config(), 64.5)),
         ("v_head_dim", lambda: LayerConfig(attention=config(), v_head_dim=32.0)),

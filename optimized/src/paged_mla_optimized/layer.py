@@ -232,7 +232,7 @@ class MlaLayer(PlannedStep):
         cache : dtype [num_blocks, block_size, R + P], or LatentCache
             Any strides, the last one 1.
         weights : HeadWeights
-            The layer's.
+            The layer's; any strides.
         out : dtype [T, H, V] or None
             In a step with materialised rows, a token of `q_nope`, `q_pe` and `out` is less than
             2 ** 24 elements from the next.
@@ -355,7 +355,8 @@ class MlaLayer(PlannedStep):
             ("weights.w_uk", weights.w_uk, config.qk_nope_head_dim),
             ("weights.w_uv", weights.w_uv, config.v_head_dim),
         ):
-            self._check(name, tensor, (attention.num_heads, width, attention.kv_lora_rank))
+            shape = (attention.num_heads, width, attention.kv_lora_rank)
+            check_tensor(name, tensor, shape, attention.dtype, self.device)
 
     def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
         dtype = self.config.attention.dtype

@@ -1,4 +1,4 @@
-"""The weights between latents and heads, prepared once for each layer."""
+"""The weights between latents and heads: views of what a model has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from paged_mla_shared.errors import InvalidArgument
 class HeadWeights:
     """W_UK and W_UV of one layer's heads on this rank (S-21); a rank has its own heads' alone.
 
-    Of a parameter the numbers alone are kept: there are no gradients.
+    Weights are views of the tensors given, whatever their strides, and never copies: what an
+    update in place writes there is read from the next call on. A tensor that is replaced (``.data``
+    of a parameter, ``.to(...)``) needs new `HeadWeights`. There are no gradients.
 
     Parameters
     ----------
     by_head : dtype [H, N + V, R]
-        Of each head, what makes keys without position of latents, then what makes values.
+        Of each head, what makes keys without position of latents, then what makes values. Any
+        strides; where each head's lines follow those of the head before it, keys and values are
+        made by one product, else by two for all heads.
     qk_nope_head_dim : int
         N.
 
@@ -33,15 +37,16 @@ class HeadWeights:
         if by_head.shape[1] <= qk_nope_head_dim:
             given, allowed = f"{by_head.shape[1]} lines a head", f"more than {qk_nope_head_dim}"
             raise InvalidArgument("by_head", given, allowed)
-        by_head = by_head.detach().contiguous()
+        by_head = by_head.detach()
         self.w_uk, self.w_uv = by_head[:, :qk_nope_head_dim], by_head[:, qk_nope_head_dim:]
-        self._projection = by_head.flatten(0, 1).T  # [R, H * (N + V)]
+        follow = by_head.stride(0) == by_head.shape[1] * by_head.stride(1)
+        self._lines = by_head.flatten(0, 1) if follow or len(by_head) < 2 else None
 
     @classmethod
     def of_kv_b_proj(
         cls, kv_b_proj: torch.Tensor, num_heads: int, qk_nope_head_dim: int
     ) -> HeadWeights:
-        """Take ``kv_b_proj`` [H * (N + V), R] as checkpoints have it; no copy of a dense one."""
+        """Take ``kv_b_proj`` [H * (N + V), R] as checkpoints have it; no copy."""
         check_tensor("kv_b_proj", kv_b_proj, (None, None), None, None)
         check_at_least(1, num_heads=num_heads)
         if len(kv_b_proj) % num_heads:
@@ -53,25 +58,35 @@ class HeadWeights:
 
     @classmethod
     def of_halves(cls, w_uk: torch.Tensor, w_uv: torch.Tensor) -> HeadWeights:
-        """Take W_UK [H, N, R] and W_UV [H, V, R]; copied."""
+        """Take W_UK [H, N, R] and W_UV [H, V, R]; no copy."""
         check_tensor("w_uk", w_uk, (None, None, None), None, None)
         shape = (w_uk.shape[0], None, w_uk.shape[2])
         check_tensor("w_uv", w_uv, shape, w_uk.dtype, w_uk.device)
-        return cls(torch.cat([w_uk, w_uv], dim=1), w_uk.shape[1])
+        for name, half in (("w_uk", w_uk), ("w_uv", w_uv)):
+            if half.shape[1] < 1:
+                raise InvalidArgument(name, "no lines", "at least one line a head")
+        weights = cls.__new__(cls)
+        weights.w_uk, weights.w_uv, weights._lines = w_uk.detach(), w_uv.detach(), None
+        return weights
 
     @property
     def kv_b_proj(self) -> torch.Tensor:
-        """Both, as checkpoints have them, [H * (N + V), R]; no copy."""
-        return self._projection.T
+        """Both, as checkpoints have them, [H * (N + V), R]; a copy where lines lie apart."""
+        if self._lines is not None:
+            return self._lines
+        return torch.cat([self.w_uk, self.w_uv], dim=1).flatten(0, 1)
 
     def of_heads(self, heads: range) -> HeadWeights:
         """Return the weights of heads that follow each other, as one rank has them; no copy."""
-        num_heads, qk_nope_head_dim, rank = self.w_uk.shape
+        num_heads = self.w_uk.shape[0]
         check_kind("heads", heads, range)
         if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
             raise InvalidArgument("heads", heads, f"some that follow each other, of {num_heads}")
-        by_head = self.kv_b_proj.view(num_heads, -1, rank)
-        return HeadWeights(by_head[heads.start : heads.stop], qk_nope_head_dim)
+        part = slice(heads.start, heads.stop)
+        weights = HeadWeights.of_halves(self.w_uk[part], self.w_uv[part])
+        if self._lines is not None:
+            weights._lines = self._lines.unflatten(0, (num_heads, -1))[part].flatten(0, 1)
+        return weights
 
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
         """Return queries over latents [T, H, R] of queries [T, H, N]."""
@@ -85,4 +100,11 @@ class HeadWeights:
 
     def materialise(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
         """Write keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
-        torch.mm(ckv, self._projection, out=keys_and_values)
+        if self._lines is not None:
+            torch.mm(ckv, self._lines.T, out=keys_and_values)
+            return
+        num_heads, nope = self.w_uk.shape[:2]
+        by_head = keys_and_values.unflatten(1, (num_heads, -1)).transpose(0, 1)  # [H, K, N + V]
+        of_all = ckv.expand(num_heads, *ckv.shape)
+        torch.bmm(of_all, self.w_uk.mT, out=by_head[..., :nope])
+        torch.bmm(of_all, self.w_uv.mT, out=by_head[..., nope:])
