@@ -1,6 +1,7 @@
 """transformers: what the adapter does not do is an error that says what is allowed."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -50,6 +51,13 @@ def test_eager_attention_goes_on_working(model, ours):
     for use_cache in (False, True):
         expected = forward(model, IDS, None, use_cache=use_cache)
         assert torch.equal(forward(other, IDS, None, use_cache=use_cache), expected)
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_pool_is_not_copied(ours, way):
+    """A copy would hand out the blocks that the original's caches are in."""
+    with pytest.raises(Unsupported, match="of a LatentPool, .*: make another LatentPool with"):
+        way(ours[1])
 
 
 def test_a_cache_of_another_model(model, ours):

@@ -27,6 +27,7 @@ from paged_mla_optimized.planning.families import (
 from paged_mla_optimized.planning.plan import Plan, PlanKernels
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.device import check_computes, device_facts
+from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
@@ -265,7 +266,7 @@ class HostStep(NamedTuple):
     max_query_len: int | None
 
 
-class PlannedStep:
+class PlannedStep(Uncopied):
     """What can be read of the step that was planned last; its buffers are a :class:`Core`'s.
 
     In a compiled function they are copies.

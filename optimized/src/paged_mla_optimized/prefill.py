@@ -33,6 +33,7 @@ from paged_mla_optimized.launchers.prefill import (
 from paged_mla_optimized.planning.families import largest_power_of_two
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
 from paged_mla_optimized.runtime.device import check_computes, device_facts
+from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _SMALLEST_DIM, _LARGEST_DIM = 16, 256
@@ -116,7 +117,7 @@ def _is_dim(value: int, largest: int) -> bool:
     return value & (value - 1) == 0 and _SMALLEST_DIM <= value <= largest
 
 
-class Prefill:
+class Prefill(Uncopied):
     """Ragged attention to materialised keys and values. Every buffer is allocated here, none later.
 
     ``plan`` and ``attend`` launch one kernel each on the current stream and never wait for the

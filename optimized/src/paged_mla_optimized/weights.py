@@ -85,7 +85,9 @@ class HeadWeights:
         part = slice(heads.start, heads.stop)
         weights = HeadWeights.of_halves(self.w_uk[part], self.w_uv[part])
         if self._lines is not None:
-            weights._lines = self._lines.unflatten(0, (num_heads, -1))[part].flatten(0, 1)
+            weights._lines = self._lines.view(num_heads, -1, self._lines.shape[1])[part].flatten(
+                0, 1
+            )
         return weights
 
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
@@ -104,7 +106,7 @@ class HeadWeights:
             torch.mm(ckv, self._lines.T, out=keys_and_values)
             return
         num_heads, nope = self.w_uk.shape[:2]
-        by_head = keys_and_values.unflatten(1, (num_heads, -1)).transpose(0, 1)  # [H, K, N + V]
+        by_head = keys_and_values.view(len(ckv), num_heads, -1).transpose(0, 1)  # [H, K, N + V]
         of_all = ckv.expand(num_heads, *ckv.shape)
         torch.bmm(of_all, self.w_uk.mT, out=by_head[..., :nope])
         torch.bmm(of_all, self.w_uv.mT, out=by_head[..., nope:])

@@ -17,12 +17,13 @@ from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.parallel.exchange import Exchange
 from paged_mla_optimized.parallel.heads import heads_of_rank
 from paged_mla_optimized.parallel.sharding import local_config
+from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument
 
 _TABLE_STRIDES = (1, 16, 17)  # Triton compiles for 1, for multiples of 16, and for the others
 
 
-class ContextParallelMla:
+class ContextParallelMla(Uncopied):
     """Paged MLA of one rank: its share of the cached tokens, all queries, the answers of its heads.
 
     Every rank makes the same calls with the same lengths and block table, and with queries of its

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from paged_mla_optimized.given import check_at_least, integer
+from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument
 
 
-class LayerEvents:
+class LayerEvents(Uncopied):
     """One event for each layer; recorded after its ``append``, in eager steps and in graphs.
 
     Captured, the record is a node of the graph: each replay records it anew, and a wait that is

@@ -13,6 +13,7 @@ from paged_mla_optimized.cache import Cache, tensors_of
 from paged_mla_optimized.core import HostStep
 from paged_mla_optimized.given import check_kind
 from paged_mla_optimized.runtime.log import LOGGER
+from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -23,7 +24,7 @@ class StaleGraph(RuntimeError):
     """There is no captured step, or a tensor it reads is no longer where it was: capture again."""
 
 
-class GraphedStep:
+class GraphedStep(Uncopied):
     """Plan and model in CUDA graphs, one for each bucket, in one memory pool.
 
     Buckets are captured largest first, so that the smaller ones live in the memory of the

@@ -19,13 +19,14 @@ from paged_mla_optimized.engines.transformers.turns import Turns
 from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
+from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 ATTENTIONS = (DeepseekV2Attention, DeepseekV3Attention)
 
 
-class LatentPool:
+class LatentPool(Uncopied):
     """What the caches of one model share; a block holds the same tokens in every layer.
 
     Blocks may be in several rows, and in several caches, at once; one that is goes into a copy
