@@ -174,6 +174,17 @@ def test_what_a_rank_refuses():
         with pytest.raises(InvalidArgument) as error:
             mla.attend(*tensors, **outputs)
         assert error.value.argument == argument
+    out = torch.ones(1, 4, R)
+    for message, tensors, outputs in (
+        ("out: got memory that q_nope", (q_nope, q_pe, cache), {"out": q_nope}),
+        ("lse: got memory that q_pe", (q_nope, q_pe, cache), {"lse": q_pe[..., 0]}),
+        ("out: got memory that cache", (q_nope, q_pe, cache), {"out": cache[:1, :4, :R]}),
+        ("out: got memory that lse", (q_nope, q_pe, cache), {"out": out, "lse": out[..., 0]}),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            mla.attend(*tensors, **outputs)
+    with pytest.raises(InvalidArgument, match="local_lens: got memory that seq_lens lies in"):
+        mla.plan(starts, mla.local_lens, lens[None], num_tokens=1)
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -91,6 +91,11 @@ def tensors_of(cache: Cache) -> list[torch.Tensor]:
     return [cache.latents] if cache.scales is None else [cache.latents, cache.scales]
 
 
+def named_tensors(cache: LatentCache) -> dict[str, torch.Tensor | None]:
+    """Return both tensors of a cache, by the names that errors have for them."""
+    return {"cache": cache.latents, "cache.scales": cache.scales}
+
+
 def scales_and_stride(cache: LatentCache) -> tuple[torch.Tensor, int]:
     """Return what kernels take for scales, and how far those of one block are from the next's.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from paged_mla_optimized.apart import Named, check_apart, check_places
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.given import check_kind, check_word
@@ -43,14 +44,6 @@ def check_tensor(
         raise InvalidArgument(name, f"last stride {tensor.stride(-1)}", "1")
 
 
-def check_written(**tensors: torch.Tensor) -> None:
-    """Check that no two elements of what is written lie in one place because of a stride of 0."""
-    for name, tensor in tensors.items():
-        axes = zip(tensor.shape, tensor.stride(), strict=True)
-        if any(size > 1 and stride == 0 for size, stride in axes):
-            raise InvalidArgument(name, f"strides {tensor.stride()}", "a place for each element")
-
-
 def check_token_stride(name: str, stride: int) -> None:
     """Check how many elements one token's line is from the next one's."""
     if stride >= _MAX_TOKEN_STRIDE:
@@ -63,15 +56,23 @@ def answers(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    read: Named,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where an answer goes, out of `shape` and its lse: what was given, or new tensors."""
+    """Return where an answer goes, out of `shape` and its lse: what was given, or new tensors.
+
+    What is given shares no memory with what the call has `read`.
+    """
+    is_given = out is not None or lse is not None
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=device)
     if lse is None:
         lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
     check_tensor("out", out, shape, dtype, device, unit_stride=True)
     check_tensor("lse", lse, shape[:-1], torch.float32, device)
-    check_written(out=out, lse=lse)
+    check_places(out=out, lse=lse)
+    if is_given:
+        check_apart({"out": out, "lse": lse}, read)
     return out, lse
 
 
@@ -229,9 +230,9 @@ def check_scales(cache: LatentCache, block_size: int, device: torch.device) -> N
 
 def check_written_cache(latents: torch.Tensor, scales: torch.Tensor | None) -> None:
     """Check that tokens of a cache that is written do not lie on each other."""
-    check_written(cache=latents)
+    check_places(cache=latents)
     if scales is not None:
-        check_written(**{"cache.scales": scales})
+        check_places(**{"cache.scales": scales})
 
 
 def check_address(cache: LatentCache) -> None:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 
 from paged_mla_optimized import checks
-from paged_mla_optimized.cache import Cache, LatentCache, as_cache
+from paged_mla_optimized.apart import check_apart, check_places
+from paged_mla_optimized.cache import Cache, LatentCache, as_cache, named_tensors
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_kind, device_of, integer
 from paged_mla_optimized.inspect.explain import Buffer
@@ -33,7 +34,7 @@ from paged_mla_shared.errors import InvalidArgument
 
 _MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
 MAX_LAYOUTS = 4096
-"""Layouts of arguments that are known to be right before all of them are forgotten."""
+"""Layouts and addresses of arguments that are known to be right before all are forgotten."""
 
 
 class Core:
@@ -89,7 +90,7 @@ class Core:
         self._gather = Gather(config, self.facts.arch)
         self._quantise = Quantise(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
-        # Layouts that passed: looking again costs host time.
+        # Layouts and addresses that passed: looking again costs host time.
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
 
     def new_plan(self) -> Plan:
@@ -131,6 +132,11 @@ class Core:
         if not is_checked:
             step = (cu_seqlens_q, seq_lens, block_table, mask)
             checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
+            lengths = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "mask": mask}
+            if isinstance(block_table, RequestMap):
+                lengths |= vars(block_table)
+            # A table is read, not copied, and may be the one that an earlier plan built.
+            check_apart({"the plan's own buffers": plan.state}, lengths)
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
@@ -156,6 +162,8 @@ class Core:
             checks.check_cache(config, cache, device)
             checks.check_written_cache(cache.latents, cache.scales)
             checks.check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, device)
+            latents = {"ckv": ckv, "k_pe": k_pe, "slot_mapping": slot_mapping}
+            check_apart(named_tensors(cache), latents)
             self._checked[layout] = None
         if num_tokens > 0:
             self._append.launch(
@@ -180,13 +188,16 @@ class Core:
         """Check and attend the queries of the step in `plan`."""
         config, device, num_tokens = self.config, self.device, plan.num_tokens
         cache = self._as_cache(cache)
-        layout = (num_tokens, _layout(q_nope, q_pe, cache.latents, cache.scales, out, lse))
+        table = plan.block_table
+        layout = (num_tokens, _layout(q_nope, q_pe, cache.latents, cache.scales, table, out, lse))
         if layout not in self._checked:
             checks.check_planned("attend", q_nope, num_tokens)
             checks.check_queries(config, q_nope, q_pe, num_tokens, device)
             checks.check_cache(config, cache, device)
             shape = (num_tokens, config.num_heads, config.kv_lora_rank)
-            checks.answers(out, lse, shape, config.dtype, device)
+            read = {"q_nope": q_nope, "q_pe": q_pe, "block_table": table} | named_tensors(cache)
+            checks.answers(out, lse, shape, config.dtype, device, read=read)
+            check_apart({"workspace": self.workspace.memory}, {"out": out, "lse": lse} | read)
             self._checked[layout] = None
         if num_tokens > 0:
             self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
@@ -219,13 +230,15 @@ class Core:
     def gather(self, spans: Spans, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
         """Check and read cached tokens of rows."""
         cache = self._as_cache(cache)
-        layout = _layout(ckv, k_pe, cache.latents, cache.scales)
+        layout = _layout(ckv, k_pe, cache.latents, cache.scales, spans.block_table)
         if layout not in self._checked:
             checks.check_latents(self.config, ckv, k_pe, None, self.device)
-            checks.check_written(ckv=ckv, k_pe=k_pe)
+            check_places(ckv=ckv, k_pe=k_pe)
             if ckv.shape[0] > _MAX_KEYS:
                 raise InvalidArgument("ckv", f"{ckv.shape[0]} lines", f"at most {_MAX_KEYS}")
             checks.check_cache(self.config, cache, self.device)
+            read = {"block_table": spans.block_table} | named_tensors(cache)
+            check_apart({"ckv": ckv, "k_pe": k_pe}, read)
             self._checked[layout] = None
         if ckv.shape[0] > 0 and len(spans.block_table) > 0:
             self._gather.launch(spans, cache, ckv=ckv, k_pe=k_pe)
@@ -294,7 +307,10 @@ def _layout(*tensors: torch.Tensor | None) -> Hashable:
     """Return all that checks look at; nothing that has passed them if one is no tensor."""
     try:
         return tuple(
-            [None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+            [
+                None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device)
+                for t in tensors
+            ]
         )
     except (AttributeError, TypeError):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from paged_mla_optimized.cache import Cache
+from paged_mla_optimized.cache import Cache, as_cache, named_tensors
 from paged_mla_optimized.checks import (
     answers,
     check_capacity,
@@ -256,8 +256,11 @@ class MlaLayer(PlannedStep):
         self._check("q_nope", q_nope, (*lines, config.qk_nope_head_dim))
         self._check("q_pe", q_pe, (*lines, config.attention.qk_rope_head_dim))
         shape = (*lines, config.v_head_dim)
-        out, lse = answers(out, lse, shape, config.attention.dtype, self.device)
         self._check_weights(weights)
+        read = named_tensors(as_cache(config.attention.cache_format, cache))
+        read |= {"q_nope": q_nope, "q_pe": q_pe, "block_table": self.block_table}
+        read |= {"weights.w_uk": weights.w_uk, "weights.w_uv": weights.w_uv}
+        out, lse = answers(out, lse, shape, config.attention.dtype, self.device, read=read)
         if tokens < core.plan.num_tokens:
             for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
                 check_token_stride(name, tensor.stride(0))

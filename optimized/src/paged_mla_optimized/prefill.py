@@ -240,7 +240,7 @@ class Prefill(Uncopied):
         self._check_heads(heads)
         config = self.config
         shape = (self._plan.num_tokens, config.num_heads, config.v_head_dim)
-        out, lse = answers(out, lse, shape, config.dtype, self.device)
+        out, lse = answers(out, lse, shape, config.dtype, self.device, read=heads._asdict())
         check_token_stride("out", out.stride(0))
         if self._plan.num_tokens == 0:
             return out, lse

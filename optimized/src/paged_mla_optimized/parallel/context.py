@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 
 from paged_mla_optimized import checks
+from paged_mla_optimized.apart import check_apart
 from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import Cache, as_cache
+from paged_mla_optimized.cache import Cache, as_cache, named_tensors
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.launchers.merge_lines import MergeLines
@@ -157,7 +158,11 @@ class ContextParallelMla(Uncopied):
         lengths = (cu_seqlens_q, seq_lens, block_table)
         num_tokens = integer("num_tokens", num_tokens)
         checks.check_lengths(self.config, *lengths, num_tokens=num_tokens, device=self.device)
-        shard, self._num_tokens = self._shard, num_tokens
+        shard = self._shard
+        own = {"local_lens": shard.local_lens, "the rank's own block table": shard.block_table}
+        named = ("cu_seqlens_q", "seq_lens", "block_table")
+        check_apart(own, dict(zip(named, lengths, strict=True)))
+        self._num_tokens = num_tokens
         if num_tokens > 0:
             shard.launch(*lengths, num_tokens)
         self._mla.plan(
@@ -217,7 +222,8 @@ class ContextParallelMla(Uncopied):
         checks.check_cache(own, cache, device)
         if own.stored.inline_scales:
             checks.check_address(cache)
-        out, lse = checks.answers(out, lse, shape, own.dtype, device)
+        read = {"q_nope": q_nope, "q_pe": q_pe} | named_tensors(cache)
+        out, lse = checks.answers(out, lse, shape, own.dtype, device, read=read)
         if tokens > 0:
             queries = self._exchange.gather(q_nope, q_pe)
             partial, partial_lse = self._exchange.partials(tokens)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton
 
+from paged_mla_optimized.apart import check_apart
 from paged_mla_optimized.cache import Cache, LatentCache, tensors_of_blocks
 from paged_mla_optimized.checks import check_scales, check_tensor, check_written_cache
 from paged_mla_optimized.given import check_at_least, device_of, integer
@@ -149,7 +150,8 @@ class DraftSteps:
         _, branches, own_width = self._shape
         steps, rows = self.seq_lens.shape
         width = self.block_table.shape[1]
-        self._check(prefix_lens, prefix_table, branch_blocks)
+        own = {"the drafts' block_table": self.block_table, "their seq_lens": self.seq_lens}
+        check_apart(own, self._check(prefix_lens, prefix_table, branch_blocks))
         with torch.cuda.device(self.block_table.get_device()):
             draft_rows_kernel[(rows, -(-width // _ENTRIES_PER_PROGRAM))](
                 prefix_lens,
@@ -203,7 +205,8 @@ class DraftSteps:
             allowed = "a LatentCache, whose format says which scales there are"
             raise InvalidArgument("cache", f"a tensor of {cache.dtype}", allowed)
         check_written_cache(latents, scales)
-        self._check(prefix_lens, prefix_table, branch_blocks)
+        lengths = self._check(prefix_lens, prefix_table, branch_blocks)
+        check_apart({"cache": latents, "cache.scales": scales}, lengths)
         per_block = 0 if scales is None else scales.shape[2]
         width = latents.shape[2]
         chunks = -(-self.block_size // _TOKENS_PER_PROGRAM)
@@ -228,7 +231,8 @@ class DraftSteps:
 
     def _check(
         self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
-    ) -> None:
+    ) -> dict[str, torch.Tensor]:
+        """Hold what both calls are given against the sizes; return it by name."""
         requests, _, own_width = self._shape
         device = self.block_table.device
         prefix_width = self.block_table.shape[1] - own_width
@@ -238,6 +242,11 @@ class DraftSteps:
         for name, tensor in (("prefix_lens", prefix_lens), ("branch_blocks", branch_blocks)):
             if not tensor.is_contiguous():
                 raise InvalidArgument(name, f"strides {tensor.stride()}", "a contiguous tensor")
+        return {
+            "prefix_lens": prefix_lens,
+            "prefix_table": prefix_table,
+            "branch_blocks": branch_blocks,
+        }
 
 
 def draft_rows_constants() -> dict[str, Any]:

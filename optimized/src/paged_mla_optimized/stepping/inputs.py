@@ -224,8 +224,9 @@ class StepInputs:
         Raises
         ------
         InvalidArgument
-            A tensor's shape or dtype is wrong, it is larger than the room for it, or has not as
-            many tokens as the others. Nothing has been copied then.
+            A tensor's shape or dtype is wrong, it is larger than the room for it, has not as many
+            tokens as the others, or is one of the inputs' own in another place than its own.
+            Nothing has been copied then.
         """
         self._check(cu_seqlens_q, seq_lens, block_table, mask, tokens)
         rows, width = block_table.shape
@@ -277,6 +278,19 @@ class StepInputs:
             # The other tokens would keep their lines of the step before.
             given, allowed = f"{len(mask)} lines", f"one for each of {num_tokens} tokens"
             raise InvalidArgument("mask", given, allowed)
+        named = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "block_table": block_table}
+        own = {tensor.untyped_storage().data_ptr() for tensor in self.tensors}
+        for name, source in (named | tokens | {"mask": mask}).items():
+            if source is None or source.numel() == 0:
+                continue
+            if source.untyped_storage().data_ptr() in own and not self._is_in_place(name, source):
+                allowed = f"memory of another tensor, or the beginning of the inputs' own {name}"
+                raise InvalidArgument(name, "memory of the inputs themselves", allowed)
+
+    def _is_in_place(self, name: str, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor already lies where it would be copied to."""
+        room = self.tokens[name] if name in self.tokens else getattr(self, name)
+        return bool(tensor.data_ptr() == room.data_ptr() and tensor.stride() == room.stride())
 
 
 def _declaration(name: str, declared: Any) -> tuple[tuple[int, ...], torch.dtype, float]:
