@@ -38,6 +38,7 @@ class BlockPool:
         self._contents: dict[int, BlockContent] = {}  # of known blocks
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._was_shared: set[int] = set()
+        self._changed: set[int] = set()
         self._coverage = coverage
 
     @property
@@ -55,6 +56,15 @@ class BlockPool:
         """Unreferenced blocks with known contents, least recently used first."""
         return list(self._cached)
 
+    def take_changed(self) -> set[int]:
+        """Return the blocks whose use or contents changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def is_cached(self, block_id: int) -> bool:
+        """Return whether a block is unreferenced and has known contents."""
+        return block_id in self._cached
+
     def references(self, block_id: int) -> int:
         """Return how many rows refer to a block."""
         return self._refs[block_id]
@@ -70,6 +80,7 @@ class BlockPool:
 
     def share(self, hit: Sequence[int]) -> None:
         """Add one reference to every block of a hit."""
+        self._changed.update(hit)
         for block_id in hit:
             if self._refs[block_id] == 0:
                 del self._cached[block_id]
@@ -80,6 +91,7 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Return `count` blocks with one reference each, evicting cached ones if need be."""
         taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        self._changed.update(taken)
         for block_id in taken:
             self._refs[block_id] = 1
         return taken
@@ -94,6 +106,7 @@ class BlockPool:
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Drop one reference to every block; the last of them is evicted first."""
+        self._changed.update(block_ids)
         for block_id in reversed(block_ids):
             self._refs[block_id] -= 1
             if self._refs[block_id] == 0:

@@ -15,12 +15,14 @@ from paged_mla_reference.simulator.scenarios import CORE, core_scenario
 from paged_mla_reference.simulator.timeline import mark_in_report, render, timeline_of
 from paged_mla_reference.simulator.trace import record, trace_of
 from paged_mla_reference.simulator.trace_file import check_writable, save_trace
+from paged_mla_reference.simulator.work import check_answers
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import one_line, read_object
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.options import OneLineParser, refuse_idle, whole
+from paged_mla_shared.problem import Mask
 
 _ABOUT = """\
 Simulates a serving engine: block pool, prefix cache, chunked prefill, preemption and drafts. Prints
@@ -101,6 +103,9 @@ def simulate(options: argparse.Namespace) -> str:
     trace = trace_of(scenario, dims, dtype) if options.trace else None
     if trace is not None:
         check_writable(trace)  # before the page is
+        rows = [row for step in timeline["steps"] for row in step["rows"]]
+        pairs = sum(queries * (context + queries) for _, _, context, queries, _ in rows)
+        check_answers(pairs, trace.problems[Mask.CAUSAL].dims)
     written: list[Path] = []
     make_folders(options.html, options.save, options.trace)
     if options.html:

@@ -24,7 +24,7 @@ def commit(seq: Sequence, row: Row) -> list[int]:
         seq.reveal(1)
     elif row.kind in {Kind.VERIFY, Kind.TREE}:
         parents = row.parents or range(-1, row.query_len - 1)
-        accepted = accepted_path(row.tokens, parents, seq.truth)
+        accepted = accepted_path(row.tokens, parents, seq.truth(row.query_len))
         seq.computed += 1 if row.kind is Kind.TREE else 1 + len(accepted)
         seq.reveal(len(accepted) + 1)
         seq.window_due = row.kind is Kind.TREE

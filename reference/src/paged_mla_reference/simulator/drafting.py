@@ -34,7 +34,7 @@ class Drafter:
 
     def branches(self, seq: Running) -> list[tuple[int, ...]]:
         """Return the drafts to verify: those that went through the cache, or new ones."""
-        made = seq.branches or draft_branches(seq.truth, self.drafts, self.rng)
+        made = seq.branches or draft_branches(seq.truth(self.drafts.depth), self.drafts, self.rng)
         seq.branches = []
         return made
 

@@ -60,6 +60,7 @@ class Engine:
         if config.drafts is not None:
             rng = random.Random(config.seed)
             self._drafter = Drafter(config.drafts, config.span, self.pool, rng)
+        self._live: set[str] = set()
         self._aborted: set[str] = set()
         self._last_bucket = 0
         self._number = 0
@@ -73,7 +74,7 @@ class Engine:
     @property
     def live(self) -> set[str]:
         """Ids of unfinished requests."""
-        return {seq.request.id for seq in (*self.running, *self.waiting)}
+        return set(self._live)
 
     def submit(self, request: Request) -> None:
         """Let a request wait for admission.
@@ -83,11 +84,12 @@ class Engine:
         InvalidArgument
             Its id is taken, or all blocks together cannot hold it.
         """
-        if request.id in self.live:
+        if request.id in self._live:
             raise InvalidArgument("request", f"a second {request.id}", "distinct ids")
         if len(request.tokens) > self.config.longest:
             given = f"{len(request.tokens)} tokens in {request.id}"
             raise InvalidArgument("request", given, f"what fits, {self.config.longest}")
+        self._live.add(request.id)
         self.waiting.append(Sequence(request, known=len(request.prompt)))
 
     def abort(self, request_id: str) -> None:
@@ -123,23 +125,28 @@ class Engine:
         return bool(self.running) and (full or not self.waiting)
 
     def _drop_aborted(self) -> None:
+        if not self._aborted:
+            return
         for seq in [seq for seq in self.running if seq.request.id in self._aborted]:
             self.coverage.note(Situation.ABORTED_RUNNING)
             self._retire(seq)
         for seq in [seq for seq in self.waiting if seq.request.id in self._aborted]:
             self.coverage.note(Situation.ABORTED_WAITING)
             self.waiting.remove(seq)
+        self._live -= self._aborted
         self._aborted.clear()
 
     def _causal_rows(self) -> list[Row]:
         budget = self.config.token_budget
         rows: list[Row] = []
         waiting = len(self.waiting)
-        for seq in list(self.running):
-            row = self._next_row(seq, budget) if seq in self.running else None
+        index = 0
+        while index < len(self.running):  # the last of which may be preempted on the way
+            row = self._next_row(self.running[index], budget)
             if row is not None:
                 rows.append(row)
                 budget -= row.query_len
+            index += 1
         if len(self.waiting) == waiting:  # nobody was preempted
             rows += self._admit(budget)
         return rows
@@ -224,7 +231,7 @@ class Engine:
             seq = sequences[row.request.id]
             if row.kind is Kind.WINDOW:
                 note_window(self.coverage, seq, row)
-            left = len(seq.truth)
+            left = len(seq.request.tokens) - seq.known
             accepted.append(commit(seq, row))
             if accepted[-1] and len(accepted[-1]) == left:
                 self.coverage.note(Situation.ENDS_IN_DRAFTS)
@@ -239,6 +246,7 @@ class Engine:
             seq.published = block + 1
         if seq.finished:
             self._retire(seq)
+            self._live.discard(seq.request.id)
 
     def _note_bucket(self, step: Step) -> None:
         bucket = step.num_rows if step.num_rows in self.config.buckets else 0

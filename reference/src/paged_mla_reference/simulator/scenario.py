@@ -11,6 +11,7 @@ from paged_mla_reference.simulator.config import DraftKind, EngineConfig
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.request import Request
 from paged_mla_reference.simulator.step import Step
+from paged_mla_reference.simulator.work import Work, check_least_work
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.documents import read_object, take_version
 from paged_mla_shared.errors import InvalidArgument
@@ -74,6 +75,7 @@ class Scenario:
                 given = f"{len(request.tokens)} tokens"
                 raise InvalidArgument(f"requests[{number}]", given, allowed)
             seen.add(request.id)
+        check_least_work(self.config, self.requests)
 
     @property
     def has_trees(self) -> bool:
@@ -108,17 +110,27 @@ class Scenario:
 
 
 def drive(engine: Engine, requests: Sequence[Request]) -> Iterator[Step]:
-    """Submit every request at its arrival, hang up where it does, and run to the end."""
+    """Submit every request at its arrival, hang up where it does, and run to the end.
+
+    Raises
+    ------
+    InvalidArgument
+        The steps are more than ``MOST_WORK``.
+    """
     coming = sorted(requests, key=lambda request: request.arrival)[::-1]
-    aborts = {request.id: request.abort for request in requests if request.abort is not None}
-    number = 0
+    leaving = sorted(
+        ((request.abort, request.id) for request in requests if request.abort is not None),
+        reverse=True,
+    )
+    number, work = 0, Work(engine)
     while coming or engine.busy:
         while coming and coming[-1].arrival <= number:
             engine.submit(coming.pop())
-        for request_id in [r for r, step in aborts.items() if step <= number]:
-            engine.abort(request_id)
-            del aborts[request_id]
-        yield engine.step()
+        while leaving and leaving[-1][0] <= number:
+            engine.abort(leaving.pop()[1])
+        step = engine.step()
+        work.add(step)
+        yield step
         number += 1
 
 

@@ -53,10 +53,9 @@ class Sequence:
         """True when every token of the output was sampled."""
         return self.known == len(self.request.tokens)
 
-    @property
-    def truth(self) -> tuple[int, ...]:
-        """What the model will say next."""
-        return self.request.tokens[self.known :]
+    def truth(self, count: int) -> tuple[int, ...]:
+        """Return the next tokens that the model will say, `count` of them at most."""
+        return self.request.tokens[self.known : self.known + count]
 
     def reveal(self, count: int) -> None:
         """Sample `count` more tokens, or as many as the output has left."""

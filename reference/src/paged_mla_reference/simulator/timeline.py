@@ -49,7 +49,8 @@ class Timeline:
         self._lanes: dict[str, int] = {}
         self._requests: list[dict[str, Any]] = []
         self._steps: list[dict[str, Any]] = []
-        self._blocks = [_FREE] * engine.config.num_blocks
+        self._blocks: dict[int, int] = {}  # those that are not free
+        self._again: set[int] = set()  # blocks to look at after the next step
 
     def watch(self, step: Step) -> None:
         """Note a step that the engine has just made."""
@@ -58,15 +59,13 @@ class Timeline:
              list(Kind).index(row.kind), row.context_len, row.query_len, list(row.blocks)]
             for row in step.rows
         ]  # fmt: skip
-        before, self._blocks = self._blocks, self._block_map(step)
-        now = enumerate(zip(before, self._blocks, strict=True))
         self._steps.append(
             {
                 "mask": str(step.mask),
                 "rows": rows,
                 "num_rows": step.num_rows,
                 "num_tokens": step.num_tokens,
-                "changed": [[block, new] for block, (old, new) in now if old != new],
+                "changed": self._changed(step),
                 "waiting": len(self._engine.waiting),
                 "hit": self._engine.hit_tokens,
                 "prompt": self._engine.prompt_tokens,
@@ -89,20 +88,38 @@ class Timeline:
             self._requests.append({"id": request_id, "prompt": prompt, "output": output})
         return self._lanes[request_id]
 
-    def _block_map(self, step: Step) -> list[int]:
-        """Return who has each block: nobody, the prefix cache, or a request, alone or not."""
+    def _changed(self, step: Step) -> list[list[int]]:
+        """Return each block that another one has now: nobody, the prefix cache, or a request.
+
+        Only blocks that the pool touched in this step or the last one are looked at: a row whose
+        request has ended is still in its step. So are shared ones, whose first request depends on
+        the order of rows.
+        """
         pool = self._engine.pool
-        blocks = [_FREE] * self._engine.config.num_blocks
-        for block in pool.cached:
-            blocks[block] = _CACHED
-        owners = [(row.request.id, row.blocks) for row in step.rows]
-        owners += [(seq.request.id, tuple(seq.blocks)) for seq in self._engine.running]
-        for request_id, owned in reversed(owners):
-            for block in owned:
+        now = pool.take_changed()
+        touched = now | self._again
+        owners = self._owners(step, touched)
+        changed = []
+        for block in sorted(touched):
+            new = owners.get(block, _CACHED if pool.is_cached(block) else _FREE)
+            if new != self._blocks.get(block, _FREE):
+                self._blocks[block] = new
+                changed.append([block, new])
+        self._again = now | {block for block in touched if pool.references(block) > 1}
+        return changed
+
+    def _owners(self, step: Step, touched: set[int]) -> dict[int, int]:
+        """Return of each touched block in use which request has it first, and whether alone."""
+        pool = self._engine.pool
+        users = [(row.request.id, row.blocks) for row in step.rows]
+        users += [(seq.request.id, tuple(seq.blocks)) for seq in self._engine.running]
+        owners = {}
+        for request_id, owned in reversed(users):
+            for block in touched.intersection(owned):
                 if references := pool.references(block):
                     lane = self._lanes[request_id]
-                    blocks[block] = _FIRST_OWNER + 2 * lane + (references > 1)
-        return blocks
+                    owners[block] = _FIRST_OWNER + 2 * lane + (references > 1)
+        return owners
 
 
 def timeline_of(scenario: Scenario) -> dict[str, Any]:
