@@ -117,8 +117,9 @@ class Kernel:
         )
 
     def __getitem__(self, grid):
-        def launch_as_triton_does(*arguments, TILE, num_warps):
+        def launch_as_triton_does(*arguments, TILE, num_warps, enable_fp_fusion):
             assert num_warps == 4
+            assert enable_fp_fusion
             self.searches += 1
             stream = driver.active.get_current_stream(driver.active.get_current_device())
             given = (stream, FUNCTION, METADATA, None, None, None, *arguments, TILE)

@@ -9,6 +9,7 @@ import triton
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.kernels.common.merge import merge_kernel
+from paged_mla_optimized.runtime.launch import FP_FUSION
 from paged_mla_shared.errors import InvalidArgument
 
 _ROWS_PER_PROGRAM = 4
@@ -59,6 +60,7 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
                 pairs,
                 width,
                 **merge_constants(width),
+                **FP_FUSION,
             )
     return out, lse
 

@@ -27,6 +27,12 @@ _TRITON = ".".join(triton.__version__.split(".")[:2])
 _KNOWN = {"3.6", "3.7", "3.8", "3.9"}
 _NOT_READ = () if _TRITON in {"3.6", "3.7"} else (None,)
 """What Triton's encoder of tensor maps takes besides, for other backends than NVIDIA's."""
+FP_FUSION = {"enable_fp_fusion": True}
+"""Option of every launch and compilation: ``a * b + c`` may become an instruction that rounds once.
+
+The bits of answers depend on it. By default Triton 3.6 to 3.9 fuse, unless the environment sets
+``TRITON_DEFAULT_FP_FUSION=0``; Triton 3.9 warns that 3.10 will not.
+"""
 MAX_BINARIES = 1024
 """Keys of one kernel whose binaries are kept before all of them are forgotten."""
 
@@ -82,7 +88,7 @@ class Launcher:
         So many programs that follow each other along axis 0 run on neighbouring multiprocessors;
         divides the grid. A matter of speed alone: launches by Triton itself go without.
     options : int
-        Triton's, such as ``num_warps``.
+        Triton's, such as ``num_warps``; :data:`FP_FUSION` is always among them.
     """
 
     def __init__(
@@ -92,7 +98,7 @@ class Launcher:
         self._kernel = kernel
         self._cluster = cluster
         given = {name: value for name, value in constants.items() if value is not None}
-        self._named = given | options
+        self._named = given | options | FP_FUSION
         self._constants = tuple(given[n] for n in kernel.arg_names if n in given)
         self._absent = (None,) * (len(constants) - len(given))
         params = getattr(kernel, "params", ())  # the interpreter keeps no binaries, and has none

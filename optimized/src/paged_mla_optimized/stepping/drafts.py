@@ -12,6 +12,7 @@ from paged_mla_optimized.cache import Cache, LatentCache, tensors_of_blocks
 from paged_mla_optimized.checks import check_scales, check_tensor, check_written_cache
 from paged_mla_optimized.given import check_at_least, device_of, integer
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
+from paged_mla_optimized.runtime.launch import FP_FUSION
 from paged_mla_shared.errors import InvalidArgument
 
 _ENTRIES_PER_PROGRAM = 512
@@ -167,6 +168,7 @@ class DraftSteps:
                 rows,
                 self.block_size,
                 **draft_rows_constants(),
+                **FP_FUSION,
             )
 
     def copy_tails(
@@ -227,6 +229,7 @@ class DraftSteps:
                 width,
                 latents.shape[0],
                 **copy_tails_constants(width, per_block),
+                **FP_FUSION,
             )
 
     def _check(

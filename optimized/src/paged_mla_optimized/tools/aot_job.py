@@ -11,6 +11,8 @@ import torch
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from paged_mla_optimized.runtime.launch import FP_FUSION
+
 _TYPES = {
     "cu_seqlens_q_ptr": "*i32",
     "cu_seqlens_k_ptr": "*i32",
@@ -107,7 +109,7 @@ class Job:
     @property
     def options(self) -> dict[str, int]:
         """The compiler's options."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages} | FP_FUSION
         if self.max_registers is not None:
             options["maxnreg"] = self.max_registers
         return options
