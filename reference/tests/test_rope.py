@@ -17,7 +17,9 @@ from paged_mla_reference.rope import (
     yarn_softmax_scale,
 )
 from paged_mla_shared.dims import DEEPSEEK_V3
+from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
+from paged_mla_shared.rope import LARGEST, SMALLEST
 
 X = np.array([[1.0, 2.0, 3.0, 4.0]])
 DEEPSEEK_YARN = Yarn(factor=40.0, original_max_position=4096)
@@ -138,3 +140,40 @@ def test_a_ramp_without_length_is_a_step():
     """S-12: where it begins and ends at pair 0, every later pair is slowed in full."""
     beta = 10000.0 ** (1 / 16) / (2 * pi)  # turned so often at pair -0.5
     assert _slowed(Yarn(40.0, 1, beta_fast=beta, beta_slow=beta), 16) == [0, *[1] * 7]
+
+
+EDGES = [
+    Rope(RopePairing.NEOX, theta, Yarn(factor, original, fast, slow, mscale, mscale_all_dim))
+    for theta in (1 + 2**-52, LARGEST)
+    for original in (1, 2**53)
+    for factor in (1.0, LARGEST)
+    for fast, slow in ((SMALLEST, SMALLEST), (LARGEST, SMALLEST), (LARGEST, LARGEST))
+    for mscale, mscale_all_dim in ((0.0, LARGEST), (LARGEST, 0.0))
+]
+
+
+def test_every_legal_rope_turns():
+    """S-12: at the ends of all ranges, frequencies are in 0..1 and lengths are finite."""
+    for rope in EDGES:
+        turned = frequencies(rope, 64)
+        assert ((turned > 0) & (turned <= 1)).all()
+        assert 2**-126 < np.float32(magnitude(rope)) < np.inf
+        assert 0 < yarn_softmax_scale(DEEPSEEK_V3, rope) < np.inf
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        lambda rope: frequencies(rope, 64),
+        magnitude,
+        lambda rope: yarn_softmax_scale(DEEPSEEK_V3, rope),
+    ],
+)
+@pytest.mark.parametrize("name", ["factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"])
+@pytest.mark.parametrize("value", [float("nan"), 1e308, 1e-320, -1.0])
+def test_what_no_yarn_may_hold_is_refused(taken, name, value):
+    """S-5, S-12: an error names the parameter, its value and its range."""
+    yarn = Yarn(**({"factor": 40.0, "original_max_position": 4096} | {name: value}))
+    with pytest.raises(InvalidArgument, match=r"allowed: .* 2 \*\* 100") as refused:
+        taken(Rope(RopePairing.NEOX, yarn=yarn))
+    assert f"rope.yarn.{name}: got {value};" in str(refused.value)

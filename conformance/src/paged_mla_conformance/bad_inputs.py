@@ -218,6 +218,9 @@ BAD_PROBLEMS = (
             ("mscale", 1e4, Yarn(40.0, 4096, mscale=-1.0)),
             ("mscale-all-dim", 1e4, Yarn(40.0, 4096, mscale_all_dim=float("inf"))),
             ("theta-1", 1.0, Yarn(40.0, 4096)),
+            ("factor-tiny", 1e4, Yarn(1e-320, 4096)),
+            ("beta-slow-tiny", 1e4, Yarn(40.0, 4096, beta_slow=1e-320)),
+            ("betas-exchanged", 1e4, Yarn(40.0, 4096, beta_fast=1.0, beta_slow=32.0)),
         )
     ),
 )

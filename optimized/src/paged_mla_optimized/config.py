@@ -11,16 +11,15 @@ from paged_mla_optimized.given import (
     check_at_least,
     check_count,
     check_int32,
-    check_kind,
     check_word,
-    is_number,
     take_flag,
     take_integers,
     take_scale,
 )
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
-from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
+from paged_mla_shared.problem import Mask, MaskSpelling, Rope
+from paged_mla_shared.rope import legal_rope
 
 DTYPE_NAMES = {
     torch.float32: "float32",
@@ -74,7 +73,8 @@ class MlaConfig:
     max_draft_tokens : int
         Longest ``query_len`` of a tree row, >= 1; 0 unless `mask` is a tree.
     rope : Rope or None
-        When set, ``q_pe`` and ``k_pe`` arrive unrotated and are rotated in the kernels (S-12).
+        When set, ``q_pe`` and ``k_pe`` arrive unrotated and are rotated in the kernels (S-12). Its
+        parameters have the ranges of :func:`~paged_mla_shared.rope.legal_rope`.
     deterministic : bool
         Work is cut by each row's own lengths, so that its bits do not depend on the rows beside
         it (S-20). Costs balance between long and short rows.
@@ -135,7 +135,7 @@ class MlaConfig:
         self._check_format()
         self._check_dims()
         if self.rope is not None:
-            _check_rope(self.rope)
+            object.__setattr__(self, "rope", legal_rope(self.rope))
 
     @property
     def stored(self) -> CacheFormat:
@@ -216,22 +216,3 @@ class MlaConfig:
         expected = PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[self.dtype]]
         if self.cache_format != expected:
             raise InvalidArgument("cache_format", self.cache_format, f"{expected} ({self.dtype})")
-
-
-def _check_rope(rope: Rope) -> None:
-    if not isinstance(rope, Rope):
-        raise InvalidArgument("rope", repr(rope), "a Rope, or None")
-    if rope.pairing not in set(RopePairing):
-        raise InvalidArgument("rope.pairing", rope.pairing, " or ".join(RopePairing))
-    numbers, multipliers = [rope.theta], []
-    if rope.yarn is not None:
-        yarn = rope.yarn
-        check_kind("rope.yarn", yarn, Yarn)
-        numbers += [yarn.factor, yarn.original_max_position, yarn.beta_fast, yarn.beta_slow]
-        multipliers += [yarn.mscale, yarn.mscale_all_dim]
-    if not all(is_number(m) and math.isfinite(m) and m >= 0 for m in multipliers):
-        raise InvalidArgument("rope", rope, "finite mscale and mscale_all_dim >= 0")
-    if not all(is_number(n) and math.isfinite(n) and n > 0 for n in numbers):
-        raise InvalidArgument("rope", rope, "finite parameters > 0")
-    if rope.yarn is not None and rope.theta == 1:
-        raise InvalidArgument("rope", rope, "a theta other than 1 with yarn")

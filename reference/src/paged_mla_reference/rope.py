@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
+from paged_mla_shared.rope import legal_rope
 
 
 def rotate(x: NDArray[np.float64], positions: NDArray[np.int64], rope: Rope) -> NDArray[np.float64]:
@@ -33,7 +34,7 @@ def rotate(x: NDArray[np.float64], positions: NDArray[np.int64], rope: Rope) -> 
     angles = positions[:, None] * frequencies(rope, x.shape[-1])  # [T, P/2]
     angles = angles.reshape(len(x), *(1,) * (x.ndim - 2), half)
     cos, sin = np.cos(angles) * magnitude(rope), np.sin(angles) * magnitude(rope)
-    interleaved = rope.pairing is RopePairing.INTERLEAVED
+    interleaved = rope.pairing == RopePairing.INTERLEAVED
     first = np.s_[..., 0::2] if interleaved else np.s_[..., :half]
     second = np.s_[..., 1::2] if interleaved else np.s_[..., half:]
     out = np.empty_like(x)
@@ -49,10 +50,16 @@ def frequencies(rope: Rope, dim: int) -> NDArray[np.float64]:
     context keep that frequency, pairs that turn seldom are slowed by ``factor``, and a linear
     ramp joins them.
 
+    Raises
+    ------
+    InvalidArgument
+        A parameter of `rope` is not in its range.
+
     Notes
     -----
     Source: arXiv:2309.00071 and DeepSeek-V3's published ``modeling_deepseek.py``.
     """
+    rope = legal_rope(rope)
     base = rope.theta ** (-np.arange(0, dim, 2) / dim)  # [P/2]
     if rope.yarn is None:
         return base
@@ -62,9 +69,9 @@ def frequencies(rope: Rope, dim: int) -> NDArray[np.float64]:
 
 def magnitude(rope: Rope) -> float:
     """Return the factor on cos and sin: 1 without YaRN, and for DeepSeek-V3's settings (S-12)."""
-    if rope.yarn is None:
+    yarn = legal_rope(rope).yarn
+    if yarn is None:
         return 1.0
-    yarn = rope.yarn
     return mscale(yarn.factor, yarn.mscale) / mscale(yarn.factor, yarn.mscale_all_dim)
 
 
@@ -78,7 +85,13 @@ def yarn_softmax_scale(dims: MlaDims, rope: Rope | None = None) -> float:
 
     ``(N + P) ** -0.5 * mscale(factor, mscale_all_dim) ** 2``: the width of a materialised head,
     never ``(R + P) ** -0.5``, the width of the absorbed one.
+
+    Raises
+    ------
+    InvalidArgument
+        A parameter of `rope` is not in its range.
     """
+    rope = rope and legal_rope(rope)
     scale = 1 / math.sqrt(dims.qk_nope_head_dim + dims.qk_rope_head_dim)
     if rope is None or rope.yarn is None:
         return scale
@@ -92,7 +105,7 @@ def _ramp(theta: float, yarn: Yarn, dim: int) -> NDArray[np.float64]:
         wavelength = yarn.original_max_position / (times * 2 * math.pi)
         return dim * math.log(wavelength) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_that_turns(yarn.beta_fast)), 0)
-    high = min(math.ceil(pair_that_turns(yarn.beta_slow)), dim - 1)
+    low = max(np.floor(pair_that_turns(yarn.beta_fast)), 0.0)
+    high = min(np.ceil(pair_that_turns(yarn.beta_slow)), dim - 1.0)
     width = high - low if high != low else 0.001  # the published code's guard
     return np.clip((np.arange(dim // 2) - low) / width, 0, 1)

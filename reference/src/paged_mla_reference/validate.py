@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
-from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rope, RopePairing, Rows
+from paged_mla_shared.problem import Batch, Mask, Output, Problem, Rows
+from paged_mla_shared.rope import legal_rope
 
 
 def validate_problem(problem: Problem) -> None:
@@ -48,7 +50,7 @@ def validate_problem(problem: Problem) -> None:
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgument("softmax_scale", scale, "a finite number > 0")
     if problem.rope is not None:
-        _validate_rope(problem.rope)
+        legal_rope(problem.rope)
 
 
 def validate_query_scale(scale: float | None) -> None:
@@ -78,15 +80,21 @@ def _validate_sizes(problem: Problem) -> None:
         "max_model_len": problem.max_model_len,
     }
     for name, size in sizes.items():
-        if size < 1:
-            raise InvalidArgument(name, size, ">= 1")
+        if not _is_integer(size) or size < 1:
+            raise InvalidArgument(name, size, "integers >= 1")
     if dims.qk_rope_head_dim % 2:
         raise InvalidArgument("qk_rope_head_dim", dims.qk_rope_head_dim, "even sizes")
     drafts = problem.max_draft_tokens
+    if not _is_integer(drafts):
+        raise InvalidArgument("max_draft_tokens", drafts, "an integer")
     if problem.mask is Mask.TREE and drafts < 1:
         raise InvalidArgument("max_draft_tokens", drafts, ">= 1 with a tree mask")
     if problem.mask is not Mask.TREE and drafts != 0:
         raise InvalidArgument("max_draft_tokens", drafts, f"0 when the mask is {problem.mask}")
+
+
+def _is_integer(size: object) -> bool:
+    return isinstance(size, Integral) and not isinstance(size, bool)
 
 
 def _validate_shares(problem: Problem, stored: CacheFormat) -> None:
@@ -99,21 +107,6 @@ def _validate_shares(problem: Problem, stored: CacheFormat) -> None:
     if stored.inline_scales and rank % stored.inline_scales:
         allowed = f"multiples of {stored.inline_scales} for cache_format {stored.name}"
         raise InvalidArgument("kv_lora_rank", rank, allowed)
-
-
-def _validate_rope(rope: Rope) -> None:
-    if rope.pairing not in set(RopePairing):
-        raise InvalidArgument("rope.pairing", rope.pairing, " or ".join(RopePairing))
-    numbers = [rope.theta]
-    if rope.yarn is not None:
-        yarn = rope.yarn
-        numbers += [yarn.factor, yarn.original_max_position, yarn.beta_fast, yarn.beta_slow]
-        if not all(math.isfinite(m) and m >= 0 for m in (yarn.mscale, yarn.mscale_all_dim)):
-            raise InvalidArgument("rope", rope, "finite mscale and mscale_all_dim >= 0")
-        if rope.theta == 1:
-            raise InvalidArgument("rope", rope, "a theta other than 1 with yarn")
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise InvalidArgument("rope", rope, "finite parameters > 0")
 
 
 def validate_batch(problem: Problem, batch: Batch) -> None:

@@ -50,7 +50,10 @@ class RopePairing(StrEnum):
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN context extension (arXiv:2309.00071); names as in DeepSeek's ``rope_scaling``."""
+    """YaRN context extension (arXiv:2309.00071); names as in DeepSeek's ``rope_scaling``.
+
+    The legal range of each number is that of :func:`~paged_mla_shared.rope.legal_rope`.
+    """
 
     factor: float
     original_max_position: int
@@ -62,7 +65,10 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding applied to ``q_pe`` and ``k_pe`` inside the step (rule S-12)."""
+    """Rotary embedding applied to ``q_pe`` and ``k_pe`` inside the step (rule S-12).
+
+    The legal range of each number is that of :func:`~paged_mla_shared.rope.legal_rope`.
+    """
 
     pairing: RopePairing
     theta: float = 10000.0

@@ -7,6 +7,7 @@ import math
 import torch
 
 from paged_mla_shared.problem import Rope, Yarn
+from paged_mla_shared.rope import legal_rope
 
 
 def rope_tables(
@@ -18,7 +19,13 @@ def rope_tables(
 
     Angles are computed in float64: in float32 they are off by a hundredth of a radian at
     positions past 100 000.
+
+    Raises
+    ------
+    InvalidArgument
+        A parameter of `rope` is not in its range.
     """
+    rope = legal_rope(rope)
     frequencies = _frequencies(rope, dim)  # [P / 2]
     positions = torch.arange(max_model_len, dtype=torch.float64, device="cpu")
     angles = positions[:, None] * frequencies[None, :]
@@ -49,8 +56,8 @@ def _correction_range(yarn: Yarn, dim: int, theta: float) -> tuple[float, float]
         period = yarn.original_max_position / (rotations * 2 * math.pi)
         return dim * math.log(period) / (2 * math.log(theta))
 
-    low = max(math.floor(pair_of(yarn.beta_fast)), 0)
-    high = min(math.ceil(pair_of(yarn.beta_slow)), dim - 1)
+    low = max(float(math.floor(pair_of(yarn.beta_fast))), 0.0)
+    high = min(float(math.ceil(pair_of(yarn.beta_slow))), dim - 1.0)
     return low, high + 0.001 if low == high else high
 
 
