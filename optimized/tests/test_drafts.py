@@ -26,11 +26,11 @@ def test_drafts_of_nothing(name):
             draft_steps(**{name: size})
 
 
-def test_windows_of_more_tokens_than_an_int32_counts():
-    """S-16: their prefix sums would wrap."""
-    assert ExtendWindow(2, 2**30 - 1, "meta").window == 2**30 - 1
-    with pytest.raises(InvalidArgument, match=r"^window: got 1073741824; allowed: .*2 rows"):
-        ExtendWindow(2, 2**30, "meta")
+def test_windows_of_more_tokens_than_a_step_has():
+    """S-16: the windows of all rows are one step."""
+    assert ExtendWindow(2, 2**22, "meta").window == 2**22
+    with pytest.raises(InvalidArgument, match=r"^window: got 4194305; allowed: 1 to 4194304"):
+        ExtendWindow(2, 2**22 + 1, "meta")
 
 
 class Kernel:

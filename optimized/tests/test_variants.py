@@ -54,7 +54,7 @@ def test_key_tiles_in_flight_fit_shared_memory(arch, dtype):
 @pytest.mark.parametrize("choose", [serving_variant, portable_variant])
 def test_every_step_has_a_variant(arch, dtype, choose):
     """Tiles are powers of two from 16, and the grid is never empty."""
-    for num_heads in (1, 6, 16, 17, 64, 96, 128, 300):
+    for num_heads in (1, 6, 16, 17, 64, 96, 128):
         for query_len in (1, 4, 4096):
             variant = choose(demand(num_heads, arch, dtype), query_len)
             for tile in (variant.tile_m, variant.tile_n):
@@ -218,7 +218,7 @@ def test_what_is_passed_over_has_a_reason():
     assert passed_over(demand(16), 3) == {FEW: "serves at most 32 pairs of token and head"}
 
 
-@pytest.mark.parametrize("num_heads", [1, 5, 16, 128, 300])
+@pytest.mark.parametrize("num_heads", [1, 5, 16, 128])
 def test_longer_queries_get_what_the_longest_known_gets(num_heads):
     """Past the last length that is looked up, no family takes other tiles."""
     found = variants_by_query_len(demand(num_heads), 100_000)

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 import torch
 
 from paged_mla_optimized.given import (
-    check_at_least,
-    check_count,
+    check_between,
     check_int32,
     check_word,
     take_flag,
     take_integers,
     take_scale,
+)
+from paged_mla_optimized.limits import (
+    MAX_BLOCK_SIZE,
+    MAX_DRAFT_TOKENS,
+    MAX_HEADS,
+    MAX_MODEL_LEN,
+    MAX_ROWS,
+    MAX_TABLE_MULTIPLE,
+    MAX_TOKENS,
 )
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
@@ -50,13 +58,14 @@ class MlaConfig:
     Parameters
     ----------
     num_heads : int
-        H, query heads on this rank, >= 1.
+        H, query heads on this rank; 1 to 128.
     softmax_scale : float
         Multiplies the logits; finite and > 0. The model's value, never ``(R + P) ** -0.5`` (S-5).
     block_size : int
-        Tokens per cache block, >= 1.
+        Tokens per cache block; 1 to 32768, and of "fp8_block_group" multiples of 4.
     max_rows, max_query_tokens, max_model_len : int
-        Largest B and T of any step, and the longest ``seq_len`` in tokens; all >= 1.
+        Largest B of any step, 1 to 32766; largest T of any step, 1 to 2^23; and the longest
+        ``seq_len`` in tokens, 1 to 2^30. :mod:`~paged_mla_optimized.limits` says why.
     kv_lora_rank : int
         R, a power of two in 16..512.
     qk_rope_head_dim : int
@@ -71,7 +80,7 @@ class MlaConfig:
     mask : str
         One of "causal", "non_causal", "tree:qlen", "tree:full", "tree:packed" (S-4, S-14).
     max_draft_tokens : int
-        Longest ``query_len`` of a tree row, >= 1; 0 unless `mask` is a tree.
+        Longest ``query_len`` of a tree row, 1 to 1024; 0 unless `mask` is a tree.
     rope : Rope or None
         When set, ``q_pe`` and ``k_pe`` arrive unrotated and are rotated in the kernels (S-12). Its
         parameters have the ranges of :func:`~paged_mla_shared.rope.legal_rope`.
@@ -85,9 +94,9 @@ class MlaConfig:
     table_multiple : int
         0: block tables are given to ``plan``. Else ``plan`` builds them from a
         :class:`~paged_mla_optimized.tables.RequestMap`, as wide as the longest row needs, rounded
-        up to a multiple of this many entries.
+        up to a multiple of this many entries, at most 2^20.
     table_fill : int
-        Stands in the entries of a built table past a row's last block.
+        Stands in the entries of a built table past a row's last block; an int32.
 
     Raises
     ------
@@ -121,15 +130,18 @@ class MlaConfig:
         take_integers(self, *_INTEGERS)
         if self.reserved_slot is not None:
             take_integers(self, "reserved_slot")
-        counts = ("num_heads", "block_size", "max_rows", "max_query_tokens", "max_model_len")
-        check_count(**{name: getattr(self, name) for name in counts})
+        check_between(1, MAX_HEADS, num_heads=self.num_heads)
+        check_between(1, MAX_BLOCK_SIZE, block_size=self.block_size)
+        check_between(1, MAX_ROWS, max_rows=self.max_rows)
+        check_between(1, MAX_TOKENS, max_query_tokens=self.max_query_tokens)
+        check_between(1, MAX_MODEL_LEN, max_model_len=self.max_model_len)
         take_scale(self, "softmax_scale")
         check_word("products", self.products, PRODUCTS)
         check_word("lse_base", self.lse_base, ("e", "2"))
         take_flag(self, "deterministic")
         if self.reserved_slot is not None and not 0 <= self.reserved_slot < 2**63:
             raise InvalidArgument("reserved_slot", self.reserved_slot, "an int64 >= 0, or None")
-        check_at_least(0, table_multiple=self.table_multiple)
+        check_between(0, MAX_TABLE_MULTIPLE, table_multiple=self.table_multiple)
         check_int32("table_fill", self.table_fill)
         self._check_mask()
         self._check_format()
@@ -187,8 +199,9 @@ class MlaConfig:
 
     def _check_mask(self) -> None:
         check_word("mask", self.mask, MASKS)
-        if self.is_tree and self.max_draft_tokens < 1:
-            raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, ">= 1 with a tree")
+        if self.is_tree and not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            allowed = f"1 to {MAX_DRAFT_TOKENS} with a tree"
+            raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, allowed)
         if not self.is_tree and self.max_draft_tokens != 0:
             raise InvalidArgument("max_draft_tokens", self.max_draft_tokens, "0 without a tree")
 

@@ -50,11 +50,11 @@ def check_int32(name: str, value: Any) -> None:
         raise InvalidArgument(name, value, "an int32")
 
 
-def check_count(**counts: Any) -> None:
-    """Check that each of `counts` is an integer from 1 to the largest int32."""
-    for name, count in counts.items():
-        if not 1 <= integer(name, count) < 2**31:
-            raise InvalidArgument(name, count, "1 to 2 ** 31 - 1")
+def check_between(least: int, most: int, **sizes: Any) -> None:
+    """Check that each of `sizes` is an integer from `least` to `most`."""
+    for name, size in sizes.items():
+        if not least <= integer(name, size) <= most:
+            raise InvalidArgument(name, size, f"{least} to {most}")
 
 
 def check_rank(world: int, rank: int) -> None:

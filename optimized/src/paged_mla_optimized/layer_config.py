@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_kind, take_integers
+from paged_mla_optimized.limits import MAX_MODEL_LEN
 from paged_mla_optimized.prefill import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -24,7 +25,7 @@ class LayerConfig:
     qk_nope_head_dim, v_head_dim : int
         N and V, as :class:`~paged_mla_optimized.prefill.PrefillConfig` allows them.
     workspace_tokens : int or None
-        Keys that are materialised at a time, at least ``max_query_tokens``. ``None`` takes as many
+        Keys that are materialised at a time, ``max_query_tokens`` to 2^30. ``None`` takes as many
         as 1 GiB holds, if that is more: 65536 of 32 of DeepSeek-V3's heads; but no more than
         ``max_rows`` rows of ``max_model_len`` have. Of a mask other than "causal" none are.
 
@@ -63,10 +64,10 @@ class LayerConfig:
             dtype=attention.dtype,
         )
         object.__setattr__(self, "prefill", prefill)
-        fewest = attention.max_query_tokens
-        if self.workspace_tokens is not None and self.workspace_tokens < fewest:
-            allowed = f"at least max_query_tokens = {fewest}, or None"
-            raise InvalidArgument("workspace_tokens", self.workspace_tokens, allowed)
+        fewest, given = attention.max_query_tokens, self.workspace_tokens
+        if given is not None and not fewest <= given <= MAX_MODEL_LEN:
+            allowed = f"max_query_tokens = {fewest} to {MAX_MODEL_LEN}, or None"
+            raise InvalidArgument("workspace_tokens", given, allowed)
 
     @property
     def projected(self) -> int:

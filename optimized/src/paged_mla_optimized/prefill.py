@@ -15,7 +15,7 @@ from paged_mla_optimized.checks import (
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_optimized.given import (
     check_at_least,
-    check_count,
+    check_between,
     check_kind,
     device_of,
     integer,
@@ -30,6 +30,7 @@ from paged_mla_optimized.launchers.prefill import (
     PortablePrefill,
     PrefillPlan,
 )
+from paged_mla_optimized.limits import MAX_HEADS, MAX_ROWS, MAX_TOKENS
 from paged_mla_optimized.planning.families import largest_power_of_two
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
 from paged_mla_optimized.runtime.device import check_computes, device_facts
@@ -46,11 +47,12 @@ class PrefillConfig:
     Parameters
     ----------
     num_heads : int
-        H, heads on this rank, >= 1.
+        H, heads on this rank; 1 to 128.
     softmax_scale : float
         Multiplies the logits; finite and > 0. The model's value (S-5).
     max_rows, max_tokens : int
-        Largest B and T of any step; >= 1. Keys have no limit.
+        Largest B of any step, 1 to 32766, and largest T, 1 to 2^23
+        (:mod:`~paged_mla_optimized.limits`). Keys have no limit.
     qk_nope_head_dim : int
         16 to 256: a power of two, or the sum of two powers of two, each at least 16.
     qk_rope_head_dim, v_head_dim : int
@@ -85,9 +87,12 @@ class PrefillConfig:
     writes_empty: bool = True
 
     def __post_init__(self) -> None:
-        counts = ("num_heads", "max_rows", "max_tokens", "qk_nope_head_dim", "v_head_dim")
-        take_integers(self, *counts, "qk_rope_head_dim")
-        check_count(**{name: getattr(self, name) for name in counts})
+        dims = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        take_integers(self, "num_heads", "max_rows", "max_tokens", *dims)
+        check_between(1, MAX_HEADS, num_heads=self.num_heads)
+        check_between(1, MAX_ROWS, max_rows=self.max_rows)
+        check_between(1, MAX_TOKENS, max_tokens=self.max_tokens)
+        check_at_least(1, qk_nope_head_dim=self.qk_nope_head_dim, v_head_dim=self.v_head_dim)
         take_scale(self, "softmax_scale")
         take_flag(self, "causal")
         take_flag(self, "writes_empty")

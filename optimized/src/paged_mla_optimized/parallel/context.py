@@ -39,8 +39,10 @@ class ContextParallelMla(Uncopied):
     Parameters
     ----------
     config : MlaConfig
-        Of the group: all heads, lengths of whole rows; causal and without a rope. ``block_size``
-        counts the tokens of a block on one rank, so that a block of the table is
+        Of the group: all heads, lengths of whole rows; causal and without a rope. Every token is a
+        row of its own on each rank, so ``max_query_tokens`` is at most 32766; ``num_heads`` is at
+        most the largest multiple of the ranks up to 128. ``block_size`` counts the tokens of a
+        block on one rank, so that a block of the table is
         ``block_size * world`` tokens long; and ``reserved_slot`` is one of each rank's own slots.
     group : ProcessGroup or None
         The ranks; ``None`` is the default group.

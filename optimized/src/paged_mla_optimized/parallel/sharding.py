@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_at_least, check_rank, integer
+from paged_mla_optimized.limits import MAX_HEADS, MAX_ROWS
 from paged_mla_optimized.parallel.heads import heads_of_rank
 from paged_mla_shared.errors import InvalidArgument
 
@@ -51,10 +52,17 @@ def local_config(config: MlaConfig, *, world: int, interleave: int) -> MlaConfig
     if integer("interleave", interleave) < 1 or config.block_size % interleave:
         allowed = f"a divisor of block_size = {config.block_size}"
         raise InvalidArgument("interleave", interleave, allowed)
+    if config.max_query_tokens > MAX_ROWS:
+        allowed = f"1 to {MAX_ROWS}: on each rank every token is a row"
+        raise InvalidArgument("max_query_tokens", config.max_query_tokens, allowed)
+    num_heads = world * len(heads_of_rank(config.num_heads, world, 0))
+    if num_heads > MAX_HEADS:
+        allowed = f"1 to {MAX_HEADS // world * world}, as each of {world} ranks sends as many heads"
+        raise InvalidArgument("num_heads", config.num_heads, allowed)
     longest = local_len(config.max_model_len, world=world, rank=0, interleave=interleave)
     return replace(
         config,
-        num_heads=world * len(heads_of_rank(config.num_heads, world, 0)),
+        num_heads=num_heads,
         max_rows=config.max_query_tokens,
         max_model_len=longest,
         lse_base="e",

@@ -10,13 +10,16 @@ import triton
 from paged_mla_optimized.apart import check_apart
 from paged_mla_optimized.cache import Cache, LatentCache, tensors_of_blocks
 from paged_mla_optimized.checks import check_scales, check_tensor, check_written_cache
-from paged_mla_optimized.given import check_at_least, device_of, integer
+from paged_mla_optimized.given import check_between, device_of, integer
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
+from paged_mla_optimized.limits import MAX_BLOCK_SIZE, MAX_DRAFT_TABLE, MAX_ROWS, MAX_TOKENS
 from paged_mla_optimized.runtime.launch import FP_FUSION
 from paged_mla_shared.errors import InvalidArgument
 
 _ENTRIES_PER_PROGRAM = 512
 _TOKENS_PER_PROGRAM = 8
+_MOST_A_ROW = 2**16
+"""Steps and own blocks of a row: of all rows together, they are counted in int32."""
 
 
 class ExtendWindow:
@@ -25,7 +28,7 @@ class ExtendWindow:
     Parameters
     ----------
     max_rows, window : int
-        B and the tokens of each row; both >= 1.
+        B, 1 to 32766, and the tokens of each row, >= 1; together at most 2^23 tokens.
     device : torch.device
 
     Attributes
@@ -36,16 +39,14 @@ class ExtendWindow:
     Raises
     ------
     InvalidArgument
-        No rows, no tokens, or more tokens than an int32 counts.
+        No rows, no tokens, or more of them than a step may have.
     Unsupported
         There is no such device.
     """
 
     def __init__(self, max_rows: int, window: int, device: torch.device | str) -> None:
-        check_at_least(1, max_rows=max_rows, window=window)
-        if int(max_rows) * int(window) >= 2**31:
-            allowed = f"fewer than 2 ** 31 tokens in {max_rows} rows"
-            raise InvalidArgument("window", window, allowed)
+        check_between(1, MAX_ROWS, max_rows=max_rows)
+        check_between(1, MAX_TOKENS // max_rows, window=window)
         self.window, device = integer("window", window), device_of(device)
         ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.cu_seqlens_q = ends * self.window
@@ -82,10 +83,13 @@ class DraftSteps:
     Parameters
     ----------
     max_requests, branches, steps : int
-        B, k and how many steps; all >= 1.
+        B, k and how many steps; all >= 1. ``B * k`` is at most 32766 rows, and `steps` at most
+        65536.
     prefix_width, own_width : int
-        Columns of the prefix table, and blocks that each branch owns.
+        Columns of the prefix table, and blocks that each branch owns; >= 0. `own_width` is at most
+        65536, and both together 33553920.
     block_size : int
+        1 to 32768, as of the cache.
     device : torch.device
 
     Attributes
@@ -98,7 +102,7 @@ class DraftSteps:
     Raises
     ------
     InvalidArgument
-        A size below its least, or own blocks that a tail and the drafts do not fit.
+        A size out of its range, or own blocks that a tail and the drafts do not fit.
     Unsupported
         There is no such device.
     """
@@ -114,16 +118,20 @@ class DraftSteps:
         block_size: int,
         device: torch.device | str,
     ) -> None:
-        check_at_least(
-            1, max_requests=max_requests, branches=branches, steps=steps, block_size=block_size
-        )
-        check_at_least(0, prefix_width=prefix_width, own_width=own_width)
+        check_between(1, MAX_ROWS, max_requests=max_requests)
+        check_between(1, MAX_ROWS // max_requests, branches=branches)
+        check_between(1, _MOST_A_ROW, steps=steps)
+        check_between(1, MAX_BLOCK_SIZE, block_size=block_size)
+        check_between(0, _MOST_A_ROW, own_width=own_width)
+        check_between(0, MAX_DRAFT_TABLE - own_width, prefix_width=prefix_width)
+        max_requests, branches, steps = int(max_requests), int(branches), int(steps)
+        own_width, block_size = int(own_width), int(block_size)  # launches take none of NumPy's
         if own_width * block_size < block_size - 1 + steps:
             given = f"{own_width} blocks of {block_size}"
             raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")
         rows, device = max_requests * branches, device_of(device)
-        self.block_size = int(block_size)  # launches take no integer of NumPy's
-        self._shape = (int(max_requests), int(branches), int(own_width))
+        self.block_size = block_size
+        self._shape = (max_requests, branches, own_width)
         self.cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros((steps, rows), dtype=torch.int32, device=device)
         self.block_table = torch.full(

@@ -13,7 +13,7 @@ import torch
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import (
-    check_at_least,
+    check_between,
     check_int32,
     check_kind,
     device_of,
@@ -21,6 +21,7 @@ from paged_mla_optimized.given import (
     is_number,
     take_integers,
 )
+from paged_mla_optimized.limits import MAX_MODEL_LEN, MAX_ROWS, MAX_TOKENS
 from paged_mla_shared.errors import InvalidArgument
 
 TokenInput: TypeAlias = (
@@ -37,13 +38,14 @@ class Bucket:
     Parameters
     ----------
     tokens, rows : int
+        0 to 2^23, and 0 to 32766.
     max_query_len : int or None
-        Longest query that its kernel is chosen for, as for :meth:`PagedMla.plan`.
+        Longest query that its kernel is chosen for, as for :meth:`PagedMla.plan`; 1 to 2^23.
 
     Raises
     ------
     InvalidArgument
-        One of them is no integer, or below 0, `max_query_len` below 1.
+        One of them is no integer or out of its range.
     """
 
     tokens: int
@@ -52,10 +54,11 @@ class Bucket:
 
     def __post_init__(self) -> None:
         take_integers(self, "tokens", "rows")
-        check_at_least(0, tokens=self.tokens, rows=self.rows)
+        check_between(0, MAX_TOKENS, tokens=self.tokens)
+        check_between(0, MAX_ROWS, rows=self.rows)
         if self.max_query_len is not None:
             take_integers(self, "max_query_len")
-            check_at_least(1, max_query_len=self.max_query_len)
+            check_between(1, MAX_TOKENS, max_query_len=self.max_query_len)
 
     @property
     def size(self) -> tuple[int, int, float]:
@@ -104,7 +107,7 @@ class StepInputs:
         Token ids that index an embedding need a `padding` that is an id:
         ``"ids": ((T,), torch.int64, 0)``.
     table_width : int or None
-        M; ``None`` takes what ``max_model_len`` needs.
+        M, 1 to 2^30; ``None`` takes what ``max_model_len`` needs.
     pad_seq_len, pad_block : int
         What stands for a padded row: length 0, or 1 and a block that may be read, as engines
         want whose other kernels cannot take an empty row.
@@ -137,7 +140,7 @@ class StepInputs:
         check_kind("config", config, MlaConfig)
         check_int32("pad_block", pad_block)
         if table_width is not None:
-            check_at_least(1, table_width=table_width)
+            check_between(1, MAX_MODEL_LEN, table_width=table_width)
         self.config, device = config, device_of(device)
         self.pad_seq_len, self.pad_block = pad_seq_len, pad_block
         rows, width = config.max_rows, table_width or -(-config.max_model_len // config.block_size)

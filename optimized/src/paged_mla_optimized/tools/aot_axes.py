@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from paged_mla_optimized.config import DTYPE_NAMES, PRODUCTS, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.launchers.hopper import hopper_box
+from paged_mla_optimized.limits import MAX_HEADS
 from paged_mla_optimized.planning.families import (
     MOST_PAIRS,
     PORTABLE,
@@ -27,8 +28,8 @@ from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 
 T = TypeVar("T")
 
-HEADS = range(1, 129)
-"""Of one rank. More of them take the tiles that 128 take."""
+HEADS = range(1, MAX_HEADS + 1)
+"""Of one rank."""
 ROWS = (1, 2, 4, 7, 16, 64, 256, 2048)
 """``max_rows``: from one split of a fixed length for each row to the most."""
 BLOCKS = (*range(1, 33), 40, 48, 64, 96, 100, 128, 192, 256)

@@ -16,9 +16,10 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.engines.transformers.attention import take_latents
 from paged_mla_optimized.engines.transformers.turns import Turns
-from paged_mla_optimized.given import check_at_least, check_kind
+from paged_mla_optimized.given import check_at_least, check_between, check_kind
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
+from paged_mla_optimized.limits import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_ROWS, MAX_TOKENS
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
@@ -44,17 +45,18 @@ class LatentPool(Uncopied):
         partly filled. The pool takes ``layers * num_blocks * block_size * (R + P)`` numbers of the
         model's dtype.
     block_size : int
+        Tokens of a block, 1 to 32768.
     max_rows : int
-        Largest batch, beams and returned sequences counted.
+        Largest batch, beams and returned sequences counted; 1 to 32766.
     max_step_tokens : int
-        Most tokens of one forward, padding not counted.
+        Most tokens of one forward, padding not counted; 1 to 2^23.
     max_length : int or None
-        Longest row; ``None`` takes the model's ``max_position_embeddings``.
+        Longest row, 1 to 2^30 tokens; ``None`` takes the model's ``max_position_embeddings``.
 
     Raises
     ------
     InvalidArgument
-        A size that is no integer, or below 1; no model.
+        A size that is no integer, or out of its range; no model.
     Unsupported
         Another attention, or one that is adapted, hooked, quantised, cut in parts or of a sliding
         window; layers that scale scores differently.
@@ -71,10 +73,12 @@ class LatentPool(Uncopied):
         max_length: int | None = None,
     ) -> None:
         check_kind("model", model, nn.Module)
-        sizes = {"block_size": block_size, "max_rows": max_rows, "max_step_tokens": max_step_tokens}
-        check_at_least(1, num_blocks=num_blocks, **sizes)
+        check_at_least(1, num_blocks=num_blocks)
+        check_between(1, MAX_BLOCK_SIZE, block_size=block_size)
+        check_between(1, MAX_ROWS, max_rows=max_rows)
+        check_between(1, MAX_TOKENS, max_step_tokens=max_step_tokens)
         if max_length is not None:
-            check_at_least(1, max_length=max_length)
+            check_between(1, MAX_MODEL_LEN, max_length=max_length)
         modules = attention_modules(model)
         first, weight = modules[0], modules[0].kv_b_proj.weight
         self.model_config = first.config

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from paged_mla_optimized.config import PRODUCTS
-from paged_mla_optimized.given import check_at_least, check_kind, check_word
+from paged_mla_optimized.given import check_between, check_kind, check_word
+from paged_mla_optimized.limits import MAX_TOKENS
 from paged_mla_shared.errors import InvalidArgument
 
 KEY = "paged_mla"
@@ -20,9 +21,9 @@ class Options:
     Parameters
     ----------
     absorbed_query_len : int
-        Rows of up to so many new tokens are attended to absorbed, over the cache as it is; longer
-        ones go vLLM's way, through keys and values of every head. vLLM raises it to what a row
-        with all its drafts has.
+        Rows of up to so many new tokens, 1 to 2^23, are attended to absorbed, over the cache as it
+        is; longer ones go vLLM's way, through keys and values of every head. vLLM raises it to what
+        a row with all its drafts has.
     products : str
         As :class:`~paged_mla_optimized.config.MlaConfig` has it: "fast" lets kernels over FP8
         caches round queries and weights to FP8.
@@ -36,7 +37,7 @@ class Options:
     products: str = "exact"
 
     def __post_init__(self) -> None:
-        check_at_least(1, **{f"{KEY}.absorbed_query_len": self.absorbed_query_len})
+        check_between(1, MAX_TOKENS, **{f"{KEY}.absorbed_query_len": self.absorbed_query_len})
         check_word(f"{KEY}.products", self.products, PRODUCTS)
 
 
