@@ -104,6 +104,25 @@ def _share_a_written_block(_, batch):
     return {"block_table": table}
 
 
+def _write_a_block_that_another_row_reads(_, batch):
+    table = batch.block_table.copy()
+    table[1, 0] = table[0, 1]  # full of row 0's context
+    return {"block_table": table}
+
+
+def _repeat_a_block_of_a_row(_, batch):
+    table = batch.block_table.copy()
+    table[0, 1] = table[0, 0]
+    return {"block_table": table}
+
+
+def _name_a_slot_of_a_shared_block(problem, batch):
+    table = batch.block_table.copy()
+    table[1, 0] = table[0, 1]
+    slot = int(table[1, 0]) * problem.block_size
+    return {"block_table": table, "slot_mapping": np.array([-1, -1, slot, -1, -1])}
+
+
 def _cast(field, dtype):
     return lambda _, batch: {field: getattr(batch, field).astype(dtype)}
 
@@ -151,6 +170,9 @@ BAD_BATCHES = {
     "table-negative-context": ("block_table", _with_entry(2, 1, -1)),
     "table-past-cache": ("block_table", _with_entry(2, 1, "past")),
     "table-two-writers": ("block_table", _share_a_written_block),
+    "table-written-and-read": ("block_table", _write_a_block_that_another_row_reads),
+    "table-block-twice-in-a-row": ("block_table", _repeat_a_block_of_a_row),
+    "slots-in-a-shared-block": ("slot_mapping", _name_a_slot_of_a_shared_block),
     "slots-dtype": ("slot_mapping", _slots(0, 1, 2, 3, 4, dtype=np.int32)),
     "slots-tokens": ("slot_mapping", _slots(0, 1, 2, 3)),
     "slots-below": ("slot_mapping", _slots(0, 1, 2, 3, -2)),
@@ -171,7 +193,7 @@ def test_the_standard_step_is_good():
 
 @pytest.mark.parametrize("name", BAD_BATCHES)
 def test_bad_batch(name):
-    """S-1, S-2, S-10: a step no rule allows."""
+    """S-1, S-2, S-10, S-13: a step no rule allows."""
     argument, change = BAD_BATCHES[name]
     made = _good()
     spoilt = replace(made.batch, **change(made.problem, made.batch))
@@ -194,8 +216,16 @@ def test_past_a_capacity(argument, most):
             "seq_lens: got 1 in row 0, whose query_len is 2; allowed: 0, or >= query_len unless",
             {"seq_lens": _i32(1, 2, 5)},
         ),
+        (
+            "block_table: got block 3 twice in row 0; allowed: each block once",
+            {"block_table": np.array([[3, 2, 3], [4, 0, 0], [5, 6, 0]], np.int32)},
+        ),
+        (
+            "block_table: got block 2 in rows 0 and 1, and this step writes to it; allowed: ",
+            {"block_table": np.array([[3, 2, 1], [2, 0, 0], [5, 6, 0]], np.int32)},
+        ),
     ],
-    ids=["first", "last", "row"],
+    ids=["first", "last", "row", "twice", "shared"],
 )
 def test_messages_say_what_was_given(given, changes):
     """S-2: the entry at fault is named, the first one of several."""
@@ -221,12 +251,29 @@ def test_what_may_hold_anything_is_not_checked():
     made = _good()
     table = made.batch.block_table.copy()
     table[2, :2] = table[0, :2]
+    table[:, 3:] = table[:, :1]
     table[1] = -7
     padded = replace(made.batch, seq_lens=_i32(9, 0, 5), block_table=table)
     validate_batch(made.problem, padded)
     blind = np.zeros(9, bool)
     tree = scene([request(3, 1)], [0], mask=Mask.TREE, tree=blind)
     validate_batch(tree.problem, replace(tree.batch, seq_lens=_i32(0)))
+
+
+def test_blocks_of_rows_without_queries_may_be_written():
+    """S-13: nobody asks such a row; engines leave tables there whose blocks have gone on."""
+    made = _good()
+    table = made.batch.block_table.copy()
+    table[2, 0] = table[0, 2]
+    validate_batch(made.problem, replace(made.batch, block_table=table))
+
+
+def test_a_slot_may_be_named_in_a_block_of_any_one_row():
+    """S-10, S-13: named slots come in any order, and a block of one row is not shared."""
+    made = _good()
+    slot = int(made.batch.block_table[1, 0]) * made.problem.block_size
+    slots = np.array([slot, -1, -1, -1, -1])
+    validate_batch(made.problem, replace(made.batch, slot_mapping=slots))
 
 
 def _tree(spelling, mask=None, *, drafts=64):

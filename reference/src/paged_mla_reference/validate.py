@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.paging import blocks_of, used_blocks
-from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import round_to
+from paged_mla_reference.validate_blocks import validate_slots, validate_table
 from paged_mla_reference.validate_mask import validate_mask
 from paged_mla_shared.dtypes import dtype_name, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
@@ -117,9 +116,9 @@ def validate_batch(problem: Problem, batch: Batch) -> None:
     """
     _validate_arrays(problem, batch)
     _validate_lengths(problem, batch)
-    _validate_block_table(problem, batch)
+    validate_table(problem, batch)
     validate_mask(problem, batch)
-    _validate_slots(problem, batch)
+    validate_slots(problem, batch)
 
 
 def validate_prefill(problem: Problem, batch: PrefillBatch) -> None:
@@ -245,28 +244,3 @@ def _validate_lengths(problem: Problem, batch: Batch) -> None:
         row = int(short[0])
         given = f"{seq_lens[row]} in row {row}, whose query_len is {batch.query_lens[row]}"
         raise InvalidArgument("seq_lens", given, "0, or >= query_len unless the mask is non_causal")
-
-
-def _validate_block_table(problem: Problem, batch: Batch) -> None:
-    width = batch.block_table.shape[1]
-    for row, seq_len in enumerate(batch.seq_lens.tolist()):
-        if blocks_of(seq_len, problem.block_size) > width:
-            allowed = f">= {blocks_of(seq_len, problem.block_size)}, for {seq_len} tokens"
-            raise InvalidArgument("block_table", f"{width} columns in row {row}", allowed)
-        used = used_blocks(batch, row, problem.block_size)
-        if ((used < 0) | (used >= problem.num_blocks)).any():
-            raise InvalidArgument(
-                "block_table", f"a block of row {row} outside", f"[0, {problem.num_blocks})"
-            )
-
-
-def _validate_slots(problem: Problem, batch: Batch) -> None:
-    slots, argument = batch.slot_mapping, "slot_mapping"
-    if slots is None:
-        slots, argument = metadata(problem, batch).slot_mapping, "block_table"
-    limit = problem.num_blocks * problem.block_size
-    if ((slots < -1) | (slots >= limit)).any():
-        raise InvalidArgument(argument, "slots outside", f"-1, or [0, {limit})")
-    written = slots[slots >= 0]
-    if len(np.unique(written)) < len(written):
-        raise InvalidArgument(argument, "one slot for two tokens", "distinct slots")
