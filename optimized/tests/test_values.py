@@ -131,22 +131,79 @@ def test_a_reserved_slot_may_come_more_than_once(changes):
         check(changes)
 
 
-@pytest.mark.parametrize("order", [[12, 8], [8, 12]], ids=["later-first", "later-last"])
-def test_two_rows_of_one_group(order):
-    """S-11: planned runs know nothing of each other; named slots may come in any order."""
-    config = {"cache_format": "fp8_block_group", "block_size": 64}
-    step = {
-        "cu_seqlens_q": [0, 4, 8], "seq_lens": order, "block_table": [[1], [1]], "num_tokens": 8
-    }  # fmt: skip
-    with pytest.raises(InvalidArgument, match="group of slot 64"):
-        check(step, **config)
-    check(step | {"slot_mapping": [*range(72, 76), *range(68, 72)]}, **config)
-    check(step | {"seq_lens": [16, 20]}, **config)
+SHARED = {"block_table": [[0, 1, -9], [4, 0, 2]]}  # row 1 reads what row 0 has in columns 0
 
 
-def check_map(req_to_token, request_ids, max_query_len=None, **changes):
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ("block_table: got block 1 in rows 0 and 1", {"block_table": [[0, 1, -9], [4, 1, 2]]}),
+        ("block_table: got block 2 in rows 0 and 1", {"block_table": [[2, 1, -9], [4, 3, 2]]}),
+        ("block_table: got block 4 twice in row 1", {"block_table": [[0, 1, -9], [4, 3, 4]]}),
+        ("block_table: got block 0 twice in row 0", {"block_table": [[0, 0, -9], [4, 3, 2]]}),
+        (
+            "slot_mapping: got block 0 in rows 0 and 1, and this step writes to it",
+            SHARED | {"slot_mapping": [-1, -1, 15, -1]},
+        ),
+        (
+            "slot_mapping: got block 0 in rows 0 and 1",  # by a padded token
+            SHARED | {"slot_mapping": [-1, -1, -1, -1, 0], "num_tokens": 5},
+        ),
+    ],
+    ids=["read-last", "written-last", "new", "context", "named", "padded"],
+)
+def test_blocks_that_are_not_a_rows_own(given, changes):
+    """S-1, S-13: no block twice in a row, and no write to a block that two rows read."""
+    with pytest.raises(InvalidArgument, match=given):
+        check(changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        SHARED,
+        SHARED | {"slot_mapping": [16, 17, 18, 33]},
+        SHARED | {"slot_mapping": [64, -1, -1, 79]},
+        {"block_table": [[0, 1, 0], [4, 3, 2]]},
+        {"block_table": [[1, 2, -9], [4, 3, 2]], "cu_seqlens_q": [0, 0, 1]},
+        {"block_table": [[0, 4, -9], [4, 3, 2]], "seq_lens": [16, 33]},
+        {"block_table": [[0, 1, -9], [4, 3, 0]], "seq_lens": [20, 0]},
+    ],
+    ids=["prefix", "named", "of-another-row", "tail", "no-queries", "past-the-row", "padded-row"],
+)
+def test_blocks_that_rows_may_have_together(changes):
+    """S-9, S-13: full prefixes, what no row reads, and blocks of rows that ask nothing."""
+    check(changes)
+
+
+@pytest.mark.parametrize("order", [[12, 8], [16, 20]], ids=["one-group", "two-groups"])
+@pytest.mark.parametrize("slots", [None, [*range(72, 76), *range(68, 72)]], ids=["plan", "named"])
+def test_two_rows_of_one_request(order, slots):
+    """S-13: they write to one block; planned runs of a group know nothing of each other (S-11)."""
+    step = {"cu_seqlens_q": [0, 4, 8], "seq_lens": order, "block_table": [[1], [1]]}
+    with pytest.raises(InvalidArgument, match="block 1 in rows 0 and 1"):
+        check(
+            step | {"num_tokens": 8} | ({"slot_mapping": slots} if slots else {}),
+            cache_format="fp8_block_group",
+            block_size=64,
+        )
+
+
+def test_rows_of_the_reserved_slot_are_padding():
+    """S-10: rows of an idle rank lie in its block alone, however long they are."""
+    step = {"block_table": [[0, 0, -9], [0, 0, 0]]}
+    check(step, reserved_slot=0)
+    check(step | {"block_table": [[0, 0, -9], [1, 2, 3]]}, reserved_slot=5)
+    for wrong in ([[0, 1, -9], [1, 2, 3]], [[4, 4, -9], [1, 2, 3]]):
+        with pytest.raises(InvalidArgument, match="block_table"):
+            check(step | {"block_table": wrong}, reserved_slot=0)
+    with pytest.raises(InvalidArgument, match="rows 0 and 1"):  # it ends in front of the slot
+        check({"block_table": [[0], [0]], "seq_lens": [4, 1]}, reserved_slot=5)
+
+
+def check_map(req_to_token, request_ids, max_query_len=None, reserved_slot=None, **changes):
     values = GOOD | changes
-    PagedMla(build(table_multiple=2).config, "cpu").check(
+    PagedMla(build(table_multiple=2, reserved_slot=reserved_slot).config, "cpu").check(
         torch.tensor(values["cu_seqlens_q"], dtype=I32),
         torch.tensor(values["seq_lens"], dtype=I32),
         RequestMap(req_to_token, torch.tensor(request_ids)),
@@ -179,6 +236,7 @@ def test_a_map_of_requests():
         ("req_to_token", "scattered", {"at": (2, 5)}),
         ("req_to_token", "inside-a-block", {"shift": 1}),
         ("block_table", "past-cache", {"num_blocks": 4}),
+        ("block_table", "one-request-twice", {"request_ids": [0, 0]}),
         ("max_query_len", "zero", {"max_query_len": 0}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -191,6 +249,15 @@ def test_maps_no_rule_allows(argument, name, changes):  # noqa: ARG001 - the nam
     with pytest.raises(InvalidArgument) as error:
         check_map(slots, changes.pop("request_ids", [2, 0]), **changes)
     assert error.value.argument == argument
+
+
+def test_padding_of_a_map():
+    """S-10: lines of the reserved slot alone, as engines keep one for rows that they make up."""
+    step = {"cu_seqlens_q": [0, 20, 22], "seq_lens": [40, 40], "num_tokens": 22, "num_blocks": 5}
+    slots = torch.zeros((1, 48), dtype=I32)
+    check_map(slots, [0, 0], reserved_slot=0, **step)
+    with pytest.raises(InvalidArgument, match="req_to_token"):
+        check_map(slots, [0, 0], **step)
 
 
 def tree(**at):

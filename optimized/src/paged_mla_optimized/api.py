@@ -10,15 +10,15 @@ from paged_mla_optimized import checks, ops
 from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core, HostStep, PlannedStep
-from paged_mla_optimized.given import check_at_least, check_kind, integer
+from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
-from paged_mla_optimized.inspect.values import check_values, table_of_map
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.families import AttendVariant
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.stepping.warm_up import warm_up
 from paged_mla_optimized.tables import RequestMap
+from paged_mla_shared.errors import InvalidArgument
 
 
 class PagedMla(PlannedStep):
@@ -185,6 +185,7 @@ class PagedMla(PlannedStep):
         self._choose()
         plan = self._core.plan
         return HostStep(
+            plan,
             plan.num_rows,
             plan.num_tokens,
             plan.query_len,
@@ -204,11 +205,19 @@ class PagedMla(PlannedStep):
         Parameters
         ----------
         step : HostStep
-            What :meth:`host_step` returned when the graph was captured.
+            What :meth:`host_step` of this instance returned when the graph was captured.
+
+        Raises
+        ------
+        InvalidArgument
+            Another instance planned the step, into buffers of its own; or it is none.
         """
         check_kind("step", step, HostStep)
         plan = self._core.plan
-        plan.num_rows, plan.num_tokens, plan.query_len, plan.choice = step[:4]
+        if step.plan is not plan:
+            allowed = "what host_step() of this instance returned"
+            raise InvalidArgument("step", "a step that another instance planned", allowed)
+        plan.num_rows, plan.num_tokens, plan.query_len, plan.choice = step[1:5]
         plan.given_table = step.given_table
         self._max_query_len, self._is_chosen = step.max_query_len, True
 
@@ -258,6 +267,7 @@ class PagedMla(PlannedStep):
                 handle=self._handle,
             )
         else:
+            core.check_append(cache, slot_mapping)
             core.append(core.plan, ckv, k_pe, cache, slot_mapping)
 
     def attend(
@@ -300,6 +310,7 @@ class PagedMla(PlannedStep):
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
             self._choose()
+            core.check_attend(cache)
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
         cache = as_cache(core.config.cache_format, cache)
@@ -378,6 +389,7 @@ class PagedMla(PlannedStep):
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
+        self._core.check_attend(cache)
         self._core.gather(Spans.whole(self._core.plan), cache, ckv, k_pe)
 
     def memory(self) -> list[Buffer]:
@@ -423,43 +435,51 @@ class PagedMla(PlannedStep):
         seq_lens: torch.Tensor,
         block_table: torch.Tensor | RequestMap,
         *,
-        num_blocks: int,
         num_tokens: int,
+        num_blocks: int | None = None,
+        cache: Cache | None = None,
         max_query_len: int | None = None,
         mask: torch.Tensor | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
         """Hold the *values* of a step against the rules; for debugging, since it synchronises.
 
-        Parameters are those of :meth:`plan` and :meth:`append`; `num_blocks` is the cache's.
+        Call it before the step's tokens are appended. ``PAGED_MLA_CHECK=1`` has every eager
+        ``plan`` call it.
+
+        Parameters
+        ----------
+        cu_seqlens_q, seq_lens, block_table, num_tokens, max_query_len, mask
+            As for :meth:`plan`.
+        num_blocks : int or None
+            Of the cache; ``None`` takes those of `cache`. Without both, no block is too large.
+        cache : LatentCache, Tensor or None
+            A layer's. If it is FP8, its scales of the tokens that were cached before this step are
+            looked at: they are finite and above 0 (S-11).
+        slot_mapping : int64 [T] or None
+            As for :meth:`append`; ``None`` takes the plan's slots.
 
         Raises
         ------
         InvalidArgument
-            Names the argument that no rule allows.
+            Names the argument that no rule allows: a block that no cache has, twice in a row's
+            table, or in two rows where the step writes to it (S-13), and so on.
         """
-        check_at_least(1, num_blocks=num_blocks)
-        num_tokens = integer("num_tokens", num_tokens)
-        step = (cu_seqlens_q, seq_lens, block_table, mask)
-        checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
-        step_query_len(self.config, seq_lens.shape[0], num_tokens, max_query_len)
-        if slot_mapping is not None:
-            checks.check_tensor(
-                "slot_mapping", slot_mapping, (num_tokens,), torch.int64, self.device
-            )
-        lens = seq_lens.cpu().numpy()
-        if isinstance(block_table, RequestMap):
-            slots, ids = block_table.req_to_token, block_table.request_ids
-            table = table_of_map(self.config, slots.cpu().numpy(), ids.cpu().numpy(), lens)
-        else:
-            table = block_table.cpu().numpy()
-        check_values(
-            self.config,
-            cu_seqlens_q=cu_seqlens_q.cpu().numpy(),
-            seq_lens=lens,
-            block_table=table,
-            num_blocks=num_blocks,
+        self._core.check(
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
             num_tokens=num_tokens,
-            mask=None if mask is None else mask.cpu().numpy(),
-            slot_mapping=None if slot_mapping is None else slot_mapping.cpu().numpy(),
+            mask=mask,
+            slot_mapping=slot_mapping,
+            num_blocks=num_blocks,
+            cache=cache,
         )
+        step_query_len(self.config, seq_lens.shape[0], num_tokens, max_query_len)
+
+    def writes_elsewhere(self) -> None:
+        """Say that the engine writes the step's tokens itself, to slots that are not the plan's.
+
+        ``PAGED_MLA_CHECK`` then leaves the plan's slots alone.
+        """
+        self._core.writes_planned_slots = False

@@ -11,7 +11,8 @@ from paged_mla_optimized import checks
 from paged_mla_optimized.apart import check_apart, check_places
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache, named_tensors
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.given import check_kind, device_of, integer
+from paged_mla_optimized.given import check_at_least, check_kind, device_of, integer
+from paged_mla_optimized.inspect.check import check_appended, check_attended, check_step_values
 from paged_mla_optimized.inspect.explain import Buffer
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
@@ -27,7 +28,8 @@ from paged_mla_optimized.planning.families import (
 )
 from paged_mla_optimized.planning.plan import Plan, PlanKernels
 from paged_mla_optimized.runtime.bounded import Bounded
-from paged_mla_optimized.runtime.device import check_computes, device_facts
+from paged_mla_optimized.runtime.check_switch import checks_values
+from paged_mla_optimized.runtime.device import check_computes, device_facts, is_capturing
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
@@ -90,6 +92,9 @@ class Core:
         self._gather = Gather(config, self.facts.arch)
         self._quantise = Quantise(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
+        self._checks_values = checks_values()
+        self.writes_planned_slots = True
+        """Whether tokens go to the plan's slots, or to others that are named for the same rows."""
         # Layouts and addresses that passed: looking again costs host time.
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
 
@@ -137,9 +142,93 @@ class Core:
                 lengths |= vars(block_table)
             # A table is read, not copied, and may be the one that an earlier plan built.
             check_apart({"the plan's own buffers": plan.state}, lengths)
+            if self.checks_now:
+                step = (cu_seqlens_q, seq_lens, block_table)
+                self.check_values(*step, num_tokens=num_tokens, mask=mask)
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
+
+    @property
+    def checks_now(self) -> bool:
+        """Whether ``PAGED_MLA_CHECK`` is 1 and no graph is captured: checks wait for the device."""
+        return self._checks_values and not is_capturing(self.device)
+
+    def check(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        *,
+        num_tokens: int,
+        mask: torch.Tensor | None,
+        slot_mapping: torch.Tensor | None,
+        num_blocks: int | None,
+        cache: Cache | None,
+    ) -> None:
+        """Hold a step, its values included, against the rules; synchronises."""
+        num_tokens = integer("num_tokens", num_tokens)
+        step = (cu_seqlens_q, seq_lens, block_table, mask)
+        checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
+        if slot_mapping is not None:
+            checks.check_tensor(
+                "slot_mapping", slot_mapping, (num_tokens,), torch.int64, self.device
+            )
+        self.check_values(
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            mask=mask,
+            slot_mapping=slot_mapping,
+            num_blocks=num_blocks,
+            cache=None if cache is None else self.checked_cache(cache),
+        )
+
+    def check_values(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        *,
+        num_tokens: int,
+        mask: torch.Tensor | None,
+        slot_mapping: torch.Tensor | None = None,
+        num_blocks: int | None = None,
+        cache: LatentCache | None = None,
+    ) -> None:
+        """Hold the values of a step whose shapes are right against the rules."""
+        if slot_mapping is None and not self.writes_planned_slots:
+            slot_mapping = torch.full((num_tokens,), -1, dtype=torch.int64)
+        check_step_values(
+            self.config,
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            mask=mask,
+            slot_mapping=slot_mapping,
+            num_blocks=blocks_of_cache(num_blocks, cache),
+            cache=cache,
+        )
+
+    def check_append(self, cache: Cache, slot_mapping: torch.Tensor | None) -> None:
+        """With ``PAGED_MLA_CHECK``, hold the planned step's slots and cached scales to rules."""
+        if self.checks_now:
+            cache = self.checked_cache(cache)
+            step = (self.config, self.plan, cache, slot_mapping)
+            check_appended(*step, writes_planned_slots=self.writes_planned_slots)
+
+    def check_attend(self, cache: Cache) -> None:
+        """With ``PAGED_MLA_CHECK``, hold the blocks and scales that the planned step reads."""
+        if self.checks_now:
+            check_attended(self.config, self.plan, self.checked_cache(cache))
+
+    def checked_cache(self, cache: Cache) -> LatentCache:
+        """Return a cache as an object, once its shape and dtype are right."""
+        cache = self._as_cache(cache)
+        checks.check_cache(self.config, cache, self.device)
+        return cache
 
     def append(
         self,
@@ -268,9 +357,28 @@ class Core:
         return sorted(buffers, key=lambda buffer: -buffer.nbytes)
 
 
+def blocks_of_cache(num_blocks: int | None, cache: LatentCache | None) -> int | None:
+    """Return how many blocks a cache has, by its number or itself; ``None`` if neither is known.
+
+    Raises
+    ------
+    InvalidArgument
+        Fewer than one, or both, and they differ.
+    """
+    if num_blocks is not None:
+        check_at_least(1, num_blocks=num_blocks)
+    if cache is None:
+        return num_blocks
+    blocks = cache.latents.shape[0]
+    if num_blocks not in {None, blocks}:
+        raise InvalidArgument("num_blocks", num_blocks, f"{blocks}, as the cache has, or None")
+    return blocks
+
+
 class HostStep(NamedTuple):
     """What the host knows of a planned step; all else lies on the device."""
 
+    plan: Plan
     num_rows: int
     num_tokens: int
     query_len: int

@@ -63,9 +63,10 @@ def validate_slots(problem: Problem, batch: Batch) -> None:
 def _shared_blocks(problem: Problem, batch: Batch) -> NDArray[np.int64]:
     """Return the blocks that several rows with queries have, int64 [n]."""
     of_rows = [
-        used_blocks(batch, int(row), problem.block_size)
-        for row in np.flatnonzero(batch.query_lens)
+        used_blocks(batch, int(row), problem.block_size) for row in np.flatnonzero(batch.query_lens)
     ]
-    blocks, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *of_rows]), return_counts=True)
+    blocks, counts = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *of_rows]), return_counts=True
+    )
     shared: NDArray[np.int64] = blocks[counts > 1]
     return shared
