@@ -28,8 +28,8 @@ from paged_mla_optimized.planning.families import (
 )
 from paged_mla_optimized.planning.plan import Plan, PlanKernels
 from paged_mla_optimized.runtime.bounded import Bounded
-from paged_mla_optimized.runtime.check_switch import checks_values
-from paged_mla_optimized.runtime.device import check_computes, device_facts, is_capturing
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
+from paged_mla_optimized.runtime.device import check_computes, device_facts
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_shared.errors import InvalidArgument
@@ -92,7 +92,7 @@ class Core:
         self._gather = Gather(config, self.facts.arch)
         self._quantise = Quantise(config, self.facts.arch, self.tables)
         self._has_inline_scales = config.stored.inline_scales > 0
-        self._checks_values = checks_values()
+        self.switch = CheckSwitch(self.device)
         self.writes_planned_slots = True
         """Whether tokens go to the plan's slots, or to others that are named for the same rows."""
         # Layouts and addresses that passed: looking again costs host time.
@@ -142,17 +142,12 @@ class Core:
                 lengths |= vars(block_table)
             # A table is read, not copied, and may be the one that an earlier plan built.
             check_apart({"the plan's own buffers": plan.state}, lengths)
-            if self.checks_now:
-                step = (cu_seqlens_q, seq_lens, block_table)
-                self.check_values(*step, num_tokens=num_tokens, mask=mask)
+            if self.switch.is_on:
+                described = (cu_seqlens_q, seq_lens, block_table)
+                self.check_values(*described, num_tokens=num_tokens, mask=mask)
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
-
-    @property
-    def checks_now(self) -> bool:
-        """Whether ``PAGED_MLA_CHECK`` is 1 and no graph is captured: checks wait for the device."""
-        return self._checks_values and not is_capturing(self.device)
 
     def check(
         self,
@@ -214,14 +209,14 @@ class Core:
 
     def check_append(self, cache: Cache, slot_mapping: torch.Tensor | None) -> None:
         """With ``PAGED_MLA_CHECK``, hold the planned step's slots and cached scales to rules."""
-        if self.checks_now:
+        if self.switch.is_on:
             cache = self.checked_cache(cache)
             step = (self.config, self.plan, cache, slot_mapping)
             check_appended(*step, writes_planned_slots=self.writes_planned_slots)
 
     def check_attend(self, cache: Cache) -> None:
         """With ``PAGED_MLA_CHECK``, hold the blocks and scales that the planned step reads."""
-        if self.checks_now:
+        if self.switch.is_on:
             check_attended(self.config, self.plan, self.checked_cache(cache))
 
     def checked_cache(self, cache: Cache) -> LatentCache:

@@ -10,7 +10,6 @@ import torch
 from paged_mla_optimized.cache import Cache, as_cache, named_tensors
 from paged_mla_optimized.checks import (
     answers,
-    check_capacity,
     check_planned,
     check_tensor,
     check_token_stride,
@@ -23,6 +22,7 @@ from paged_mla_optimized.planning.forms import Forms, Prices
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.stepping.warm_up import warm_up
 from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.told import Told, told_lens
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument
 
@@ -95,22 +95,23 @@ class MlaLayer(PlannedStep):
         keys = min(config.room + 1, attention.max_model_len)
         rows = min(-(-(config.room + 1) // keys), attention.max_rows, attention.max_query_tokens)
         starts = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
-        self.plan(
-            starts,
-            torch.full_like(starts[:rows], keys),
-            starts.new_zeros((rows, -(-keys // attention.block_size))),
-            num_tokens=rows,
-            query_lens=[1] * rows,
-            max_seq_lens=[keys] * rows,
-            absorbed_rows=0,
-        )
         q_nope, q_pe = (
             torch.zeros(
                 (rows, attention.num_heads, width), dtype=attention.dtype, device=starts.device
             )
             for width in (config.qk_nope_head_dim, attention.qk_rope_head_dim)
         )
-        self.attend(q_nope, q_pe, cache, weights)
+        with self._core.switch.off():  # rows share one block
+            self.plan(
+                starts,
+                torch.full_like(starts[:rows], keys),
+                starts.new_zeros((rows, -(-keys // attention.block_size))),
+                num_tokens=rows,
+                query_lens=[1] * rows,
+                max_seq_lens=[keys] * rows,
+                absorbed_rows=0,
+            )
+            self.attend(q_nope, q_pe, cache, weights)
 
     def plan(
         self,
@@ -149,34 +150,38 @@ class MlaLayer(PlannedStep):
             A tensor's shape, dtype, device or capacity is wrong, or the lengths of the host do
             not fit together. Values of tensors are not looked at.
         """
+        core, step = self._core, (cu_seqlens_q, seq_lens, block_table)
         num_tokens = integer("num_tokens", num_tokens)
         check_tensor("seq_lens", seq_lens, (None,), torch.int32, self.device)
-        rows = num_rows = seq_lens.shape[0]
-        if query_lens is None:
-            for name, given in (("max_seq_lens", max_seq_lens), ("absorbed_rows", absorbed_rows)):
-                if given is not None:
-                    raise InvalidArgument(name, given, "None without query_lens")
-        else:
-            if max_query_len is not None:
-                raise InvalidArgument("max_query_len", max_query_len, "None beside query_lens")
-            check_capacity(self.config.attention, num_rows, num_tokens)  # lengths are held to it
-            queries, keys = self._check_host(query_lens, max_seq_lens, num_rows, num_tokens)
-            rows = self._choose(queries, keys, absorbed_rows)
-            max_query_len = int(queries[:rows].max(initial=1))
-        core = self._core
+        told = told_lens(
+            self.config.attention,
+            seq_lens.shape[0],
+            num_tokens,
+            query_lens=query_lens,
+            max_seq_lens=max_seq_lens,
+            absorbed_rows=absorbed_rows,
+            max_query_len=max_query_len,
+        )
+        is_checked = core.switch.is_on
+        if is_checked:
+            self._check_values(*step, told, num_tokens=num_tokens, mask=mask)
+        num_rows, rows = seq_lens.shape[0], seq_lens.shape[0]
+        if told is not None:
+            rows = self._choose(told, absorbed_rows)
+            max_query_len = int(told.query_lens[:rows].max(initial=1))
         core.fill(
             core.plan,
-            cu_seqlens_q,
-            seq_lens,
-            block_table,
+            *step,
             num_tokens=num_tokens,
             max_query_len=max_query_len,
             mask=mask,
+            is_checked=is_checked,
         )
         self.absorbed_rows = rows
         self._absorbed, self._absorbed_tokens = core.plan, num_tokens
-        if rows == num_rows:
+        if told is None or rows == num_rows:
             return
+        queries, keys = told.query_lens, told.max_seq_lens
         tokens = self._absorbed_tokens = int(queries[:rows].sum())
         table = core.plan.block_table
         if rows > 0:
@@ -209,6 +214,7 @@ class MlaLayer(PlannedStep):
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
         """Write the planned step's latents and keys, as :meth:`PagedMla.append` does."""
+        self._core.check_append(cache, slot_mapping)
         self._core.append(self._core.plan, ckv, k_pe, cache, slot_mapping)
 
     def attend(
@@ -264,6 +270,7 @@ class MlaLayer(PlannedStep):
         if tokens < core.plan.num_tokens:
             for name, tensor in (("q_nope", q_nope), ("q_pe", q_pe), ("out", out)):
                 check_token_stride(name, tensor.stride(0))
+        core.check_attend(cache)
         if tokens > 0:
             absorbed = weights.absorb(q_nope[:tokens])
             latents = torch.empty_like(absorbed)
@@ -279,9 +286,87 @@ class MlaLayer(PlannedStep):
                 answer[1].mul_(config.attention.lse_unit)
         return out, lse
 
-    def _choose(self, query_lens: np.ndarray, key_lens: np.ndarray, absorbed: int | None) -> int:
+    def check(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        *,
+        num_tokens: int,
+        num_blocks: int | None = None,
+        cache: Cache | None = None,
+        query_lens: Sequence[int] | None = None,
+        max_seq_lens: Sequence[int] | None = None,
+        absorbed_rows: int | None = None,
+        max_query_len: int | None = None,
+        mask: torch.Tensor | None = None,
+        slot_mapping: torch.Tensor | None = None,
+    ) -> None:
+        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+
+        Parameters are those of :meth:`plan` and of :meth:`PagedMla.check`. Lengths of the host are
+        compared with those on the device: a host that runs a step ahead is told so here.
+
+        Raises
+        ------
+        InvalidArgument
+            Names the argument that no rule allows.
+        """
+        num_tokens = integer("num_tokens", num_tokens)
+        check_tensor("seq_lens", seq_lens, (None,), torch.int32, self.device)
+        told = told_lens(
+            self.config.attention,
+            seq_lens.shape[0],
+            num_tokens,
+            query_lens=query_lens,
+            max_seq_lens=max_seq_lens,
+            absorbed_rows=absorbed_rows,
+            max_query_len=max_query_len,
+        )
+        if told is not None:
+            self._choose(told, absorbed_rows)
+        self._check_values(
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            told,
+            num_tokens=num_tokens,
+            mask=mask,
+            slot_mapping=slot_mapping,
+            num_blocks=num_blocks,
+            cache=cache,
+        )
+
+    def _check_values(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor | RequestMap,
+        told: Told | None,
+        *,
+        num_tokens: int,
+        mask: torch.Tensor | None,
+        slot_mapping: torch.Tensor | None = None,
+        num_blocks: int | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        """Hold a step, and what the host was told of it, against the rules."""
+        self._core.check(
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            num_tokens=num_tokens,
+            mask=mask,
+            slot_mapping=slot_mapping,
+            num_blocks=num_blocks,
+            cache=cache,
+        )
+        if told is not None:
+            told.check(cu_seqlens_q.cpu().numpy(), seq_lens.cpu().numpy())
+
+    def _choose(self, told: Told, absorbed: int | None) -> int:
         """Return how many leading rows are absorbed."""
-        num_rows = len(query_lens)
+        query_lens, num_rows = told.query_lens, len(told.query_lens)
         mask = self.config.attention.mask
         absorbed = None if absorbed is None else integer("absorbed_rows", absorbed)
         if mask != "causal" and absorbed not in {None, num_rows}:
@@ -290,7 +375,7 @@ class MlaLayer(PlannedStep):
         if mask != "causal":
             return num_rows
         if absorbed is None:
-            forms = Forms(self._prices, query_lens, key_lens)
+            forms = Forms(self._prices, query_lens, told.max_seq_lens)
             rows = forms.absorbed_rows()
             if not self._told_of_order and (query_lens[1:] < query_lens[:-1]).any():
                 self._tell_of_order(forms.slowdown(rows))
@@ -306,50 +391,6 @@ class MlaLayer(PlannedStep):
             LOGGER.warning(
                 "a step takes about %.1f times as long as with its rows of few queries first", times
             )
-
-    def _check_host(
-        self,
-        query_lens: Sequence[int],
-        max_seq_lens: Sequence[int] | None,
-        num_rows: int,
-        num_tokens: int,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths that the host knows, int64 [B]."""
-        if max_seq_lens is None:
-            raise InvalidArgument("max_seq_lens", None, "given where query_lens are")
-        lengths = np.empty((2, num_rows), dtype=np.int64)
-        both = (("query_lens", query_lens), ("max_seq_lens", max_seq_lens))
-        for line, (name, lens) in zip(lengths, both, strict=True):
-            try:
-                array = np.asarray(lens)
-            except (TypeError, ValueError):  # on a device, or of several lengths
-                given = f"a {type(lens).__name__}"
-                raise InvalidArgument(name, given, "a sequence of integers on the host") from None
-            if array.shape != (num_rows,):
-                raise InvalidArgument(
-                    name, f"shape {array.shape}", f"one for each of {num_rows} rows"
-                )
-            if num_rows and array.dtype.kind not in "iu":
-                raise InvalidArgument(name, f"elements of {array.dtype}", "integers")
-            line[:] = array
-            unsigned = line.view(np.uint64)  # those below 0 are the largest
-            if unsigned.max(initial=0) >= 2**31:  # sums of such could pass int64
-                raise InvalidArgument(name, array[unsigned.argmax()], "0 to 2 ** 31 - 1")
-        queries, keys = lengths
-        short = keys < queries
-        may_be_short = self.config.attention.mask == "non_causal"
-        if not may_be_short and short.any() and (short := short & (keys > 0)).any():
-            row = int(short.argmax())
-            told = f"{keys[row]} in row {row}"
-            raise InvalidArgument("max_seq_lens", told, f"0, or at least {queries[row]} queries")
-        if queries.sum() > num_tokens:
-            raise InvalidArgument(
-                "query_lens", f"{queries.sum()} in all", f"up to num_tokens = {num_tokens}"
-            )
-        longest = self.config.attention.max_model_len
-        if keys.max(initial=0) > longest:
-            raise InvalidArgument("max_seq_lens", keys.max(), f"up to max_model_len = {longest}")
-        return queries, keys
 
     def _check_weights(self, weights: HeadWeights) -> None:
         check_kind("weights", weights, HeadWeights)

@@ -33,6 +33,7 @@ from paged_mla_optimized.launchers.prefill import (
 from paged_mla_optimized.limits import MAX_HEADS, MAX_ROWS, MAX_TOKENS
 from paged_mla_optimized.planning.families import largest_power_of_two
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.device import check_computes, device_facts
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -152,6 +153,8 @@ class Prefill(Uncopied):
         check_computes(facts.arch, config.dtype)
         demand = (facts.arch, DTYPE_NAMES[config.dtype], config.head_dims)
         variant = prefill_variant(*demand)
+        self._switch = CheckSwitch(self.device)
+        self._planned_keys = 0  # that a checked step has
         self._plan = PrefillPlan(config, variant.tile_m, facts, self.device)
         self._portable = PortablePrefill(config, variant)
         self._hopper = HopperPrefill(config, facts.num_sms) if is_for_hopper(*demand) else None
@@ -199,6 +202,10 @@ class Prefill(Uncopied):
             tensors are not looked at.
         """
         num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
+        self._planned_keys = 0
+        if self._switch.is_on:
+            self.check(cu_seqlens_q, cu_seqlens_k, num_tokens=num_tokens)
+            self._planned_keys = int(cu_seqlens_k[-1])
         self._plan.fill(cu_seqlens_q, cu_seqlens_k, num_tokens)
 
     def attend(
@@ -243,6 +250,9 @@ class Prefill(Uncopied):
         heads = Heads(q_nope, q_pe, k_nope, k_pe, v)
         check_planned("attend", q_nope, self._plan.num_tokens)
         self._check_heads(heads)
+        if self._switch.is_on and self._planned_keys > k_nope.shape[0]:
+            allowed = f"at least {self._planned_keys}, the last entry of cu_seqlens_k"
+            raise InvalidArgument("k_nope", f"{k_nope.shape[0]} keys", allowed)
         config = self.config
         shape = (self._plan.num_tokens, config.num_heads, config.v_head_dim)
         out, lse = answers(out, lse, shape, config.dtype, self.device, read=heads._asdict())
@@ -262,11 +272,12 @@ class Prefill(Uncopied):
         cu_seqlens_k: torch.Tensor,
         *,
         num_tokens: int,
-        num_keys: int,
+        num_keys: int | None = None,
     ) -> None:
         """Hold the *values* of a step against the rules; for debugging, since it synchronises.
 
-        Parameters are those of :meth:`plan`; `num_keys` is Tk, the lines of ``k_nope``.
+        Parameters are those of :meth:`plan`; `num_keys` is Tk, the lines of ``k_nope``, or ``None``
+        where they are not known yet. ``PAGED_MLA_CHECK=1`` has every eager ``plan`` call it.
 
         Raises
         ------
@@ -274,7 +285,8 @@ class Prefill(Uncopied):
             Names the argument that no rule allows.
         """
         num_tokens = self._check_lengths(cu_seqlens_q, cu_seqlens_k, num_tokens)
-        check_at_least(0, num_keys=num_keys)
+        if num_keys is not None:
+            check_at_least(0, num_keys=num_keys)
         check_prefix_sums("cu_seqlens_q", cu_seqlens_q.cpu().numpy(), "T", num_tokens)
         check_prefix_sums("cu_seqlens_k", cu_seqlens_k.cpu().numpy(), "Tk", num_keys)
 

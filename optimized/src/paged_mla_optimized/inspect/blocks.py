@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,15 +72,19 @@ class Table:
     seq_lens : int [B]
         >= 0.
     block_table : int [B, M]
+    argument : str
+        What errors call the table.
     """
 
     def __init__(
         self,
         paging: Paging,
-        query_lens: NDArray[np.int64],
-        seq_lens: NDArray[np.int32],
+        query_lens: NDArray[np.integer[Any]],
+        seq_lens: NDArray[np.integer[Any]],
         block_table: NDArray[np.int32],
+        argument: str = "block_table",
     ) -> None:
+        self._argument = argument
         self._paging, self._width = paging, block_table.shape[1]
         self._query_lens, self._seq_lens = query_lens, seq_lens.astype(np.int64)
         self._blocks = -(-self._seq_lens // paging.block_tokens)  # of each row
@@ -100,14 +105,14 @@ class Table:
         if narrow.any():
             row = int(narrow.argmax())
             allowed = f"at least {self._blocks[row]}, for the {self._seq_lens[row]} tokens of row "
-            raise InvalidArgument("block_table", f"{self._width} columns", f"{allowed}{row}")
+            raise InvalidArgument(self._argument, f"{self._width} columns", f"{allowed}{row}")
         most = np.iinfo(np.int32).max if num_blocks is None else num_blocks - 1
         outside = self._is_used & ((self._table < 0) | (self._table > most))
         if outside.any():
             row, column = np.argwhere(outside)[0].tolist()
             given = f"block {self._table[row, column]} in row {row}, column {column}"
             allowed = "0 or more" if num_blocks is None else f"0 to {most}"
-            raise InvalidArgument("block_table", given, allowed)
+            raise InvalidArgument(self._argument, given, allowed)
         blocks, rows, _ = self.used
         order = np.lexsort((blocks, rows))
         blocks, rows = blocks[order], rows[order]
@@ -115,7 +120,7 @@ class Table:
         if twice.any():
             at = int(twice.argmax())
             given = f"block {blocks[at]} twice in row {rows[at]}"
-            raise InvalidArgument("block_table", given, "each block once in a row")
+            raise InvalidArgument(self._argument, given, "each block once in a row")
 
     def check_planned_slots(self) -> None:
         """Hold the slots that the plan derives against each other and against all rows."""
@@ -125,7 +130,7 @@ class Table:
         behind = ends[rows] - np.arange(len(rows))  # tokens of the row from this one on
         positions = self._seq_lens[rows] - behind
         blocks = self._table[rows, positions // self._paging.block_tokens]
-        self._check_written("block_table", self._paging.places(blocks, positions))
+        self._check_written(self._argument, self._paging.places(blocks, positions))
 
     def check_slots(self, slot_mapping: NDArray[np.int64], num_blocks: int | None) -> None:
         """Hold named slots [T] against each other and against all rows (S-10)."""
@@ -144,13 +149,13 @@ class Table:
         """Refuse two tokens for a slot, and a write to a block that two rows read (S-13)."""
         paging = self._paging
         places = paging.stored(places)
-        if twice := _twice(places):
+        if twice := repeated(places):
             given = f"two tokens for slot {twice[0] // paging.world}"
             raise InvalidArgument(argument, given, "a slot each")
         blocks, rows, _ = self.used
         asks = self._query_lens[rows] > 0
         written = np.unique(places // (paging.block_size * paging.world))
-        shared = np.intersect1d(written, _twice(blocks[asks]))
+        shared = np.intersect1d(written, repeated(blocks[asks]))
         if shared.size:
             first, second = rows[asks & (blocks == shared[0])][:2]
             given = f"block {shared[0]} in rows {first} and {second}, and this step writes to it"
@@ -214,7 +219,7 @@ def table_of_map(
     return table
 
 
-def _twice(numbers: NDArray[np.int64]) -> list[int]:
+def repeated(numbers: NDArray[np.int64]) -> list[int]:
     """Return those that come more than once, ascending."""
     found, counts = np.unique(numbers, return_counts=True)
     return [int(number) for number in found[counts > 1]]

@@ -40,9 +40,12 @@ def check_values(
 
 
 def check_prefix_sums(
-    name: str, sums: NDArray[np.int32], limit: str, most: int
+    name: str, sums: NDArray[np.int32], limit: str, most: int | None
 ) -> NDArray[np.int64]:
-    """Return the lengths whose prefix sums are `sums`, of which the last is `most` at most."""
+    """Return the lengths whose prefix sums are `sums`, of which the last is `most` at most.
+
+    ``None`` bounds nothing.
+    """
     lengths = np.subtract(sums[1:], sums[:-1], dtype=np.int64)
     if sums[0] != 0:
         raise InvalidArgument(name, f"first entry {sums[0]}", "0")
@@ -50,7 +53,7 @@ def check_prefix_sums(
         at = int((lengths < 0).argmax())
         given = f"{sums[at]} and then {sums[at + 1]} at entry {at + 1}"
         raise InvalidArgument(name, given, "prefix sums, which never fall")
-    if sums[-1] > most:
+    if most is not None and sums[-1] > most:
         raise InvalidArgument(name, f"last entry {sums[-1]}", f"at most {limit} = {most}")
     return lengths
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from paged_mla_optimized import checks
 from paged_mla_optimized.apart import check_apart
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, as_cache, named_tensors
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.core import blocks_of_cache
 from paged_mla_optimized.given import check_kind, integer
+from paged_mla_optimized.inspect.blocks import Paging, Table
+from paged_mla_optimized.inspect.check import check_step_values
+from paged_mla_optimized.inspect.scales import check_scales_read
 from paged_mla_optimized.launchers.merge_lines import MergeLines
 from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.parallel.exchange import Exchange
 from paged_mla_optimized.parallel.heads import heads_of_rank
-from paged_mla_optimized.parallel.sharding import local_config
+from paged_mla_optimized.parallel.sharding import local_config, local_len
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument
 
@@ -79,7 +86,10 @@ class ContextParallelMla(Uncopied):
         self._own = replace(config, num_heads=len(self.heads))
         local = local_config(config, world=world, interleave=interleave)
         self._mla = PagedMla(local, device)
+        self._mla.writes_elsewhere()  # its rows are queries, and it is told their slots
         self.device = self._mla.device
+        self._switch = CheckSwitch(self.device)
+        self._world, self._rank, self._interleave = world, rank, interleave
         self._shard = Shard(
             config,
             world=world,
@@ -164,6 +174,8 @@ class ContextParallelMla(Uncopied):
         own = {"local_lens": shard.local_lens, "the rank's own block table": shard.block_table}
         named = ("cu_seqlens_q", "seq_lens", "block_table")
         check_apart(own, dict(zip(named, lengths, strict=True)))
+        if self._switch.is_on:
+            self.check(*lengths, num_tokens=num_tokens)
         self._num_tokens = num_tokens
         if num_tokens > 0:
             shard.launch(*lengths, num_tokens)
@@ -174,6 +186,56 @@ class ContextParallelMla(Uncopied):
             num_tokens=num_tokens,
             max_query_len=1,
         )
+
+    def check(
+        self,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        num_tokens: int,
+        num_blocks: int | None = None,
+        cache: Cache | None = None,
+    ) -> None:
+        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+
+        Nothing is sent: each rank may call it alone.
+
+        Parameters
+        ----------
+        cu_seqlens_q, seq_lens, block_table, num_tokens
+            As for :meth:`plan`.
+        num_blocks, cache
+            As for :meth:`PagedMla.check`, of this rank; scales are looked at where it has tokens.
+
+        Raises
+        ------
+        InvalidArgument
+            Names the argument that no rule allows.
+        """
+        config, lengths = self.config, (cu_seqlens_q, seq_lens, block_table)
+        num_tokens = integer("num_tokens", num_tokens)
+        checks.check_lengths(config, *lengths, num_tokens=num_tokens, device=self.device)
+        if cache is not None:
+            cache = as_cache(config.cache_format, cache)
+            checks.check_cache(config, cache, self.device)
+        check_step_values(
+            config,
+            *lengths,
+            num_tokens=num_tokens,
+            num_blocks=blocks_of_cache(num_blocks, cache),
+            paging=Paging.of(config, self._world, self._interleave),
+        )
+        if cache is not None:
+            query_lens, lens = cu_seqlens_q.diff().cpu().numpy(), seq_lens.cpu().numpy()
+            local = self._local_lens(np.maximum(lens - query_lens, 0))
+            table = Table(Paging.of(config), query_lens, local, block_table.cpu().numpy())
+            check_scales_read(config, cache, table, local)
+
+    def _local_lens(self, lens: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return how many of each row's tokens this rank has, int64 [B]."""
+        count = {"world": self._world, "rank": self._rank, "interleave": self._interleave}
+        return np.array([local_len(n, **count) for n in lens.tolist()], np.int64)
 
     def append(self, ckv: torch.Tensor, k_pe: torch.Tensor, cache: Cache) -> None:
         """Write those of the planned step's tokens that this rank caches; parameters are of all T.

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
 from paged_mla_optimized.apart import check_apart
 from paged_mla_optimized.cache import Cache, LatentCache, tensors_of_blocks
 from paged_mla_optimized.checks import check_scales, check_tensor, check_written_cache
+from paged_mla_optimized.core import blocks_of_cache
 from paged_mla_optimized.given import check_between, device_of, integer
+from paged_mla_optimized.inspect.blocks import Paging, Table
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.limits import MAX_BLOCK_SIZE, MAX_DRAFT_TABLE, MAX_ROWS, MAX_TOKENS
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.launch import FP_FUSION
 from paged_mla_shared.errors import InvalidArgument
 
@@ -51,6 +55,30 @@ class ExtendWindow:
         ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self.cu_seqlens_q = ends * self.window
         self.seq_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._switch = CheckSwitch(device)
+
+    def check(self, committed: torch.Tensor) -> None:
+        """Hold the *values* of a step against the rules; for debugging, since it synchronises.
+
+        The step itself is held by :meth:`PagedMla.check`, once it is filled.
+
+        Parameters
+        ----------
+        committed
+            As for :meth:`fill`.
+
+        Raises
+        ------
+        InvalidArgument
+            As :meth:`fill` does; or a length is below 0, or with its window past int32.
+        """
+        self._check(committed)
+        most = 2**31 - 1 - self.window
+        lens = committed.cpu().numpy()
+        outside = (lens < 0) | (lens > most)
+        if outside.any():
+            row = int(outside.argmax())
+            raise InvalidArgument("committed", f"{lens[row]} in row {row}", f"0 to {most}")
 
     def fill(self, committed: torch.Tensor) -> None:
         """Extend rows from their committed lengths, int32 [max_rows]; 0 marks a padded row.
@@ -62,13 +90,18 @@ class ExtendWindow:
         InvalidArgument
             Lengths of another shape, dtype or device, or :attr:`seq_lens` itself.
         """
+        self._check(committed)
+        if self._switch.is_on:
+            self.check(committed)
+        # Lengths below 0 stay below 0, and those past int32 wrap to below 0: padded rows.
+        torch.clamp(committed, min=0, max=1, out=self.seq_lens)
+        self.seq_lens.mul_(self.window).add_(committed)
+
+    def _check(self, committed: torch.Tensor) -> None:
         lens = self.seq_lens
         check_tensor("committed", committed, tuple(lens.shape), lens.dtype, lens.device)
         if committed.untyped_storage().data_ptr() == lens.untyped_storage().data_ptr():
             raise InvalidArgument("committed", "the window's own seq_lens", "another tensor")
-        # Lengths below 0 stay below 0, and those past int32 wrap to below 0: padded rows.
-        torch.clamp(committed, min=0, max=1, out=self.seq_lens)
-        self.seq_lens.mul_(self.window).add_(committed)
 
 
 class DraftSteps:
@@ -130,6 +163,7 @@ class DraftSteps:
             given = f"{own_width} blocks of {block_size}"
             raise InvalidArgument("own_width", given, f"room for a tail and {steps} drafts")
         rows, device = max_requests * branches, device_of(device)
+        self._switch = CheckSwitch(device)
         self.block_size = block_size
         self._shape = (max_requests, branches, own_width)
         self.cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
@@ -137,6 +171,55 @@ class DraftSteps:
         self.block_table = torch.full(
             (rows, prefix_width + own_width), -1, dtype=torch.int32, device=device
         )
+
+    def check(
+        self,
+        prefix_lens: torch.Tensor,
+        prefix_table: torch.Tensor,
+        branch_blocks: torch.Tensor,
+        *,
+        num_blocks: int | None = None,
+    ) -> None:
+        """Hold the *values* of a draft against the rules; for debugging, since it synchronises.
+
+        Parameters
+        ----------
+        prefix_lens, prefix_table, branch_blocks
+            As for :meth:`fill`.
+        num_blocks : int or None
+            Of the cache; ``None`` where it is not known: no block is too large then.
+
+        Raises
+        ------
+        InvalidArgument
+            Names the argument that no rule allows: a prefix that its table is too narrow for, a
+            block that no cache has, or a block of a branch that a prefix or another branch has too
+            (S-13, S-15). Blocks that no step of the draft reaches are not looked at.
+        """
+        self._check(prefix_lens, prefix_table, branch_blocks)
+        num_blocks = blocks_of_cache(num_blocks, None)
+        lens = prefix_lens.cpu().numpy()
+        if (lens < 0).any():
+            row = int((lens < 0).argmax())
+            raise InvalidArgument("prefix_lens", f"{lens[row]} in request {row}", "0 or more")
+        paging, size = Paging(self.block_size, None), self.block_size
+        width = prefix_table.shape[1]
+        if (lens > width * size).any():
+            row = int((lens > width * size).argmax())
+            allowed = f"at most {width * size}, for which prefix_table has columns"
+            raise InvalidArgument("prefix_lens", f"{lens[row]} in request {row}", allowed)
+        prefixes = Table(paging, lens, lens, prefix_table.cpu().numpy(), "prefix_table")
+        prefixes.check(num_blocks)
+        _, branches, own_width = self._shape
+        reached = np.where(lens > 0, lens % size + len(self.seq_lens), 0).repeat(branches)
+        own = branch_blocks.cpu().numpy().reshape(-1, own_width)
+        branch_table = Table(paging, reached, reached, own, "branch_blocks")
+        branch_table.check(num_blocks)
+        branch_table.check_planned_slots()  # all that a branch reaches is written by it alone
+        shared = np.intersect1d(branch_table.used[0], prefixes.used[0])
+        if shared.size:
+            given = f"block {shared[0]}, which a prefix has too"
+            raise InvalidArgument("branch_blocks", given, "blocks of one branch alone")
 
     def fill(
         self, prefix_lens: torch.Tensor, prefix_table: torch.Tensor, branch_blocks: torch.Tensor
@@ -161,6 +244,8 @@ class DraftSteps:
         width = self.block_table.shape[1]
         own = {"the drafts' block_table": self.block_table, "their seq_lens": self.seq_lens}
         check_apart(own, self._check(prefix_lens, prefix_table, branch_blocks))
+        if self._switch.is_on:
+            self.check(prefix_lens, prefix_table, branch_blocks)
         with torch.cuda.device(self.block_table.get_device()):
             draft_rows_kernel[(rows, -(-width // _ENTRIES_PER_PROGRAM))](
                 prefix_lens,
@@ -217,6 +302,9 @@ class DraftSteps:
         check_written_cache(latents, scales)
         lengths = self._check(prefix_lens, prefix_table, branch_blocks)
         check_apart({"cache": latents, "cache.scales": scales}, lengths)
+        if self._switch.is_on:
+            blocks = latents.shape[0]
+            self.check(prefix_lens, prefix_table, branch_blocks, num_blocks=blocks)
         per_block = 0 if scales is None else scales.shape[2]
         width = latents.shape[2]
         chunks = -(-self.block_size // _TOKENS_PER_PROGRAM)
