@@ -9,6 +9,7 @@ import torch
 from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.given import check_kind
 from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import ScaleTensor
 
 ROW_DTYPES = TORCH_DTYPES | {"float8_e4m3": torch.float8_e4m3fn, "uint8": torch.uint8}
 """Element types of rows, by the names that ``CacheFormat.row`` has for them."""
@@ -68,6 +69,14 @@ def as_cache(cache_format: str, cache: Cache) -> LatentCache:
         raise InvalidArgument("cache", f"format {cache.format}", cache_format)
     latents = as_bytes(cache.latents)
     return cache if latents is cache.latents else cache._replace(latents=latents)
+
+
+def is_of_format(config: MlaConfig, cache: Cache) -> bool:
+    """Return whether a cache is one that a config's kernels may read."""
+    if isinstance(cache, LatentCache):
+        return cache.format == config.cache_format
+    is_bare = config.stored.scale_tensor is ScaleTensor.NONE
+    return is_bare and as_bytes(cache).dtype is (torch.uint8 if config.is_fp8 else config.dtype)
 
 
 def _check_kinds(cache: LatentCache) -> None:

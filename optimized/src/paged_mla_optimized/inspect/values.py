@@ -106,6 +106,9 @@ def _check_mask(
         elements = mask_elements(config, query_lens, seq_lens)
         if len(mask) < elements:
             raise InvalidArgument("mask", f"{len(mask)} elements", f"at least {elements}")
+    elif len(mask) < query_lens.sum():
+        allowed = f"one for each of {query_lens.sum()} drafts"
+        raise InvalidArgument("mask", f"{len(mask)} lines", allowed)
     token, element = 0, 0
     for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         count = int(query_len)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import Cache, tensors_of
+from paged_mla_optimized.cache import Cache, is_of_format, tensors_of
 from paged_mla_optimized.core import HostStep
 from paged_mla_optimized.given import check_kind
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
@@ -64,6 +65,7 @@ class GraphedStep(Uncopied):
         self._model_fn = model_fn
         self.inputs = inputs
         self._caches = tuple(caches)
+        self._switch = CheckSwitch(inputs.seq_lens.device)
         self.graph_bytes: dict[Bucket, int] = {}
         """Device memory that capturing each bucket took."""
         self._ascending: list[Bucket] = []
@@ -142,12 +144,20 @@ class GraphedStep(Uncopied):
             query below 1.
         StaleGraph
             A cache moved since the capture, or capturing failed.
+
+        Notes
+        -----
+        ``PAGED_MLA_CHECK=1`` has it wait for the device, and hold the inputs and the scales of
+        `caches` against the rules, as each of `mlas` reads them.
         """
         if not self._graphs:
             raise StaleGraph("no graph since capturing failed: call recapture()")
         if _addresses_of(self._caches) != self._addresses:
             raise StaleGraph("a cache moved since the capture: call recapture(caches=...)")
-        captured = self._graphs[self.bucket(rows, tokens, max_query_len)]
+        bucket = self.bucket(rows, tokens, max_query_len)
+        if self._switch.is_on:
+            self._check(self.inputs.view(bucket), rows)
+        captured = self._graphs[bucket]
         captured.graph.replay()
         for mla, step in zip(self._mlas, captured.steps, strict=True):
             mla.resume(step)
@@ -165,6 +175,24 @@ class GraphedStep(Uncopied):
                 mask=view.mask,
             )
         return self._model_fn(view)
+
+    def _check(self, view: StepView, rows: int) -> None:
+        """Hold the inputs, and caches of the format of `mlas`, against the rules."""
+        if rows < self.inputs.loaded_rows:
+            allowed = f"at least {self.inputs.loaded_rows}, which load() copied"
+            raise InvalidArgument("rows", rows, allowed)
+        for mla in self._mlas:
+            caches = [cache for cache in self._caches if is_of_format(mla.config, cache)]
+            for cache in caches or [None]:
+                mla.check(
+                    view.cu_seqlens_q,
+                    view.seq_lens,
+                    view.block_table,
+                    num_tokens=view.bucket.tokens,
+                    mask=view.mask,
+                    slot_mapping=view.tokens.get("slot_mapping"),
+                    cache=cache,
+                )
 
     def _capture(self, view: StepView) -> _Captured:
         began = time.perf_counter()

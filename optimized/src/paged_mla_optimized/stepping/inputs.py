@@ -21,7 +21,9 @@ from paged_mla_optimized.given import (
     is_number,
     take_integers,
 )
+from paged_mla_optimized.inspect.check import check_step_values
 from paged_mla_optimized.limits import MAX_MODEL_LEN, MAX_ROWS, MAX_TOKENS
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_shared.errors import InvalidArgument
 
 TokenInput: TypeAlias = (
@@ -98,7 +100,8 @@ class StepInputs:
     Parameters
     ----------
     config : MlaConfig
-        Its capacities and mask.
+        Its capacities and mask. For a ``ContextParallelMla``, whose blocks in a table have the
+        tokens of all ranks, ``replace(config, block_size=config.block_size * world)``.
     device : torch.device
     tokens : dict of name to ([T, ..], dtype) or ([T, ..], dtype, padding)
         Further tensors with one line for each token; T is ``max_query_tokens``. `padding` fills the
@@ -142,6 +145,7 @@ class StepInputs:
         if table_width is not None:
             check_between(1, MAX_MODEL_LEN, table_width=table_width)
         self.config, device = config, device_of(device)
+        self._switch = CheckSwitch(device)
         self.pad_seq_len, self.pad_block = pad_seq_len, pad_block
         rows, width = config.max_rows, table_width or -(-config.max_model_len // config.block_size)
         self.cu_seqlens_q = zeros(rows + 1, dtype=torch.int32)
@@ -150,6 +154,8 @@ class StepInputs:
         self.mask = _mask_buffer(config, device)
         self.tokens: dict[str, torch.Tensor] = {}
         self._padding: dict[str, float] = {}
+        self.loaded_rows = 0
+        """Rows of the step that :meth:`load` copied last; 0 behind :meth:`clear`."""
         for name, declared in tokens.items():
             if name in _OF_STEPS:
                 raise InvalidArgument("tokens", name, f"none of {', '.join(_OF_STEPS)}")
@@ -193,6 +199,7 @@ class StepInputs:
 
         All lines of named tensors are padding.
         """
+        self.loaded_rows = 0
         self.cu_seqlens_q.zero_()
         self.seq_lens.fill_(self.pad_seq_len)
         self.block_table.fill_(self.pad_block)
@@ -224,6 +231,9 @@ class StepInputs:
         up to the last one, in one launch. A named tensor that is not given stays as it is: who
         writes it in place also writes the padding behind the step's tokens.
 
+        ``PAGED_MLA_CHECK=1`` has it hold the values against the rules first, and wait for them. A
+        tensor named ``slot_mapping`` is then taken for the slots that tokens go to.
+
         Raises
         ------
         InvalidArgument
@@ -232,7 +242,19 @@ class StepInputs:
             Nothing has been copied then.
         """
         self._check(cu_seqlens_q, seq_lens, block_table, mask, tokens)
+        if self._switch.is_on:
+            room = self.config.max_query_tokens
+            check_step_values(
+                self.config,
+                cu_seqlens_q,
+                seq_lens,
+                block_table,
+                num_tokens=min([len(tensor) for tensor in tokens.values()], default=room),
+                mask=mask,
+                slot_mapping=tokens.get("slot_mapping"),
+            )
         rows, width = block_table.shape
+        self.loaded_rows = rows
         self.cu_seqlens_q[: rows + 1].copy_(cu_seqlens_q, non_blocking=True)
         self.cu_seqlens_q[rows + 1 :].copy_(self.cu_seqlens_q[rows])
         self.seq_lens[:rows].copy_(seq_lens, non_blocking=True)

@@ -163,7 +163,7 @@ class PagedMlaBackend(AttentionBackend):
         self._plan(forward_batch)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Plan a step before its graph, unless that does.
+        """Plan a step before its graph, unless that does; ``PAGED_MLA_CHECK=1`` has it always.
 
         ``forward_batch`` may be less than a ``ForwardBatch``, and longer.
         """
@@ -173,7 +173,8 @@ class PagedMlaBackend(AttentionBackend):
             raise Unsupported("prompts in a full CUDA graph: other graphs of prompts, or none")
         if in_capture and mode.is_draft_extend_v2():
             self._windows[batch.batch_size] = _window(batch)
-        if in_capture or (mode, batch.batch_size) not in self._recorded:
+        is_planned = (mode, batch.batch_size) in self._recorded  # by the graph itself
+        if in_capture or not is_planned or self.rows.checks:
             self._plan(batch, self._windows.get(batch.batch_size))
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:

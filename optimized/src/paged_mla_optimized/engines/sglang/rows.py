@@ -11,6 +11,7 @@ from paged_mla_optimized.checks import check_capacity
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.sglang.convert import as_blocks, starts_of
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.tables import RequestMap
 
 _TABLE_MULTIPLE = 8
@@ -54,6 +55,12 @@ class Rows:
         self._req_to_token = req_to_token
         self._numbers = torch.arange(config.max_rows + 1, dtype=torch.int32, device=device)
         self._unit = torch.ones((), device=device)
+        self._switch = CheckSwitch(self._causal.device)
+
+    @property
+    def checks(self) -> bool:
+        """Whether ``plan`` holds values against the rules now."""
+        return self._switch.is_on
 
     def plan(
         self,

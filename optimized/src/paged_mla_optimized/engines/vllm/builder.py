@@ -86,9 +86,20 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
         drafts = 0 if speculation is None else speculation.num_speculative_tokens or 0
         lengths = sorted({1, min(1 + drafts, longest), longest})
         self.decode = Decode(config, device, lengths)
+        self._layers, self._slots = layers, None
         self._fixed = None
         if vllm_config.parallel_config.use_ubatching:
             self._fixed = FixedLengths(rows, device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> PagedMlaMetadata:
+        """Describe a step, whose decode rows come first."""
+        self._slots = common_attn_metadata.slot_mapping
+        metadata: PagedMlaMetadata = super().build(
+            common_prefix_len, common_attn_metadata, fast_build
+        )
+        return metadata
 
     def _build_decode(
         self,
@@ -104,17 +115,20 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
             query_start_loc_device, seq_lens_device = self._fixed.hold(
                 query_start_loc_device, seq_lens_device
             )
+        step = Step(
+            self.decode,
+            query_start_loc_device,
+            seq_lens_device,
+            block_table_tensor,
+            num_decode_tokens,
+            None if self._slots is None else self._slots[:num_decode_tokens],
+        )
+        self.decode.check(step, [layer._k_scale for layer in self._layers])
         return PagedMlaDecodeMetadata(
             block_table=block_table_tensor,
             seq_lens=seq_lens_device,
             dcp_tot_seq_lens=dcp_tot_seq_lens_device,
-            step=Step(
-                self.decode,
-                query_start_loc_device,
-                seq_lens_device,
-                block_table_tensor,
-                num_decode_tokens,
-            ),
+            step=step,
         )
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache
+from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.engines.vllm.convert import query_len
+from paged_mla_optimized.inspect.scales import check_layer_scale
+from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.device import is_capturing
 
 
@@ -34,6 +37,8 @@ class Step:
     block_table : int32 [B, M]
     num_tokens : int
         Padding included.
+    slot_mapping : int64 [T] or None
+        Where vLLM writes the step's tokens, -1 for nowhere; ``None`` where it is not known.
     """
 
     decode: Decode
@@ -41,6 +46,7 @@ class Step:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     num_tokens: int
+    slot_mapping: torch.Tensor | None = None
     _first_layer: object = field(default=None, init=False)
     _forward: weakref.ref[Any] | None = field(default=None, init=False)
 
@@ -119,7 +125,10 @@ class Decode:
     def __init__(
         self, config: MlaConfig, device: torch.device | str, query_lens: Sequence[int]
     ) -> None:
-        self.mla = PagedMla(config, device)
+        # Its block 0 is vLLM's null block, in which steps lie that are no request's.
+        self.mla = PagedMla(replace(config, reserved_slot=0), device)
+        self.mla.writes_elsewhere()
+        self._switch = CheckSwitch(self.mla.device)
         self._query_lens = query_lens[-1:] if config.deterministic else query_lens
         self.planned: Step | None = None
         self._is_warm = False
@@ -133,6 +142,34 @@ class Decode:
             return
         self.mla.warm_up(cache)
         self._is_warm = True
+
+    def check(self, step: Step, scales: Sequence[torch.Tensor] = ()) -> None:
+        """With ``PAGED_MLA_CHECK=1``, hold a step against the rules, and FP8 layers' scales.
+
+        A builder calls it for each step: a replay of a graph plans where nothing can be said.
+
+        Parameters
+        ----------
+        step : Step
+        scales : sequence of float32 [] or [1]
+            Of the layers, in order.
+
+        Raises
+        ------
+        InvalidArgument
+        """
+        if not self._switch.is_on:
+            return
+        if self.mla.config.is_fp8:
+            for layer, scale in enumerate(scales):
+                check_layer_scale(scale, layer)
+        self.mla.check(
+            step.query_start_loc,
+            step.seq_lens,
+            step.block_table,
+            num_tokens=step.num_tokens,
+            slot_mapping=step.slot_mapping,
+        )
 
     def plan(self, step: Step) -> None:
         """Plan a step."""
@@ -162,8 +199,16 @@ class FixedLengths:
     def hold(
         self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of int32 [B + 1] and [B], which the next call overwrites."""
+        """Return copies of int32 [B + 1] and [B], which the next call overwrites.
+
+        Raises
+        ------
+        InvalidArgument
+            Other dtypes or shapes: a copy would convert them, and cut off what int32 cannot hold.
+        """
         rows = len(seq_lens)
+        check_tensor("query_start_loc", query_start_loc, (rows + 1,), torch.int32, None)
+        check_tensor("seq_lens", seq_lens, (rows,), torch.int32, None)
         starts, lens = self._query_start_loc[: rows + 1], self._seq_lens[:rows]
         starts.copy_(query_start_loc)
         lens.copy_(seq_lens)
