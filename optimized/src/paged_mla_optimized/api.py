@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -476,6 +477,10 @@ class PagedMla(PlannedStep):
             cache=cache,
         )
         step_query_len(self.config, seq_lens.shape[0], num_tokens, max_query_len)
+
+    def unchecked(self) -> AbstractContextManager[None]:
+        """Leave steps within unchecked, whatever ``PAGED_MLA_CHECK`` says: those of a warm-up."""
+        return self._core.switch.off()
 
     def writes_elsewhere(self) -> None:
         """Say that the engine writes the step's tokens itself, to slots that are not the plan's.

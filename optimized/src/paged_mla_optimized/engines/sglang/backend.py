@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -175,7 +176,8 @@ class PagedMlaBackend(AttentionBackend):
             self._windows[batch.batch_size] = _window(batch)
         is_planned = (mode, batch.batch_size) in self._recorded  # by the graph itself
         if in_capture or not is_planned or self.rows.checks:
-            self._plan(batch, self._windows.get(batch.batch_size))
+            with self.rows.unchecked() if in_capture else nullcontext():
+                self._plan(batch, self._windows.get(batch.batch_size))
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Plan a step whose lengths and requests keep their places from capture to replay."""

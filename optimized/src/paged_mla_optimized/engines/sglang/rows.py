@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -61,6 +63,12 @@ class Rows:
     def checks(self) -> bool:
         """Whether ``plan`` holds values against the rules now."""
         return self._switch.is_on
+
+    @contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """Leave steps within unchecked: those of a capture have lengths and masks of nobody."""
+        with self._causal.unchecked(), (self._tree or self._causal).unchecked():
+            yield
 
     def plan(
         self,
