@@ -177,16 +177,18 @@ def test_blocks_that_rows_may_have_together(changes):
 
 
 @pytest.mark.parametrize("order", [[12, 8], [16, 20]], ids=["one-group", "two-groups"])
-@pytest.mark.parametrize("slots", [None, [*range(72, 76), *range(68, 72)]], ids=["plan", "named"])
-def test_two_rows_of_one_request(order, slots):
-    """S-13: they write to one block; planned runs of a group know nothing of each other (S-11)."""
-    step = {"cu_seqlens_q": [0, 4, 8], "seq_lens": order, "block_table": [[1], [1]]}
+def test_two_rows_of_one_request(order):
+    """S-13, S-18: queries of one request may be rows, where slots are named, in any order.
+
+    Planned runs of a group know nothing of each other (S-11).
+    """
+    config = {"cache_format": "fp8_block_group", "block_size": 64}
+    step = {
+        "cu_seqlens_q": [0, 4, 8], "seq_lens": order, "block_table": [[1], [1]], "num_tokens": 8
+    }  # fmt: skip
     with pytest.raises(InvalidArgument, match="block 1 in rows 0 and 1"):
-        check(
-            step | {"num_tokens": 8} | ({"slot_mapping": slots} if slots else {}),
-            cache_format="fp8_block_group",
-            block_size=64,
-        )
+        check(step, **config)
+    check(step | {"slot_mapping": [*range(72, 76), *range(68, 72)]}, **config)
 
 
 def test_rows_of_the_reserved_slot_are_padding():

@@ -276,6 +276,19 @@ def test_a_slot_may_be_named_in_a_block_of_any_one_row():
     validate_batch(made.problem, replace(made.batch, slot_mapping=slots))
 
 
+def test_queries_of_one_request_may_be_rows_where_slots_are_named():
+    """S-13, S-18: as on a rank of a divided cache; slots that a plan derives say another thing."""
+    made = _good()
+    table = np.array([[3, 2, 1], [3, 2, 1], [5, 6, 0]], np.int32)
+    batch = replace(made.batch, block_table=table, seq_lens=_i32(9, 10, 5))
+    batch = replace(batch, cu_seqlens_q=_i32(0, 1, 2, 2))
+    named = np.array([4, 5, -1, -1, -1])
+    validate_batch(made.problem, replace(batch, slot_mapping=named))
+    _refused("block_table", validate_batch, made.problem, batch)
+    batch = replace(batch, block_table=np.array([[3, 2, 1], [2, 3, 1], [5, 6, 0]], np.int32))
+    _refused("slot_mapping", validate_batch, made.problem, replace(batch, slot_mapping=named))
+
+
 def _tree(spelling, mask=None, *, drafts=64):
     """A row of 2 + 3 tokens and one of 3 + 1."""
     made = scene([request(5, 1), request(4, 2)], [2, 3], mask=Mask.TREE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paged_mla_reference.paging import blocks_of, used_blocks
 from paged_mla_reference.positions import metadata
@@ -37,7 +36,8 @@ def validate_slots(problem: Problem, batch: Batch) -> None:
     """Raise ``InvalidArgument`` unless each slot that is written is one token's, and not shared.
 
     A block that several rows read is full, and nobody writes to it (S-13). A row without queries
-    reads nothing.
+    reads nothing. Where slots are named, rows may be queries of one request, as on a rank of a
+    divided cache (S-18): they have the same blocks up to the one that is written.
     """
     slots, argument = batch.slot_mapping, "slot_mapping"
     if slots is None:
@@ -48,25 +48,28 @@ def validate_slots(problem: Problem, batch: Batch) -> None:
     written = slots[slots >= 0]
     if len(np.unique(written)) < len(written):
         raise InvalidArgument(argument, "one slot for two tokens", "distinct slots")
-    shared = np.intersect1d(written // problem.block_size, _shared_blocks(problem, batch))
-    if shared.size:
-        block = int(shared[0])
-        first, second = [
-            row
-            for row in np.flatnonzero(batch.query_lens)
-            if block in used_blocks(batch, row, problem.block_size)
-        ][:2]
-        given = f"block {block} in rows {first} and {second}, and this step writes to it"
-        raise InvalidArgument(argument, given, "blocks of one row, where a step writes")
+    holders = _rows_of_blocks(problem, batch)
+    for block in np.unique(written // problem.block_size).tolist():
+        first, *others = holders.get(block, [None])
+        for row in others:
+            if batch.slot_mapping is None or not _same_request(problem, batch, block, first, row):
+                given = f"block {block} in rows {first} and {row}, and this step writes to it"
+                raise InvalidArgument(argument, given, "blocks of one row, where a step writes")
 
 
-def _shared_blocks(problem: Problem, batch: Batch) -> NDArray[np.int64]:
-    """Return the blocks that several rows with queries have, int64 [n]."""
-    of_rows = [
-        used_blocks(batch, int(row), problem.block_size) for row in np.flatnonzero(batch.query_lens)
+def _rows_of_blocks(problem: Problem, batch: Batch) -> dict[int, list[int]]:
+    """Return the rows with queries that have each block."""
+    rows: dict[int, list[int]] = {}
+    for row in np.flatnonzero(batch.query_lens).tolist():
+        for block in used_blocks(batch, row, problem.block_size).tolist():
+            rows.setdefault(block, []).append(row)
+    return rows
+
+
+def _same_request(problem: Problem, batch: Batch, block: int, *rows: int) -> bool:
+    """Return whether two rows have the same blocks up to one that both have."""
+    first, second = [
+        used[: used.tolist().index(block)].tolist()
+        for used in (used_blocks(batch, row, problem.block_size) for row in rows)
     ]
-    blocks, counts = np.unique(
-        np.concatenate([np.zeros(0, np.int64), *of_rows]), return_counts=True
-    )
-    shared: NDArray[np.int64] = blocks[counts > 1]
-    return shared
+    return first == second

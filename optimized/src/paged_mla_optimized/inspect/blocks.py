@@ -130,10 +130,15 @@ class Table:
         behind = ends[rows] - np.arange(len(rows))  # tokens of the row from this one on
         positions = self._seq_lens[rows] - behind
         blocks = self._table[rows, positions // self._paging.block_tokens]
-        self._check_written(self._argument, self._paging.places(blocks, positions))
+        places = self._paging.places(blocks, positions)
+        self._check_written(self._argument, places, may_be_one_request=False)
 
     def check_slots(self, slot_mapping: NDArray[np.int64], num_blocks: int | None) -> None:
-        """Hold named slots [T] against each other and against all rows (S-10)."""
+        """Hold named slots [T] against each other and against all rows (S-10).
+
+        Rows may be queries of one request then, as on a rank of a divided cache (S-18): they have
+        the same blocks up to the one that is written.
+        """
         most = np.iinfo(np.int64).max
         if num_blocks is not None:
             most = num_blocks * self._paging.block_size - 1
@@ -143,23 +148,28 @@ class Table:
             given = f"slot {slot_mapping[token]} of token {token}"
             allowed = "-1 or more" if num_blocks is None else f"-1 to {most}"
             raise InvalidArgument("slot_mapping", given, allowed)
-        self._check_written("slot_mapping", slot_mapping)
+        self._check_written("slot_mapping", slot_mapping, may_be_one_request=True)
 
-    def _check_written(self, argument: str, places: NDArray[np.int64]) -> None:
+    def _check_written(
+        self, argument: str, places: NDArray[np.int64], *, may_be_one_request: bool
+    ) -> None:
         """Refuse two tokens for a slot, and a write to a block that two rows read (S-13)."""
         paging = self._paging
         places = paging.stored(places)
         if twice := repeated(places):
             given = f"two tokens for slot {twice[0] // paging.world}"
             raise InvalidArgument(argument, given, "a slot each")
-        blocks, rows, _ = self.used
+        blocks, rows, columns = self.used
         asks = self._query_lens[rows] > 0
         written = np.unique(places // (paging.block_size * paging.world))
-        shared = np.intersect1d(written, repeated(blocks[asks]))
-        if shared.size:
-            first, second = rows[asks & (blocks == shared[0])][:2]
-            given = f"block {shared[0]} in rows {first} and {second}, and this step writes to it"
-            raise InvalidArgument(argument, given, "blocks of one row, where a step writes")
+        for block in np.intersect1d(written, repeated(blocks[asks])):
+            at = np.flatnonzero(asks & (blocks == block))
+            lines = [self._table[rows[n], : columns[n]].tolist() for n in at]
+            for n, line in zip(at[1:], lines[1:], strict=True):
+                if not may_be_one_request or line != lines[0]:
+                    given = f"block {block} in rows {rows[at[0]]} and {rows[n]}"
+                    allowed = "blocks of one row, where a step writes"
+                    raise InvalidArgument(argument, f"{given}, and this step writes to it", allowed)
 
     def _find_padding(self) -> NDArray[np.bool_]:
         paging = self._paging
