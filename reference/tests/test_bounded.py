@@ -13,6 +13,7 @@ from reference_scenes import request, scene
 from paged_mla_reference.attention import attend
 from paged_mla_reference.bounded import has_meaning, legal_rows, planned_as, taken_as
 from paged_mla_reference.masks import decode_mask, spell_mask
+from paged_mla_reference.paging import used_blocks
 from paged_mla_reference.positions import metadata
 from paged_mla_reference.rounding import Rounding
 from paged_mla_reference.validate import validate_batch
@@ -242,8 +243,14 @@ def test_whatever_a_step_holds(data, mask, spelling):
         batch = replace(batch, mask=batch.mask[: data.draw(st.integers(0, 40))])
     taken = taken_as(made.problem, batch)
     distinct = np.unique(taken.slot_mapping[taken.slot_mapping >= 0])
+    size, rows = made.problem.block_size, range(taken.num_rows)
+    for row in rows:
+        assert np.isin(used_blocks(taken, row, size), range(made.problem.num_blocks)).all()
     if len(distinct) == (taken.slot_mapping >= 0).sum():
         nodes = 7 if mask is Mask.TREE else 0  # of padded rows
-        validate_batch(replace(made.problem, max_rows=9, max_draft_tokens=nodes), taken)
+        # Rows may name blocks of each other (S-13): here each has its own.
+        own = np.arange(taken.block_table.size, dtype=np.int32).reshape(taken.block_table.shape)
+        room = replace(made.problem, max_rows=9, max_draft_tokens=nodes, num_blocks=own.size + 99)
+        validate_batch(room, replace(taken, block_table=own))
     served = np.concatenate([[0], taken.seq_lens])[1:][-3:] > 0
     assert not (served & ~legal_rows(made.problem, batch)).any()
