@@ -125,6 +125,26 @@ def _two_rows_write_one_block(_: Problem, batch: Batch) -> Batch:
     return replace(batch, block_table=table)
 
 
+def _one_row_writes_what_another_reads(_: Problem, batch: Batch) -> Batch:
+    table = batch.block_table.copy()
+    table[1, 0] = table[0, 0]  # full of row 0's context
+    return replace(batch, block_table=table)
+
+
+def _one_block_twice_in_a_row(_: Problem, batch: Batch) -> Batch:
+    table = batch.block_table.copy()
+    table[0, 1] = table[0, 0]
+    return replace(batch, block_table=table)
+
+
+def _slot_of_a_block_of_two_rows(problem: Problem, batch: Batch) -> Batch:
+    table = batch.block_table.copy()
+    table[2, 0] = table[0, 1]
+    slots = np.full(batch.num_tokens, -1, np.int64)
+    slots[0] = int(table[0, 1]) * problem.block_size
+    return replace(batch, block_table=table, slot_mapping=slots)
+
+
 def _mask_bits(first: int, *, packed: bool = False) -> Callable[[Problem, Batch], Batch]:
     """Return what has the first node see itself, if bit 0 of `first` is set, and the next, if 1."""
 
@@ -248,6 +268,8 @@ BAD_BATCHES = (
     BadBatch("table-negative", "block_table", _element("block_table", (0, 1), -1)),
     BadBatch("table-past-cache", "block_table", _past_the_cache),
     BadBatch("table-write-overlap", "block_table", _two_rows_write_one_block),
+    BadBatch("table-written-and-read", "block_table", _one_row_writes_what_another_reads),
+    BadBatch("table-block-twice", "block_table", _one_block_twice_in_a_row),
     BadBatch("q-nope-dtype", "q_nope", _cast("q_nope", np.float64)),
     BadBatch("q-nope-heads", "q_nope", _shape("q_nope", lambda a: a[:, :-1])),
     BadBatch("q-nope-width", "q_nope", _shape("q_nope", lambda a: a[..., :-1])),
@@ -264,6 +286,7 @@ BAD_BATCHES = (
     BadBatch("slots-below", "slot_mapping", _element("slot_mapping", 0, -2), base="slots"),
     BadBatch("slots-past-cache", "slot_mapping", _slot_past_the_cache, base="slots"),
     BadBatch("slots-repeated", "slot_mapping", _repeated_slot, base="slots"),
+    BadBatch("slots-of-two-rows", "slot_mapping", _slot_of_a_block_of_two_rows, base="slots"),
     BadBatch("mask-unexpected", "mask", _with_mask),
     BadBatch("mask-missing", "mask", _without_mask, base="qlen"),
     BadBatch("mask-dtype", "mask", _cast("mask", np.float32), base="qlen"),
