@@ -324,6 +324,14 @@ def test_a_device_without_kernels(monkeypatch):
         PagedMla(config(), "cpu")
 
 
+@pytest.mark.parametrize("was", [(False, True), (True, False), (False, False)])
+def test_an_interpreter_that_is_chosen_too_late(monkeypatch, was):
+    """Triton reads the variable when it is imported, and its kernels when they are."""
+    monkeypatch.setattr(device, "_WHEN_IMPORTED", was)
+    with pytest.raises(Unsupported, match="TRITON_INTERPRET=1, which has changed since"):
+        PagedMla(config(), "cpu")
+
+
 @pytest.mark.parametrize(
     ("triton", "numpy", "works"),
     [

@@ -115,7 +115,7 @@ def test_a_forward_in_another_thread_is_refused(model, ours, monkeypatch, place)
         with pytest.raises(InvalidArgument) as error:
             forward(paged_model, NEXT, caches[1])
         assert str(error.value) == (
-            "past_key_values: got a forward in thread 'MainThread' while one in thread "
+            "cache: got a forward in thread 'MainThread' while one in thread "
             "'the first' is under way; allowed: one forward at a time over a LatentPool"
         )
         assert (caches[1].get_seq_length(), pool.num_free) == (3, taken)

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
 
 from paged_mla_optimized.planning.families import ARCHS, INTERPRETER
 from paged_mla_optimized.runtime.conditions import keep_conditions
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.provenance import commit_of
+
+_WHEN_IMPORTED = (not isinstance(tl.softmax, JITFunction), bool(triton.knobs.runtime.interpret))
+"""Whether Triton's own functions are the interpreter's, and those imported with this file."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,11 @@ def device_facts(device: torch.device) -> DeviceFacts:
     interprets = is_interpreting()
     if device.type not in ({"cuda", "cpu"} if interprets else {"cuda"}):
         raise Unsupported(f"device {device}: needs CUDA, or TRITON_INTERPRET=1 for a CPU")
+    if {interprets} != {*_WHEN_IMPORTED}:
+        raise Unsupported(
+            f"TRITON_INTERPRET={int(interprets)}, which has changed since Triton was imported: "
+            "set it where Python is started, or before anything imports Triton"
+        )
     if interprets:
         _prepare_interpreter()
         return DeviceFacts(INTERPRETER, 1)

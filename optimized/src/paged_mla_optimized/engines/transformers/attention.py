@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from transformers import AttentionInterface
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    EarlyExitCandidateGenerator,
+)
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 NAME = "paged_mla"
 OF_THIS_MODEL = "a cache of a pool of this model"
+NOT_SERVED = ("softcap", "s_aux", "sliding_window", "cu_seq_lens_q", "cu_seq_lens_k")
+"""What other implementations take beside queries, keys and values."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +52,52 @@ class Latents:
         InvalidArgument
             Always.
         """
-        raise InvalidArgument("past_key_values", "a cache of another model", OF_THIS_MODEL)
+        raise InvalidArgument("cache", "a cache of another model", OF_THIS_MODEL)
 
 
 def register() -> None:
     """Make the implementation known to the library under its name."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, keep_mask)
+    refuse_assistants()
+
+
+def refuse_assistants() -> None:
+    """Have the library refuse an assistant of this implementation before it sets one up.
+
+    ``generate`` gives an assistant a cache of the library's own. For an early exit the assistant
+    is the model itself, with fewer layers in its configuration until its tokens are there: an
+    error in between would leave them out of every later forward.
+    """
+    set_up = AssistedCandidateGenerator.__init__
+
+    @wraps(set_up)
+    def refuse_or_set_up(
+        self: Any, input_ids: torch.Tensor, assistant_model: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        if assistant_model.config._attn_implementation == NAME:
+            if isinstance(self, EarlyExitCandidateGenerator):
+                raise Unsupported(
+                    f"assistant_early_exit with {NAME}: early layers would draft over a cache of "
+                    "the library's own; generate without it, or with an assistant_model"
+                )
+            raise Unsupported(
+                f"an assistant on {NAME}: generate() gives it a cache of the library's own; "
+                'assistant_model.set_attn_implementation("eager")'
+            )
+        set_up(self, input_ids, assistant_model, *args, **kwargs)
+
+    AssistedCandidateGenerator.__init__ = refuse_or_set_up
 
 
 def take_latents(module: Any) -> None:
     """Let a module hand latents on; keys of any other cache are expanded as before."""
     if not isinstance(module.expand_kv, partial):
-        module.expand_kv = partial(_expand, module.expand_kv)
+        module.expand_kv = partial(pass_on, module.expand_kv)
 
 
-def _expand(expand_kv: Any, ckv: Any, k_pe: torch.Tensor) -> Any:
+def pass_on(expand_kv: Any, ckv: Any, k_pe: torch.Tensor) -> Any:
+    """Return latents as they are, and what the library makes of anything else."""
     return (ckv, k_pe) if isinstance(ckv, Latents) else expand_kv(ckv, k_pe)
 
 
@@ -87,7 +123,7 @@ def attend(  # noqa: PLR0917 - the library's signature
     module: Any,
     query: torch.Tensor,
     key: Any,
-    value: torch.Tensor,  # noqa: ARG001 - the library's signature
+    value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     **kwargs: Any,
@@ -99,8 +135,8 @@ def attend(  # noqa: PLR0917 - the library's signature
     module : DeepseekV2Attention or DeepseekV3Attention
     query : dtype [B, H, T, N + P]
     key : Latents
-    value : Tensor
-        Not used.
+    value : dtype [B, 1, T, P]
+        ``key.k_pe`` again.
     attention_mask : bool [B, columns] or None
     dropout : float
         0.
@@ -115,11 +151,22 @@ def attend(  # noqa: PLR0917 - the library's signature
     InvalidArgument
         Another cache or mask, or something that is larger than the pool was made for.
     Unsupported
-        What these kernels do not do: gradients, dropout, weights as an output.
+        What these kernels do not do: gradients, dropout, weights as an output, scores that are
+        capped or windowed, packed rows; a module that changes what its cache returned.
     """
     if not isinstance(key, Latents):
-        allowed = f'a PagedMlaCache; or model.set_attn_implementation("eager"), not "{NAME}"'
-        raise InvalidArgument("past_key_values", "None or another cache", allowed)
+        given = "none, or one of the library's own, as generate() makes where it is given none"
+        allowed = f'PagedMlaCache(pool); or model.set_attn_implementation("eager"), not "{NAME}"'
+        raise InvalidArgument("cache", given, allowed)
+    if value is not key.k_pe:
+        given = f"{type(module).__name__} changes values behind its cache"
+        raise Unsupported(f"{given} (layer {key.layer}): they are not read, latents are")
+    scaling = kwargs.get("scaling", module.scaling)
+    if scaling != module.scaling:
+        raise Unsupported(f"scaling {scaling} beside the module's own, {module.scaling}: that one")
+    for name in NOT_SERVED:
+        if kwargs.get(name) is not None:
+            raise Unsupported(f"{name}: causal attention over whole rows, without it")
     if attention_mask is not None and attention_mask.ndim != 2:
         given = f"shape {[*attention_mask.shape]}"
         raise InvalidArgument("attention_mask", given, "[B, columns] of padding")

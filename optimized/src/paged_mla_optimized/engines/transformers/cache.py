@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -11,7 +11,7 @@ from paged_mla_optimized.engines.transformers.attention import NAME, Latents
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.engines.transformers.rows import Rows
 from paged_mla_optimized.given import check_at_least, check_kind
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 
 class PagedMlaCacheLayer(CacheLayerMixin):
@@ -19,11 +19,34 @@ class PagedMlaCacheLayer(CacheLayerMixin):
 
     is_croppable = True
     is_sliding = False
-    supports_early_init = False
 
     def __init__(self, rows: Rows, index: int) -> None:
-        super().__init__()
-        self._rows, self._index = rows, index
+        self._rows, self._index = rows, index  # what the mixin would set is read from the pool
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether tokens are cached."""
+        return self._rows.columns > 0
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        """Latents, dtype [B, 1, columns, R], as the library's own cache has them; a copy.
+
+        0 for padding; ``None`` where nothing is cached.
+        """
+        return None if (found := self._gathered()) is None else found[..., : self._rank]
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        """Rotated keys, dtype [B, 1, columns, P]; otherwise as :attr:`keys`."""
+        return None if (found := self._gathered()) is None else found[..., self._rank :]
+
+    @property
+    def _rank(self) -> int:
+        return self._rows.pool.config.kv_lora_rank
+
+    def _gathered(self) -> torch.Tensor | None:
+        return self._rows.gathered(self._index).unsqueeze(1) if self.is_initialized else None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: the pool is there."""
@@ -56,6 +79,30 @@ class PagedMlaCacheLayer(CacheLayerMixin):
         """Return the tokens that a row may have."""
         return self._rows.pool.config.max_model_len
 
+    def _refuse(self, *_args: Any) -> NoReturn:
+        """Refuse what would change one layer alone, whose rows are those of all layers.
+
+        Raises
+        ------
+        Unsupported
+            Always.
+        """
+        raise Unsupported("one layer of a PagedMlaCache by itself: call the cache's own method")
+
+    reset = reorder_cache = crop = batch_repeat_interleave = batch_select_indices = _refuse
+
+    def offload(self) -> NoReturn:
+        """Refuse to move away.
+
+        Raises
+        ------
+        Unsupported
+            Always.
+        """
+        raise Unsupported("offloading: blocks of several caches lie in one pool")
+
+    prefetch = offload
+
 
 class PagedMlaCache(Cache):
     """Rows of one batch in the blocks of a pool; give it to ``generate`` as `cache`.
@@ -84,6 +131,19 @@ class PagedMlaCache(Cache):
         self.rows = rows
         layers = rows.pool.latents.shape[0]
         super().__init__(layers=[PagedMlaCacheLayer(rows, layer) for layer in range(layers)])
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied without what it holds.
+
+        Raises
+        ------
+        Unsupported
+            Always.
+        """
+        raise Unsupported(
+            "pickling a PagedMlaCache, whose tokens lie in its pool: keep the token ids and run "
+            "them again; within a process, copy.deepcopy shares the blocks"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedMlaCache:
         twin = type(self).__new__(type(self))

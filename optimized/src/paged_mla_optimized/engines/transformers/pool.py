@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
-from paged_mla_optimized.engines.transformers.attention import take_latents
+from paged_mla_optimized.engines.transformers.attention import pass_on, take_latents
+from paged_mla_optimized.engines.transformers.projection import check_expansion, check_projection
 from paged_mla_optimized.engines.transformers.turns import Turns
 from paged_mla_optimized.given import check_at_least, check_between, check_kind
 from paged_mla_optimized.layer import MlaLayer
@@ -24,7 +25,8 @@ from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
-ATTENTIONS = (DeepseekV2Attention, DeepseekV3Attention)
+LIBRARY = {v2.DeepseekV2Attention: v2, v3.DeepseekV3Attention: v3}
+"""The attention that is served, and the file that defines it."""
 
 
 class LatentPool(Uncopied):
@@ -58,8 +60,9 @@ class LatentPool(Uncopied):
     InvalidArgument
         A size that is no integer, or out of its range; no model.
     Unsupported
-        Another attention, or one that is adapted, hooked, quantised, cut in parts or of a sliding
-        window; layers that scale scores differently.
+        Another attention, or one of a sliding window; a ``kv_b_proj`` that is adapted, hooked,
+        patched, quantised, offloaded or cut in parts; layers that scale scores differently, or
+        differ in dtype or device.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class LatentPool(Uncopied):
         self.turns = Turns(model, names)
         """The forward that it is in."""
         self._modules = [weakref.ref(module) for module in modules]
+        self._depth = self.model_config.num_hidden_layers
         self._owners = np.zeros(num_blocks, dtype=np.int64)
         self._free = list(reversed(range(num_blocks)))
         for module in modules:
@@ -133,17 +137,39 @@ class LatentPool(Uncopied):
         """Whether this pool's `layer` holds what `module` writes."""
         return self._modules[layer]() is module
 
-    def check_modules(self) -> None:
-        """Check what the kernels take for granted: adapters may have come since the pool was made.
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled.
 
         Raises
         ------
+        Unsupported
+            Always.
+        """
+        raise Unsupported("copying or pickling a LatentPool: make another one of the same model")
+
+    def check_modules(self) -> None:
+        """Check what the kernels take for granted, which may have changed since the pool was made.
+
+        Raises
+        ------
+        InvalidArgument
+            The model has another dtype or number of layers, or is on another device.
         Unsupported
             As :class:`LatentPool` says.
         """
         modules = (reference() for reference in self._modules)
         present = [module for module in modules if module is not None]
         _check_modules(present, self.config.softmax_scale)
+        weight = present[0].kv_b_proj.weight
+        now, then = ((at.dtype, at.device) for at in (weight, self.latents))
+        if now != then:
+            given, as_before = (f"{dtype} on {device}" for dtype, device in (now, then))
+            allowed = f"{as_before}, as its LatentPool was made for; or make another pool of it"
+            raise InvalidArgument("model", given, allowed)
+        depth = self.model_config.num_hidden_layers
+        if depth != self._depth:
+            allowed = f"{self._depth}, as when its LatentPool was made"
+            raise InvalidArgument("model.config.num_hidden_layers", depth, allowed)
 
     def take(self, count: int) -> list[int]:
         """Return blocks that nobody has.
@@ -190,8 +216,8 @@ def attention_modules(model: nn.Module) -> list[Any]:
     Unsupported
         As :class:`LatentPool` says.
     """
-    known = [module for module in model.modules() if isinstance(module, ATTENTIONS)]
-    names = " or ".join(attention.__name__ for attention in ATTENTIONS)
+    known = [module for module in model.modules() if isinstance(module, tuple(LIBRARY))]
+    names = " or ".join(attention.__name__ for attention in LIBRARY)
     if not known:
         raise Unsupported(f"{type(model).__name__}: no layer is a {names}")
     if [module.layer_idx for module in known] != list(range(len(known))):
@@ -208,20 +234,14 @@ def _check_modules(modules: Sequence[Any], scaling: float) -> None:
     for module in modules:
         if module.scaling != scaling:
             raise Unsupported(f"scaling {module.scaling} beside {scaling}: one for all layers")
-        projection = module.kv_b_proj
-        if type(projection) is not nn.Linear:
-            given = type(projection).__name__
-            raise Unsupported(f"kv_b_proj is a {given}: merge adapters, or load it unquantised")
-        beside = {
-            "a bias": projection.bias is not None,
-            "hooks": projection._forward_hooks or projection._forward_pre_hooks,
-        }
-        for name, has in beside.items():
-            if has:
-                raise Unsupported(f"kv_b_proj has {name}: its weight alone is read")
-        if projection.weight.dtype not in DTYPE_NAMES:
-            raise Unsupported(f"dtype {projection.weight.dtype}: float32, float16 or bfloat16")
-        here = projection.weight.device
+        per_head = module.qk_nope_head_dim + module.v_head_dim
+        shape = (module.num_heads * per_head, module.kv_lora_rank)
+        check_projection(module.layer_idx, module.kv_b_proj, shape)
+        library = next(file for known, file in LIBRARY.items() if isinstance(module, known))
+        check_expansion(module, library, pass_on)
+        weight = module.kv_b_proj.weight
+        here = weight.dtype, weight.device
         placed = placed or here
         if here != placed:
-            raise Unsupported(f"layers on {placed} and {here}: one device")
+            given = " and ".join(f"{dtype} on {device}" for dtype, device in (placed, here))
+            raise Unsupported(f"layers of {given}: one dtype on one device")

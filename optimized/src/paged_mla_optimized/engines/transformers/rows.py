@@ -115,7 +115,7 @@ class Rows:
         if self._lacks_tokens:
             given = "a cache without the tokens of a forward that was refused"
             allowed = "reset() it first, or crop(0) it and repeat that forward"
-            raise InvalidArgument("past_key_values", given, allowed)
+            raise InvalidArgument("cache", given, allowed)
         try:
             self.pool.turns.take(self)
         except InvalidArgument:
@@ -150,16 +150,17 @@ class Rows:
         pool = self.pool
         if not pool.serves(module, layer):
             given = f"layer {layer} of another model"
-            raise InvalidArgument("past_key_values", given, OF_THIS_MODEL)
+            raise InvalidArgument("cache", given, OF_THIS_MODEL)
         self._take_turn()
         if layer == 0:
+            pool.check_modules()
             for name, tensor in zip(("query", "ckv", "k_pe"), (query, *latents), strict=True):
                 check_tensor(name, tensor, (None,) * 4, pool.config.dtype, pool.latents.device)
             self._begin(query.shape[0], query.shape[2], mask)
         step = self.step
         if step is None or pool.step is not step or step.next_layer != layer:
             given = f"layer {layer} out of turn"
-            raise InvalidArgument("past_key_values", given, "all layers of one forward in order")
+            raise InvalidArgument("cache", given, "all layers of one forward in order")
         flat = [_lines(tensor, step.tokens) for tensor in (query, *latents)]
         queries, (ckv, k_pe) = flat[0], [tensor.squeeze(1) for tensor in flat[1:]]
         config, cache = pool.mla.config, pool.latents[layer]
@@ -182,12 +183,11 @@ class Rows:
         """Check a step, make room for its tokens and plan it; nothing changes if it is wrong."""
         pool, config = self.pool, self.pool.config
         self._check_finished()
-        pool.check_modules()
         if num_rows > config.max_rows:
             raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
         if self.columns > 0 and num_rows != len(self.blocks):
             given = f"a batch of {num_rows}"
-            raise InvalidArgument("past_key_values", given, f"{len(self.blocks)} rows, as cached")
+            raise InvalidArgument("cache", given, f"{len(self.blocks)} rows, as cached")
         is_token = self._merged(num_rows, num_tokens, mask)
         new = is_token[:, self.columns :]
         query_lens, lengths = new.sum(1).tolist(), is_token.sum(1).tolist()
@@ -221,7 +221,7 @@ class Rows:
         layers = self.pool.latents.shape[0]
         if self.step is not None and self.step.next_layer != layers:
             given = f"one whose last forward ended after {self.step.next_layer} of {layers} layers"
-            raise InvalidArgument("past_key_values", given, "reset() it first")
+            raise InvalidArgument("cache", given, "reset() it first")
 
     def _merged(
         self, num_rows: int, num_tokens: int, mask: torch.Tensor | None
@@ -271,6 +271,19 @@ class Rows:
         for blocks, count in zip(held, missing, strict=True):
             blocks += [taken.pop() for _ in range(count)]
         self.blocks = held
+
+    def gathered(self, layer: int) -> torch.Tensor:
+        """Return a copy of one layer's latents and rotated keys, dtype [B, columns, R + P].
+
+        Padding is 0.
+        """
+        latents = self.pool.latents[layer]
+        out = latents.new_zeros((*self.is_token.shape, latents.shape[-1]))
+        for row, (blocks, is_token) in enumerate(zip(self.blocks, self.is_token, strict=True)):
+            columns = torch.tensor(np.flatnonzero(is_token), device=latents.device)
+            held = latents[torch.tensor(blocks, dtype=torch.long, device=latents.device)]
+            out[row, columns] = held.flatten(0, 1)[: len(columns)]
+        return out
 
     def _lengths(self) -> list[int]:
         lengths: list[int] = self.is_token.sum(1).tolist()

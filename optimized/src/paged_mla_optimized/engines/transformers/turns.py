@@ -72,7 +72,7 @@ class Turns:
             if turn is not None and not is_mine and _is_under_way(turn):
                 given = f"a forward in thread {me.name!r} while {_words(turn)}"
                 allowed = "one forward at a time over a LatentPool"
-                raise InvalidArgument("past_key_values", given, allowed)
+                raise InvalidArgument("cache", given, allowed)
             self._turn = mine
 
     def is_of(self, rows: object) -> bool:
@@ -97,7 +97,7 @@ class Turns:
             turn = self._turn
             if turn is not None and turn.rows == id(rows) and _is_under_way(turn):
                 given = f"a cache that is changed or copied while {_words(turn)}"
-                raise InvalidArgument("past_key_values", given, "its forward has ended")
+                raise InvalidArgument("cache", given, "its forward has ended")
 
     def _call_around_layers(self) -> FrameType:
         """Return the innermost call of a module with all layers in it, or of what there is."""

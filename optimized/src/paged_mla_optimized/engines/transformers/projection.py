@@ -1,0 +1,131 @@
+"""What is read in place of a call: ``kv_b_proj``, of which absorbed attention has the weight alone.
+
+Products with that weight are spread over queries and answers (S-21), so the module itself is never
+called. It therefore has to be a product with its weight and nothing else. Libraries make another
+thing of a module in several places, and this file looks at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import linear as torch_linear
+from torch.nn.modules import module as torch_module
+
+from paged_mla_optimized.config import DTYPE_NAMES
+from paged_mla_shared.errors import Unsupported
+
+_ATTRIBUTES = frozenset(vars(nn.Linear(1, 1, bias=False, device="meta")))
+_OF_ACCELERATE = ("_hf_hook", "_old_forward")
+_LOST = "the module is not called, its weight is read; remove"
+
+
+def check_projection(layer: int, projection: Any, shape: tuple[int, int]) -> None:
+    """Check that a module is ``x @ weight.T``, with a weight that kernels can read where it lies.
+
+    Parameters
+    ----------
+    layer : int
+    projection : Module
+        ``kv_b_proj`` of this layer.
+    shape : (int, int)
+        ``H * (N + V)`` and R.
+
+    Raises
+    ------
+    Unsupported
+        It is something else; the message names where.
+    """
+    found = next(_deviations(projection, shape), None)
+    if found is not None:
+        what, remedy = found
+        raise Unsupported(f"kv_b_proj {what} (layer {layer}): {remedy}")
+
+
+def check_expansion(module: Any, library: ModuleType, expand: Any) -> None:
+    """Check that a method which is passed by, too, is the library's own.
+
+    Parameters
+    ----------
+    module : Module
+        A DeepSeek attention.
+    library : module
+        The file of the library that defines its class.
+    expand : callable
+        What a pool has set in place of ``expand_kv``.
+
+    Raises
+    ------
+    Unsupported
+        A subclass, an instance or the class itself has another ``expand_kv``.
+    """
+    own = vars(module).get("expand_kv")
+    if isinstance(own, partial) and own.func is expand:
+        own = own.args[0]
+    is_bound = own is None or _is_method_of(own, module, "expand_kv")
+    if not is_bound or not _is_defined_in(library, type(module).expand_kv, "expand_kv"):
+        given = f"expand_kv of a {type(module).__name__} is not the library's own"
+        raise Unsupported(f"{given} (layer {module.layer_idx}): it is not called; remove it")
+
+
+def _deviations(projection: Any, shape: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    """Yield what is not as it has to be, and what to do about it."""
+    kind = type(projection)
+    if kind is not nn.Linear:
+        remedy = "merge adapters (peft: merge_and_unload()), or load it unquantised, as a nn.Linear"
+        yield f"is a {kind.__qualname__} of {kind.__module__}", remedy
+    if any(name in vars(projection) for name in _OF_ACCELERATE):
+        remedy = f"{_LOST} it (remove_hook_from_module), and load without offloading"
+        yield "has a hook of accelerate", remedy
+    for name in vars(projection).keys() - _ATTRIBUTES:
+        if hasattr(nn.Linear, name) and not _is_method_of(vars(projection)[name], projection, name):
+            yield f"has a {name} of its own", f"{_LOST} it"
+    if projection._forward_hooks or projection._forward_pre_hooks:
+        yield "has hooks", f"{_LOST} them"
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        yield "has hooks, those of all modules (register_module_forward_hook)", f"{_LOST} them"
+    if not (
+        _is_defined_in(torch_linear, nn.Linear.forward, "forward")
+        and _is_defined_in(torch_module, nn.Linear.__call__, "_wrapped_call_impl")
+        and nn.functional.linear is torch._C._nn.linear
+    ):
+        patched = "nn.Linear.forward, nn.Module.__call__ or nn.functional.linear"
+        yield f"runs another {patched} than torch's", f"{_LOST} the patch"
+    if projection.bias is not None:
+        yield "has a bias", "its weight alone is read"
+    yield from _deviations_of_weight(getattr(projection, "weight", None), shape)
+
+
+def _deviations_of_weight(weight: Any, shape: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    kind = type(weight)
+    if kind not in {nn.Parameter, torch.Tensor}:
+        remedy = "a plain tensor, neither quantised nor spread over devices"
+        yield f"has a weight that is a {kind.__qualname__} of {kind.__module__}", remedy
+    if weight.is_meta:
+        yield "has a weight on the meta device", "load it without offloading, on one device"
+    if weight.layout is not torch.strided:
+        yield f"has a weight of layout {weight.layout}", "a dense one"
+    if weight.dtype not in DTYPE_NAMES:
+        yield f"has a weight of dtype {weight.dtype}", "float32, float16 or bfloat16"
+    if tuple(weight.shape) != shape:
+        remedy = f"{[*shape]}, all heads on one device"
+        yield f"has a weight of shape {[*weight.shape]}", remedy
+
+
+def _is_method_of(given: Any, owner: object, name: str) -> bool:
+    """Return whether something is what a class itself has by a name, as hooks leave it behind."""
+    plain = getattr(type(owner), name)
+    return getattr(given, "__self__", None) is owner and getattr(given, "__func__", None) is plain
+
+
+def _is_defined_in(library: ModuleType, function: Any, name: str) -> bool:
+    """Return whether a function's code is that of a file, whatever was put around it."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    return bool(code.co_filename == library.__file__ and code.co_qualname.endswith(f".{name}"))
