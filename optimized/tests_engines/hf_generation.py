@@ -6,11 +6,12 @@ import copy
 from dataclasses import replace
 
 import torch
+from hf_forms import assert_counts, rows_in
 from hf_models import PAD, TINY, VOCAB, Kind, Size, build, paged
 
 from paged_mla_optimized.engines.transformers import PagedMlaCache
 
-KIND = Kind("v3", yarn=True)
+KIND = Kind("v3", yarn=True, form="both")
 NEW = 8
 
 
@@ -157,5 +158,7 @@ WAYS = {
 def assert_way(way: str, size: Size) -> None:
     """Generate in one way; afterwards no block is left behind."""
     pair = Pair(size)
-    WAYS[way](pair)
+    with rows_in(KIND.form, pair.pool) as counts:
+        WAYS[way](pair)
+    assert_counts(counts, KIND.form)
     assert pair.pool.num_free == pair.pool.latents.shape[1]

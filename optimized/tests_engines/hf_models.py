@@ -58,8 +58,8 @@ class Kind:
     experts: bool = False
     block_size: int = 16
     half: bool = False
-    materialised: bool = False
-    """All rows, not those alone for which it is faster."""
+    form: str | None = "absorbed"
+    """Of its rows, a name of ``hf_forms.FORMS``; ``None`` is whatever is faster."""
     layers: int = 2
 
 

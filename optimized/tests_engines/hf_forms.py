@@ -1,0 +1,52 @@
+"""Which rows of a trial are absorbed and which materialised, chosen by the trial and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+ABSORBED = "paged_mla_optimized.planning.forms.Forms.absorbed_rows"
+FORMS = {  # how many leading rows of so many are absorbed
+    "absorbed": lambda rows: rows,
+    "materialised": lambda _rows: 0,
+    "both": lambda rows: (rows + 1) // 2,
+}
+"""The cost model, whose constants are an H200's, materialises all rows of small models."""
+
+
+@contextmanager
+def rows_in(form: str | None, pool) -> Iterator[Counter[str]]:
+    """Let rows of a pool's steps be attended to in a form; yield how many were in each.
+
+    ``None`` leaves the choice to the cost model. The rows of the largest step are counted too.
+    """
+    counts: Counter[str] = Counter()
+    plan = pool.mla.plan
+
+    def counting(*given, query_lens, **named):
+        plan(*given, query_lens=query_lens, **named)
+        absorbed = pool.mla.absorbed_rows
+        for row, length in enumerate(query_lens):
+            if length > 0:
+                counts["absorbed" if row < absorbed else "materialised"] += 1
+        counts["largest"] = max(counts["largest"], len(query_lens))
+
+    with patch.object(pool.mla, "plan", counting):
+        if form is None:
+            yield counts
+        else:
+            choose = FORMS[form]
+            with patch(ABSORBED, lambda forms: choose(len(forms.absorbed))):
+                yield counts
+
+
+def assert_counts(counts: Counter[str], form: str | None) -> None:
+    """Hold what was counted against what a form promises; a step of one row has one form alone."""
+    absorbed, materialised = counts["absorbed"], counts["materialised"]
+    assert absorbed + materialised > 0
+    if form is not None:
+        assert (absorbed > 0) == (form != "materialised"), counts
+        has_others = form == "materialised" or (form == "both" and counts["largest"] > 1)
+        assert (materialised > 0) == has_others, counts
