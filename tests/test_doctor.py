@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.installed import import_or_skip
 from paged_mla import doctor
 from paged_mla.requirements import Requirement, requirements
 
@@ -175,7 +176,7 @@ def test_a_gpu_without_kernels_is_named(said, smi):
 
 
 def test_a_torch_that_sees_no_gpu_is_named(said, smi, monkeypatch):
-    torch = pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     smi(f"echo '{HOPPER}'")
     assert any(line.startswith("PyTorch can use none of them: install") for line in said())
@@ -192,7 +193,7 @@ def test_a_failing_nvidia_smi_is_quoted(said, smi, failure: str):
 def test_an_engine_is_named_with_its_plugin_and_the_option_that_selects_it(said, install):
     install("vllm", "0.26.0")
     install("sglang", "0.5.20")
-    registration = pytest.importorskip("paged_mla_optimized.engines.vllm.registration")
+    registration = import_or_skip("paged_mla_optimized.engines.vllm.registration")
     lines = said()
     assert "vLLM 0.26.0 supported (>=0.25, <0.34)" in lines
     assert "The plugin is registered (entry point of vllm.general_plugins)." in lines

@@ -8,6 +8,7 @@ import numpy as np
 import prefill_step
 import pytest
 import torch
+from ci.installed import import_or_skip
 from mla_step import P, R, build
 from test_layer import HEADS, N, V, layer_config, lens_of, plan, weights_of
 
@@ -83,9 +84,7 @@ def test_a_prefill(tmp_path: Path):
 
 def test_they_are_explained(tmp_path: Path):
     """Nothing is broken; a fault in what came back is."""
-    explanation = pytest.importorskip(
-        "paged_mla_reference.debug.explanation", reason="nox -s engines has it"
-    )
+    explanation = import_or_skip("paged_mla_reference.debug.explanation")
     for dump, name in ((layer_dump(tmp_path), "layer"), (prefill_dump(tmp_path), "prefill")):
         assert explanation.explain(dump).verdict == "No rule is broken."
         arrays = {**dump.arrays, f"{name}_lse": dump.arrays[f"{name}_lse"] / np.float32(np.log(2))}

@@ -4,13 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from ci.installed import import_or_skip
 
-pytest.importorskip("transformers", reason="transformers is not installed")
+import_or_skip("transformers", module_level=True)
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests_engines"))
 
-from hf_cases import CASES, assert_case
-from hf_generation import WAYS, assert_way
-from hf_models import REAL
+from hf_cases import CASES, assert_case  # noqa: E402 - behind a skip and its path
+from hf_generation import WAYS, assert_way  # noqa: E402 - behind a skip and its path
+from hf_models import REAL  # noqa: E402 - behind a skip and its path
 
 
 @pytest.mark.parametrize(("kind", "schedule"), CASES)

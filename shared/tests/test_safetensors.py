@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ci.installed import import_or_skip
 
 from paged_mla_shared.dtypes import NUMPY_DTYPES, bits, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
@@ -98,7 +99,7 @@ def test_every_type_comes_back(tmp_path: Path):
 
 def test_the_library_agrees(tmp_path: Path):
     """What is written here, the safetensors library reads: bfloat16 and e4m3 by their names."""
-    library = pytest.importorskip("safetensors", reason="the safetensors library is not installed")
+    library = import_or_skip("safetensors")
     arrays = {
         name: np.arange(6).astype(numpy_dtype(name)).reshape(2, 3)
         for name in ("bfloat16", "float8_e4m3", "float32")

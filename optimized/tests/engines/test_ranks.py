@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from ci.installed import import_or_skip
 from mla_step import config
 
 from paged_mla_optimized.launchers.shard import Shard
@@ -20,7 +21,7 @@ ROWS = (  # (seq_len, query_len)
 @pytest.mark.parametrize(("world", "interleave"), [(2, 1), (3, 4), (8, 2)])
 def test_steps_of_ranks(world, interleave):
     """S-1, S-18: decode rows of many lengths, chains of four, a chunk, and padding."""
-    oracle = pytest.importorskip("paged_mla_reference.parallel", reason="nox -s engines has it")
+    oracle = import_or_skip("paged_mla_reference.parallel")
     width = -(-LONGEST // (BLOCK_SIZE * world))
     starts = np.cumsum([0, *(queries for _, queries in ROWS)]).astype(np.int32)
     tokens = int(starts[-1]) + 2

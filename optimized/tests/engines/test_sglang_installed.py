@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import prefill_step
 import pytest
 import torch
+from ci.installed import import_or_skip
 from mla_step import P, R, build, dense, join
 from record_sglang import SURFACES, record_sglang
 from sglang_step import CONTEXTS, SPARE, context, hold
@@ -29,7 +30,7 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    sglang = pytest.importorskip("sglang", reason="SGLang is not installed")
+    sglang = import_or_skip("sglang", module_level=True)
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.layers.radix_attention import RadixAttention

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from ci.installed import import_or_skip
 from fp8_step import values
 from mla_step import P, R, assert_close, build, config, dense, join
 
@@ -173,8 +174,8 @@ def test_ranks_of_context_parallelism():
 
     The reference deals the keys and merges the answers.
     """
-    parallel = pytest.importorskip("paged_mla_reference.parallel", reason="nox -s engines has it")
-    oracle = pytest.importorskip("paged_mla_reference.merge", reason="nox -s engines has it")
+    parallel = import_or_skip("paged_mla_reference.parallel")
+    oracle = import_or_skip("paged_mla_reference.merge")
     whole = build((50, 1), (1, 1), (33, 1), (0, 0), padded_tokens=1, seed=2)
     group = parallel.ContextParallel(2)
     partials = []

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import prefill_step
 import pytest
 import torch
+from ci.installed import import_or_skip
 from mla_step import R, assert_close, build, dense, join
 from record_vllm import SURFACES, record_vllm
 
@@ -32,7 +33,7 @@ from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
+    vllm = import_or_skip("vllm", module_level=True)
     from vllm.config import AttentionConfig, CompilationConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.attention import mla_attention
@@ -223,9 +224,7 @@ def test_a_graph_of_microbatches_reads_the_lengths_of_its_replays(make):
 @pytest.mark.parametrize("name", [HEALTHY, "tables-of-other-rows"])
 def test_its_steps_are_dumped(make, tmp_path, name):
     """What vLLM said is in the dump, not what an adapter with an error took it for."""
-    explanation = pytest.importorskip(
-        "paged_mla_reference.debug.explanation", reason="nox -s engines has it"
-    )
+    explanation = import_or_skip("paged_mla_reference.debug.explanation")
     step = build((37, 1), (64, 1), (17, 1))
     step.cache.nan_to_num_(0.5)  # engines keep numbers everywhere
     layer = engine_layer(step, layer_name="0")

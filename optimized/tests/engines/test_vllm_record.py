@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ci.installed import import_or_skip
 from mla_step import P, R, build
 
 from paged_mla_optimized.engines.vllm.decode import Step
@@ -98,9 +99,7 @@ def run(name: str, folder: Path, num_layers: int = 1, **options: Any) -> Any:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_is_named(name: str, tmp_path: Path):
     """A dump has what vLLM said, not what the adapter made of it."""
-    explanation = pytest.importorskip(
-        "paged_mla_reference.debug.explanation", reason="nox -s engines has it"
-    )
+    explanation = import_or_skip("paged_mla_reference.debug.explanation")
     [path] = run(name, tmp_path, every=2).written
     found = explanation.explain(load_dump(path))
     assert found.is_broken == (name != HEALTHY), found.verdict
