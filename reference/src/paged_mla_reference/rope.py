@@ -105,7 +105,7 @@ def _ramp(theta: float, yarn: Yarn, dim: int) -> NDArray[np.float64]:
         wavelength = yarn.original_max_position / (times * 2 * math.pi)
         return dim * math.log(wavelength) / (2 * math.log(theta))
 
-    low = max(np.floor(pair_that_turns(yarn.beta_fast)), 0.0)
-    high = min(np.ceil(pair_that_turns(yarn.beta_slow)), dim - 1.0)
+    low = max(float(math.floor(pair_that_turns(yarn.beta_fast))), 0.0)
+    high = min(float(math.ceil(pair_that_turns(yarn.beta_slow))), dim - 1.0)
     width = high - low if high != low else 0.001  # the published code's guard
     return np.clip((np.arange(dim // 2) - low) / width, 0, 1)

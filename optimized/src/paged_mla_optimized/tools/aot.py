@@ -3,7 +3,8 @@
 ``python -m paged_mla_optimized.tools.aot --arch sm90`` prints registers, stack (spills) and shared
 memory of each variant as soon as those before it are printed, and at the end which failed. It exits
 1 if one fails: it does not compile, needs more shared memory than there is, which the compiler
-itself does not look at, or is compiled in a way that ``sass.py`` looks for.
+itself does not look at, rounds by an instruction that ``arithmetic.py`` does not list, or is
+compiled in a way that ``sass.py`` looks for.
 
 ``--sample`` takes a few variants of each kernel, the same in every run. ``--shard 2/8`` takes the
 second of eight equal parts of all variants, for several machines. ``--against PATH`` names the
@@ -39,6 +40,7 @@ from paged_mla_optimized.runtime.cache_keys import settle_key
 from paged_mla_optimized.runtime.device import is_interpreting
 from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch, sample_of
+from paged_mla_optimized.tools.arithmetic import unlisted
 from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
 
 T = TypeVar("T")
@@ -46,8 +48,6 @@ _OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
 """A line of PTX without an instruction."""
 _OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")
 """The instructions of PTX of which ptxas makes those that ``sass.py`` looks for."""
-_ROUNDED_TWICE = "cvt.rn.satfinite.e4m3x2.f16x2"
-"""No kernel writes codes of float16 numbers, so that this instruction is the second of two."""
 _BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
 """Architectures that have none of the instructions that ``sass.py`` looks for: nvdisasm 12.8 does
 not know VIADDMNMX there, and products of a warpgroup came with sm_90."""
@@ -93,8 +93,8 @@ def compile_job(job: Job, arch: str) -> Usage:
         sass = _dump(path, "-sass") if _may_be_wrong(compiled.asm["ptx"], arch) else ""
     shared_bytes = compiled.metadata.shared
     fault = None
-    if _ROUNDED_TWICE in compiled.asm["ptx"]:
-        fault = f"float32 becomes e4m3 through float16: {_ROUNDED_TWICE}"
+    if strangers := unlisted(compiled.asm["ptx"], job, arch):
+        fault = f"no such arithmetic is listed in tools/arithmetic.py: {' '.join(strangers)}"
     elif shared_bytes > SHARED_MEMORY[arch]:
         fault = f"more than {SHARED_MEMORY[arch]} bytes of shared memory"
     elif lost := lost_signs(sass):

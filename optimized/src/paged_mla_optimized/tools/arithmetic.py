@@ -1,0 +1,283 @@
+"""Which floating-point instructions compiled kernels may hold, on each architecture, and why.
+
+``python -m paged_mla_optimized.tools.arithmetic --page optimized/docs/arithmetic.md`` writes the
+table. The ahead-of-time compilation (``aot.py``) refuses a variant that holds any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from paged_mla_optimized.planning.families import ROUNDING_E4M3_ONCE, SHARED_MEMORY, WITH_E4M3
+from paged_mla_optimized.tools.aot_job import Job
+
+EVERY = frozenset(SHARED_MEMORY)
+"""Architectures."""
+
+_INSTRUCTION = re.compile(r"(?:^|[{;])\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:(?:\.|::)\w+)+)", re.MULTILINE)
+"""Names in PTX, at the begin of a line or inside the braces of inline assembly."""
+_ARITHMETIC = re.compile(
+    r"cvt\.|(?:mma|wmma)\.|wgmma\.mma|tcgen05\.mma|(?:ex2|lg2|rcp|sqrt|rsqrt|sin|cos|tanh)\."
+    r"|.*\.(?:ftz|approx|full|sat|relu|(?:u?e\dm\d|ue8m0|tf32|bf16|f16)(?:x\d)?|f32|f32x2|f64)\b"
+)
+_NO_ARITHMETIC = re.compile(r"(?:ld|st|mov|selp|cp|shfl)\b(?!.*\.ftz)")
+
+_WEIGHING = re.compile(
+    r"attend_kernel|(?:hopper_)?prefill_kernel|combine_kernel|merge_\w+|decode_\w+"
+)
+"""Kernels that make, weigh and join answers, whose budgets allow for approximations."""
+_DECODE = re.compile(r"decode_\w+")
+_ANY = re.compile(r"\w+")
+_COLUMNS = ("what", "PTX", "rounding", "subnormal", "kernels", "architectures", "rules")
+_HEAD = f"| {' | '.join(_COLUMNS)} |"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowed:
+    """Instructions that kernels may hold.
+
+    Parameters
+    ----------
+    what : str
+        What they compute.
+    names : str
+        A pattern of their names in PTX.
+    rounding : str
+        To which number, saturation included.
+    subnormal : str
+        What becomes of subnormal numbers.
+    why : str
+        What the rules need, and why this satisfies it.
+    archs : frozenset of str
+        Architectures, :data:`EVERY` of them or some.
+    kernels : re.Pattern
+        Of names of kernels.
+    where : str
+        How the page spells `kernels`.
+    dtypes : frozenset of str
+        Of queries and new latents, as ``aot_job.SHORT`` spells them; empty for all.
+    """
+
+    what: str
+    names: str
+    rounding: str
+    subnormal: str
+    why: str
+    archs: frozenset[str] = EVERY
+    kernels: re.Pattern[str] = _ANY
+    where: str = "all"
+    dtypes: frozenset[str] = frozenset()
+
+    def allows(self, name: str, job: Job, arch: str) -> bool:
+        """Return whether a kernel for `arch` may hold an instruction of this name."""
+        return (
+            arch in self.archs
+            and re.fullmatch(self.names, name) is not None
+            and self.kernels.fullmatch(job.kernel.fn.__name__) is not None
+            and (not self.dtypes or job.dtype in self.dtypes)
+        )
+
+
+_TO_NEAREST, _EXACT, _KEPT = "to nearest even", "exact", "kept"
+_OF_WEIGHTS = {"kernels": _WEIGHING, "where": "attention, prefill, joins, merges"}
+
+ALLOWED = (
+    Allowed(
+        what="integers of other widths",
+        names=r"cvt(\.sat)?\.[us](8|16|32|64)\.[us](8|16|32|64)",
+        rounding="none",
+        subnormal="none",
+        why="S-1: slots and offsets have 64 bits.",
+    ),
+    Allowed(
+        what="fp16 or bf16 to float32, float32 to float64",
+        names=r"cvt\.(f32\.(f16|bf16)|f64\.f32)",
+        rounding=_EXACT,
+        subnormal=_KEPT,
+        why="Every number has its place in the wider type.",
+    ),
+    Allowed(
+        what="float32 to fp16 or bf16, float64 to float32",
+        names=r"cvt\.rn\.((f16|f16x2|bf16|bf16x2)\.f32|f32\.f64)",
+        rounding=f"{_TO_NEAREST}; past the largest number infinite",
+        subnormal=_KEPT,
+        why="S-11, S-12: what is stored is rounded once, to the problem's dtype. Answers too.",
+    ),
+    Allowed(
+        what="float32 to e4m3",
+        names=r"cvt\.rn\.satfinite\.e4m3x2\.f32",
+        rounding=f"{_TO_NEAREST}; at most 448, NaN is 0x7f",
+        subnormal=_KEPT,
+        why="S-11: one rounding. Other architectures round with integers.",
+        archs=ROUNDING_E4M3_ONCE,
+    ),
+    Allowed(
+        what="e4m3 to fp16",
+        names=r"cvt\.rn\.f16x2\.e4m3x2",
+        rounding=_EXACT,
+        subnormal=_KEPT,
+        why="S-11: codes are read exactly. Other architectures shift bits and multiply by 256.",
+        archs=WITH_E4M3,
+    ),
+    Allowed(
+        what="e4m3 in fp16 to bf16",
+        names=r"cvt(\.rn)?\.bf16\.f16",
+        rounding=_EXACT,
+        subnormal=_KEPT,
+        why="S-11: an e4m3 number has 4 significant bits, and bf16 has 8.",
+        archs=WITH_E4M3 - {"sm89"},
+    ),
+    Allowed(
+        what="integers to float32",
+        names=r"cvt\.rn\.f32\.[us](8|16|32)",
+        rounding=_TO_NEAREST,
+        subnormal="none",
+        why="Exponents and eighths, all below 2^24, are exact.",
+        **_OF_WEIGHTS,
+    ),
+    Allowed(
+        what="float32 to the next integer above, in float32",
+        names=r"cvt\.rpi\.ftz\.f32\.f32",
+        rounding="up",
+        subnormal="flushed to 0",
+        why="S-5: any number near the largest score serves as the one that is subtracted.",
+        kernels=_DECODE,
+        where="decode on Hopper",
+    ),
+    Allowed(
+        what="sums, differences and products of float32",
+        names=r"(add|sub|mul)(\.rn)?\.f32(x2)?|add\.rn\.f32\.(f16|bf16)|fma\.rn\.f32(x2)?",
+        rounding=f"{_TO_NEAREST}; a product and a sum may be one fma, see below",
+        subnormal=_KEPT,
+        why="S-5, S-12: the budgets count a rounding each. S-11: `fma` is asked for by name.",
+    ),
+    Allowed(
+        what="sums, differences and products of float64",
+        names=r"(add|sub|mul)(\.rn)?\.f64|fma\.rn\.f64|neg\.f64",
+        rounding=_TO_NEAREST,
+        subnormal=_KEPT,
+        why="S-12: float32 rows are rotated in float64 and are right to their last bit.",
+        dtypes=frozenset({"fp32"}),
+    ),
+    Allowed(
+        what="products of fp16",
+        names=r"mul(\.rn)?\.f16(x2)?",
+        rounding=f"{_TO_NEAREST}; exact where codes are decoded, by powers of two",
+        subnormal=_KEPT,
+        why="S-11: e4m3 codes as bits of fp16 are 2^8 too small. S-5: ratios of scales on Hopper.",
+    ),
+    Allowed(
+        what="quotients of float32",
+        names=r"div\.rn\.f32",
+        rounding=_TO_NEAREST,
+        subnormal=_KEPT,
+        why="S-11: scales, and what codes are made of, are the quotients of the rule.",
+    ),
+    Allowed(
+        what="quotients, powers of two and logarithms, approximately",
+        names=r"div\.full\.f32|ex2\.approx(\.ftz)?\.f32|fma\.rn\.ftz\.f32",
+        rounding="within 2 ulp",
+        subnormal="flushed to 0 by `.ftz`",
+        why="S-5, S-7, S-8: within the budgets of weights and of the lse. S-11 and S-12 need none.",
+        **_OF_WEIGHTS,
+    ),
+    Allowed(
+        what="products of matrices of fp16 or bf16",
+        names=r"mma\.sync\.aligned\.m16n8k(8|16)\.row\.col\.f32\.(f16\.f16|bf16\.bf16)\.f32"
+        r"|wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(f16\.f16|bf16\.bf16)"
+        r"|tcgen05\.mma\.cta_group::1\.kind::f16",
+        rounding="exact products, summed in float32",
+        subnormal=_KEPT,
+        why="S-5: the budget counts the sum's roundings.",
+        dtypes=frozenset({"fp16", "bf16"}),
+        **_OF_WEIGHTS,
+    ),
+    Allowed(
+        what="products of matrices of tf32",
+        names=r"mma\.sync\.aligned\.m16n8k(4|8)\.row\.col\.f32\.tf32\.tf32\.f32",
+        rounding="exact products of fp16 queries and bf16 keys, summed in float32",
+        subnormal=_KEPT,
+        why="S-11: `fp8_ds_mla` keeps k_pe in bf16. tf32 holds fp16 and bf16 exactly. Products of "
+        "float32 take none: they are sums of `fma.rn.f32`.",
+        kernels=re.compile("attend_kernel"),
+        where="attention",
+        dtypes=frozenset({"fp16"}),
+    ),
+    Allowed(
+        what="products of matrices of e4m3",
+        names=r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3",
+        rounding="exact products, summed in fewer bits than float32 has",
+        subnormal=_KEPT,
+        why='S-5: `products="fast"` alone, with a budget of its own.',
+        archs=frozenset({"sm90"}),
+        kernels=re.compile("decode_tile_fp8_kernel"),
+        where="`decode_tile_fp8`",
+    ),
+    Allowed(
+        what="signs, comparisons, maxima and minima",
+        names=r"(abs|neg|min|max|redux\.sync\.max|redux\.sync\.min)(\.NaN)?\.(f16|bf16|f32|f16x2|bf16x2)"
+        r"|setp\.\w+(\.(and|or|xor))?\.(f16|bf16|f32)",
+        rounding=_EXACT,
+        subnormal=_KEPT,
+        why="Without `.NaN` a maximum passes over NaN.",
+    ),
+)
+"""Every instruction that computes with floating-point numbers, or converts."""
+
+
+def arithmetic_of(ptx: str) -> set[str]:
+    """Return the names of the instructions in PTX that compute with floating-point numbers."""
+    code = re.sub(r"//.*", "", ptx)
+    names = set(_INSTRUCTION.findall(code))
+    return {n for n in names if _ARITHMETIC.match(n) and not _NO_ARITHMETIC.match(n)}
+
+
+def unlisted(ptx: str, job: Job, arch: str) -> list[str]:
+    """Return the instructions in a kernel's PTX that :data:`ALLOWED` does not have for it."""
+    return [
+        name
+        for name in sorted(arithmetic_of(ptx))
+        if not any(allowed.allows(name, job, arch) for allowed in ALLOWED)
+    ]
+
+
+def table() -> str:
+    """Return :data:`ALLOWED` as a table of Markdown."""
+    lines = [_HEAD, f"|{'---|' * len(_COLUMNS)}"]
+    for row in ALLOWED:
+        archs = [arch for arch in SHARED_MEMORY if arch in row.archs]
+        names = ", ".join(f"`{name}`" for name in _spelled(row.names))
+        dtypes = f" of {', '.join(sorted(row.dtypes))}" if row.dtypes else ""
+        served = "all" if row.archs == EVERY else ", ".join(archs)
+        cells = (row.what, names, row.rounding, row.subnormal, row.where + dtypes, served, row.why)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spelled(names: str) -> list[str]:
+    """Return patterns without what only a pattern needs."""
+    depth, parts = 0, [""]
+    for letter in names.replace("\\.", ".").replace("\\w+", "*").replace("\\d+", "*"):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += "/" if letter == "|" else letter
+    return parts
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the table into the page that has it; return the exit status."""
+    parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.arithmetic")
+    parser.add_argument("--page", type=Path, metavar="MARKDOWN", required=True)
+    path = parser.parse_args(arguments).page
+    path.write_text(path.read_text().partition(_HEAD)[0] + table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
