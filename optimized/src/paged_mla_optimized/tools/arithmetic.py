@@ -259,9 +259,11 @@ def table() -> str:
 
 
 def _spelled(names: str) -> list[str]:
-    """Return patterns without what only a pattern needs."""
+    """Return patterns without what only a pattern needs; alternatives inside one stand as a/b."""
+    for pattern, plain in (("\\.", "."), ("\\w+", "*"), ("\\d+", "*"), ("[us]", "(u|s)")):
+        names = names.replace(pattern, plain)
     depth, parts = 0, [""]
-    for letter in names.replace("\\.", ".").replace("\\w+", "*").replace("\\d+", "*"):
+    for letter in names:
         depth += {"(": 1, ")": -1}.get(letter, 0)
         if letter == "|" and depth == 0:
             parts.append("")
