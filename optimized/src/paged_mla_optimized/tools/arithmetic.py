@@ -26,12 +26,18 @@ _ARITHMETIC = re.compile(
 )
 _NO_ARITHMETIC = re.compile(r"(?:ld|st|mov|selp|cp|shfl)\b(?!.*\.ftz)")
 
-_WEIGHING = re.compile(
-    r"attend_kernel|(?:hopper_)?prefill_kernel|combine_kernel|merge_\w+|decode_\w+"
-)
-"""Kernels that make, weigh and join answers, whose budgets allow for approximations."""
-_DECODE = re.compile(r"decode_\w+")
-_ANY = re.compile(r"\w+")
+_WEIGHING = "attention, prefill, joins, merges"
+"""What makes, weighs and joins answers, whose budgets allow for approximations."""
+_KERNELS = {
+    "all": re.compile(r"\w+"),
+    _WEIGHING: re.compile(
+        r"attend_kernel|(?:hopper_)?prefill_kernel|combine_kernel|merge_\w+|decode_\w+"
+    ),
+    "attention": re.compile("attend_kernel"),
+    "decode on Hopper": re.compile(r"decode_\w+"),
+    "`decode_tile_fp8`": re.compile("decode_tile_fp8_kernel"),
+}
+"""Names of kernels, by how the page spells them."""
 _COLUMNS = ("what", "PTX", "rounding", "subnormal", "kernels", "architectures", "rules")
 _HEAD = f"| {' | '.join(_COLUMNS)} |"
 
@@ -54,10 +60,8 @@ class Allowed:
         What the rules need, and why this satisfies it.
     archs : frozenset of str
         Architectures, :data:`EVERY` of them or some.
-    kernels : re.Pattern
-        Of names of kernels.
-    where : str
-        How the page spells `kernels`.
+    kernels : str
+        Those that may hold them, a key of ``_KERNELS``.
     dtypes : frozenset of str
         Of queries and new latents, as ``aot_job.SHORT`` spells them; empty for all.
     """
@@ -68,8 +72,7 @@ class Allowed:
     subnormal: str
     why: str
     archs: frozenset[str] = EVERY
-    kernels: re.Pattern[str] = _ANY
-    where: str = "all"
+    kernels: str = "all"
     dtypes: frozenset[str] = frozenset()
 
     def allows(self, name: str, job: Job, arch: str) -> bool:
@@ -77,13 +80,12 @@ class Allowed:
         return (
             arch in self.archs
             and re.fullmatch(self.names, name) is not None
-            and self.kernels.fullmatch(job.kernel.fn.__name__) is not None
+            and _KERNELS[self.kernels].fullmatch(job.kernel.fn.__name__) is not None
             and (not self.dtypes or job.dtype in self.dtypes)
         )
 
 
 _TO_NEAREST, _EXACT, _KEPT = "to nearest even", "exact", "kept"
-_OF_WEIGHTS = {"kernels": _WEIGHING, "where": "attention, prefill, joins, merges"}
 
 ALLOWED = (
     Allowed(
@@ -137,7 +139,7 @@ ALLOWED = (
         rounding=_TO_NEAREST,
         subnormal="none",
         why="Exponents and eighths, all below 2^24, are exact.",
-        **_OF_WEIGHTS,
+        kernels=_WEIGHING,
     ),
     Allowed(
         what="float32 to the next integer above, in float32",
@@ -145,8 +147,7 @@ ALLOWED = (
         rounding="up",
         subnormal="flushed to 0",
         why="S-5: any number near the largest score serves as the one that is subtracted.",
-        kernels=_DECODE,
-        where="decode on Hopper",
+        kernels="decode on Hopper",
     ),
     Allowed(
         what="sums, differences and products of float32",
@@ -183,7 +184,7 @@ ALLOWED = (
         rounding="within 2 ulp",
         subnormal="flushed to 0 by `.ftz`",
         why="S-5, S-7, S-8: within the budgets of weights and of the lse. S-11 and S-12 need none.",
-        **_OF_WEIGHTS,
+        kernels=_WEIGHING,
     ),
     Allowed(
         what="products of matrices of fp16 or bf16",
@@ -194,7 +195,7 @@ ALLOWED = (
         subnormal=_KEPT,
         why="S-5: the budget counts the sum's roundings.",
         dtypes=frozenset({"fp16", "bf16"}),
-        **_OF_WEIGHTS,
+        kernels=_WEIGHING,
     ),
     Allowed(
         what="products of matrices of tf32",
@@ -203,8 +204,7 @@ ALLOWED = (
         subnormal=_KEPT,
         why="S-11: `fp8_ds_mla` keeps k_pe in bf16. tf32 holds fp16 and bf16 exactly. Products of "
         "float32 take none: they are sums of `fma.rn.f32`.",
-        kernels=re.compile("attend_kernel"),
-        where="attention",
+        kernels="attention",
         dtypes=frozenset({"fp16"}),
     ),
     Allowed(
@@ -214,8 +214,7 @@ ALLOWED = (
         subnormal=_KEPT,
         why='S-5: `products="fast"` alone, with a budget of its own.',
         archs=frozenset({"sm90"}),
-        kernels=re.compile("decode_tile_fp8_kernel"),
-        where="`decode_tile_fp8`",
+        kernels="`decode_tile_fp8`",
     ),
     Allowed(
         what="signs, comparisons, maxima and minima",
@@ -253,7 +252,15 @@ def table() -> str:
         names = ", ".join(f"`{name}`" for name in _spelled(row.names))
         dtypes = f" of {', '.join(sorted(row.dtypes))}" if row.dtypes else ""
         served = "all" if row.archs == EVERY else ", ".join(archs)
-        cells = (row.what, names, row.rounding, row.subnormal, row.where + dtypes, served, row.why)
+        cells = (
+            row.what,
+            names,
+            row.rounding,
+            row.subnormal,
+            row.kernels + dtypes,
+            served,
+            row.why,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
