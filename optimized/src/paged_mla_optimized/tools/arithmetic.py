@@ -147,6 +147,7 @@ ALLOWED = (
         rounding="up",
         subnormal="flushed to 0",
         why="S-5: any number near the largest score serves as the one that is subtracted.",
+        archs=frozenset({"sm90"}),
         kernels="decode on Hopper",
     ),
     Allowed(
