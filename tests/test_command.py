@@ -1,6 +1,7 @@
 """The command ``paged-mla``: help, refusals, and each subcommand on a real configuration."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,12 @@ import pytest
 
 from paged_mla import command
 
+IN_A_COMMAND = {  # what each calls on the way
+    "explain": "paged_mla_reference.debug.command.load_dump",
+    "simulate": "paged_mla_reference.simulator.command.timeline_of",
+    "taps": "paged_mla_optimized.commands.taps.load_dump",
+    "doctor": "paged_mla.doctor.find_gpus",
+}
 WITHOUT_PYTEST = """
 import sys
 sys.modules["pytest"] = None  # as where it is not installed
@@ -76,6 +83,35 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it():
     assert done.stderr == (
         'paged-mla conformance needs pytest: pip install "paged-mla[conformance]"\n'
     )
+
+
+@pytest.mark.parametrize("error", [OverflowError, ValueError, AssertionError, MemoryError])
+@pytest.mark.parametrize(("name", "at"), IN_A_COMMAND.items(), ids=IN_A_COMMAND)
+def test_an_error_of_the_program_has_a_status_of_its_own(
+    tmp_path: Path, monkeypatch, capsys, name: str, at: str, error: type[Exception]
+):
+    """A script must not read it as a broken rule (1), nor as a wrong file (2)."""
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise error("of the test")
+
+    monkeypatch.setattr(at, fail)
+    arguments = {
+        "explain": [str(tmp_path / "step.safetensors")],
+        "simulate": ["chunks"],
+        "taps": [str(tmp_path / "step"), "--token", "0", "--out", str(tmp_path / "taps")],
+    }
+    assert command.main([name, *arguments.get(name, [])]) == command.INTERNAL_ERROR == 70
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert f"{error.__name__}: of the test" in told
+    assert told.endswith("paged-mla: this is an error of paged-mla itself, and no result\n")
+
+
+def test_the_help_names_each_exit_status():
+    help_text = command.usage()
+    for status in (0, 1, 2, 70):
+        assert re.search(rf"\b{status}, (nothing|something|a wrong|an error)", help_text)
 
 
 def test_simulate_draws_a_schedule(tmp_path: Path):

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,6 +71,12 @@ SUBCOMMANDS = {
     ),
 }
 _EXAMPLE = "paged-mla conformance --quick"
+INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h; Python's own, 1, is that of a broken rule
+_STATUSES = """\
+Exit statuses: 0, nothing wrong was found; 1, something was, such as a broken rule or a failed test;
+2, a wrong command line, a file that cannot be read or written, or a package that is missing (in the
+suite 4, and 2 where it was ended from outside; 5, the backend cannot run here);
+70, an error of paged-mla itself, with its traceback; 130 and 141, ended by SIGINT or SIGPIPE."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,8 +90,9 @@ def main(arguments: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0 for success; 2 for a wrong command line, or for a package that is missing; otherwise what
-        the subcommand says of itself.
+        0 for success; 2 for a wrong command line, or for a package that is missing;
+        ``INTERNAL_ERROR`` for an exception that the subcommand did not expect; otherwise what the
+        subcommand says of itself.
     """
     _replace_unknown_letters()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the suite then writes its report
@@ -98,6 +106,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + 2  # the status that a shell gives a program which SIGINT ended
+    except Exception:
+        traceback.print_exc()
+        print("paged-mla: this is an error of paged-mla itself, and no result", file=sys.stderr)
+        return INTERNAL_ERROR
     return status
 
 
@@ -136,6 +148,8 @@ def usage() -> str:
             "",
             "paged-mla COMMAND --help describes the options of a command.",
             f"Example: {_EXAMPLE}",
+            "",
+            _STATUSES,
         ]
     )
 

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         text, status = explain_file(options)
-    except (OSError, ValueError) as error:
+    except (OSError, InvalidArgument) as error:
         print(f"paged-mla explain: {one_line(error)}", file=sys.stderr)
         return 2
     print(text)

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         text = simulate(options)
-    except (OSError, ValueError) as error:
+    except (OSError, InvalidArgument) as error:
         print(f"paged-mla simulate: {one_line(error)}", file=sys.stderr)
         return 2
     print(text)
