@@ -1,12 +1,11 @@
 """Shorten reports of the suite to what the repository keeps of them.
 
 Tests that were not asked are counted by reason, and of a failure's traceback the assertion stays.
-
-Usage: ``python -m ci.short_report REPORT.json...``, which rewrites the files
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -37,9 +36,11 @@ def _assertion(message: str) -> str:
     return (errors or lines)[0]
 
 
-def main(paths: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Rewrite each file; return 0."""
-    for path in map(Path, paths):
+    parser = argparse.ArgumentParser(prog="python -m ci.short_report", description=__doc__)
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT", help="is rewritten")
+    for path in parser.parse_args(arguments).reports:
         path.write_text(to_json(shortened(json.loads(path.read_text()))))
     return 0
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ci import short_report
 from ci.installed import DEMANDED, import_or_skip
 from ci.packages import LONGEST_FIRST, PACKAGES
 from ci.short_report import shortened
@@ -63,3 +64,10 @@ def test_a_distribution_without_its_package_is_no_reason_to_skip(monkeypatch):
     monkeypatch.setattr("ci.installed.distribution", lambda _: None)
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         import_or_skip("no_such_package")
+
+
+def test_a_tool_of_ci_describes_itself(capsys):
+    with pytest.raises(SystemExit) as ended:
+        short_report.main(["--help"])
+    assert ended.value.code == 0
+    assert "REPORT" in capsys.readouterr().out

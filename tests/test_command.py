@@ -114,6 +114,41 @@ def test_the_help_names_each_exit_status():
         assert re.search(rf"\b{status}, (nothing|something|a wrong|an error)", help_text)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["simulate", "chunks", "--html"], "--html"),
+        (["simulate", "chunks", "--save"], "--save"),
+        (["simulate", "chunks", "--trace"], "--trace"),
+        (["explain", "step.safetensors", "--html"], "--html"),
+        (["explain", "step.safetensors", "--png"], "--png"),
+        (["taps", "step.safetensors", "--token", "0", "--out"], "--out"),
+    ],
+)
+@pytest.mark.parametrize("place", ["folder", "file/inside", "file/../folder"])
+def test_what_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch, capsys, place: str, arguments: list[str], option: str
+):
+    for at in IN_A_COMMAND.values():
+        monkeypatch.setattr(at, lambda *_: pytest.fail("the work began"))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("as it was")
+    path = tmp_path / place
+    assert command.main([*arguments, str(path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"paged-mla {arguments[0]}: {option}: got {path}, which cannot be wri")
+    assert (tmp_path / "file").read_text() == "as it was"
+
+
+def test_a_file_that_is_there_survives_a_refusal(tmp_path: Path, monkeypatch):
+    """It is replaced once there is something to replace it."""
+    page = tmp_path / "page.html"
+    page.write_text("as it was")
+    monkeypatch.setattr("paged_mla_reference.simulator.work.MOST_WORK", 10)
+    assert command.main(["simulate", "chunks", "--html", str(page)]) == 2
+    assert page.read_text() == "as it was"
+
+
 def test_simulate_draws_a_schedule(tmp_path: Path):
     page = tmp_path / "preemption.html"
     done = run("simulate", "preemption", "--html", str(page))

@@ -132,11 +132,14 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any]
     """Return the header and where the bytes of tensors begin."""
     start = file.read(_LENGTH_BYTES)
     if len(start) < _LENGTH_BYTES:
-        raise InvalidArgument(str(path), f"{len(start)} bytes", f"at least {_LENGTH_BYTES} bytes")
+        allowed = f"a safetensors file, of at least {_LENGTH_BYTES} bytes"
+        raise InvalidArgument(str(path), f"{len(start)} bytes", allowed)
     length = int.from_bytes(start, "little")
     most = min(size - _LENGTH_BYTES, LARGEST_HEADER)
     if length > most:
-        raise InvalidArgument(str(path), f"a header of {length} bytes", f"at most {most}")
+        given = f"a header of {length} bytes, which is what the first {_LENGTH_BYTES} bytes say"
+        allowed = f"a safetensors file, with a header of at most {most} bytes where it is so long"
+        raise InvalidArgument(str(path), given, allowed)
     try:
         text = file.read(length).decode()
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from paged_mla_optimized.inspect.taps import taps_of
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.folders import check_files
 from paged_mla_shared.options import OneLineParser, whole
 from paged_mla_shared.taps import save_taps
 
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     options = parser.parse_args(arguments)
     try:
+        check_files(out=options.out)
         save_taps(taps_of(load_dump(options.dump), options.token, options.head), options.out)
     except (OSError, InvalidArgument, Unsupported) as error:
         print(f"paged-mla taps: {error}", file=sys.stderr)

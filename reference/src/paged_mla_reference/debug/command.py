@@ -20,7 +20,7 @@ from paged_mla_reference.debug.trace import Trace, trace_of
 from paged_mla_shared.documents import one_line
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.folders import make_folders
+from paged_mla_shared.folders import check_files
 from paged_mla_shared.options import OneLineParser, refuse_idle, whole
 from paged_mla_shared.taps import load_taps
 
@@ -80,7 +80,7 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
     Raises
     ------
     InvalidArgument
-        A file is no dump, or an option has no effect beside the others.
+        A file is no dump or cannot be written, or an option has no effect beside the others.
     """
     if len(options.dumps) > 1:
         refuse_idle(options, (*_PICTURES, *_TRACE, "taps"), "one dump")
@@ -92,6 +92,7 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
         refuse_idle(options, _PICTURES, "an explanation, without --token")
     if len(options.dumps) > 1:
         return _explain_together(options)
+    check_files(html=options.html, png=options.png)
     path = options.dumps[0]
     dump = load_dump(path)
     if options.taps is not None:
@@ -106,7 +107,6 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
     with _naming(path):
         explanation = explain(dump)
     maps = maps_of(explanation.found)
-    make_folders(options.html, options.png)
     if options.html:
         options.html.write_text(render(explanation, maps))
     if options.png:

@@ -19,7 +19,7 @@ from paged_mla_reference.simulator.work import check_answers
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import one_line, read_object
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.folders import make_folders
+from paged_mla_shared.folders import check_files
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.options import OneLineParser, refuse_idle, whole
 from paged_mla_shared.problem import Mask
@@ -85,7 +85,8 @@ def simulate(options: argparse.Namespace) -> str:
     Raises
     ------
     InvalidArgument
-        A file cannot be read, or an option has no effect beside the others.
+        A file cannot be read or written, the schedule is too much work, or an option has no effect
+        beside the others.
     """
     if options.log is None:
         refuse_idle(options, _ENGINE, "--log")
@@ -93,6 +94,7 @@ def simulate(options: argparse.Namespace) -> str:
         refuse_idle(options, ["report"], "--html")
     if options.trace is None:
         refuse_idle(options, ["dims", "dtype"], "--trace")
+    check_files(html=options.html, save=options.save, trace=options.trace)
     scenario = _scenario(options)
     mark = None
     if options.report:
@@ -107,7 +109,6 @@ def simulate(options: argparse.Namespace) -> str:
         pairs = sum(queries * (context + queries) for _, _, context, queries, _ in rows)
         check_answers(pairs, trace.problems[Mask.CAUSAL].dims)
     written: list[Path] = []
-    make_folders(options.html, options.save, options.trace)
     if options.html:
         options.html.write_text(render(timeline, mark))
         written.append(options.html)
