@@ -55,7 +55,9 @@ def install(session: nox.Session, *packages: str) -> None:
     printing.start()
     try:
         # Python compiles what it imports, which is little of what is installed.
-        session.install("--no-compile", "-c", "constraints.txt", *packages)
+        pins = "constraints.txt"
+        env = {"UV_BUILD_CONSTRAINT": pins}  # of hatchling, which builds this repository
+        session.install("--no-compile", "-c", pins, *packages, env=env)
     finally:
         done.set()
         printing.join()

@@ -26,6 +26,7 @@ VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 def main(folder: str) -> int:
     """Return 0 when nothing is missing and nothing is too much."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder]
+    command += ["--build-constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*command, str(ROOT)], check=True)
     [wheel] = Path(folder).glob("paged_mla-*.whl")
     with zipfile.ZipFile(wheel) as archive:

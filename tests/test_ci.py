@@ -1,11 +1,17 @@
 """Tools of the project's own checks."""
 
+import ast
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
 from ci import short_report
 from ci.installed import DEMANDED, import_or_skip
 from ci.packages import LONGEST_FIRST, PACKAGES
 from ci.short_report import shortened
+from paged_mla.requirements import Requirement
 
 FAILED = {
     "test": "test_decode[a]", "group": "decode", "outcome": "failed", "ms": 2.0, "why": "edges",
@@ -27,6 +33,81 @@ def test_a_short_report_counts_skipped_tests_and_keeps_the_assertion():
 def test_a_short_report_stays_as_it_is():
     document = shortened({"totals": {}, "results": [FAILED, SKIPPED]})
     assert shortened(document) == document
+
+
+ROOT = Path(__file__).parents[1]
+ENGINES = {"vllm", "sglang"}  # each pins the torch that it was built for
+NOX = ast.parse((ROOT / "noxfile.py").read_text())
+
+
+def pins() -> dict[str, str]:
+    """Return the version of each package in constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def name_of(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement)[0]
+
+
+def required() -> dict[str, str]:
+    """Return what pyproject.toml asks for: each package with its bounds."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = document["project"]
+    asked = [*document["build-system"]["requires"], *project["dependencies"]]
+    asked += [text for extra in project["optional-dependencies"].values() for text in extra]
+    return {name: text for text in asked if (name := name_of(text)) != "paged-mla"}
+
+
+def named_by_nox() -> set[str]:
+    """Return the packages that noxfile.py installs by name."""
+    found = set()
+    for function in [node for node in NOX.body if isinstance(node, ast.FunctionDef)]:
+        tuples = {
+            node.targets[0].id: node.value.elts
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        }
+        for call in [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            if name not in {"install", "install_editable"}:
+                continue
+            given = [arg for n, arg in enumerate(call.args) if (name, n) != ("install_editable", 1)]
+            for arg in [arg.value for arg in given if isinstance(arg, ast.Starred)]:
+                given += tuples.get(getattr(arg, "id", ""), [])
+            texts = [arg.value for arg in given if isinstance(arg, ast.Constant)]
+            found |= {name_of(text) for text in texts if re.fullmatch(r"\w[\w-]+", text)}
+    return found
+
+
+def test_every_direct_dependency_is_pinned():
+    """Else a release of somebody else's changes what CI finds, on a day when nothing here did."""
+    assert named_by_nox() >= {"ruff", "mypy", "nox", "pytest", "jsonschema", "cosmic-ray", "pip"}
+    direct = required().keys() | named_by_nox() | {"nox", "uv"}  # the last two of `.ci/run`
+    assert direct - ENGINES == pins().keys()
+
+
+def test_pins_are_inside_the_bounds_of_the_project():
+    for name, text in required().items():
+        if name not in ENGINES:
+            assert Requirement(text).allows(pins()[name]), text
+
+
+def test_the_pinned_transformers_is_the_newest_that_is_tried():
+    [tried] = [
+        ast.literal_eval(node.value)
+        for node in NOX.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TRANSFORMERS"
+    ]
+    assert tried[-1] == f"transformers=={pins()['transformers']}"
+
+
+def test_ci_installs_what_is_pinned():
+    """By the script itself; what builds the distribution is pinned by the variable alone."""
+    script = (ROOT / ".ci" / "run").read_text()
+    installs = re.findall(r"^.*pip install.*$", script, re.MULTILINE)
+    assert installs
+    assert all(line.startswith("PIP_CONSTRAINT=constraints.txt ") for line in installs)
 
 
 def test_every_package_is_tested():
