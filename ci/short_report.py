@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_mla_conformance.report import to_json
+from paged_mla_conformance.result import error_of
 
 KEPT = ("test", "group", "outcome", "worst", "ms", "reason", "message", "note", "end")
 
@@ -25,15 +26,8 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
     results = [{name: r[name] for name in KEPT if name in r} for r in asked]
     for result in results:
         if "message" in result:
-            result["message"] = _assertion(result["message"])
+            result["message"] = error_of(result["message"])
     return {**document, "skipped": reasons, "results": results}
-
-
-def _assertion(message: str) -> str:
-    """Return the first line that pytest marks as the error, without one the first line."""
-    lines = message.splitlines()
-    errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
-    return (errors or lines)[0]
 
 
 def main(arguments: list[str]) -> int:

@@ -83,6 +83,20 @@ def test_an_error_of_one_percent_is_outside(dtype: str):
         check_output(problem, batch, Output(out, off.lse), exact, rounded)
 
 
+@pytest.mark.parametrize(
+    ("factor", "hint"),
+    [(1 / np.log(2), "in base 2, "), (1 / np.log(10), "in base 10, "), (1.5, "every query$")],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_lse_of_another_base_is_called_that(dtype: str, factor: float, hint: str):
+    """S-7: of any other factor nothing is said."""
+    problem, batch, exact, rounded = answers(dtype)
+    off = rounded.output(dtype)
+    lse = (off.lse * np.float64(factor)).astype(np.float32)
+    with pytest.raises(Mismatch, match=rf"\[S-7\].*{hint}"):
+        check_output(problem, batch, Output(off.out, lse), exact, rounded)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_lse_stored_in_bfloat16_is_outside(dtype: str):
     """S-7: lse is float32 in value, not only in name."""

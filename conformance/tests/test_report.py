@@ -104,6 +104,29 @@ def test_junit_counts_failures_and_what_kept_the_run_from_finishing():
     assert junit.render(report().as_dict()).count("<testcase") == len(report().tests)
 
 
+FAILURE = """\
+trial.py:9: in check
+    attend()
+E   IndexError: index 137 is out of bounds
+E   backend raised IndexError in attend: it may have read an entry
+E   and more of it"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_many_failures_are_a_line_each(count: int):
+    """A replay of one shows its traceback, as does a run in which it is the only one."""
+    found, stream = report("passed", *["failed"] * count), io.StringIO()
+    found.results[:] = [
+        replace(result, message=FAILURE, replay="paged-mla") if result.fails else result
+        for result in found.results
+    ]
+    summary.write(found, stream)
+    assert stream.getvalue().count("attend()") == (count == 1)
+    line = "IndexError: index 137 is out of bounds; backend raised IndexError in attend: it may ha"
+    assert stream.getvalue().count(f"\n{line}") == (count if count > 1 else 0)
+    assert stream.getvalue().count("\nreplay: paged-mla\n") == count
+
+
 def test_the_summary_ends_with_the_verdict():
     """S-20: after failures with their replay and their note."""
     stream, found = io.StringIO(), eventful()

@@ -240,10 +240,20 @@ def _watched(call: str, inputs: Arrays, warned: Counter[str]) -> Iterator[None]:
             raise ProtocolBroken(
                 f"backend raised {type(error).__name__} ({error}) in {call}"
             ) from error
-        error.add_note(f"backend raised {type(error).__name__} in {call}")
+        error.add_note(f"backend raised {type(error).__name__} in {call}{_hint(error)}")
         raise
     finally:
         given.hold_unwritten(f"{call} wrote its input")
+
+
+def _hint(error: BaseException) -> str:
+    """Return what is most often behind an exception, behind a colon."""
+    if not isinstance(error, IndexError):
+        return ""
+    return (
+        ": it may have read an entry that no rule lets it read (S-9), as of another row or past a "
+        "row's blocks; these hold 2^31 - 1 and the like"
+    )
 
 
 class _Given:

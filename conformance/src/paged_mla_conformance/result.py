@@ -9,6 +9,18 @@ OUTCOMES = ("passed", "failed", "skipped", "expected-failure", "unexpected-pass"
 FAILING = ("failed", "unexpected-pass")
 
 
+def error_of(message: str) -> str:
+    """Return the line of a failure that says what is wrong: the first that pytest marks as error.
+
+    A message without such a line is taken for its first line. What the suite notes of an exception
+    of the backend stands behind it.
+    """
+    lines = message.splitlines() or [""]
+    errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E ")]
+    first, *rest = errors or lines[:1]
+    return "; ".join([first, *(line for line in rest if line.startswith("backend raised"))])
+
+
 @dataclass(frozen=True)
 class Result:
     """What became of one test.

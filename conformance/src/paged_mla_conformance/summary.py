@@ -1,20 +1,26 @@
-"""What the screen says at the end: failures with their replay, what was left out, the verdict."""
+"""What the screen says at the end: failures with their replay, what was left out, the verdict.
+
+Reports have every failure with its traceback.
+"""
 
 from __future__ import annotations
 
 from typing import TextIO
 
 from paged_mla_conformance.report import Report
+from paged_mla_conformance.result import error_of
 
 
 def write(report: Report, stream: TextIO) -> None:
     """Print the summary; its last line is the verdict."""
     lines: list[str] = []
-    for result in sorted(report.results, key=lambda result: result.test):
-        if result.fails:
-            lines += [f"{result.outcome}: {result.test}", *result.message.splitlines()]
-            lines += [f"note: {result.note}"] if result.note else []
-            lines += [f"replay: {result.replay}", ""]
+    failures = sorted((r for r in report.results if r.fails), key=lambda result: result.test)
+    for result in failures:
+        # One failure is shown whole, as a replay does; of many, each is one line of what is wrong.
+        told = result.message.splitlines() if len(failures) == 1 else [error_of(result.message)]
+        lines += [f"{result.outcome}: {result.test}", *told]
+        lines += [f"note: {result.note}"] if result.note else []
+        lines += [f"replay: {result.replay}", ""]
     for result in report.results:
         if result.outcome == "expected-failure":
             lines.append(f"known failure: {result.test}: {result.reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,11 +282,23 @@ def _within(
         if place is not None:
             at = (int(place.tokens[at[0]]), *at[1:])
             detail += f"; {place.describe(wrong)}"
+        if rule == "S-7":
+            detail += _of_another_base(actual, exact, allowed)
         raise Mismatch(rule, what, f"{count}, first at {at}: {detail}", at)
     if not error.size:
         return Check(what, 0.0, 0.0)
     tightest = np.unravel_index(np.argmax(error / np.maximum(allowed, 1e-300)), error.shape)
     return Check(what, float(error[tightest]), float(allowed[tightest]))
+
+
+def _of_another_base(
+    actual: NDArray[Any], exact: NDArray[Any], allowed: NDArray[np.float64]
+) -> str:
+    """Return whether an lse is right but for the base of its logarithms, behind a semicolon."""
+    for factor, base in ((math.log(2), "2"), (math.log(10), "10")):
+        if (np.abs(factor * actual - exact) <= 2 * allowed).all():
+            return f"; every one is right in base {base}, and S-7 asks for natural logarithms"
+    return ""
 
 
 def first(where: NDArray[np.bool_]) -> tuple[int, ...]:
