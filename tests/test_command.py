@@ -61,6 +61,26 @@ def test_a_wrong_command_line_is_refused_in_one_line(name: str, capsys):
     assert line.startswith(f"paged-mla {name}: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["simulate", "huge"], "argument NAME"),
+        (["simulate", "chunks", "--trace", "x", "--dims", "huge"], "argument --dims"),
+        (["simulate", "chunks", "--trace", "x", "--dtype", "huge"], "argument --dtype"),
+        (["simulate", "--log", "x", "--order", "huge"], "argument --order"),
+        (["fuzz", "--backend", "x", "--dims", "huge"], "argument --dims"),
+    ],
+)
+def test_a_word_that_there_is_not_is_refused_beside_those_that_there_are(
+    arguments: list[str], named: str, capsys
+):
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"paged-mla {arguments[0]}: {named}: got 'huge'; allowed: ")
+
+
 def test_the_suite_names_the_dims_that_it_knows(capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(["conformance", "--quick", "--dims", "huge"])

@@ -27,9 +27,7 @@ def test_the_interpreter_runs_a_small_step_and_says_that_its_times_mean_nothing(
     assert "Triton's interpreter, torch " in lines[2]
     assert lines[3].startswith("kernel    portable Triton kernel; not few")
     assert re.match(r"time      [\d.]+ us \(median of 3\), least [\d.]+, middle half", lines[4])
-    assert re.match(r"cache     [\d.]+ GB/s", lines[5])
-    assert re.match(r"products  [\d.]+ TFLOP/s", lines[6])
-    assert lines[7] == "These are times of the interpreter on a CPU. They say nothing of a GPU."
+    assert lines[5:] == ["These are times of the interpreter on a CPU. They say nothing of a GPU."]
 
 
 def test_rates_are_those_of_the_median():

@@ -24,7 +24,7 @@ from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.options import OneLineParser, refuse_idle, whole
+from paged_mla_shared.options import OneLineParser, one_of, refuse_idle, whole
 
 _ABOUT = """\
 Searches for steps and schedules that a backend answers wrongly: first the failures that were found
@@ -50,7 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is asked; return 0 when every answer was right."""
     parser = OneLineParser(prog="paged-mla fuzz", description=_ABOUT, epilog=_EXAMPLE)
     parser.add_argument("--backend", required=True, metavar="MODULE:FACTORY")
-    parser.add_argument("--dims", choices=sorted(PRESETS), help="model dims (default: the mode's)")
+    parser.add_argument(
+        "--dims",
+        type=one_of(PRESETS),
+        metavar="NAME",
+        help=f"model dims: {', '.join(PRESETS)} (default: the mode's)",
+    )
     parser.add_argument("--replay", type=Path, metavar="JSON", help="run one replay file instead")
     search = parser.add_argument_group("search (without --replay)")
     for name, (default, about) in _COUNTS.items():

@@ -21,7 +21,7 @@ from paged_mla_shared.documents import one_line, read_object
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import check_files
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
-from paged_mla_shared.options import OneLineParser, refuse_idle, whole
+from paged_mla_shared.options import OneLineParser, one_of, refuse_idle, whole
 from paged_mla_shared.problem import Mask
 
 _ABOUT = """\
@@ -52,7 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="paged-mla simulate", description=_ABOUT, epilog=_EXAMPLE)
     source = parser.add_mutually_exclusive_group(required=True)
     names = [scenario.name for scenario in CORE]
-    source.add_argument("name", nargs="?", choices=names, help="a core scenario")
+    source.add_argument(
+        "name",
+        nargs="?",
+        type=one_of(names),
+        metavar="NAME",
+        help=f"a core scenario: {', '.join(names)}",
+    )
     source.add_argument("--scenario", type=Path, metavar="JSON", help="a scenario or replay file")
     source.add_argument("--generated", type=whole(0), metavar="SEED", help="a random schedule")
     source.add_argument("--log", type=Path, metavar="JSONL", help="a log of real traffic")
@@ -61,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     for name in _SIZES:
         option, default = "--" + name.replace("_", "-"), getattr(STANDARD, name)
         engine.add_argument(option, type=whole(1), metavar="N", help=f"default: {default}")
-    engine.add_argument("--order", type=RowOrder, choices=list(RowOrder))
+    engine.add_argument(
+        "--order", type=one_of(RowOrder), metavar="NAME", help=f"of rows: {', '.join(RowOrder)}"
+    )
     drafts = engine.add_mutually_exclusive_group()
     drafts.add_argument("--chain", type=whole(1), metavar="DEPTH", help="speculate with chains")
     drafts.add_argument("--tree", type=_tree, metavar="DEPTHxBRANCHES", help="with trees")
@@ -73,9 +81,19 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument("--report", type=Path, metavar="JSON", help="mark its failing token there")
     result.add_argument("--save", type=Path, metavar="JSON", help="the scenario, to replay it")
     result.add_argument("--trace", type=Path, metavar="NPZ", help="every batch with its answer")
-    result.add_argument("--dims", choices=sorted(PRESETS), help="of --trace (default: small)")
+    result.add_argument(
+        "--dims",
+        type=one_of(PRESETS),
+        metavar="NAME",
+        help=f"of --trace: {', '.join(PRESETS)} (default: small)",
+    )
     dtypes = sorted(PLAIN_FORMAT_OF_DTYPE)
-    result.add_argument("--dtype", choices=dtypes, help="of --trace (default: float32)")
+    result.add_argument(
+        "--dtype",
+        type=one_of(dtypes),
+        metavar="NAME",
+        help=f"of --trace: {', '.join(dtypes)} (default: float32)",
+    )
     return parser
 
 
@@ -150,7 +168,8 @@ def _config(options: argparse.Namespace) -> EngineConfig:
     drafts = options.tree
     if options.chain is not None:
         drafts = Drafts(kind=DraftKind.CHAIN, depth=options.chain)
-    asked = {name: getattr(options, name) for name in (*_SIZES, "order", "buckets")}
+    asked = {name: getattr(options, name) for name in (*_SIZES, "buckets")}
+    asked["order"] = None if options.order is None else RowOrder(options.order)
     given = {name: value for name, value in asked.items() if value is not None}
     return replace(STANDARD, drafts=drafts, **given)
 
