@@ -68,7 +68,10 @@ def _parser() -> argparse.ArgumentParser:
         option, default = "--" + name.replace("_", "-"), getattr(STANDARD, name)
         engine.add_argument(option, type=whole(1), metavar="N", help=f"default: {default}")
     engine.add_argument(
-        "--order", type=one_of(RowOrder), metavar="NAME", help=f"of rows: {', '.join(RowOrder)}"
+        "--order",
+        type=one_of([*map(str, RowOrder)]),
+        metavar="NAME",
+        help=f"of rows: {', '.join(RowOrder)}",
     )
     drafts = engine.add_mutually_exclusive_group()
     drafts.add_argument("--chain", type=whole(1), metavar="DEPTH", help="speculate with chains")
