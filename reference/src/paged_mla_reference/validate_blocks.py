@@ -50,7 +50,9 @@ def validate_slots(problem: Problem, batch: Batch) -> None:
         raise InvalidArgument(argument, "one slot for two tokens", "distinct slots")
     holders = _rows_of_blocks(problem, batch)
     for block in np.unique(written // problem.block_size).tolist():
-        first, *others = holders.get(block, [None])
+        if block not in holders:
+            continue
+        first, *others = holders[block]
         for row in others:
             if batch.slot_mapping is None or not _same_request(problem, batch, block, first, row):
                 given = f"block {block} in rows {first} and {row}, and this step writes to it"
@@ -72,4 +74,4 @@ def _same_request(problem: Problem, batch: Batch, block: int, *rows: int) -> boo
         used[: used.tolist().index(block)].tolist()
         for used in (used_blocks(batch, row, problem.block_size) for row in rows)
     ]
-    return first == second
+    return bool(first == second)

@@ -49,7 +49,8 @@ class Paging:
         rounds, inside = np.divmod(offsets, self.world * self.interleave)
         rank, inside = np.divmod(inside, self.interleave)
         slots = blocks * self.block_size + rounds * self.interleave + inside
-        return slots * self.world + rank
+        places: NDArray[np.int64] = slots * self.world + rank
+        return places
 
     def stored(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the places that something is stored at: neither negative nor reserved."""
@@ -212,7 +213,7 @@ def table_of_map(
     wanted = torch.from_numpy(request_ids[rows]).to(req_to_token.device)
     lines = req_to_token[:, :longest].index_select(0, wanted).cpu().numpy()
     table = np.full((len(seq_lens), -(-longest // size)), -1, np.int32)
-    for row, line in zip(rows, lines, strict=True):
+    for row, line in zip(rows.tolist(), lines, strict=True):
         seq_len = int(seq_lens[row])
         slots = line[:seq_len].astype(np.int64)
         firsts = slots[::size]

@@ -182,7 +182,9 @@ class GraphedStep(Uncopied):
             allowed = f"at least {self.inputs.loaded_rows}, which load() copied"
             raise InvalidArgument("rows", rows, allowed)
         for mla in self._mlas:
-            caches = [cache for cache in self._caches if is_of_format(mla.config, cache)]
+            caches: list[Cache | None] = [
+                cache for cache in self._caches if is_of_format(mla.config, cache)
+            ]
             for cache in caches or [None]:
                 mla.check(
                     view.cu_seqlens_q,

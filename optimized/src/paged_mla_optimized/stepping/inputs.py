@@ -243,13 +243,13 @@ class StepInputs:
         """
         self._check(cu_seqlens_q, seq_lens, block_table, mask, tokens)
         if self._switch.is_on:
-            room = self.config.max_query_tokens
+            most = self.config.max_query_tokens
             check_step_values(
                 self.config,
                 cu_seqlens_q,
                 seq_lens,
                 block_table,
-                num_tokens=min([len(tensor) for tensor in tokens.values()], default=room),
+                num_tokens=min([len(tensor) for tensor in tokens.values()], default=most),
                 mask=mask,
                 slot_mapping=tokens.get("slot_mapping"),
             )

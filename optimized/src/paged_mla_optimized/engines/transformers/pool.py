@@ -216,7 +216,7 @@ def attention_modules(model: nn.Module) -> list[Any]:
     Unsupported
         As :class:`LatentPool` says.
     """
-    known = [module for module in model.modules() if isinstance(module, tuple(LIBRARY))]
+    known: list[Any] = [module for module in model.modules() if isinstance(module, tuple(LIBRARY))]
     names = " or ".join(attention.__name__ for attention in LIBRARY)
     if not known:
         raise Unsupported(f"{type(model).__name__}: no layer is a {names}")
