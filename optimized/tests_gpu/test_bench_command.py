@@ -38,7 +38,7 @@ def test_times_and_rates_agree(cache_format):
 
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated():
-    done = bench("--rows", "65536", "--seq-len", "131072")
+    done = bench("--rows", "32766", "--seq-len", "131072")
     assert done.returncode == 2
     assert re.search(r"the step needs [\d,.]+ GiB, and [\d.]+ GiB of the GPU are free", done.stderr)
     assert done.stderr.count("\n") == 1
