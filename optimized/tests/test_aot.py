@@ -48,6 +48,7 @@ def disassembled(compiler, name, folder):
         "hopper-tile_exact-m64",
         "quantise-overlapped",
         "hopper-few_fp8-m64",
+        "append-r512-bf16-fp8_block_group-interleaved-tokens1",
         "prefill-m128n64",
         "hopper-prefill",
     ],

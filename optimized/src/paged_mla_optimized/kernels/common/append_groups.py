@@ -19,6 +19,8 @@ from paged_mla_optimized.kernels.common.append_fp8 import (
 from paged_mla_optimized.kernels.common.regroup import encode_again
 from paged_mla_optimized.kernels.common.scales import GROUPS, largest_of, magnitude_of, scale_of
 
+_NO_SLOT = tl.constexpr(2**63 - 1)  # past every slot
+
 
 @triton.jit
 def _mates(slot, other_slot, SIZE: tl.constexpr):
@@ -34,7 +36,7 @@ def _join(slot, largest, lowest, other_slot, ckv, first, second, SIZE: tl.conste
     of_ckv, of_k_pe = largest_of(ckv, first, second)  # each has a layout of its own
     largest = tl.maximum(largest, tl.max(tl.where(mates, of_ckv[None, :], 0), axis=1))
     largest = tl.maximum(largest, tl.max(tl.where(mates, of_k_pe[None, :], 0), axis=1))
-    slots = tl.where(mates, other_slot[None, :], lowest[:, None])
+    slots = tl.where(mates, other_slot[None, :], _NO_SLOT)
     return largest, tl.minimum(lowest, tl.min(slots, axis=1))
 
 
