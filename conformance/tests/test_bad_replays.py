@@ -47,6 +47,17 @@ BAD_CASES = {
     "rope-list": (("case", "rope"), [], "rope"),
     "rope-theta": (("case", "rope"), {"pairing": "neox", "theta": -1.0}, "rope"),
     "features-string": (("case", "features"), "replay", "features"),
+    "pairs": (
+        ("case", "rows", 0),
+        {"seq_len": 1 << 18, "query_len": 1 << 10},
+        "case.rows: got 1,073,741,844 pairs of a query and a key in 4 heads",
+    ),
+    "many-steps": (("case", "then"), [[]] * 64, "case.then: got 65 steps; allowed: at most 64"),
+    "pairs-of-steps": (
+        ("case", "then"),
+        [[{"seq_len": 1 << 17, "query_len": 16}]] * 60,
+        "case.rows: got 503,316,572 pairs",
+    ),
     "unknown-field": (("case", "odd"), 1, "unknown field 'odd'"),
 }
 

@@ -19,6 +19,7 @@ from paged_mla_reference.simulator.scenario import Scenario, drive, load_scenari
 from paged_mla_reference.simulator.scenarios import core_scenario
 from paged_mla_reference.simulator.step import Step
 from paged_mla_reference.simulator.timeline import Timeline
+from paged_mla_reference.simulator.trace import record
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.errors import InvalidArgument
 
@@ -121,6 +122,15 @@ def test_answers_cost_by_the_size_of_heads():
     work.check_answers(10_000_000, PRESETS["small"])
     with pytest.raises(InvalidArgument, match=r"^trace: got 10,000,000 pairs of a query and a key"):
         work.check_answers(10_000_000, PRESETS["deepseek-v3"])
+
+
+def test_a_recording_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch):
+    """S-19: a replay of a schedule computes answers too, and says no before the step."""
+    monkeypatch.setattr(work, "MOST_PRODUCTS", 1_000_000)
+    steps = record(core_scenario("prefixes"), PRESETS["small"], "float32")
+    next(steps)
+    with pytest.raises(InvalidArgument, match=r"^trace: got [\d,]+ pairs of a query and a key"):
+        list(steps)
 
 
 def test_an_idle_step_does_not_look_at_every_block():

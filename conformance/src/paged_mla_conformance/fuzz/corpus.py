@@ -22,6 +22,8 @@ CORPUS = Path(__file__).with_name("corpus")
 VERSION = 1
 MOST_KEYS = 1 << 19
 MOST_QUERIES = 1 << 12
+MOST_STEPS = 64
+MOST_PAIRS = 1 << 28  # of a query and a key, in all heads and steps; some minutes of the reference
 ASKED = ("plan", "append", "attend")
 """What every case is asked through."""
 _LIMITS = {
@@ -97,7 +99,19 @@ class _Document:
                 raise InvalidArgument(f"case.{name}", getattr(self.case, name), "even numbers")
         for rows in self.case.steps:
             _check_rows(rows, self.case.mask)
+        _check_work(self.case)
         validate_problem(self.case.problem(SMALL, self.dtype))
+
+
+def _check_work(case: Case) -> None:
+    """Check that a case is not hours of work, which a small file may well ask for."""
+    if len(case.steps) > MOST_STEPS:
+        raise InvalidArgument("case.then", f"{len(case.steps)} steps", f"at most {MOST_STEPS}")
+    num_heads = SMALL.num_heads if case.num_heads is None else case.num_heads
+    pairs = num_heads * sum(row.query_len * row.seq_len for rows in case.steps for row in rows)
+    if pairs > MOST_PAIRS:
+        given = f"{pairs:,} pairs of a query and a key in {num_heads} heads"
+        raise InvalidArgument("case.rows", given, f"at most {MOST_PAIRS:,}")
 
 
 def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:

@@ -13,6 +13,7 @@ from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.model import Histories, ModelStandIn
 from paged_mla_reference.simulator.scenario import Scenario, drive
 from paged_mla_reference.simulator.step import Step
+from paged_mla_reference.simulator.work import check_answers
 from paged_mla_reference.validate import validate_problem
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.problem import Batch, Mask, Problem
@@ -117,9 +118,18 @@ class Recorder:
         self._model = ModelStandIn(problem.dims, problem.dtype)
         self._dense = Dense(problem, self._model, self._histories)
         self._seen: set[str] = set()
+        self._pairs = 0  # of a query and a key
 
     def record(self, step: Step) -> Iterator[TraceStep]:
-        """Return one trace step per rank."""
+        """Return one trace step per rank.
+
+        Raises
+        ------
+        InvalidArgument
+            The answers up to this step are too much work.
+        """
+        self._pairs += sum(row.query_len * (row.context_len + row.query_len) for row in step.rows)
+        check_answers(self._pairs, self._trace.problems[step.mask].dims)
         problem, group = self._trace.problems[step.mask], self._engine.config.group
         whole = batch_of(problem, step, self._model, self._histories)
         tokens = tuple(
