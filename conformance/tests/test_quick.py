@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from running import MUTANTS, REFERENCE, last_line, report_of, run_suite
+from test_verdict import report
 
 from paged_mla_conformance import mutants
 from paged_mla_conformance.quick.choice import MOST_MS, MOST_TESTS, choose
@@ -82,6 +83,15 @@ def test_a_report_has_both_numbers_and_keeps_to_the_schema(tmp_path: Path):
     assert report["quick"] == {"found": found, "findable": findable}
     document = {k: v for k, v in report.items() if k not in {"printed", "status"}}
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+
+
+def test_a_test_that_is_skipped_when_it_is_asked_finds_nothing():
+    """Such as one for which the machine has no memory: the verdict counts what was looked for."""
+    found = report("passed", "skipped", "failed")
+    tests = [result.test for result in found.results]
+    finds = (["a", "b"], ["c"], ["b", "d"])  # of the first three; the others were not chosen
+    found.findable, found.finds = 5, dict(zip(tests, finds, strict=False))
+    assert found.quick.startswith("quick: 3 of 5 known faults ")
 
 
 def test_a_run_that_stops_early_claims_nothing():

@@ -10,7 +10,7 @@ import pytest
 
 from paged_mla_conformance.expected import ExpectedFailure
 from paged_mla_conformance.profile import Run
-from paged_mla_conformance.quick.choice import Choice
+from paged_mla_conformance.quick.choice import Claim
 from paged_mla_conformance.result import FAILING, Result
 from paged_mla_conformance.selection import (
     CaseParam,
@@ -32,7 +32,7 @@ SKIP = pytest.StashKey[Skip]()
 TRIAL = pytest.StashKey[Trial | TraceTrial]()
 CHECKS = pytest.StashKey[list[Check]]()
 EVERY = pytest.StashKey[list[str]]()  # ids of all tests, those that are deselected among them
-QUICK = pytest.StashKey[Choice]()
+QUICK = pytest.StashKey[Claim]()
 WARNED = pytest.StashKey[Counter[str]]()  # warnings of the backend that nobody has taken yet
 
 

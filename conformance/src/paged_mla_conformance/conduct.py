@@ -160,7 +160,7 @@ class Conductor:
             report.subject, report.deselected = Subject(**subject), deselected
             report.tests = [test.test for test in known]
             if quick is not None:
-                report.found, report.findable = quick["found"], quick["findable"]
+                report.findable, report.finds = quick["findable"], quick["finds"]
             report.warn(warnings, "while it was loaded")
             self._cost = dict(zip(report.tests, _shares(costs), strict=True))
             self._huge.extend(huge)

@@ -45,9 +45,11 @@ class Report:
         Why the user's options ended the run early; empty if they did not.
     errors : list of str
         What else kept the run from finishing.
-    found, findable : int
-        Of a quick run: how many known faults its tests find, and how many all tests that the
-        backend declares would find. Else 0.
+    findable : int
+        Of a quick run: how many known faults all tests that the backend declares would find. Else
+        0.
+    finds : dict of str to list of str
+        Of a quick run: the known faults that each of its tests finds, by their names.
     warnings : dict of str to Warned
         By their text.
     commit : str
@@ -61,8 +63,8 @@ class Report:
     results: list[Result] = field(default_factory=list)
     stopped: str = ""
     errors: list[str] = field(default_factory=list)
-    found: int = 0
     findable: int = 0
+    finds: dict[str, list[str]] = field(default_factory=dict)
     warnings: dict[str, Warned] = field(default_factory=dict)
     commit: str = field(default_factory=lambda: commit_of(__file__))
     date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
@@ -154,6 +156,13 @@ class Report:
         if self.findable and not (totals["unanswered"] or self.stopped):
             evidence += f"; {self.quick}"
         return evidence
+
+    @property
+    def found(self) -> int:
+        """How many known faults the tests of a quick run find; a skipped test finds none."""
+        asked = {result.test for result in self.results if result.outcome != "skipped"}
+        faults = [self.finds[test] for test in self.finds.keys() & asked]
+        return len(frozenset[str]().union(*faults))
 
     @property
     def quick(self) -> str:

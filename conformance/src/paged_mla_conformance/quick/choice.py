@@ -32,6 +32,22 @@ class Choice:
     findable: int
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a quick run may say of itself, once its tests were asked.
+
+    Parameters
+    ----------
+    findable : int
+        As of a :class:`Choice`.
+    finds : dict of str to list of str
+        Of each chosen test, by its id, the known faults that it finds.
+    """
+
+    findable: int
+    finds: dict[str, list[str]]
+
+
 def choose(table: dict[str, Entry], declared: Iterable[str]) -> Choice:
     """Choose tests: always the one that finds most further faults for its time.
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from paged_mla_conformance.collector import QUICK, why_not_asked
-from paged_mla_conformance.quick.choice import OVERHEAD_MS, Choice, choose
+from paged_mla_conformance.collector import QUICK, test_id, why_not_asked
+from paged_mla_conformance.quick.choice import OVERHEAD_MS, Claim, choose
 from paged_mla_conformance.quick.keys import key_of
 from paged_mla_conformance.quick.table import load_table
 
@@ -24,8 +24,8 @@ def cost_of(item: pytest.Item) -> float:
     return 1.0
 
 
-def quick_choice(items: Sequence[pytest.Item]) -> tuple[Choice, list[pytest.Item]]:
-    """Return the choice and its tests, each in one of the element types of the run in turn."""
+def quick_choice(items: Sequence[pytest.Item]) -> tuple[Claim, list[pytest.Item]]:
+    """Return a choice of tests, each in one of the element types of the run in turn."""
     table = load_table()
     declared: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -33,4 +33,6 @@ def quick_choice(items: Sequence[pytest.Item]) -> tuple[Choice, list[pytest.Item
             declared[key_of(item)].append(item)
     choice = choose(table, declared)
     chosen = {id(declared[key][turn % len(declared[key])]) for turn, key in enumerate(choice.keys)}
-    return choice, [item for item in items if id(item) in chosen]
+    some = [item for item in items if id(item) in chosen]
+    finds = {test_id(item): sorted(table[key_of(item)].finds) for item in some}
+    return Claim(choice.findable, finds), some
