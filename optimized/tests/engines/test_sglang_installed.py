@@ -48,6 +48,7 @@ with warnings.catch_warnings():
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
         AttentionBackendRegistry,
     )
+    from sglang.srt.models.deepseek_common.attention_forward_methods import forward_mla
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
         AttnForwardMethod,
     )
@@ -83,6 +84,14 @@ def _settings(monkeypatch):
 
 def attention(head_dim, value, *, heads=4, kv_heads=1):
     return RadixAttention(heads, head_dim, 0.2, kv_heads, layer_id=0, v_head_dim=value)
+
+
+def test_adapters_of_kv_b_proj_are_its_own_work():
+    """It corrects absorbed queries in front of a backend, and values behind it (sglang#25001)."""
+    source = inspect.getsource(forward_mla)
+    prepare, core = (source.index(f"def forward_absorb_{part}(") for part in ("prepare", "core"))
+    assert prepare < source.index("q_correction(", prepare) < core
+    assert "v_correction(" in source[core:]
 
 
 def runner_of(step, held, **changes):

@@ -17,7 +17,7 @@ from paged_mla_optimized.engines.vllm.convert import (
     query_len,
 )
 from paged_mla_optimized.engines.vllm.options import Options, options_of
-from paged_mla_optimized.engines.vllm.reasons import misfit, refuse_variance
+from paged_mla_optimized.engines.vllm.reasons import misfit, refuse_adapters, refuse_variance
 from paged_mla_optimized.engines.vllm.versions import OLDEST, context_chunk
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -176,3 +176,34 @@ def test_rows_of_several_tokens_are_refused_where_the_batch_decides_their_way():
     refuse_variance(Options(products="fast"))
     with pytest.raises(Unsupported, match=r"paged_mla\.absorbed_query_len 2 beside"):
         refuse_variance(Options(absorbed_query_len=2))
+
+
+class _WithLora:
+    """A projection as vLLM wraps it where LoRA is enabled."""
+
+    def __init__(self):
+        self.lora_b_stacked = (torch.zeros(2, 1, 8, 4),)
+
+    def set_lora(self, index, lora_a, lora_b):
+        assert lora_a.shape == (4, 8)
+        self.lora_b_stacked[0][index, 0] = lora_b
+
+
+def test_an_adapter_of_kv_b_proj_is_refused_when_it_is_set():
+    """vLLM would load it and apply it nowhere; what it warms up with is of zeros."""
+    layer, plain = _Named(kv_b_proj=_WithLora()), _Named(kv_b_proj=_Named())
+    for _ in range(2):  # each group of layers has a builder
+        refuse_adapters([plain, layer, _Named()])
+    lora_a = torch.ones(4, 8)
+    layer.kv_b_proj.set_lora(0, lora_a, torch.zeros(8, 4))
+    for adapter in (torch.ones(8, 4), [None, torch.ones(8, 4)]):
+        with pytest.raises(Unsupported, match="a LoRA adapter of kv_b_proj, which vLLM applies"):
+            layer.kv_b_proj.set_lora(1, lora_a, adapter)
+    assert not layer.kv_b_proj.lora_b_stacked[0].any()
+
+
+def test_an_adapter_of_kv_b_proj_that_is_there_is_refused():
+    projection = _WithLora()
+    projection.set_lora(1, torch.ones(4, 8), torch.ones(8, 4))
+    with pytest.raises(Unsupported, match="a LoRA adapter of kv_b_proj"):
+        refuse_adapters([_Named(kv_b_proj=projection)])

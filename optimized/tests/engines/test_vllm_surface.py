@@ -47,7 +47,7 @@ CALLS = {  # what vLLM calls, by the class of ours that it calls
     ),
 }
 READ = {  # attributes of vLLM's objects, by what the objects are
-    "MLAAttention": ("scale", "kv_cache_dtype"),
+    "MLAAttention": ("scale", "kv_cache_dtype", "kv_b_proj"),
     "MLACommonDecodeMetadata": ("block_table", "seq_lens", "dcp_tot_seq_lens"),
     "MLACommonPrefillMetadata": ("query_start_loc", "chunked_context"),
     "MLACommonMetadata": ("decode",),

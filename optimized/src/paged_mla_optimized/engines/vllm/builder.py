@@ -19,7 +19,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.vllm.convert import cache_format, capacities
 from paged_mla_optimized.engines.vllm.decode import Decode, FixedLengths, Step
 from paged_mla_optimized.engines.vllm.options import options_of
-from paged_mla_optimized.engines.vllm.reasons import refuse_variance
+from paged_mla_optimized.engines.vllm.reasons import refuse_adapters, refuse_variance
 from paged_mla_shared.errors import Unsupported
 
 
@@ -56,6 +56,7 @@ class PagedMlaMetadataBuilder(MLACommonMetadataBuilder[PagedMlaMetadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, PagedMlaMetadata)
         context = vllm_config.compilation_config.static_forward_context
         layers = [context[name] for name in layer_names]
+        refuse_adapters(layers)
         dtype, longest = self.model_config.dtype, self.reorder_batch_threshold
         rows, tokens = capacities(
             max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
