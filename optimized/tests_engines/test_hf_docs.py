@@ -142,3 +142,5 @@ def test_the_pool_takes_the_bytes_that_the_page_says():
     width = LITE["kv_lora_rank"] + LITE["qk_rope_head_dim"]
     size = LITE["layers"] * 1024 * 64 * width * LITE["itemsize"]
     assert f"27 * 1024 * 64 * 576 * 2 bytes = {size / 2**30:.2f} GiB" in PAGE.read_text()
+    largest = size / LITE["layers"] * 61
+    assert f"with 61 layers, would take {largest / 2**30:.2f} GiB" in PAGE.read_text()

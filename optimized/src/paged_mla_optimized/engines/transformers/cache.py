@@ -133,17 +133,7 @@ class PagedMlaCache(Cache):
         super().__init__(layers=[PagedMlaCacheLayer(rows, layer) for layer in range(layers)])
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied without what it holds.
-
-        Raises
-        ------
-        Unsupported
-            Always.
-        """
-        raise Unsupported(
-            "pickling a PagedMlaCache, whose tokens lie in its pool: keep the token ids and run "
-            "them again; within a process, copy.deepcopy shares the blocks"
-        )
+        self.rows.__reduce__()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedMlaCache:
         twin = type(self).__new__(type(self))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.engines.transformers.attention import OF_THIS_MODEL
 from paged_mla_optimized.engines.transformers.pool import LatentPool
 from paged_mla_optimized.weights import HeadWeights
-from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 
 @dataclass
@@ -57,6 +57,19 @@ class Rows:
 
     def __del__(self) -> None:
         self._drop()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, or copied as if blocks had no owners.
+
+        Raises
+        ------
+        Unsupported
+            Always.
+        """
+        raise Unsupported(
+            "pickling or copying a PagedMlaCache, whose tokens lie in its pool: keep the token ids "
+            "and run them again; within a process, copy.deepcopy shares the blocks"
+        )
 
     @property
     def columns(self) -> int:
@@ -187,7 +200,8 @@ class Rows:
             raise InvalidArgument("max_rows", f"{num_rows} rows", f"at most {config.max_rows}")
         if self.columns > 0 and num_rows != len(self.blocks):
             given = f"a batch of {num_rows}"
-            raise InvalidArgument("cache", given, f"{len(self.blocks)} rows, as cached")
+            allowed = f"{len(self.blocks)} rows, as cached; batch_repeat_interleave() makes more"
+            raise InvalidArgument("cache", given, allowed)
         is_token = self._merged(num_rows, num_tokens, mask)
         new = is_token[:, self.columns :]
         query_lens, lengths = new.sum(1).tolist(), is_token.sum(1).tolist()
