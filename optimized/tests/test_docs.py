@@ -48,3 +48,15 @@ def test_the_layer_in_an_engine():
     expected = values.expand(tokens, -1, -1)
     torch.testing.assert_close(names["out"], expected, rtol=1e-4, atol=1e-3)
     assert names["lse"].shape == (tokens, 16)
+
+
+def test_every_condition_of_the_contract_is_checked_or_says_why_not():
+    """S-9: the last cell names an error, a check or another program; or nothing, and a reason."""
+    page = (DOCS / "contract.md").read_text()
+    tables = page.split("| keep | otherwise | what checks it |\n|---|---|---|\n")[1:]
+    conditions = [line for table in tables for line in table.split("\n\n")[0].split("\n")]
+    assert len(conditions) > 30
+    for condition in conditions:
+        keep, _, check = condition.strip("|").rsplit("|", 2)
+        assert check.strip(), keep
+        assert not re.search(r"nothing\s*($|;)|nobody", check), keep
