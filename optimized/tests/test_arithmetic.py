@@ -1,11 +1,13 @@
 """Compiled kernels round as rules S-5, S-11 and S-12 need: what is not listed is refused."""
 
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from paged_mla_optimized.planning.families import SHARED_MEMORY
+from paged_mla_optimized.tools import aot
 from paged_mla_optimized.tools.arithmetic import ALLOWED, arithmetic_of, main, table, unlisted
 
 WGMMA = "wgmma.mma_async.sync.aligned"
@@ -125,3 +127,17 @@ def test_every_architecture_reads_and_writes_e4m3_in_one_way():
         "sm100": (True, True),
         "sm120": (True, True),
     }
+
+
+def test_every_product_of_matrices_names_its_precision():
+    """S-5: Triton's default rounds float32 operands to tf32."""
+    kernels = Path(aot.__file__).parents[1] / "kernels"
+    products = [
+        node
+        for path in kernels.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "tl.dot"
+    ]
+    assert products
+    for product in products:
+        assert "input_precision" in {keyword.arg for keyword in product.keywords}
