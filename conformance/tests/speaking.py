@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.mutants.backends import MutantBackend
 from paged_mla_conformance.passing import Passing
-from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_reference.paging import blocks_of, keys_of_tokens
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output
@@ -138,32 +138,38 @@ class Sglang(TableOfIds):
 
     def plan(self, batch: Batch) -> Metadata:
         """Skip slot 0."""
-        return self.inner.plan(_without_slot_0(batch))
+        return self.inner.plan(self._shown(batch))
 
     def append(self, batch: Batch) -> None:
         """Skip slot 0."""
-        self.inner.append(_without_slot_0(batch))
+        self.inner.append(self._shown(batch))
 
     def attend(self, batch: Batch) -> Output:
         """Refuse rows of length 0."""
         assert batch.mask is not None or (batch.seq_lens > 0).all()
-        return super().attend(_without_slot_0(batch))
+        return super().attend(self._shown(batch))
 
     def quantise_queries(
         self, batch: Batch, scale: float | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Skip slot 0."""
-        return self.inner.quantise_queries(_without_slot_0(batch), scale)
+        return self.inner.quantise_queries(self._shown(batch), scale)
 
     def layer(self, batch: LayerBatch) -> Output:
         """Skip slot 0."""
-        return super().layer(replace(batch, step=_without_slot_0(batch.step)))
+        return super().layer(replace(batch, step=self._shown(batch.step)))
 
-
-def _without_slot_0(batch: Batch) -> Batch:
-    assert batch.slot_mapping is not None
-    assert (batch.slot_mapping >= 0).all()
-    return replace(batch, slot_mapping=np.where(batch.slot_mapping == 0, -1, batch.slot_mapping))
+    def _shown(self, batch: Batch) -> Batch:
+        """Skip slot 0; rows of several blocks that are all block 0 are padding."""
+        slots = batch.slot_mapping
+        assert slots is not None
+        assert (slots >= 0).all()
+        seq_lens = batch.seq_lens.copy()
+        for row, seq_len in enumerate(seq_lens.tolist()):
+            used = batch.block_table[row, : blocks_of(seq_len, self.problem.block_size)]
+            if len(used) > 1 and not used.any():
+                seq_lens[row] = 0
+        return replace(batch, seq_lens=seq_lens, slot_mapping=np.where(slots == 0, -1, slots))
 
 
 def _nan_where(empty: NDArray[np.bool_], answer: Output) -> Output:
