@@ -14,13 +14,14 @@ WGMMA = "wgmma.mma_async.sync.aligned"
 PAGE = Path(__file__).parents[1] / "docs" / "arithmetic.md"
 
 
-def job(kernel, dtype):
-    return SimpleNamespace(kernel=SimpleNamespace(fn=SimpleNamespace(__name__=kernel)), dtype=dtype)
+def job(kernel, dtype, scales="inline"):
+    function = SimpleNamespace(fn=SimpleNamespace(__name__=kernel))
+    return SimpleNamespace(kernel=function, dtype=dtype, constants={"SCALES": scales, "R": [512]})
 
 
-def refused(name, *, arch="sm90", kernel="attend_kernel", dtype="bf16"):
+def refused(name, *, arch="sm90", kernel="attend_kernel", dtype="bf16", scales="inline"):
     """Return whether a kernel may not hold an instruction."""
-    return unlisted(f"\t{name} \t%f1, %f2, %f3;\n", job(kernel, dtype), arch) == [name]
+    return unlisted(f"\t{name} \t%f1, %f2, %f3;\n", job(kernel, dtype, scales), arch) == [name]
 
 
 def test_the_page_has_the_table_of_the_code(tmp_path):
@@ -47,7 +48,7 @@ LISTED = [
     ("div.rn.f32", "sm89", "append_tokens_kernel", "bf16"),
     ("ex2.approx.ftz.f32", "sm89", "attend_kernel", "bf16"),
     (f"{WGMMA}.m64n256k16.f32.f16.f16", "sm90", "decode_tile_kernel", "fp16"),
-    ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "sm80", "attend_kernel", "fp16"),
+    (f"{WGMMA}.m64n32k8.f32.tf32.tf32", "sm90", "attend_kernel", "fp16"),
     (
         f"{WGMMA}.m64n64k32.f32.e4m3.e4m3",
         "sm90",
@@ -93,7 +94,8 @@ def test_every_line_of_the_table_allows_something():
         ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", {"dtype": "fp32"}),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", {"dtype": "fp32"}),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", {"dtype": "bf16"}),
-        (f"{WGMMA}.m64n64k8.f32.tf32.tf32", {"dtype": "fp16"}),
+        (f"{WGMMA}.m64n64k8.f32.tf32.tf32", {"dtype": "fp16", "scales": "none"}),
+        (f"{WGMMA}.m64n64k8.f32.tf32.tf32", {"dtype": "fp16", "kernel": "decode_tile_kernel"}),
         (f"{WGMMA}.m64n64k32.f32.e4m3.e4m3", {}),
         ("tcgen05.mma.cta_group::1.kind::tf32", {"arch": "sm100"}),
     ],

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paged_mla_optimized.planning.families import ROUNDING_E4M3_ONCE, SHARED_MEMORY, WITH_E4M3
@@ -33,7 +34,7 @@ _KERNELS = {
     _WEIGHING: re.compile(
         r"attend_kernel|(?:hopper_)?prefill_kernel|combine_kernel|merge_\w+|decode_\w+"
     ),
-    "attention": re.compile("attend_kernel"),
+    "attention over `fp8_ds_mla`": re.compile("attend_kernel"),
     "decode on Hopper": re.compile(r"decode_\w+"),
     "`decode_tile_fp8`": re.compile("decode_tile_fp8_kernel"),
 }
@@ -64,6 +65,8 @@ class Allowed:
         Those that may hold them, a key of ``_KERNELS``.
     dtypes : frozenset of str
         Of queries and new latents, as ``aot_job.SHORT`` spells them; empty for all.
+    constants : dict
+        What kernels are compiled for.
     """
 
     what: str
@@ -74,6 +77,7 @@ class Allowed:
     archs: frozenset[str] = EVERY
     kernels: str = "all"
     dtypes: frozenset[str] = frozenset()
+    constants: Mapping[str, str] = field(default_factory=dict)
 
     def allows(self, name: str, job: Job, arch: str) -> bool:
         """Return whether a kernel for `arch` may hold an instruction of this name."""
@@ -82,6 +86,7 @@ class Allowed:
             and re.fullmatch(self.names, name) is not None
             and _KERNELS[self.kernels].fullmatch(job.kernel.fn.__name__) is not None
             and (not self.dtypes or job.dtype in self.dtypes)
+            and self.constants.items() <= job.constants.items()
         )
 
 
@@ -200,13 +205,15 @@ ALLOWED = (
     ),
     Allowed(
         what="products of matrices of tf32",
-        names=r"mma\.sync\.aligned\.m16n8k(4|8)\.row\.col\.f32\.tf32\.tf32\.f32",
+        names=r"mma\.sync\.aligned\.m16n8k(4|8)\.row\.col\.f32\.tf32\.tf32\.f32"
+        r"|wgmma\.mma_async\.sync\.aligned\.m64n\d+k8\.f32\.tf32\.tf32",
         rounding="exact products of fp16 queries and bf16 keys, summed in float32",
         subnormal=_KEPT,
         why="S-11: `fp8_ds_mla` keeps k_pe in bf16. tf32 holds fp16 and bf16 exactly. Products of "
         "float32 take none: they are sums of `fma.rn.f32`.",
-        kernels="attention",
+        kernels="attention over `fp8_ds_mla`",
         dtypes=frozenset({"fp16"}),
+        constants={"SCALES": "inline"},
     ),
     Allowed(
         what="products of matrices of e4m3",
