@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paged_mla_reference.debug.beside import Beside, beside
 from paged_mla_reference.debug.explanation import Explanation, explain
+from paged_mla_reference.debug.limits import check_keys, check_pairs
 from paged_mla_reference.debug.maps import maps_of
 from paged_mla_reference.debug.page import render
 from paged_mla_reference.debug.picture import draw
@@ -95,6 +96,8 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
     check_files(html=options.html, png=options.png)
     path = options.dumps[0]
     dump = load_dump(path)
+    with _naming(path):
+        check_keys(dump)
     if options.taps is not None:
         taps = load_taps(options.taps)
         with _naming(path):
@@ -105,6 +108,7 @@ def explain_file(options: argparse.Namespace) -> tuple[str, int]:
             trace = trace_of(dump, options.token, options.head or 0, splits=options.splits or 1)
         return (_json(trace) if options.json else trace.text()), 0
     with _naming(path):
+        check_pairs(dump)
         explanation = explain(dump)
     maps = maps_of(explanation.found)
     if options.html:
@@ -122,6 +126,8 @@ def _explain_together(options: argparse.Namespace) -> tuple[str, int]:
     explanations = []
     for path, dump in [(path, load_dump(path)) for path in options.dumps]:
         with _naming(path):
+            check_keys(dump)
+            check_pairs(dump)
             explanations.append(explain(dump))
     found = together(explanations)
     if options.json:
