@@ -26,6 +26,7 @@ ARCHS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 BACKEND = "paged_mla_optimized.backend:create"
 RECORDED = "recorded"
 TRANSFORMERS = ("transformers==5.17.0", "transformers==5.24.0")
+BESIDE_TRANSFORMERS = ("accelerate==1.15.0", "peft==0.21.2", "torchao==0.18.0")
 RELEASES = (
     *("vllm==0.25.0", "vllm==0.33.0"),
     *("sglang==0.5.17", "sglang==0.5.23"),
@@ -250,8 +251,14 @@ def engines(session: nox.Session, engine: str) -> None:
         install_editable(session, "optimized", "pytest")
         if engine != RECORDED:
             session.install(engine)
-    demanded = {} if engine == RECORDED else {"PAGED_MLA_TESTS_NEED": name}  # no silent skip
-    session.run("pytest", needed, *session.posargs, env=INTERPRETER | demanded)
+    beside = BESIDE_TRANSFORMERS if engine == TRANSFORMERS[-1] else ()
+    if beside:  # what adapts, offloads and quantises its models
+        session.install("-c", "constraints.txt", *beside)
+    installed = () if engine == RECORDED else (engine, *beside)
+    demanded = " ".join(package.split("==")[0] for package in installed)  # none of it is skipped
+    session.run(
+        *("pytest", needed, *session.posargs), env=INTERPRETER | {"PAGED_MLA_TESTS_NEED": demanded}
+    )
     if serves and _on_gpu(session, "auto"):
         session.run("python", "-m", f"paged_mla_optimized.engines.{name}.tools.check")
 

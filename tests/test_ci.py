@@ -136,7 +136,7 @@ def test_a_subject_that_is_installed_and_broken_is_no_reason_to_skip():
 
 def test_a_subject_that_is_demanded_is_never_skipped(monkeypatch):
     """What a session of one engine tests must be there."""
-    monkeypatch.setenv(DEMANDED, "no_such_package")
+    monkeypatch.setenv(DEMANDED, "json no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         import_or_skip("no_such_package")
 

@@ -17,11 +17,9 @@ from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.engines.transformers.attention import pass_on, take_latents
 from paged_mla_optimized.engines.transformers.projection import check_expansion, check_projection
 from paged_mla_optimized.engines.transformers.turns import Turns
-from paged_mla_optimized.given import check_at_least, check_between, check_kind
+from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
-from paged_mla_optimized.limits import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_ROWS, MAX_TOKENS
-from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
@@ -29,7 +27,7 @@ LIBRARY = {v2.DeepseekV2Attention: v2, v3.DeepseekV3Attention: v3}
 """The attention that is served, and the file that defines it."""
 
 
-class LatentPool(Uncopied):
+class LatentPool:
     """What the caches of one model share; a block holds the same tokens in every layer.
 
     Blocks may be in several rows, and in several caches, at once; one that is goes into a copy
@@ -47,18 +45,17 @@ class LatentPool(Uncopied):
         partly filled. The pool takes ``layers * num_blocks * block_size * (R + P)`` numbers of the
         model's dtype.
     block_size : int
-        Tokens of a block, 1 to 32768.
     max_rows : int
-        Largest batch, beams and returned sequences counted; 1 to 32766.
+        Largest batch, beams and returned sequences counted.
     max_step_tokens : int
-        Most tokens of one forward, padding not counted; 1 to 2^23.
+        Most tokens of one forward, padding not counted.
     max_length : int or None
-        Longest row, 1 to 2^30 tokens; ``None`` takes the model's ``max_position_embeddings``.
+        Longest row; ``None`` takes the model's ``max_position_embeddings``.
 
     Raises
     ------
     InvalidArgument
-        A size that is no integer, or out of its range; no model.
+        A size that is no integer, or below 1; no model.
     Unsupported
         Another attention, or one of a sliding window; a ``kv_b_proj`` that is adapted, hooked,
         patched, quantised, offloaded or cut in parts; layers that scale scores differently, or
@@ -76,12 +73,10 @@ class LatentPool(Uncopied):
         max_length: int | None = None,
     ) -> None:
         check_kind("model", model, nn.Module)
-        check_at_least(1, num_blocks=num_blocks)
-        check_between(1, MAX_BLOCK_SIZE, block_size=block_size)
-        check_between(1, MAX_ROWS, max_rows=max_rows)
-        check_between(1, MAX_TOKENS, max_step_tokens=max_step_tokens)
+        sizes = {"block_size": block_size, "max_rows": max_rows, "max_step_tokens": max_step_tokens}
+        check_at_least(1, num_blocks=num_blocks, **sizes)
         if max_length is not None:
-            check_between(1, MAX_MODEL_LEN, max_length=max_length)
+            check_at_least(1, max_length=max_length)
         modules = attention_modules(model)
         first, weight = modules[0], modules[0].kv_b_proj.weight
         self.model_config = first.config
@@ -216,7 +211,7 @@ def attention_modules(model: nn.Module) -> list[Any]:
     Unsupported
         As :class:`LatentPool` says.
     """
-    known: list[Any] = [module for module in model.modules() if isinstance(module, tuple(LIBRARY))]
+    known: list[Any] = [part for part in model.modules() if isinstance(part, tuple(LIBRARY))]
     names = " or ".join(attention.__name__ for attention in LIBRARY)
     if not known:
         raise Unsupported(f"{type(model).__name__}: no layer is a {names}")

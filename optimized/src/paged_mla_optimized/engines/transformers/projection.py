@@ -20,7 +20,7 @@ from torch.nn.modules import module as torch_module
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_shared.errors import Unsupported
 
-_ATTRIBUTES = frozenset(vars(nn.Linear(1, 1, bias=False, device="meta")))
+_CALLED = ("forward", "_slow_forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
 _OF_ACCELERATE = ("_hf_hook", "_old_forward")
 _LOST = "the module is not called, its weight is read; remove"
 
@@ -82,8 +82,9 @@ def _deviations(projection: Any, shape: tuple[int, int]) -> Iterator[tuple[str, 
     if any(name in vars(projection) for name in _OF_ACCELERATE):
         remedy = f"{_LOST} it (remove_hook_from_module), and load without offloading"
         yield "has a hook of accelerate", remedy
-    for name in vars(projection).keys() - _ATTRIBUTES:
-        if hasattr(nn.Linear, name) and not _is_method_of(vars(projection)[name], projection, name):
+    for name in _CALLED:
+        own = vars(projection).get(name)
+        if own is not None and not _is_method_of(own, projection, name):
             yield f"has a {name} of its own", f"{_LOST} it"
     if projection._forward_hooks or projection._forward_pre_hooks:
         yield "has hooks", f"{_LOST} them"
