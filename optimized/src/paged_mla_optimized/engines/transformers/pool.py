@@ -15,7 +15,11 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.engines.transformers.attention import pass_on, take_latents
-from paged_mla_optimized.engines.transformers.projection import check_expansion, check_projection
+from paged_mla_optimized.engines.transformers.projection import (
+    check_calls,
+    check_expansion,
+    check_projection,
+)
 from paged_mla_optimized.engines.transformers.turns import Turns
 from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_optimized.layer import MlaLayer
@@ -225,6 +229,7 @@ def attention_modules(model: nn.Module) -> list[Any]:
 
 
 def _check_modules(modules: Sequence[Any], scaling: float) -> None:
+    check_calls()
     placed = None
     for module in modules:
         if module.scaling != scaling:

@@ -25,6 +25,26 @@ _OF_ACCELERATE = ("_hf_hook", "_old_forward")
 _LOST = "the module is not called, its weight is read; remove"
 
 
+def check_calls() -> None:
+    """Check what torch does around the calls of all modules.
+
+    Raises
+    ------
+    Unsupported
+        There are hooks of all modules, or functions of torch are patched.
+    """
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        what = "hooks, those of all modules (register_module_forward_hook)"
+        raise Unsupported(f"kv_b_proj has {what}: {_LOST} them")
+    if not (
+        _is_defined_in(torch_linear, nn.Linear.forward, "forward")
+        and _is_defined_in(torch_module, nn.Linear.__call__, "_wrapped_call_impl")
+        and nn.functional.linear is torch._C._nn.linear
+    ):
+        patched = "nn.Linear.forward, nn.Module.__call__ or nn.functional.linear"
+        raise Unsupported(f"kv_b_proj runs another {patched} than torch's: {_LOST} the patch")
+
+
 def check_projection(layer: int, projection: Any, shape: tuple[int, int]) -> None:
     """Check that a module is ``x @ weight.T``, with a weight that kernels can read where it lies.
 
@@ -88,15 +108,6 @@ def _deviations(projection: Any, shape: tuple[int, int]) -> Iterator[tuple[str, 
             yield f"has a {name} of its own", f"{_LOST} it"
     if projection._forward_hooks or projection._forward_pre_hooks:
         yield "has hooks", f"{_LOST} them"
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        yield "has hooks, those of all modules (register_module_forward_hook)", f"{_LOST} them"
-    if not (
-        _is_defined_in(torch_linear, nn.Linear.forward, "forward")
-        and _is_defined_in(torch_module, nn.Linear.__call__, "_wrapped_call_impl")
-        and nn.functional.linear is torch._C._nn.linear
-    ):
-        patched = "nn.Linear.forward, nn.Module.__call__ or nn.functional.linear"
-        yield f"runs another {patched} than torch's", f"{_LOST} the patch"
     if projection.bias is not None:
         yield "has a bias", "its weight alone is read"
     yield from _deviations_of_weight(getattr(projection, "weight", None), shape)
