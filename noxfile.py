@@ -265,6 +265,26 @@ def engines(session: nox.Session, engine: str) -> None:
 
 
 @nox.session(default=False)
+def library_tests(session: nox.Session) -> None:
+    """Run transformers' own tests of DeepSeek on a pool. Option: the folder of its sources."""
+    if not session.posargs:
+        session.error("nox -s library_tests -- FOLDER: a checkout of transformers at v5.24.0")
+    folder, *rest = session.posargs
+    install_editable(session, "optimized", "pytest")
+    session.install(TRANSFORMERS[-1], "accelerate", "httpx", "parameterized", "pytest-xdist")
+    tests = (f"tests/models/deepseek_{version}" for version in ("v2", "v3"))
+    chosen = (
+        "ModelTest and not export and not pipeline and not matches_sdpa and not IntegrationTest"
+    )
+    plugin = {"PYTHONPATH": str(ROOT.resolve() / "optimized/tests_engines/of_the_library")}
+    session.chdir(folder)
+    session.run(
+        *("pytest", "-p", "pool_plugin", "-n0", *tests, "-k", chosen, *rest),
+        env={**INTERPRETER, **plugin, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+@nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Put every known way of being wrong to the suite; one that survives is an error."""
     install_editable(session, "conformance")

@@ -1,0 +1,177 @@
+"""A plugin for pytest under which the library's own tests of DeepSeek run on latents in a pool.
+
+Where a test chooses no attention, a model gets ours, and where it gives no cache, a forward and
+``generate`` get one of ours. Rows of V2 are absorbed, those of V3 whatever the cost model says. A
+forward in evaluation runs without gradients, as the page about transformers demands.
+
+Each test that fails has to fail by something that ``refusals.toml`` lists, or to fail without us
+too. An entry by which no test fails is an error, and so is a run in which one form has no rows.
+"""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import weakref
+from collections import Counter, defaultdict
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Model
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Model
+
+from paged_mla_optimized.backend.interpreter import leave_out_unseen_work
+from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
+from paged_mla_optimized.engines.transformers.attention import NAME
+from paged_mla_optimized.layer import MlaLayer
+from paged_mla_optimized.planning.forms import Forms
+
+LISTED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text("utf-8"))
+ERRORS = {name: re.compile(pattern) for name, pattern in LISTED["errors"].items()}
+WITHOUT = "PAGED_MLA_LEFT_OUT"
+POOLS = weakref.WeakKeyDictionary()
+ABSORBED = weakref.WeakSet()  # layers of pools of V2
+ROWS = Counter()
+PASSED = set()
+FAILED = defaultdict(list)  # test to the errors in it, of which subtests have one each
+
+
+def pytest_configure():
+    """Put a pool under everything that tests do, unless this is a run without it."""
+    if WITHOUT in os.environ:
+        return
+    leave_out_unseen_work()
+    MlaLayer.plan = counting(MlaLayer.plan)
+    PreTrainedModel.get_correct_attn_implementation = by_default(
+        PreTrainedModel.get_correct_attn_implementation
+    )
+    prepare = GenerationMixin._prepare_cache_for_generation
+    GenerationMixin._prepare_cache_for_generation = generating(prepare)
+    for model in (DeepseekV2Model, DeepseekV3Model):
+        model.forward = with_cache(model.forward)
+
+
+def counting(plan):
+    """Count rows of each form, and absorb those of V2."""
+
+    @functools.wraps(plan)
+    def counted(self, *args, query_lens, **kwargs):
+        if self in ABSORBED:
+            with patch.object(Forms, "absorbed_rows", lambda forms: len(forms.absorbed)):
+                plan(self, *args, query_lens=query_lens, **kwargs)
+        else:
+            plan(self, *args, query_lens=query_lens, **kwargs)
+        for row, length in enumerate(query_lens):
+            if length > 0:
+                ROWS["absorbed" if row < self.absorbed_rows else "materialised"] += 1
+
+    return counted
+
+
+def by_default(choose):
+    """Choose our attention where none is asked for."""
+
+    @functools.wraps(choose)
+    def chosen(self, requested_attention, *args, **kwargs):
+        requested = NAME if requested_attention is None else requested_attention
+        return choose(self, requested, *args, **kwargs)
+
+    return chosen
+
+
+def generating(prepare):
+    """Give ``generate`` a cache where it would make a dynamic one."""
+
+    @functools.wraps(prepare)
+    def prepared(self, config, model_kwargs, *args):
+        is_ours = self.config._attn_implementation == NAME and not config.is_assistant
+        has_none = model_kwargs.get("cache") is None and config.use_cache is not False
+        if is_ours and has_none and config.cache_implementation in {None, "dynamic"}:
+            model_kwargs["cache"] = PagedMlaCache(pool_of(self.model))
+        return prepare(self, config, model_kwargs, *args)
+
+    return prepared
+
+
+def with_cache(forward):
+    """Give a forward a cache where it has none, which its output lacks if it wants none."""
+
+    @functools.wraps(forward)
+    def wrapped(self, *args, **kwargs):
+        if self.config._attn_implementation != NAME:
+            return forward(self, *args, **kwargs)
+        has_none = kwargs.get("cache", kwargs.get("past_key_values")) is None
+        if has_none:
+            kwargs.pop("past_key_values", None)
+            kwargs["cache"] = PagedMlaCache(pool_of(self))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.training):
+            out = forward(self, *args, **kwargs)
+        if has_none and kwargs.get("use_cache") is False and hasattr(out, "cache"):
+            out.cache = None
+        return out
+
+    return wrapped
+
+
+def pool_of(model):
+    """Return the pool of a model in its present dtype and place."""
+    pools = POOLS.setdefault(model, {})
+    weight = model.layers[0].self_attn.kv_b_proj.weight
+    key = weight.dtype, weight.device
+    if key not in pools:
+        # Tests of scaled ropes go past the model's length.
+        longest = 2 * model.config.max_position_embeddings
+        pools[key] = LatentPool(model, 1024, block_size=16, max_rows=64, max_length=longest)
+        if isinstance(model, DeepseekV2Model):
+            ABSORBED.add(pools[key].mla)
+    return pools[key]
+
+
+def pytest_runtest_logreport(report):
+    """Keep what came of a test."""
+    if report.failed:
+        FAILED[report.nodeid].append(report.longreprtext)
+    elif report.passed and report.when == "call":
+        PASSED.add(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Hold the run against ``refusals.toml``; say what is not as listed."""
+    if WITHOUT in os.environ:
+        return
+    reasons = {test: reasons_of(test, errors) for test, errors in FAILED.items()}
+    found = Counter(reason for all_of_test in reasons.values() for reason in all_of_test)
+    print(f"\n{len(PASSED - FAILED.keys())} passed, {len(FAILED)} failed, rows {dict(ROWS)}")
+    for reason, count in found.most_common():
+        print(f"{count:4} {reason or 'nothing that is listed'}")
+    unlisted = [test for test, all_of_test in reasons.items() if None in all_of_test]
+    wrong = [f"{test} fails by nothing that is listed" for test in unlisted if passes_without(test)]
+    wrong += [
+        f"no test fails by {name!r}" for name in (*ERRORS, *LISTED["replaced"]) if not found[name]
+    ]
+    wrong += [f"no row was {form}" for form in ("absorbed", "materialised") if not ROWS[form]]
+    print(*wrong, sep="\n")
+    session.exitstatus = 1 if wrong else 0
+
+
+def reasons_of(test, errors):
+    """Return what is listed of a test's errors, once each; ``None`` is something else."""
+    name = test.rpartition("::")[2]
+    if name in LISTED["replaced"]:
+        return {name}
+    matching = (
+        (name for name, pattern in ERRORS.items() if pattern.search(error)) for error in errors
+    )
+    return {next(names, None) for names in matching}
+
+
+def passes_without(test):
+    """Return whether a test passes with the library's own cache and attention."""
+    command = (sys.executable, "-m", "pytest", "-q", test)
+    return subprocess.run(command, env={**os.environ, WITHOUT: "1"}, check=False).returncode == 0
