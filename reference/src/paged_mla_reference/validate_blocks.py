@@ -71,7 +71,7 @@ def _rows_of_blocks(problem: Problem, batch: Batch) -> dict[int, list[int]]:
 def _same_request(problem: Problem, batch: Batch, block: int, *rows: int) -> bool:
     """Return whether two rows have the same blocks up to one that both have."""
     first, second = [
-        used[: used.tolist().index(block)].tolist()
+        used.tolist()[: used.tolist().index(block)]
         for used in (used_blocks(batch, row, problem.block_size) for row in rows)
     ]
     return bool(first == second)

@@ -206,8 +206,8 @@ def table_of_map(
     live = seq_lens > 0
     outside = live & ((request_ids < 0) | (request_ids >= len(req_to_token)))
     if outside.any():
-        row = int(outside.argmax())
-        given, allowed = f"{request_ids[row]} in row {row}", f"0 to {len(req_to_token) - 1}"
+        at = int(outside.argmax())
+        given, allowed = f"{request_ids[at]} in row {at}", f"0 to {len(req_to_token) - 1}"
         raise InvalidArgument("request_ids", given, allowed)
     rows = np.flatnonzero(live)
     wanted = torch.from_numpy(request_ids[rows]).to(req_to_token.device)
