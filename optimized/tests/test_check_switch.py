@@ -169,7 +169,7 @@ def test_a_layer_compares_what_the_host_was_told(monkeypatch):
     ):
         refused(argument, layer.plan, **lengths(step), **TOLD | told)
     assert layer.positions.tolist() == positions
-    small = LayerConfig(config(), qk_nope_head_dim=16, v_head_dim=32, workspace_tokens=64)
+    small = LayerConfig(attention=config(), qk_nope_head_dim=16, v_head_dim=32, workspace_tokens=64)
     layer = MlaLayer(small, "cpu")
     layer.warm_up(step.cache, HeadWeights(torch.randn(4, 48, R), 16))  # its own steps pass
 

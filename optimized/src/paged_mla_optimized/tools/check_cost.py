@@ -1,0 +1,61 @@
+"""What `check` costs a step: ``python -m paged_mla_optimized.tools.check_cost``.
+
+A decode step of 256 rows of 4096 tokens in blocks of 64, as a plan has it checked and, given a
+cache, as the first layer has. On a CPU it is the host's part; on a GPU copies and waiting too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from paged_mla_optimized.cache import LatentCache, as_cache, empty_cache
+from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.inspect.check import check_step_values
+
+ROWS, SEQ_LEN, BLOCK_SIZE, REPEATS = 256, 4096, 64, 20
+
+
+def milliseconds(cache_format: str, device: str, *, has_cache: bool) -> float:
+    """Return the median of one check."""
+    config = MlaConfig(
+        num_heads=128,
+        softmax_scale=192**-0.5,
+        block_size=BLOCK_SIZE,
+        max_rows=ROWS,
+        max_query_tokens=ROWS,
+        max_model_len=SEQ_LEN,
+        cache_format=cache_format,
+    )
+    blocks = ROWS * SEQ_LEN // BLOCK_SIZE
+    starts = torch.arange(ROWS + 1, dtype=torch.int32, device=device)
+    lens = torch.full((ROWS,), SEQ_LEN, dtype=torch.int32, device=device)
+    table = torch.randperm(blocks, device=device).int().view(ROWS, -1)
+    cache: LatentCache | None = None
+    if has_cache:
+        cache = as_cache(cache_format, empty_cache(config, blocks, device))
+        if cache.scales is not None:
+            cache.scales.fill_(1.0)
+    taken = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        check_step_values(
+            config, starts, lens, table, num_tokens=ROWS, num_blocks=blocks, cache=cache
+        )
+        taken.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(taken)
+
+
+def main() -> None:
+    """Print a line for each kind of check."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for cache_format, has_cache in (("bf16", False), ("fp8_e4m3", True), ("fp8_block_token", True)):
+        given = f"given a cache {cache_format}" if has_cache else "without a cache"
+        cost = milliseconds(cache_format, device, has_cache=has_cache)
+        print(f"{cost:6.1f} ms on {device}, {given}")
+
+
+if __name__ == "__main__":
+    main()
