@@ -7,6 +7,7 @@ cache, as the first layer has. On a CPU it is the host's part; on a GPU copies a
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 
 import torch
@@ -54,7 +55,7 @@ def main() -> None:
     for cache_format, has_cache in (("bf16", False), ("fp8_e4m3", True), ("fp8_block_token", True)):
         given = f"given a cache {cache_format}" if has_cache else "without a cache"
         cost = milliseconds(cache_format, device, has_cache=has_cache)
-        print(f"{cost:6.1f} ms on {device}, {given}")
+        sys.stdout.write(f"{cost:6.1f} ms on {device}, {given}\n")
 
 
 if __name__ == "__main__":
