@@ -234,3 +234,24 @@ def test_warming_up_over_a_live_cache_writes_nothing_to_named_slots():
     assert len(seen) == 4 * CALLS_OF_A_CAPTURE
     assert (cache == 7).all()
     assert (inputs.tokens["slots"] == -1).all()
+
+
+def test_a_replay_checks_what_was_loaded(monkeypatch):
+    """S-2, S-13: with `PAGED_MLA_CHECK=1`, also what an engine wrote into the inputs itself."""
+    model, loaded = Model(), build((20, 3), (33, 1))
+    monkeypatch.setenv("PAGED_MLA_CHECK", "1")
+    step = model.graphed(SMALL, LARGE)
+    table = loaded.block_table.remainder(9)[:, :3]
+    model.inputs.load(loaded.cu_seqlens_q, loaded.seq_lens, table)
+    refusals = [("rows", lambda: step.replay(1, 4)), ("block_table", lambda: step.replay(2, 4))]
+    for argument, replay in refusals:  # the cache has three blocks
+        with pytest.raises(InvalidArgument) as error:
+            replay()
+        assert error.value.argument == argument
+    model.inputs.block_table[:2, :3] = torch.tensor([[0, 1, 0], [1, 2, 0]])
+    model.inputs.seq_lens[1] = 20
+    with pytest.raises(InvalidArgument, match="block 1 in rows 0 and 1"):
+        step.replay(2, 4)
+    model.inputs.seq_lens[:2] = torch.tensor([16, 32])
+    model.inputs.cu_seqlens_q[:3] = torch.tensor([0, 3, 4])
+    step.replay(2, 4)
