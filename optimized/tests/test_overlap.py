@@ -116,6 +116,19 @@ def test_lengths_that_an_earlier_plan_wrote(name):
         mla.plan(**lengths, block_table=step.block_table, num_tokens=4)
 
 
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_lengths_that_an_earlier_plan_of_a_layer_wrote(value, monkeypatch):
+    """S-2: whether its values are checked or not."""
+    monkeypatch.setenv("PAGED_MLA_CHECK", value)
+    step = build((20, 3), (33, 1))
+    layer = MlaLayer(LayerConfig(attention=step.config, qk_nope_head_dim=16, v_head_dim=16), "cpu")
+    lengths = {"cu_seqlens_q": step.cu_seqlens_q, "seq_lens": step.seq_lens}
+    layer.plan(**lengths, block_table=step.block_table, num_tokens=4)
+    lengths["seq_lens"] = layer._core.plan.row_lens[:2]
+    with pytest.raises(InvalidArgument, match=r"the plan's own buffers: got .* seq_lens lies in"):
+        layer.plan(**lengths, block_table=step.block_table, num_tokens=4)
+
+
 def test_a_table_that_an_earlier_plan_built():
     """S-9: the next plan may take it, since it is read where it is."""
     step, _ = planned()

@@ -137,14 +137,14 @@ class Core:
         if not is_checked:
             step = (cu_seqlens_q, seq_lens, block_table, mask)
             checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
-            lengths = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "mask": mask}
-            if isinstance(block_table, RequestMap):
-                lengths |= vars(block_table)
-            # A table is read, not copied, and may be the one that an earlier plan built.
-            check_apart({"the plan's own buffers": plan.state}, lengths)
             if self.switch.is_on:
                 described = (cu_seqlens_q, seq_lens, block_table)
                 self.check_values(*described, num_tokens=num_tokens, mask=mask)
+        lengths = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "mask": mask}
+        if isinstance(block_table, RequestMap):
+            lengths |= vars(block_table)
+        # A table is read, not copied, and may be the one that an earlier plan built.
+        check_apart({"the plan's own buffers": plan.state}, lengths)
         self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
         kernels = self._kernels[plan.choice]
         plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
