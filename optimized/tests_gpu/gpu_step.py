@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 
 from paged_mla_optimized import LatentCache, MlaConfig, PagedMla, StepInputs, StepView
+from paged_mla_optimized.planning.choice import demand_of
+from paged_mla_optimized.planning.families import PORTABLE, portable_variant, serving_variant
+from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_shared.problem import Rope, RopePairing
 
 R, P, LAYERS, BLOCKS = 512, 64, 4, 640
@@ -225,6 +229,17 @@ class Model:
         self.plan(batch, batch.num_tokens)
         out, lse = self.layers(batch)
         return out.clone(), lse.clone(), bits(self.caches).clone()
+
+
+def instance_of(family: str, config: MlaConfig, longest: int) -> PagedMla:
+    """Return an instance whose kernel is of this family; skip where the device has none of it."""
+    arch = device_facts(torch.device("cuda", 0)).arch
+    if family != PORTABLE and arch != "sm90":
+        pytest.skip(f"{arch} has no Gluon kernels")
+    choose = portable_variant if family == PORTABLE else serving_variant
+    variant = choose(demand_of(config, arch), longest)
+    assert variant.family == family
+    return PagedMla(config, variant=variant)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from gpu_late import Operation, copy_hastily, write_late
 from gpu_prefill import build
-from gpu_step import CONFIG, Model, P, R, bits, make_batch, random_lens, same
+from gpu_step import CONFIG, Model, P, R, bits, instance_of, make_batch, random_lens, same
 
 from paged_mla_optimized import (
     DraftSteps,
@@ -21,13 +21,11 @@ from paged_mla_optimized import (
     LayerConfig,
     MlaConfig,
     MlaLayer,
-    PagedMla,
     Prefill,
     RequestMap,
     merge_partials,
 )
 from paged_mla_optimized.parallel import ContextParallelMla
-from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import (
     FEW,
     FEW_FP8,
@@ -35,10 +33,7 @@ from paged_mla_optimized.planning.families import (
     TILE,
     TILE_EXACT,
     TILE_FP8,
-    portable_variant,
-    serving_variant,
 )
-from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_shared.problem import Rope, RopePairing
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
@@ -128,14 +123,8 @@ class Step:
 
     def __init__(self, name):
         family, config, lens = STEPS[name]
-        arch = device_facts(torch.device("cuda", 0)).arch
-        if family != PORTABLE and arch != "sm90":
-            pytest.skip(f"{arch} has no Gluon kernels")
-        demand, longest = demand_of(config, arch), max(query for _, query in lens)
-        choose = portable_variant if family == PORTABLE else serving_variant
-        variant = choose(demand, longest)
-        assert variant.family == family
-        self.model = Model(PagedMla(config, variant=variant), longest)
+        longest = max(query for _, query in lens)
+        self.model = Model(instance_of(family, config, longest), longest)
         self.batch = make_batch(config, lens, 1)
         self.q, self.kv = self.batch.tokens["q"], self.batch.tokens["kv"]
         self.out, self.lse = (t[0, : len(self.q)] for t in (self.model.outs, self.model.lses))

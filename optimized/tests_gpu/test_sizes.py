@@ -5,22 +5,20 @@ from itertools import pairwise
 import pytest
 import torch
 from gpu_prefill import prefix_sums
-from gpu_step import P, R, bits, same
+from gpu_step import P, R, bits, instance_of, same
 
 from paged_mla_optimized import (
     DraftSteps,
     ExtendWindow,
     HeadWeights,
-    LatentCache,
     LayerConfig,
     MlaConfig,
     MlaLayer,
-    PagedMla,
     Prefill,
     PrefillConfig,
     merge_partials,
 )
-from paged_mla_optimized.planning.choice import demand_of
+from paged_mla_optimized.cache import as_bytes, empty_cache
 from paged_mla_optimized.planning.families import (
     FEW,
     FEW_FP8,
@@ -28,10 +26,7 @@ from paged_mla_optimized.planning.families import (
     TILE,
     TILE_EXACT,
     TILE_FP8,
-    portable_variant,
-    serving_variant,
 )
-from paged_mla_optimized.runtime.device import device_facts
 from paged_mla_shared.problem import Rope, RopePairing
 
 TOKENS = (65535, 65536, 65537)
@@ -39,10 +34,7 @@ MOST = TOKENS[-1]
 PIECE = 30000  # tokens of the steps that large ones are held against
 BLOCK = 16
 ROPE = Rope(RopePairing.INTERLEAVED)
-SIZES = {
-    "softmax_scale": 192**-0.5,
-    "block_size": BLOCK,
-}
+SIZES = {"softmax_scale": 192**-0.5, "block_size": BLOCK}
 STRICT = {**SIZES, "deterministic": True}
 FEW_QUERIES, MANY_QUERIES = 32, 1023
 FP8, HEADS_128 = {"cache_format": "fp8_e4m3"}, {"num_heads": 128}
@@ -81,37 +73,24 @@ def query_lens(longest):
 
 
 def instance(name, *, longest, **sizes):
-    """Return a PagedMla that is served by the kernel that `name` is for."""
+    """Return an instance that is served by the kernel that `name` is for."""
     family, _, changes = KERNELS[name]
     config = MlaConfig(**(STRICT | sizes | changes))
-    arch = device_facts(torch.device("cuda", 0)).arch
-    if family != PORTABLE and arch != "sm90":
-        pytest.skip(f"{arch} has no Gluon kernels")
-    choose = portable_variant if family == PORTABLE else serving_variant
-    variant = choose(demand_of(config, arch), longest)
-    assert variant.family == family
-    return PagedMla(config, variant=variant)
+    return instance_of(family, config, longest)
 
 
-def empty_cache(config, blocks):
-    """Return a cache of NaN, with scales if the format has them."""
-    stored = config.stored
-    if not config.is_fp8:
-        shape = (blocks, config.block_size, R + P)
-        return torch.full(shape, torch.nan, dtype=config.dtype, device="cuda")
-    width = {"fp8_ds_mla": 656}.get(config.cache_format, R + P)
-    latents = torch.full((blocks, config.block_size, width), 255, dtype=torch.uint8, device="cuda")
-    shape = stored.scale_shape(blocks, config.block_size)
-    scales = None
-    if config.cache_format == "fp8_e4m3":
-        scales = torch.tensor(0.02, device="cuda")
-    elif shape is not None:
-        scales = torch.full(shape, torch.nan, device="cuda")
-    return LatentCache(config.cache_format, latents, scales)
+def spoilt_cache(config, blocks):
+    """Return a cache of NaN; a format with one scale a layer has 0.02 for it."""
+    cache = empty_cache(config, blocks, "cuda")
+    nan = 255 if config.is_fp8 else torch.nan  # a byte of all ones is NaN
+    latents_of(cache).fill_(nan)
+    if cache.scales is not None:
+        cache.scales.fill_(torch.nan if cache.scales.ndim else 0.02)
+    return cache
 
 
 def latents_of(cache):
-    return cache.latents if isinstance(cache, LatentCache) else cache
+    return as_bytes(cache.latents)
 
 
 class Rows:
@@ -186,7 +165,7 @@ def many_rows(name, context):
 def test_rows_of_a_step(name):
     """S-20: many rows; the bits are those of smaller steps, in caches as well."""
     mla, rows = many_rows(name, context=40)
-    cache = empty_cache(mla.config, rows.blocks)
+    cache = spoilt_cache(mla.config, rows.blocks)
     keys = latents_of(cache)
     keys.copy_(normal(*keys.shape) if keys.dtype == torch.bfloat16 else keys.new_full((), 0x31))
     outs, lses = [], []
@@ -217,7 +196,7 @@ def test_queries_of_a_row(name):
     """S-4: one row of as many queries; the answers are those of the row in chunks."""
     mla = instance(name, longest=MOST, max_rows=2, max_query_tokens=MOST, max_model_len=MOST)
     rows = Rows(mla.config, [(MOST, MOST)])
-    cache = empty_cache(mla.config, rows.blocks)
+    cache = spoilt_cache(mla.config, rows.blocks)
     outs, lses = [], []
     for begin, end in pairwise([0, PIECE, 2 * PIECE, MOST]):
         lengths = prefix_sums([end - begin]), torch.full_like(rows.seq_lens, end), rows.table
@@ -247,7 +226,7 @@ def test_queries_of_a_row(name):
 def test_lines_gathered(name):
     """S-10: as many lines of context."""
     mla, rows = many_rows(name, context=0)
-    cache = empty_cache(mla.config, rows.blocks)
+    cache = spoilt_cache(mla.config, rows.blocks)
     rows.append(mla, rows.plan(mla, 0, len(rows.seq_lens)), cache)
     right = torch.full((MOST, R + P), torch.nan, device="cuda", dtype=torch.bfloat16)
     for first, last in rows.pieces():
@@ -336,7 +315,7 @@ def test_layer(absorbed_rows):
     )
     layer = MlaLayer(LayerConfig(attention=attention, workspace_tokens=MOST))
     rows = Rows(attention, [(MOST, MOST)])
-    cache = empty_cache(attention, rows.blocks)
+    cache = spoilt_cache(attention, rows.blocks)
     weights = HeadWeights(normal(16, 256, R) * R**-0.5, 128)
     q = normal(MOST, 16, 192, seed=5)
 
@@ -397,9 +376,9 @@ def test_a_mask_past_2_31(name):
     table = torch.arange(shared, dtype=torch.int32).expand(count, -1)
     tails = shared + torch.arange(count * own, dtype=torch.int32).view(count, own)
     table = torch.cat([table, tails], 1).cuda()
-    cache = empty_cache(config, shared + count * own)
+    cache = spoilt_cache(config, shared + count * own)
     latents_of(cache).copy_(
-        normal(*cache.shape) if not config.is_fp8
+        normal(*latents_of(cache).shape) if not config.is_fp8
         else torch.randint(0, 120, latents_of(cache).shape, device="cuda", dtype=torch.uint8)
     )  # fmt: skip
     lines = (count * query_len, context + query_len)
@@ -428,9 +407,9 @@ def test_a_cache_past_2_33(name):
         name, longest=1, max_rows=8, max_query_tokens=8, max_model_len=4096, block_size=64
     )
     config = mla.config
-    width = {"fp8_ds_mla": 656}.get(config.cache_format, R + P)
-    blocks = 2**33 // (64 * width) + 300
-    small, large = empty_cache(config, 300), empty_cache(config, blocks)
+    small = spoilt_cache(config, 300)
+    blocks = 2**33 // latents_of(small)[0].numel() + 300
+    large = spoilt_cache(config, blocks)
     assert latents_of(large).numel() > 2**33
     order = torch.randperm(256, generator=torch.Generator().manual_seed(1)).int().view(4, 64).cuda()
     lens = torch.tensor([4096, 1, 700, 64], dtype=torch.int32, device="cuda")
@@ -487,7 +466,7 @@ def test_large_blocks(name, size):
         )  # fmt: skip
         width = -(-max(seq_lens) // block_size)
         table = torch.randperm(len(seq_lens) * width, device="cuda").int().view(-1, width)
-        cache = empty_cache(mla.config, table.numel())
+        cache = spoilt_cache(mla.config, table.numel())
         mla.plan(prefix_sums(seq_lens), lens, table, num_tokens=len(kv))
         mla.append(kv[:, :R], kv[:, R:], cache)
         starts = prefix_sums([1] * len(seq_lens))

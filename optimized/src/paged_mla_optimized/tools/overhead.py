@@ -1,4 +1,4 @@
-"""What a step costs beside its arithmetic: launches, host time, graph memory, tree masks, checks.
+"""What a step costs beside its arithmetic: launches, host time, graph memory, tree masks.
 
 ``python -m paged_mla_optimized.tools.overhead [--json PATH]`` needs a GPU.
 """
@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
 from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import Cache, LatentCache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.runtime.check_switch import CHECK_VARIABLE
 from paged_mla_optimized.runtime.device import device_record
 from paged_mla_optimized.stepping.graph import GraphedStep
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
@@ -50,7 +46,7 @@ class _Step:
     q_pe: torch.Tensor
     ckv: torch.Tensor
     k_pe: torch.Tensor
-    cache: Cache
+    cache: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor
     mask: torch.Tensor | None = None
@@ -93,22 +89,11 @@ def _step(config: MlaConfig, rows: int, seq_len: int, query_len: int) -> _Step:
         q[..., rank:],
         kv[:, :rank],
         kv[:, rank:],
-        _cache(config, rows * width),
+        normal(rows * width, config.block_size, dim),
         normal(tokens, config.num_heads, rank),
         torch.empty(tokens, config.num_heads, device="cuda"),
         mask,
     )
-
-
-def _cache(config: MlaConfig, num_blocks: int) -> Cache:
-    """Return a cache of random latents, or of zeros with scales of 1."""
-    shape = (num_blocks, config.block_size, config.kv_lora_rank + config.qk_rope_head_dim)
-    if not config.is_fp8:
-        return torch.randn(shape, device="cuda").to(config.dtype)
-    latents = torch.zeros(shape, dtype=torch.uint8, device="cuda")
-    scales = config.stored.scale_shape(num_blocks, config.block_size)
-    assert scales is not None
-    return LatentCache(config.cache_format, latents, torch.ones(scales, device="cuda"))
 
 
 def _graph_microseconds(run: Callable[[], None], inner: int = 20, repeats: int = 21) -> float:
@@ -138,24 +123,6 @@ def host_times() -> dict[str, float]:
     step = _step(_DECODE, rows=1, seq_len=64, query_len=1)
     step.plan()
     return {name: _host_microseconds(getattr(step, name)) for name in ("plan", "append", "attend")}
-
-
-def check_times() -> dict[str, float]:
-    """Return host time of each call in eager mode with ``PAGED_MLA_CHECK`` 0 and 1, microseconds.
-
-    Of decode over an FP8 cache with a scale for each token, which is what takes longest to check.
-    """
-    config = replace(_DECODE, cache_format="fp8_block_token")
-    times: dict[str, float] = {}
-    for rows, seq_len in ((1, 4096), (32, 4096), (256, 4096)):
-        for value in "01":
-            with mock.patch.dict(os.environ, {CHECK_VARIABLE: value}):
-                step = _step(config, rows=rows, seq_len=seq_len, query_len=1)
-            step.plan()
-            for name in ("plan", "append", "attend"):
-                run = getattr(step, name)
-                times[f"{name} b{rows} check{value}"] = _host_microseconds(run, 10, 11)
-    return times
 
 
 def layer_times() -> dict[str, float]:
@@ -222,7 +189,6 @@ def main(arguments: list[str] | None = None) -> None:
     figures: dict[str, Any] = {
         **device_record(),
         "host_us": host_times(),
-        "check_us": check_times(),
         "graph_us": layer_times(),
         "graph_bytes": graph_memory(),
         "verify_us": tree_against_chain(),
