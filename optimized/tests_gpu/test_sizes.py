@@ -19,6 +19,7 @@ from paged_mla_optimized import (
     merge_partials,
 )
 from paged_mla_optimized.cache import as_bytes, empty_cache
+from paged_mla_optimized.limits import MAX_ROWS
 from paged_mla_optimized.planning.families import (
     FEW,
     FEW_FP8,
@@ -337,30 +338,40 @@ def test_layer(absorbed_rows):
         torch.testing.assert_close(mine[1], lse[:count], rtol=0, atol=1e-2)
 
 
-def test_rows_of_drafts():
-    """S-15, S-16: windows, rows and tails of as many requests."""
-    for rows in TOKENS:
-        window = ExtendWindow(rows, 3, "cuda")
-        committed = torch.arange(rows, dtype=torch.int32, device="cuda")
-        window.fill(committed)
-        assert torch.equal(window.seq_lens, torch.where(committed > 0, committed + 3, 0))
-        drafts = DraftSteps(
-            max_requests=rows, branches=1, steps=2, prefix_width=1, own_width=2,
-            block_size=BLOCK, device="cuda",
-        )  # fmt: skip
-        prefix_lens = committed % BLOCK
-        prefix_table = committed[:, None].clone()
-        own = rows + torch.arange(2 * rows, dtype=torch.int32, device="cuda").view(rows, 1, 2)
-        drafts.fill(prefix_lens, prefix_table, own)
-        step = torch.arange(1, 3, device="cuda")[:, None]
-        assert torch.equal(
-            drafts.seq_lens, torch.where(prefix_lens > 0, prefix_lens + step, 0).int()
-        )
-        cache = torch.full((3 * rows, BLOCK, R + P), torch.nan, device="cuda").bfloat16()
-        cache[:rows] = normal(rows, BLOCK, R + P)
-        drafts.copy_tails(cache, prefix_lens, prefix_table, own)
-        live = torch.arange(BLOCK, device="cuda")[None] < prefix_lens[:, None]
-        assert torch.equal(bits(cache[own[:, 0, 0].long()][live]), bits(cache[:rows][live]))
+@pytest.mark.parametrize(("rows", "window"), [(21845, 3), (16384, 4), (1, 65537), (MAX_ROWS, 3)])
+def test_tokens_of_windows(rows, window):
+    """S-16: windows that have together as many tokens, and as many rows as a step may have."""
+    windows = ExtendWindow(rows, window, "cuda")
+    committed = torch.arange(rows, dtype=torch.int32, device="cuda")
+    windows.fill(committed)
+    assert torch.equal(windows.seq_lens, torch.where(committed > 0, committed + window, 0))
+    assert windows.cu_seqlens_q[-1] == rows * window
+
+
+@pytest.mark.parametrize(("requests", "branches"), [(MAX_ROWS, 1), (MAX_ROWS // 4, 4)])
+def test_rows_of_drafts(requests, branches):
+    """S-15: rows and tails of as many branches as a step may have, in more than 65537 blocks."""
+    rows = requests * branches
+    drafts = DraftSteps(
+        max_requests=requests, branches=branches, steps=2, prefix_width=1, own_width=8,
+        block_size=BLOCK, device="cuda",
+    )  # fmt: skip
+    request = torch.arange(requests, dtype=torch.int32, device="cuda")
+    prefix_lens, prefix_table = request % BLOCK, request[:, None].clone()
+    own = requests + torch.arange(8 * rows, dtype=torch.int32, device="cuda")
+    own = own.view(requests, branches, 8)
+    drafts.fill(prefix_lens, prefix_table, own)
+    step = torch.arange(1, 3, device="cuda")[:, None]
+    lens = torch.where(prefix_lens > 0, prefix_lens + step, 0).int()
+    assert torch.equal(drafts.seq_lens, lens.repeat_interleave(branches, dim=1))
+    cache = torch.full((requests + 8 * rows, BLOCK, R + P), torch.nan, device="cuda").bfloat16()
+    assert cache.numel() > 2**31
+    cache[:requests] = normal(requests, BLOCK, R + P)
+    drafts.copy_tails(cache, prefix_lens, prefix_table, own)
+    live = torch.arange(BLOCK, device="cuda")[None] < prefix_lens[:, None]
+    for branch in range(branches):
+        tails = cache[own[:, branch, 0].long()]
+        assert torch.equal(bits(tails[live]), bits(cache[:requests][live]))
 
 
 @pytest.mark.parametrize("name", ["tile", "tile-exact", "portable"])
@@ -438,7 +449,7 @@ def test_tails_in_a_cache_past_2_33():
     blocks = 2**33 // (64 * (R + P)) + 8
     cache = torch.full((blocks, 64, R + P), torch.nan, dtype=torch.bfloat16, device="cuda")
     drafts = DraftSteps(
-        max_requests=1, branches=2, steps=2, prefix_width=1, own_width=2, block_size=64,
+        max_requests=1, branches=2, steps=2, prefix_width=1, own_width=8, block_size=64,
         device="cuda",
     )  # fmt: skip
     lens = torch.tensor([50], dtype=torch.int32, device="cuda")
