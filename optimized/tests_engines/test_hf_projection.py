@@ -13,6 +13,8 @@ import torch
 from hf_models import TINY, Kind, build, paged
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
 from paged_mla_optimized.engines.transformers.attention import Latents, attend
@@ -193,6 +195,28 @@ def call_of_the_class(_attention, patch):
     patch.setattr(nn.Linear, "__call__", lambda self, x: self.forward(x), raising=False)
 
 
+@change(r"kv_b_proj runs another nn\.Linear\.forward, nn\.Module\.__call__")
+def call_of_all_classes(_attention, patch):
+    """What ``__call__`` calls in turn."""
+    call = nn.Module._call_impl
+    twice = doubled(call)
+
+    def call_or_double(self, *given, **named):
+        return twice(self, *given) if of_kv_b_proj(self) else call(self, *given, **named)
+
+    patch.setattr(nn.Module, "_call_impl", call_or_double)
+
+
+@change(r"kv_b_proj runs another nn\.Linear\.forward, nn\.Module\.__call__")
+def inner_call_of_the_class(_attention, patch):
+    patch.setattr(nn.Linear, "_call_impl", doubled(nn.Linear._call_impl), raising=False)
+
+
+@change(r"kv_b_proj runs another nn\.Linear\.forward, nn\.Module\.__call__")
+def compiled_call_of_the_class(_attention, patch):
+    patch.setattr(nn.Linear, "_compiled_call_impl", doubled(LINEAR), raising=False)
+
+
 @change(r"kv_b_proj runs another .*nn\.functional\.linear")
 def product_of_torch(_attention, patch):
     patch.setattr(nn.functional, "linear", doubled(nn.functional.linear))
@@ -289,6 +313,27 @@ def test_a_hook_that_was_removed_is_none(model):
     expected = forward(model, IDS, None, use_cache=False)
     found = forward(ours, IDS, PagedMlaCache(pool))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class OfFunctions(TorchFunctionMode):
+    def __torch_function__(self, func, _types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class OfOperators(TorchDispatchMode):
+    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [OfFunctions, OfOperators])
+def test_modes_of_torch(ours, mode):
+    """What they count, or change, of the product is lost where it is not run."""
+    model, pool = ours
+    cache = PagedMlaCache(pool)
+    with mode(), pytest.raises(Unsupported, match=r"runs under a mode of torch, Of\w+ of "):
+        forward(model, IDS, cache)
+    with torch.device("cpu"):  # a mode as well, which new tensors alone obey
+        forward(model, IDS, cache)
 
 
 SIBLINGS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "o_proj")

@@ -16,11 +16,15 @@ import torch
 from torch import nn
 from torch.nn.modules import linear as torch_linear
 from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from paged_mla_optimized.config import DTYPE_NAMES
 from paged_mla_shared.errors import Unsupported
 
-_CALLED = ("forward", "_slow_forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl")
+_OF_THE_CLASS = ("_slow_forward", "_call_impl", "_wrapped_call_impl")
+_CALLED = ("forward", *_OF_THE_CLASS, "_compiled_call_impl")
 _OF_ACCELERATE = ("_hf_hook", "_old_forward")
 _LOST = "the module is not called, its weight is read; remove"
 
@@ -31,7 +35,8 @@ def check_calls() -> None:
     Raises
     ------
     Unsupported
-        There are hooks of all modules, or functions of torch are patched.
+        There are hooks of all modules, functions of torch are patched, or a mode of torch may see
+        or change what they do.
     """
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         what = "hooks, those of all modules (register_module_forward_hook)"
@@ -39,10 +44,20 @@ def check_calls() -> None:
     if not (
         _is_defined_in(torch_linear, nn.Linear.forward, "forward")
         and _is_defined_in(torch_module, nn.Linear.__call__, "_wrapped_call_impl")
+        and all(
+            _is_defined_in(torch_module, getattr(nn.Linear, name), name) for name in _OF_THE_CLASS
+        )
+        and nn.Linear._compiled_call_impl is None
         and nn.functional.linear is torch._C._nn.linear
     ):
         patched = "nn.Linear.forward, nn.Module.__call__ or nn.functional.linear"
         raise Unsupported(f"kv_b_proj runs another {patched} than torch's: {_LOST} the patch")
+    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    for mode in modes:
+        if type(mode) is not DeviceContext:  # that of torch.set_default_device
+            kind = type(mode)
+            what = f"a mode of torch, {kind.__qualname__} of {kind.__module__}"
+            raise Unsupported(f"kv_b_proj runs under {what}: {_LOST} the mode")
 
 
 def check_projection(layer: int, projection: Any, shape: tuple[int, int]) -> None:
