@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from hf_models import TINY, Kind, build, paged
+from torch.autograd import forward_ad
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from paged_mla_optimized.engines.transformers import LatentPool, PagedMlaCache
@@ -297,6 +298,99 @@ def test_gradients_dropout_weights(ours):
     model.eval()
     with pytest.raises(Unsupported, match="output_attentions"):
         forward(model, IDS, PagedMlaCache(pool), output_attentions=True)
+
+
+def forward_gradients(model, ids, cache):
+    with forward_ad.dual_level():
+        embeds = model.get_input_embeddings()(ids)
+        dual = forward_ad.make_dual(embeds, torch.ones_like(embeds))
+        model(inputs_embeds=dual, past_key_values=cache)
+
+
+def product_with_a_jacobian(model, ids, cache):
+    embeds = model.get_input_embeddings()(ids)
+    torch.func.jvp(
+        lambda given: model(inputs_embeds=given, past_key_values=cache).logits,
+        (embeds,),
+        (torch.ones_like(embeds),),
+    )
+
+
+def rows_one_by_one(model, ids, cache):
+    torch.func.vmap(lambda row: model(row[None], past_key_values=cache).logits[0])(ids)
+
+
+def trace(model, ids, cache):
+    torch.jit.trace(lambda given: model(given, past_key_values=cache).logits, ids)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated, and warns of constants
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        (forward_gradients, "forward-mode gradients"),
+        (product_with_a_jacobian, r"transforms of torch\.func"),
+        (rows_one_by_one, r"transforms of torch\.func"),
+        (trace, r"torch\.jit\.trace"),
+    ],
+)
+def test_transforms_of_torch(ours, way, expected):
+    """Kernels would lose tangents, and a trace would answer every step as its first."""
+    model, pool = ours
+    model.requires_grad_(requires_grad=False)
+    cache = PagedMlaCache(pool)
+    with torch.no_grad(), pytest.raises(Unsupported, match=expected):
+        way(model, IDS, cache)
+    assert (cache.get_seq_length(), pool.num_free) == (0, 6)
+
+
+def with_padding(hidden, mask):
+    return hidden, mask.index_fill(1, torch.tensor(1), value=False)
+
+
+def without_padding(hidden, _mask):
+    return hidden, None
+
+
+def with_the_same_padding(hidden, mask):
+    return hidden, mask.clone()
+
+
+def with_fewer_tokens(hidden, mask):
+    return hidden[:, 1:], mask
+
+
+MASK = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (with_padding, "attention_mask: got another padding in layer 1"),
+        (without_padding, "attention_mask: got another padding in layer 1"),
+        (with_the_same_padding, None),
+        (with_fewer_tokens, r"query: got 2 rows of 3 tokens in layer 1; allowed: 2 rows of 4"),
+    ],
+)
+def test_a_layer_of_other_tokens(model, ours, changed, expected):
+    """The first layer plans for all; a hook may give a later one something else."""
+    paged_model, pool = ours
+
+    def change(_module, _given, named):
+        hidden, mask = changed(named["hidden_states"], named["attention_mask"])
+        rope = tuple(half[:, : hidden.shape[1]] for half in named["position_embeddings"])
+        named |= {"hidden_states": hidden, "attention_mask": mask, "position_embeddings": rope}
+        return (), named
+
+    paged_model.model.layers[1].self_attn.register_forward_pre_hook(change, with_kwargs=True)
+    if expected is None:
+        found = forward(paged_model, IDS, PagedMlaCache(pool), attention_mask=MASK)
+        right = forward(model, IDS, None, use_cache=False, attention_mask=MASK)
+        is_token = MASK.bool()
+        torch.testing.assert_close(found[is_token], right[is_token], rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(InvalidArgument, match=expected):
+        forward(paged_model, IDS, PagedMlaCache(pool), attention_mask=MASK)
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "sliding_window", "cu_seq_lens_q"])

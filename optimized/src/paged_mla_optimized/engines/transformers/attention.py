@@ -7,6 +7,8 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.forward_ad import unpack_dual
 from transformers import AttentionInterface
 from transformers.generation.candidate_generator import (
     AssistedCandidateGenerator,
@@ -116,6 +118,24 @@ def keep_mask(
     return attention_mask
 
 
+def check_plain(*inputs: torch.Tensor) -> None:
+    """Check that numbers in memory, which kernels see, are all that torch wants of tensors.
+
+    Raises
+    ------
+    Unsupported
+        Gradients backwards or forwards, a transform of ``torch.func``, or a trace.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        raise Unsupported("gradients: call the model under torch.no_grad()")
+    if any(is_functorch_wrapped_tensor(tensor) for tensor in inputs):
+        raise Unsupported("transforms of torch.func (vmap, jvp, grad): call the model outside them")
+    if any(unpack_dual(tensor).tangent is not None for tensor in inputs):
+        raise Unsupported("forward-mode gradients (torch.autograd.forward_ad): kernels have none")
+    if torch.jit.is_tracing():
+        raise Unsupported("torch.jit.trace: it would keep the answers of this step as constants")
+
+
 @torch.compiler.disable(  # type: ignore[no-untyped-call] # torch gives it no types
     reason="a step of paged_mla is described on the host"
 )
@@ -151,8 +171,9 @@ def attend(  # noqa: PLR0917 - the library's signature
     InvalidArgument
         Another cache or mask, or something that is larger than the pool was made for.
     Unsupported
-        What these kernels do not do: gradients, dropout, weights as an output, scores that are
-        capped or windowed, packed rows; a module that changes what its cache returned.
+        What these kernels do not do: gradients, transforms and traces of torch, dropout, weights
+        as an output, scores that are capped or windowed, packed rows; a module that changes what
+        its cache returned.
     """
     if not isinstance(key, Latents):
         given = "none, or one of the library's own, as generate() makes where it is given none"
@@ -172,9 +193,7 @@ def attend(  # noqa: PLR0917 - the library's signature
         raise InvalidArgument("attention_mask", given, "[B, columns] of padding")
     if dropout > 0:
         raise Unsupported(f"attention_dropout {dropout} while training: model.eval()")
-    inputs = (query, key.ckv, key.k_pe, module.kv_b_proj.weight)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        raise Unsupported("gradients: call the model under torch.no_grad()")
+    check_plain(query, key.ckv, key.k_pe, module.kv_b_proj.weight)
     if kwargs.get("output_attentions"):
         raise Unsupported("output_attentions: weights are never written")
     return key.rows.attend(module, key.layer, query, (key.ckv, key.k_pe), attention_mask), None

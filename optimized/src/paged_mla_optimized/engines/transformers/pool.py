@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from paged_mla_optimized.engines.transformers.turns import Turns
 from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
+from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
@@ -31,7 +32,7 @@ LIBRARY = {v2.DeepseekV2Attention: v2, v3.DeepseekV3Attention: v3}
 """The attention that is served, and the file that defines it."""
 
 
-class LatentPool:
+class LatentPool(Uncopied):
     """What the caches of one model share; a block holds the same tokens in every layer.
 
     Blocks may be in several rows, and in several caches, at once; one that is goes into a copy
@@ -135,16 +136,6 @@ class LatentPool:
     def serves(self, module: nn.Module, layer: int) -> bool:
         """Whether this pool's `layer` holds what `module` writes."""
         return self._modules[layer]() is module
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled.
-
-        Raises
-        ------
-        Unsupported
-            Always.
-        """
-        raise Unsupported("copying or pickling a LatentPool: make another one of the same model")
 
     def check_modules(self) -> None:
         """Check what the kernels take for granted, which may have changed since the pool was made.

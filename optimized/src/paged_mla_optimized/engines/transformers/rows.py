@@ -28,12 +28,15 @@ class Step:
         B rows of T tokens, padded ones included.
     tokens : int64 [n] or None
         Which of the B * T tokens are none of padding; ``None`` if all are.
+    mask : bool [B, columns] or None
+        What the first layer was given.
     next_layer : int
         The layer that attends next.
     """
 
     shape: tuple[int, int]
     tokens: torch.Tensor | None
+    mask: torch.Tensor | None
     next_layer: int = 0
 
 
@@ -56,7 +59,8 @@ class Rows:
         self._lacks_tokens = False  # those of a forward that was refused
 
     def __del__(self) -> None:
-        self._drop()
+        for blocks in self.blocks:  # no module may be there any more as Python ends
+            self.pool.release(blocks)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled, or copied as if blocks had no owners.
@@ -174,6 +178,7 @@ class Rows:
         if step is None or pool.step is not step or step.next_layer != layer:
             given = f"layer {layer} out of turn"
             raise InvalidArgument("cache", given, "all layers of one forward in order")
+        self._check_same_step(step, query, mask)
         flat = [_lines(tensor, step.tokens) for tensor in (query, *latents)]
         queries, (ckv, k_pe) = flat[0], [tensor.squeeze(1) for tensor in flat[1:]]
         config, cache = pool.mla.config, pool.latents[layer]
@@ -213,7 +218,7 @@ class Rows:
             raise InvalidArgument("max_length", f"a row of {max(lengths)} tokens", allowed)
         self._make_room(query_lens, lengths)
         self.is_token = is_token
-        step = self.step = Step((num_rows, num_tokens), None)  # unfinished, if planning is cut off
+        step = self.step = Step((num_rows, num_tokens), None, mask)  # unfinished, if cut off
         table = np.zeros((num_rows, max(map(len, self.blocks))), dtype=np.int32)
         for line, blocks in zip(table, self.blocks, strict=True):
             line[: len(blocks)] = blocks
@@ -230,6 +235,20 @@ class Rows:
         if not new.all():
             step.tokens = torch.tensor(np.flatnonzero(new), device=device)
         pool.step = step
+
+    def _check_same_step(self, step: Step, query: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Check that a layer has the tokens and the padding that the first one planned for all."""
+        shape = query.shape[0], query.shape[2]
+        if shape != step.shape:
+            given = f"{shape[0]} rows of {shape[1]} tokens in layer {step.next_layer}"
+            allowed = f"{step.shape[0]} rows of {step.shape[1]}, as in layer 0"
+            raise InvalidArgument("query", given, allowed)
+        if mask is step.mask:
+            return
+        here = np.ones_like(self.is_token) if mask is None else mask.cpu().numpy()
+        if not np.array_equal(here, self.is_token):
+            given = f"another padding in layer {step.next_layer}"
+            raise InvalidArgument("attention_mask", given, "the same in all layers of a forward")
 
     def _check_finished(self) -> None:
         layers = self.pool.latents.shape[0]
