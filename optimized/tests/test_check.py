@@ -101,6 +101,7 @@ def test_a_layer_checks_slots_masks_and_caches(layer):
     refused("slot_mapping", layer.check, **lengths(step), slot_mapping=slots)
     refused("absorbed_rows", layer.check, **lengths(step), **TOLD | {"absorbed_rows": 5})
     refused("absorbed_rows", layer.check, **lengths(step), absorbed_rows=1)
+    refused("max_query_len", layer.check, **lengths(step), max_query_len=0)
     scaled = build_fp8("fp8_block_token", *LENS)
     layer = MlaLayer(
         LayerConfig(attention=scaled.config, qk_nope_head_dim=16, v_head_dim=32), "cpu"
@@ -194,6 +195,19 @@ def test_drafts_no_rule_allows(argument, changes):
     given = [i32(*value) for value in (GOOD | changes).values()]
     refused(argument, checked.check, *given, num_blocks=blocks)
     refused("num_blocks", checked.check, *given, num_blocks=0)
+
+
+def test_prefixes_that_pass_int32_with_their_drafts():
+    """S-15: their lengths would wrap to below 0, which is padding."""
+    sizes = {"max_requests": 1, "branches": 1, "steps": 4, "prefix_width": 2**16, "own_width": 2}
+    checked, table = DraftSteps(**sizes, block_size=2**15, device="cpu"), torch.arange(2**16)
+    for prefix_len in (2**31 - 5, 2**31 - 4):
+        given = i32(prefix_len), table.int()[None], i32([[70000, 70001]])
+        checked.fill(*given)
+        if checked.seq_lens.min() > 0:
+            checked.check(*given)
+        else:
+            assert f"{prefix_len} in request 0" in refused("prefix_lens", checked.check, *given)
 
 
 def test_a_step_of_another_instance():

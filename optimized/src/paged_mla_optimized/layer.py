@@ -18,6 +18,7 @@ from paged_mla_optimized.core import Core, PlannedStep
 from paged_mla_optimized.given import check_kind, integer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.materialise import Materialised
+from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.forms import Forms, Prices
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.stepping.warm_up import warm_up
@@ -336,6 +337,7 @@ class MlaLayer(PlannedStep):
             num_blocks=num_blocks,
             cache=cache,
         )
+        step_query_len(self.config.attention, seq_lens.shape[0], num_tokens, max_query_len)
 
     def _check_values(
         self,

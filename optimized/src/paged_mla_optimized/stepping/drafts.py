@@ -192,9 +192,10 @@ class DraftSteps:
         Raises
         ------
         InvalidArgument
-            Names the argument that no rule allows: a prefix that its table is too narrow for, a
-            block that no cache has, or a block of a branch that a prefix or another branch has too
-            (S-13, S-15). Blocks that no step of the draft reaches are not looked at.
+            Names the argument that no rule allows: a prefix that its table is too narrow for, or
+            that passes int32 with its drafts, a block that no cache has, or a block of a branch
+            that a prefix or another branch has too (S-13, S-15). Blocks that no step of the
+            draft reaches are not looked at.
         """
         self._check(prefix_lens, prefix_table, branch_blocks)
         num_blocks = blocks_of_cache(num_blocks, None)
@@ -207,6 +208,11 @@ class DraftSteps:
         if (lens > width * size).any():
             row = int((lens > width * size).argmax())
             allowed = f"at most {width * size}, for which prefix_table has columns"
+            raise InvalidArgument("prefix_lens", f"{lens[row]} in request {row}", allowed)
+        most = 2**31 - 1 - len(self.seq_lens)
+        if (lens > most).any():
+            row = int((lens > most).argmax())
+            allowed = f"at most {most}, so that lengths with the drafts are int32"
             raise InvalidArgument("prefix_lens", f"{lens[row]} in request {row}", allowed)
         prefixes = Table(paging, lens, lens, prefix_table.cpu().numpy(), "prefix_table")
         prefixes.check(num_blocks)

@@ -267,7 +267,8 @@ class Rows:
             merged = mask.cpu().numpy().copy()  # of its own: the caller may write to the mask
         expected = (num_rows, self.columns + num_tokens)
         if merged.shape != expected:
-            raise InvalidArgument("attention_mask", f"shape {[*merged.shape]}", f"{[*expected]}")
+            allowed = f"{[*expected]}, {self.columns} cached columns and {num_tokens} new ones"
+            raise InvalidArgument("attention_mask", f"shape {[*merged.shape]}", allowed)
         if not np.array_equal(merged[:, : self.columns], old):
             given = "None" if mask is None else "another padding"
             raise InvalidArgument("attention_mask", given, "for cached tokens as it was")
