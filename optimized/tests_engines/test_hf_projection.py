@@ -61,6 +61,13 @@ class Wrapped(nn.Module):
         return 2 * self.base_layer(latents)
 
 
+class Packed(nn.Module):
+    """A projection whose weight is a method, as torch's dynamic quantisation leaves it."""
+
+    def weight(self):
+        raise NotImplementedError
+
+
 class Codes(torch.Tensor):
     """A weight as libraries of quantisation keep it: a subclass that says it is of floats."""
 
@@ -103,6 +110,11 @@ def wrapper(attention, _patch):
 @change("kv_b_proj is a Sequential of torch.nn")
 def sequence(attention, _patch):
     replace(attention, nn.Sequential(attention.kv_b_proj))
+
+
+@change("kv_b_proj is a Packed of test_hf_projection")
+def dynamic_quantisation(attention, _patch):
+    replace(attention, Packed())
 
 
 @change("kv_b_proj is a Linear of test_hf_projection .*merge adapters")
@@ -264,7 +276,7 @@ def part_of_a_weight(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach()[:64])
 
 
-@change(r"layers of torch\.float32 on cpu and torch\.float16 on cpu: one dtype on one device")
+@change(r"layers of torch\.float\d\d on cpu and torch\.float\d\d on cpu: one dtype on one device")
 def another_dtype(attention, _patch):
     set_weight(attention, attention.kv_b_proj.weight.detach().half())
 
@@ -292,15 +304,27 @@ def test_before_the_pool(model, monkeypatch, spoil, expected):
         LatentPool(model, 4)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize(("spoil", "expected"), CHANGES.values(), ids=CHANGES)
-def test_behind_the_pool(ours, monkeypatch, spoil, expected):
+def test_behind_the_pool(ours, monkeypatch, spoil, expected, layer):
     """Nothing of the refused forward is left."""
     model, pool = ours
     cache = PagedMlaCache(pool)
-    spoil(model.model.layers[1].self_attn, monkeypatch)
+    spoil(model.model.layers[layer].self_attn, monkeypatch)
     with pytest.raises(Unsupported, match=expected):
         forward(model, IDS, cache)
     assert (cache.get_seq_length(), pool.num_free) == (0, 6)
+
+
+@pytest.mark.parametrize("spoil", [forward_of_the_instance, hook, bias, no_weight])
+def test_within_a_forward(ours, monkeypatch, spoil):
+    """A hook of the attention may change its ``kv_b_proj`` where the first layer has attended."""
+    model, pool = ours
+    model.model.layers[1].self_attn.register_forward_pre_hook(
+        lambda attention, _: spoil(attention, monkeypatch)
+    )
+    with pytest.raises(Unsupported, match=r"kv_b_proj has .*\(layer 1\)"):
+        forward(model, IDS, PagedMlaCache(pool))
 
 
 def test_a_hook_that_was_removed_is_none(model):

@@ -193,6 +193,7 @@ def attend(  # noqa: PLR0917 - the library's signature
         raise InvalidArgument("attention_mask", given, "[B, columns] of padding")
     if dropout > 0:
         raise Unsupported(f"attention_dropout {dropout} while training: model.eval()")
+    key.rows.check_module(module, key.layer)  # then its weight may be looked at
     check_plain(query, key.ckv, key.k_pe, module.kv_b_proj.weight)
     if kwargs.get("output_attentions"):
         raise Unsupported("output_attentions: weights are never written")

@@ -65,6 +65,7 @@ class PagedMlaCacheLayer(CacheLayerMixin):
         if chosen != NAME:
             allowed = f'model.set_attn_implementation("{NAME}")'
             raise InvalidArgument("attn_implementation", chosen, allowed)
+        self._rows.pool.check_expansion(self._index)  # which is called next
         return Latents(self._rows, self._index, key_states, value_states), value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,11 @@ class LatentPool(Uncopied):
         """Whether this pool's `layer` holds what `module` writes."""
         return self._modules[layer]() is module
 
-    def check_modules(self) -> None:
+    def check_modules(self, layer: int) -> None:
         """Check what the kernels take for granted, which may have changed since the pool was made.
+
+        Of the first layer's turn all modules are checked, so that nothing has changed where one is
+        refused; of a later turn that layer's once more, since hooks may have changed it meanwhile.
 
         Raises
         ------
@@ -147,7 +151,7 @@ class LatentPool(Uncopied):
         Unsupported
             As :class:`LatentPool` says.
         """
-        modules = (reference() for reference in self._modules)
+        modules = (reference() for reference in self._modules[layer : layer + 1 if layer else None])
         present = [module for module in modules if module is not None]
         _check_modules(present, self.config.softmax_scale)
         weight = present[0].kv_b_proj.weight
@@ -160,6 +164,18 @@ class LatentPool(Uncopied):
         if depth != self._depth:
             allowed = f"{self._depth}, as when its LatentPool was made"
             raise InvalidArgument("model.config.num_hidden_layers", depth, allowed)
+
+    def check_expansion(self, layer: int) -> None:
+        """Check the ``expand_kv`` that latents of a layer are about to be handed to.
+
+        Raises
+        ------
+        Unsupported
+            It is not the library's own, which they pass by.
+        """
+        module = self._modules[layer]()
+        if module is not None:
+            check_expansion(module, _library_of(module), pass_on)
 
     def take(self, count: int) -> list[int]:
         """Return blocks that nobody has.
@@ -228,11 +244,15 @@ def _check_modules(modules: Sequence[Any], scaling: float) -> None:
         per_head = module.qk_nope_head_dim + module.v_head_dim
         shape = (module.num_heads * per_head, module.kv_lora_rank)
         check_projection(module.layer_idx, module.kv_b_proj, shape)
-        library = next(file for known, file in LIBRARY.items() if isinstance(module, known))
-        check_expansion(module, library, pass_on)
+        check_expansion(module, _library_of(module), pass_on)
         weight = module.kv_b_proj.weight
         here = weight.dtype, weight.device
         placed = placed or here
         if here != placed:
             given = " and ".join(f"{dtype} on {device}" for dtype, device in (placed, here))
             raise Unsupported(f"layers of {given}: one dtype on one device")
+
+
+def _library_of(module: nn.Module) -> ModuleType:
+    """Return the file of the library that defines a module's class, or the one that it extends."""
+    return next(file for known, file in LIBRARY.items() if isinstance(module, known))

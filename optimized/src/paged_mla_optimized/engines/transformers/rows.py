@@ -139,6 +139,21 @@ class Rows:
             self._lacks_tokens = not self.pool.turns.is_of(self)
             raise
 
+    def check_module(self, module: Any, layer: int) -> None:
+        """Check that a module is the one of a layer, and as the kernels take it for granted.
+
+        Raises
+        ------
+        InvalidArgument
+            It is another model's, or as :meth:`LatentPool.check_modules` says.
+        Unsupported
+            As :class:`LatentPool` says.
+        """
+        if not self.pool.serves(module, layer):
+            given = f"layer {layer} of another model"
+            raise InvalidArgument("cache", given, OF_THIS_MODEL)
+        self.pool.check_modules(layer)
+
     def attend(
         self,
         module: Any,
@@ -165,12 +180,8 @@ class Rows:
             0 for padding.
         """
         pool = self.pool
-        if not pool.serves(module, layer):
-            given = f"layer {layer} of another model"
-            raise InvalidArgument("cache", given, OF_THIS_MODEL)
         self._take_turn()
         if layer == 0:
-            pool.check_modules()
             for name, tensor in zip(("query", "ckv", "k_pe"), (query, *latents), strict=True):
                 check_tensor(name, tensor, (None,) * 4, pool.config.dtype, pool.latents.device)
             self._begin(query.shape[0], query.shape[2], mask)
