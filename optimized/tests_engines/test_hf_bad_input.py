@@ -300,6 +300,16 @@ def test_gradients_dropout_weights(ours):
         forward(model, IDS, PagedMlaCache(pool), output_attentions=True)
 
 
+def test_autocast_to_another_dtype():
+    """The error says where the dtype comes from; nothing of the step is left."""
+    model, pool = paged(build(Kind("v2"), TINY), 4)
+    cache, expected = PagedMlaCache(pool), r"torch\.autocast, which makes torch\.bfloat16 of "
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unsupported, match=expected):
+        forward(model, IDS, cache)
+    assert (cache.get_seq_length(), pool.num_free) == (0, 64)
+    forward(model, IDS, cache)
+
+
 def forward_gradients(model, ids, cache):
     with forward_ad.dual_level():
         embeds = model.get_input_embeddings()(ids)

@@ -130,9 +130,10 @@ def check_plain(*inputs: torch.Tensor) -> None:
         raise Unsupported("gradients: call the model under torch.no_grad()")
     if any(is_functorch_wrapped_tensor(tensor) for tensor in inputs):
         raise Unsupported("transforms of torch.func (vmap, jvp, grad): call the model outside them")
-    if any(unpack_dual(tensor).tangent is not None for tensor in inputs):
+    duals = [unpack_dual(tensor) for tensor in inputs]  # type: ignore[no-untyped-call]
+    if any(dual.tangent is not None for dual in duals):
         raise Unsupported("forward-mode gradients (torch.autograd.forward_ad): kernels have none")
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         raise Unsupported("torch.jit.trace: it would keep the answers of this step as constants")
 
 

@@ -29,7 +29,10 @@ from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
-LIBRARY = {v2.DeepseekV2Attention: v2, v3.DeepseekV3Attention: v3}
+LIBRARY: dict[type[nn.Module], ModuleType] = {
+    v2.DeepseekV2Attention: v2,
+    v3.DeepseekV3Attention: v3,
+}
 """The attention that is served, and the file that defines it."""
 
 

@@ -52,8 +52,8 @@ def check_calls() -> None:
     ):
         patched = "nn.Linear.forward, nn.Module.__call__ or nn.functional.linear"
         raise Unsupported(f"kv_b_proj runs another {patched} than torch's: {_LOST} the patch")
-    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
-    for mode in modes:
+    functions = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    for mode in (*functions, *_get_current_dispatch_mode_stack()):
         if type(mode) is not DeviceContext:  # that of torch.set_default_device
             kind = type(mode)
             what = f"a mode of torch, {kind.__qualname__} of {kind.__module__}"

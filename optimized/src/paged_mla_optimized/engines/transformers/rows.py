@@ -182,8 +182,7 @@ class Rows:
         pool = self.pool
         self._take_turn()
         if layer == 0:
-            for name, tensor in zip(("query", "ckv", "k_pe"), (query, *latents), strict=True):
-                check_tensor(name, tensor, (None,) * 4, pool.config.dtype, pool.latents.device)
+            self._check_inputs(query, *latents)
             self._begin(query.shape[0], query.shape[2], mask)
         step = self.step
         if step is None or pool.step is not step or step.next_layer != layer:
@@ -246,6 +245,16 @@ class Rows:
         if not new.all():
             step.tokens = torch.tensor(np.flatnonzero(new), device=device)
         pool.step = step
+
+    def _check_inputs(self, *inputs: torch.Tensor) -> None:
+        """Check that queries, latents and rotated keys are what the pool holds."""
+        dtype, device = self.pool.config.dtype, self.pool.latents.device
+        others = [tensor.dtype for tensor in inputs if tensor.dtype != dtype]
+        if others and torch.is_autocast_enabled(device.type):
+            given = f"torch.autocast, which makes {others[0]} of {dtype}"
+            raise Unsupported(f"{given}: call the model without it, converted (model.to(dtype))")
+        for name, tensor in zip(("query", "ckv", "k_pe"), inputs, strict=True):
+            check_tensor(name, tensor, (None,) * 4, dtype, device)
 
     def _check_same_step(self, step: Step, query: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Check that a layer has the tokens and the padding that the first one planned for all."""
