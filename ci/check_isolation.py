@@ -1,10 +1,8 @@
-"""Import every module of the installed wheel that an extra of it is to bring.
-
-Usage: ``python -m ci.check_isolation EXTRA``, with "" for the distribution without an extra
-"""
+"""Import every module of the installed wheel that an extra of it is to bring."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import os
@@ -16,8 +14,13 @@ from ci.packages import EXTRAS, PACKAGES, ROOT
 ENGINES = {"vllm", "sglang", "transformers"}  # `nox -s engines` imports what is for them
 
 
-def main(extra: str) -> int:
+def main(arguments: list[str]) -> int:
     """Return 0 when every module imports and nothing is installed that should be absent."""
+    parser = argparse.ArgumentParser(prog="python -m ci.check_isolation", description=__doc__)
+    parser.add_argument(
+        "extra", choices=EXTRAS, metavar="EXTRA", help='"" for the distribution without an extra'
+    )
+    extra = parser.parse_args(arguments).extra
     names, absent = EXTRAS[extra]
     present = [name for name in absent if importlib.util.find_spec(name)]
     if present:
@@ -51,4 +54,4 @@ def _imports(name: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

@@ -2,12 +2,11 @@
 
 It has every module of every package but the laboratory, ``py.typed``, the license and the metadata
 that package indexes show. The version is written in one file.
-
-Usage: ``python -m ci.check_wheels FOLDER``, which keeps the wheel there
 """
 
 from __future__ import annotations
 
+import argparse
 import email
 import re
 import subprocess
@@ -23,8 +22,11 @@ LABORATORY = re.compile(r"/(tools|explained|tests|bench/reports)/")
 VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
 
-def main(folder: str) -> int:
+def main(arguments: list[str]) -> int:
     """Return 0 when nothing is missing and nothing is too much."""
+    parser = argparse.ArgumentParser(prog="python -m ci.check_wheels", description=__doc__)
+    parser.add_argument("folder", metavar="FOLDER", help="keeps the wheel")
+    folder = parser.parse_args(arguments).folder
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder]
     command += ["--build-constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*command, str(ROOT)], check=True)
@@ -62,4 +64,4 @@ def faults_of(found: dict[str, bytes]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

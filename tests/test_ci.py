@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import short_report
+from ci import check_isolation, check_wheels, short_report
 from ci.installed import DEMANDED, import_or_skip
 from ci.packages import LONGEST_FIRST, PACKAGES
 from ci.short_report import shortened
@@ -33,6 +33,15 @@ def test_a_short_report_counts_skipped_tests_and_keeps_the_assertion():
 def test_a_short_report_stays_as_it_is():
     document = shortened({"totals": {}, "results": [FAILED, SKIPPED]})
     assert shortened(document) == document
+
+
+@pytest.mark.parametrize("tool", [check_isolation, check_wheels, short_report])
+def test_a_tool_that_is_asked_how_it_is_used_does_nothing_else(tool, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        tool.main(["--help"])
+    assert "usage: python -m ci." in capsys.readouterr().out
+    assert not [*tmp_path.iterdir()]
 
 
 ROOT = Path(__file__).parents[1]
