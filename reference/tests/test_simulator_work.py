@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paged_mla_reference.parallel import ContextParallel
 from paged_mla_reference.simulator import work
 from paged_mla_reference.simulator.command import main
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig
@@ -82,6 +83,14 @@ HABITS = {
         EngineConfig(num_blocks=1024, block_size=1, max_rows=1),
         (ask("a", 20, 200), ask("b", 900, 2)),
     ),
+    "same-prompt": (
+        EngineConfig(num_blocks=2, block_size=4096),
+        (ask("a", 4097, 400), ask("b", 4097, 2, arrival=2)),
+    ),
+    "many-hang-up": (
+        EngineConfig(max_rows=1),
+        (ask("a", 1, 300), *(ask(str(n), 1, 1, abort=min(n, 280)) for n in range(2500))),
+    ),
     "drafts": (
         EngineConfig(
             num_blocks=1024,
@@ -119,9 +128,56 @@ def test_nothing_is_written_past_a_limit(
 
 def test_answers_cost_by_the_size_of_heads():
     """S-5: a pair of DeepSeek's heads is many more products than one of the small dims."""
-    work.check_answers(10_000_000, PRESETS["small"])
+    work.check_answers(10_000_000, 1, PRESETS["small"])
     with pytest.raises(InvalidArgument, match=r"^trace: got 10,000,000 pairs of a query and a key"):
-        work.check_answers(10_000_000, PRESETS["deepseek-v3"])
+        work.check_answers(10_000_000, 1, PRESETS["deepseek-v3"])
+
+
+def padded_rows(buckets: tuple[int, ...], world: int = 1) -> Scenario:
+    config = EngineConfig(buckets=buckets, padded_query_len=1, group=ContextParallel(world))
+    return scenario_of(ask("a", 2, 3), config=config)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "dims", "limit", "told"),
+    [
+        (padded_rows((1 << 16,)), "deepseek-v3", "MOST_NUMBERS", "numbers in step 1"),
+        (padded_rows((1 << 10,)), "small", "MOST_NUMBERS", "numbers in step 1"),
+        (padded_rows((1,), world=8), "small", "MOST_BATCHES", "batches"),
+    ],
+    ids=["heads", "padding", "ranks"],
+)
+def test_padding_and_ranks_of_a_trace_cost_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys, scenario, dims, limit, told
+):
+    """S-19: a step of two tokens may be padded to a million, and is one of each rank."""
+    if dims == "small":
+        monkeypatch.setattr(work, limit, {"MOST_NUMBERS": 1 << 18, "MOST_BATCHES": 15}[limit])
+    path, trace = tmp_path / "scenario.json", tmp_path / "trace.npz"
+    save_scenario(scenario, path)
+    assert main(["--scenario", str(path), "--trace", str(trace), "--dims", dims]) == 2
+    assert told in capsys.readouterr().err
+    assert not trace.exists()
+    with pytest.raises(InvalidArgument, match=rf"^trace: got [\d,]+ {told}"):
+        list(record(scenario, PRESETS[dims], "float32"))
+
+
+def test_a_page_lists_no_more_blocks_than_a_browser_takes(monkeypatch, tmp_path: Path, capsys):
+    """S-19: a request of a million blocks lists them in each of its steps."""
+    monkeypatch.setattr(work, "MOST_LISTED", 10)
+    page = tmp_path / "page.html"
+    assert main(["prefixes", "--html", str(page)]) == 2
+    assert "--html: got " in capsys.readouterr().err
+    assert not page.exists()
+    assert main(["prefixes"]) == 0
+
+
+@pytest.mark.parametrize("keys", [("a" * 4097,), ("",) * 4097, ("ab", "c" * 4095)])
+def test_extra_keys_are_short(keys: tuple[str, ...]):
+    """S-13: they are part of the key of every block."""
+    with pytest.raises(InvalidArgument, match=r"^extra_keys: got \d+ keys, \d+ letters; .* 4096"):
+        Request("a", (1,), (1,), extra_keys=keys)
+    assert Request("a", (1,), (1,), extra_keys=("a" * 4096,))
 
 
 def test_a_recording_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch):

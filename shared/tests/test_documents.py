@@ -9,6 +9,7 @@ import pytest
 
 from paged_mla_shared.documents import (
     LARGEST,
+    LARGEST_TOML,
     MOST_BRACKETS,
     one_line,
     parse_object,
@@ -98,6 +99,16 @@ def test_a_key_of_many_parts_is_refused_before_it_is_read(tmp_path: Path, key: s
         read_toml(path)
     path.write_text(f"{'a.' * 64}a = 1\n")
     assert list(read_toml(path)) == ["a"]
+
+
+def test_a_larger_toml_file_is_refused_before_it_is_parsed(tmp_path: Path):
+    """Its keys would take several hundred times its size."""
+    path = tmp_path / "keys.toml"
+    path.write_text("#" * LARGEST_TOML)
+    assert read_toml(path) == {}
+    path.write_text("#" * (LARGEST_TOML + 1))
+    with pytest.raises(InvalidArgument, match=f"keys.toml: got a larger file; .* {LARGEST_TOML}"):
+        read_toml(path)
 
 
 @pytest.mark.parametrize("version", [2, True, 1.0, "1", None], ids=repr)

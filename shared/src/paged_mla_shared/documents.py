@@ -13,6 +13,7 @@ from typing import Any
 from paged_mla_shared.errors import InvalidArgument
 
 LARGEST = 16 * 2**20  # bytes of a file
+LARGEST_TOML = 2**20  # of which each part of a dotted key becomes half a kilobyte
 MOST_DOTS = 64  # in a line of TOML: a key of n parts takes n ** 2 / 4 bytes
 MOST_BRACKETS = 1 << 18  # that a JSON text opens: three bytes of it make a list of a hundred
 
@@ -49,26 +50,26 @@ def check_file(path: Path) -> None:
         raise InvalidArgument(str(path), "no regular file", "a file")
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
     """Return what is in a file.
 
     Raises
     ------
     InvalidArgument
-        It is no file, cannot be read, or is larger than ``LARGEST`` bytes.
+        It is no file, cannot be read, or has more than `largest` bytes.
     """
     check_file(path)
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
+            data = file.read(largest + 1)
     except OSError as error:
         raise InvalidArgument(str(path), error.strerror, "a file that can be read") from error
-    if len(data) > LARGEST:
-        raise InvalidArgument(str(path), "a larger file", f"at most {LARGEST} bytes")
+    if len(data) > largest:
+        raise InvalidArgument(str(path), "a larger file", f"at most {largest} bytes")
     return data
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, largest: int = LARGEST) -> str:
     """Return the text of a file (:func:`read_bytes`).
 
     Raises
@@ -77,7 +78,7 @@ def read_text(path: Path) -> str:
         It cannot be read, or is not UTF-8.
     """
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path, largest).decode()
     except UnicodeDecodeError as error:
         raise InvalidArgument(str(path), error, "text in UTF-8") from error
 
@@ -125,10 +126,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises
     ------
     InvalidArgument
-        The file cannot be read (:func:`read_text`), is no TOML, or has a line of more than
-        ``MOST_DOTS`` dots.
+        The file cannot be read (:func:`read_text`), is no TOML, has more than ``LARGEST_TOML``
+        bytes, or a line of more than ``MOST_DOTS`` dots.
     """
-    text = read_text(path)
+    text = read_text(path, LARGEST_TOML)
     for number, line in enumerate(text.split("\n"), start=1):
         if (dots := line.count(".")) > MOST_DOTS:
             allowed = f"at most {MOST_DOTS} in a line"

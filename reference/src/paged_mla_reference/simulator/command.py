@@ -6,6 +6,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig, RowOrder
 from paged_mla_reference.simulator.generated import generated
@@ -13,9 +14,9 @@ from paged_mla_reference.simulator.request_log import load_log
 from paged_mla_reference.simulator.scenario import Scenario, load_scenario, save_scenario
 from paged_mla_reference.simulator.scenarios import CORE, core_scenario
 from paged_mla_reference.simulator.timeline import mark_in_report, render, timeline_of
-from paged_mla_reference.simulator.trace import record, trace_of
+from paged_mla_reference.simulator.trace import Trace, record, trace_of
 from paged_mla_reference.simulator.trace_file import check_writable, save_trace
-from paged_mla_reference.simulator.work import check_answers
+from paged_mla_reference.simulator.work import check_answers, check_arrays, check_page
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.documents import one_line, read_object
 from paged_mla_shared.errors import InvalidArgument
@@ -124,11 +125,7 @@ def simulate(options: argparse.Namespace) -> str:
     tokens = sum(row[3] for step in timeline["steps"] for row in step["rows"])
     dims, dtype = PRESETS[options.dims or "small"], options.dtype or "float32"
     trace = trace_of(scenario, dims, dtype) if options.trace else None
-    if trace is not None:
-        check_writable(trace)  # before the page is
-        rows = [row for step in timeline["steps"] for row in step["rows"]]
-        pairs = sum(queries * (context + queries) for _, _, context, queries, _ in rows)
-        check_answers(pairs, trace.problems[Mask.CAUSAL].dims)
+    _check_results(timeline["steps"], trace, has_page=options.html is not None)
     written: list[Path] = []
     if options.html:
         options.html.write_text(render(timeline, mark))
@@ -149,6 +146,22 @@ def simulate(options: argparse.Namespace) -> str:
         name = one_line(scenario.name)
         lines.append(f"{options.report} has no failing step of {name}: nothing is marked")
     return "\n".join(lines)
+
+
+def _check_results(steps: list[dict[str, Any]], trace: Trace | None, *, has_page: bool) -> None:
+    """Check, before anything is written, that what is asked of a timeline's steps can be."""
+    if has_page:
+        check_page(sum(len(blocks) for step in steps for *_, blocks in step["rows"]))
+    if trace is None:
+        return
+    check_writable(trace)
+    dims, pairs = trace.problems[Mask.CAUSAL].dims, 0
+    for number, step in enumerate(steps):
+        rows = step["num_rows"] if trace.world == 1 else step["num_tokens"]
+        columns = max((len(blocks) for *_, blocks in step["rows"]), default=1)
+        check_arrays(number, step["num_tokens"], rows, columns, dims)
+        pairs += sum(queries * (context + queries) for _, _, context, queries, _ in step["rows"])
+    check_answers(pairs * trace.world, len(steps) * trace.world, dims)
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:

@@ -13,7 +13,7 @@ from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.model import Histories, ModelStandIn
 from paged_mla_reference.simulator.scenario import Scenario, drive
 from paged_mla_reference.simulator.step import Step
-from paged_mla_reference.simulator.work import check_answers
+from paged_mla_reference.simulator.work import check_answers, check_arrays
 from paged_mla_reference.validate import validate_problem
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.problem import Batch, Mask, Problem
@@ -118,7 +118,7 @@ class Recorder:
         self._model = ModelStandIn(problem.dims, problem.dtype)
         self._dense = Dense(problem, self._model, self._histories)
         self._seen: set[str] = set()
-        self._pairs = 0  # of a query and a key
+        self._pairs = self._batches = 0  # of a query and a key, of a step and a rank
 
     def record(self, step: Step) -> Iterator[TraceStep]:
         """Return one trace step per rank.
@@ -128,9 +128,14 @@ class Recorder:
         InvalidArgument
             The answers up to this step are too much work.
         """
-        self._pairs += sum(row.query_len * (row.context_len + row.query_len) for row in step.rows)
-        check_answers(self._pairs, self._trace.problems[step.mask].dims)
         problem, group = self._trace.problems[step.mask], self._engine.config.group
+        pairs = sum(row.query_len * (row.context_len + row.query_len) for row in step.rows)
+        self._pairs += pairs * group.world
+        self._batches += group.world
+        check_answers(self._pairs, self._batches, problem.dims)
+        rows = step.num_rows if group.world == 1 else step.num_tokens
+        columns = max((len(row.blocks) for row in step.rows), default=1)
+        check_arrays(step.number, step.num_tokens, rows, columns, problem.dims)
         whole = batch_of(problem, step, self._model, self._histories)
         tokens = tuple(
             Token(row.request.id, row.kind, row.context_len + i)

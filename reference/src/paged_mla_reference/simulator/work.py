@@ -19,7 +19,14 @@ MOST_WORK = 1 << 26
 """Of one schedule: about a minute of one core."""
 MOST_PRODUCTS = 1 << 38
 """Of the answers of one trace: about five minutes of one core."""
+MOST_NUMBERS = 1 << 28
+"""Of the batch of one step and its answers: 2 GiB in float64."""
+MOST_LISTED = 1 << 23
+"""Blocks in the rows of all steps of a page, which then has about 60 MB."""
+MOST_BATCHES = 1 << 15
+"""Of one trace, whatever they hold: about five minutes of one core."""
 _OF_STEP, _OF_REQUEST = 64, 16  # what a step and a running request cost besides blocks and tokens
+_WAITING, _KNOWN = 16, 64  # so many requests, and so many of their tokens, are looked at in a unit
 _OF_PAIR = 1024  # products that a query and a key cost besides those of their heads
 _ALLOWED = (
     f"at most {MOST_WORK:,} blocks and tokens in the rows of all steps: larger blocks, or fewer or "
@@ -52,18 +59,62 @@ def check_least_work(config: EngineConfig, requests: Iterable[Request]) -> None:
             )
 
 
-def check_answers(pairs: int, dims: MlaDims) -> None:
+def check_answers(pairs: int, batches: int, dims: MlaDims) -> None:
     """Check that the answers of a trace, over `pairs` of a query and a key, are not too much work.
+
+    Parameters
+    ----------
+    pairs, batches : int
+        Of all steps; a step has a batch for each rank.
+    dims : MlaDims
 
     Raises
     ------
     InvalidArgument
     """
+    if batches > MOST_BATCHES:
+        allowed = f"at most {MOST_BATCHES:,}: fewer ranks, or fewer steps"
+        raise InvalidArgument("trace", f"{batches:,} batches", allowed)
     of_heads = dims.num_heads * (dims.kv_lora_rank + dims.qk_rope_head_dim)
     most = MOST_PRODUCTS // (_OF_PAIR + of_heads)
     if pairs > most:
         allowed = f"at most {most:,} with these dims: smaller dims, or fewer or shorter requests"
         raise InvalidArgument("trace", f"{pairs:,} pairs of a query and a key", allowed)
+
+
+def check_arrays(number: int, tokens: int, rows: int, columns: int, dims: MlaDims) -> None:
+    """Check that the batch of one step, padding included, and its answers can be held at once.
+
+    Parameters
+    ----------
+    number : int
+        Of the step.
+    tokens, rows, columns : int
+        T, B and M of its batch.
+    dims : MlaDims
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    of_head = dims.qk_rope_head_dim + 3 * dims.kv_lora_rank  # a query, and two answers to it
+    numbers = tokens * dims.num_heads * of_head + rows * columns
+    if numbers > MOST_NUMBERS:
+        given = f"{numbers:,} numbers in step {number}"
+        allowed = f"at most {MOST_NUMBERS:,}: smaller dims, or fewer tokens and rows in a step"
+        raise InvalidArgument("trace", given, allowed)
+
+
+def check_page(listed: int) -> None:
+    """Check that a page which lists so many blocks, in the rows of all steps, can be opened.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    if listed > MOST_LISTED:
+        allowed = f"at most {MOST_LISTED:,}: larger blocks, fewer steps, or no page"
+        raise InvalidArgument("--html", f"{listed:,} blocks in the rows of all steps", allowed)
 
 
 class Work:
@@ -88,8 +139,10 @@ class Work:
         engine = self._engine
         self._done += _OF_STEP + _OF_REQUEST * (len(step.rows) + len(engine.running))
         self._done += sum(len(row.blocks) + row.query_len for row in step.rows)
-        if engine.waiting:  # the first one's blocks are looked up in every step
-            self._done += engine.waiting[0].known // engine.config.span
+        if engine.waiting:  # all are looked through for those that hang up, the first for a hit
+            known = engine.waiting[0].known
+            self._done += len(engine.waiting) // _WAITING
+            self._done += known // engine.config.span + known // _KNOWN
         if self._done > MOST_WORK:
             given = f"{self._done:,} units of work up to step {step.number}"
             raise InvalidArgument("requests", given, _ALLOWED)
