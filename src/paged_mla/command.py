@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from paged_mla_shared import __version__
+from paged_mla_shared.documents import printable
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 128 + 2  # the status that a shell gives a program which SIGINT ended
     except Exception:
-        traceback.print_exc()
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
         print("paged-mla: this is an error of paged-mla itself, and no result", file=sys.stderr)
         return INTERNAL_ERROR
     return status

@@ -20,6 +20,7 @@ from paged_mla_optimized.commands.configuration import (
 from paged_mla_optimized.commands.kernels import RULE, reasons_against, served_by
 from paged_mla_optimized.planning.families import SHARED_MEMORY
 from paged_mla_shared import __version__
+from paged_mla_shared.documents import one_line, printable
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.options import OneLineParser, one_of, whole
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         configuration = configuration_of(options)
     except InvalidArgument as error:
-        print(f"paged-mla doctor: {error}", file=sys.stderr)
+        print(f"paged-mla doctor: {one_line(error)}", file=sys.stderr)
         return 2
     try:
         gpus, problem = find_gpus(), ""
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     sections = [_installation(), _gpus(gpus, problem)]
     sections += [_kernels(configuration, arch, options.heads) for arch in archs]
     sections.append(_engines())
-    print("\n\n".join("\n  ".join(section) for section in sections))
+    print(printable("\n\n".join("\n  ".join(section) for section in sections)))
     return 0
 
 

@@ -12,6 +12,7 @@ from paged_mla_conformance.report import Report, to_json
 from paged_mla_conformance.status import INTERRUPTED
 from paged_mla_conformance.subject import Subject
 from paged_mla_conformance.worker import Worker
+from paged_mla_shared.documents import printable
 
 
 def judge(options: Options, first: Worker, commit: str) -> int:
@@ -43,7 +44,7 @@ def judge(options: Options, first: Worker, commit: str) -> int:
     try:
         conductor.run()
     except Refused as refused:
-        print(refused, file=sys.stderr)
+        print(printable(refused), file=sys.stderr)
         return refused.status
     except KeyboardInterrupt:
         report.errors.append("interrupted")

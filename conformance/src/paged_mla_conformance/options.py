@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from paged_mla_conformance.status import USAGE_ERROR
 from paged_mla_shared.dims import PRESETS
+from paged_mla_shared.documents import one_line
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import one_of
 
@@ -53,7 +54,7 @@ _REFUSED = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, in one line, with pytest's status for it."""
-        self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: {one_line(message)}\n")
 
 
 @dataclass(frozen=True)

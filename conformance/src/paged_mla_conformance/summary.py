@@ -9,6 +9,7 @@ from typing import TextIO
 
 from paged_mla_conformance.report import Report
 from paged_mla_conformance.result import error_of
+from paged_mla_shared.documents import printable
 
 
 def write(report: Report, stream: TextIO) -> None:
@@ -32,5 +33,5 @@ def write(report: Report, stream: TextIO) -> None:
     if report.stopped:
         lines.append(report.stopped)
     lines += [f"against: {reason}" for reason in report.reasons_against]
-    stream.write("\n".join([*lines, report.verdict]) + "\n")
+    stream.write(printable("\n".join([*lines, report.verdict])) + "\n")
     stream.flush()

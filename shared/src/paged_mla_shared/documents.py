@@ -27,6 +27,11 @@ def one_line(text: object) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
+def printable(text: object) -> str:
+    """Return a text of several lines as :func:`one_line` does each of them."""
+    return "\n".join(map(one_line, str(text).split("\n")))
+
+
 def in_script(data: Any) -> str:
     """Return data as JSON that a script of a page may hold, whatever its texts are.
 

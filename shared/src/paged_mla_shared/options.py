@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterable
 from typing import NoReturn
 
+from paged_mla_shared.documents import one_line
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -41,7 +42,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and end the process with status 2."""
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 
 def refuse_idle(options: argparse.Namespace, names: Iterable[str], needs: str) -> None:

@@ -23,6 +23,7 @@ from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import PRESETS, MlaDims
+from paged_mla_shared.documents import one_line, printable
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.options import OneLineParser, one_of, refuse_idle, whole
 
@@ -73,10 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
         _refuse_idle(options)
         backend = load_backend(options.backend)
     except (InvalidArgument, pytest.UsageError) as error:
-        print(f"paged-mla fuzz: {error}", file=sys.stderr)
+        print(f"paged-mla fuzz: {one_line(error)}", file=sys.stderr)
         return 2
     except pytest.exit.Exception as skipped:
-        print(skipped, file=sys.stderr)
+        print(printable(skipped), file=sys.stderr)
         return int(pytest.ExitCode.NO_TESTS_COLLECTED)
     return 0 if _is_right(backend, options, loaded) else 1
 
@@ -156,7 +157,7 @@ def ask(
         case, dtype = loaded
         unmet = unmet_by_case(capabilities, case, dims, dtype, ASKED)
     if unmet:
-        print(f"{name}: {'; '.join(unmet)}")
+        print(one_line(f"{name}: {'; '.join(unmet)}"))
         return True
     try:
         if isinstance(loaded, Scenario):
@@ -164,9 +165,9 @@ def ask(
         else:
             check_case(backend, case, dims, dtype)
     except Exception as failure:
-        print(f"{name}: {type(failure).__name__}: {failure}")
+        print(printable(f"{name}: {type(failure).__name__}: {failure}"))
         return False
-    print(f"{name}: right")
+    print(one_line(f"{name}: right"))
     return True
 
 
@@ -191,7 +192,7 @@ def _said(sweep: Sweep, backend: Backend, started: float) -> bool:
     """Print what a sweep found; return whether something was asked, and nothing failed."""
     print(sweep.table())
     for name, message in sweep.failures.items():
-        print(f"{name}: {message}")
+        print(printable(f"{name}: {message}"))
     seconds = time.monotonic() - started
     print(f"{backend.name} in mode {backend.mode}: {sweep.summary()}, {seconds:.0f} s")
     return bool(sweep.schedules or sweep.cases) and not sweep.failures
@@ -209,6 +210,6 @@ def _search(
             machine.search(backend, dims, dtypes[0], folder, examples=options.examples, seed=seed)
             print("hypothesis: no failing schedule")
     except Exception as failure:
-        print(failure, *getattr(failure, "__notes__", ()), sep="\n")
+        print(*map(printable, (failure, *getattr(failure, "__notes__", ()))), sep="\n")
         return False
     return True

@@ -19,6 +19,7 @@ from paged_mla_optimized.commands.kernels import reasons_against, served_by
 from paged_mla_optimized.commands.timing import Step, Timed, check_fits, gib, timed
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.runtime.device import device_facts, is_interpreting
+from paged_mla_shared.documents import one_line, printable
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.options import OneLineParser, whole
 
@@ -33,9 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Print times; return 0, or 2 where the step cannot be run."""
     options = _parser().parse_args(arguments)
     try:
-        print(report(options))
+        print(printable(report(options)))
     except (InvalidArgument, Unsupported) as error:
-        print(f"paged-mla bench: {error}", file=sys.stderr)
+        print(f"paged-mla bench: {one_line(error)}", file=sys.stderr)
         return 2
     except torch.OutOfMemoryError:
         print("paged-mla bench: the GPU has no room: take fewer --rows", file=sys.stderr)

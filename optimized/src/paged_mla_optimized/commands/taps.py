@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from paged_mla_optimized.inspect.taps import taps_of
+from paged_mla_shared.documents import one_line
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.folders import check_files
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         check_files(out=options.out)
         save_taps(taps_of(load_dump(options.dump), options.token, options.head), options.out)
     except (OSError, InvalidArgument, Unsupported) as error:
-        print(f"paged-mla taps: {error}", file=sys.stderr)
+        print(f"paged-mla taps: {one_line(error)}", file=sys.stderr)
         return 2
-    print(f"wrote {options.out}")
+    print(one_line(f"wrote {options.out}"))
     return 0

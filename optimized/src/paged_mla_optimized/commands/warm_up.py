@@ -32,6 +32,7 @@ from paged_mla_optimized.commands.instance import config_of, current_gpu
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.runtime.device import device_facts, is_interpreting
 from paged_mla_shared import __version__
+from paged_mla_shared.documents import one_line
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.options import OneLineParser, whole
 
@@ -65,14 +66,15 @@ def main(arguments: list[str] | None = None) -> int:
         if used_at != folder:
             name_paths(folder, used_at)
     except (InvalidArgument, Unsupported, OSError, torch.OutOfMemoryError) as error:
-        print(f"paged-mla warm-up: {error}", file=sys.stderr)
+        print(f"paged-mla warm-up: {one_line(error)}", file=sys.stderr)
         return 2
     found = contents(folder)
-    print(f"{found.binaries} binaries, {found.mib:.1f} MiB in {folder}, after {seconds:.1f} s")
-    print(f"Set this where they are used: TRITON_CACHE_DIR={used_at}")
+    size = f"{found.binaries} binaries, {found.mib:.1f} MiB"
+    print(one_line(f"{size} in {folder}, after {seconds:.1f} s"))
+    print(one_line(f"Set this where they are used: TRITON_CACHE_DIR={used_at}"))
     print("They are used, and nothing is compiled, where the following is the same as here:")
     for what, here in conditions(configuration, config, device, used_at):
-        print(f"  {what:12} {here}")
+        print(one_line(f"  {what:12} {here}"))
     return 0
 
 

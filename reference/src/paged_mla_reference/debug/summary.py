@@ -51,7 +51,7 @@ def summary_of_several(found: Together, paths: Sequence[str]) -> str:
     """Return what a person reads of dumps that are explained together."""
     lines = []
     for number, (path, explanation) in enumerate(zip(paths, found.explanations, strict=True), 1):
-        said = f"{number}. {path}: {explanation.verdict}"
+        said = one_line(f"{number}. {path}: {explanation.verdict}")
         lines += [*textwrap.wrap(said, _WIDTH, subsequent_indent="   "), ""]
         if explanation.cause and not found.best:
             alone = textwrap.wrap(f"Alone: {explanation.cause}", _WIDTH - 3)
@@ -76,7 +76,7 @@ def _line(finding: Finding, *, colour: bool) -> str:
         said = (
             f"worst error {finding.error:.2g}, {finding.error / finding.budget:.0%} of its budget"
         )
-    text = f"{finding.stage:9} {finding.what}: {said}"
+    text = one_line(f"{finding.stage:9} {finding.what}: {said}")
     return f"{mark} {textwrap.shorten(text, _WIDTH - 6, placeholder=' ...')}"
 
 

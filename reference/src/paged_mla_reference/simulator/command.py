@@ -140,11 +140,11 @@ def simulate(options: argparse.Namespace) -> str:
         one_line(f"{scenario.name}: {scenario.why}"),
         f"{len(timeline['steps'])} steps, {len(timeline['requests'])} requests, {tokens} tokens",
         timeline["coverage"],
-        *(f"wrote {path}" for path in written),
+        *(one_line(f"wrote {path}") for path in written),
     ]
     if options.report and mark is None:
-        name = one_line(scenario.name)
-        lines.append(f"{options.report} has no failing step of {name}: nothing is marked")
+        text = f"{options.report} has no failing step of {scenario.name}: nothing is marked"
+        lines.append(one_line(text))
     return "\n".join(lines)
 
 
