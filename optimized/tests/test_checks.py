@@ -26,7 +26,18 @@ def short(tensor):
     return tensor[:-1]
 
 
+def negated(tensor):
+    return torch._neg_view(-tensor)  # equal, and its memory holds the opposite
+
+
+def sparse(tensor):
+    return tensor.to_sparse()
+
+
 PLAN = [
+    ("seq_lens", "sparse", sparse),
+    ("seq_lens", "negative-view", negated),
+    ("block_table", "negative-view", negated),
     ("cu_seqlens_q", "int64", torch.Tensor.long),
     ("cu_seqlens_q", "short", short),
     ("seq_lens", "int64", torch.Tensor.long),
@@ -41,6 +52,8 @@ PLAN = [
     ("seq_lens", "array", torch.Tensor.numpy),
 ]
 ATTEND = [
+    *((name, "sparse", sparse) for name in ("q_nope", "q_pe", "cache", "out", "lse")),
+    *((name, "negative-view", negated) for name in ("q_nope", "q_pe", "cache", "out", "lse")),
     ("q_nope", "double", torch.Tensor.double),
     ("q_nope", "heads", lambda t: t[:, :-1]),
     ("q_nope", "strided", wide),
@@ -64,6 +77,8 @@ ATTEND = [
     ("lse", "one-place", lambda t: t[:1].expand(t.shape)),
 ]
 APPEND = [
+    *((name, "sparse", sparse) for name in ("ckv", "k_pe", "cache", "slot_mapping")),
+    *((name, "negative-view", negated) for name in ("ckv", "k_pe", "cache", "slot_mapping")),
     ("ckv", "tokens", short),
     ("ckv", "double", torch.Tensor.double),
     ("ckv", "strided", wide),

@@ -17,6 +17,7 @@ BAD = [
     ("softmax_scale", {"softmax_scale": 0.0}),
     ("softmax_scale", {"softmax_scale": 1e300}),
     ("softmax_scale", {"softmax_scale": 1e-300}),
+    ("softmax_scale", {"softmax_scale": 10**400}),
     ("softmax_scale", {"softmax_scale": "0.1"}),
     ("softmax_scale", {"softmax_scale": torch.tensor(0.1)}),
     ("softmax_scale", {"softmax_scale": True}),
@@ -63,6 +64,7 @@ UNKNOWN = [
     {"kv_lora_rank": 1024},
     {"qk_rope_head_dim": 8},
     {"dtype": torch.float64},
+    {"dtype": ["float32"]},
 ]
 
 

@@ -387,6 +387,8 @@ def test_weights_follow_an_update_in_place(shape, weights_in):
     [
         ("kv_b_proj", lambda: HeadWeights.of_kv_b_proj(torch.empty(7, R), 2, N)),
         ("by_head", lambda: HeadWeights(torch.empty(2, N, R), N)),
+        ("by_head", lambda: HeadWeights(torch._neg_view(torch.empty(2, N + V, R)), N)),
+        ("kv_b_proj", lambda: HeadWeights.of_kv_b_proj(torch.empty(8, R).to_sparse(), 2, N)),
         ("qk_nope_head_dim", lambda: HeadWeights(torch.empty(2, N, R), 0)),
         ("num_heads", lambda: HeadWeights.of_kv_b_proj(torch.empty(8, R), 0, N)),
         ("w_uv", lambda: HeadWeights.of_halves(torch.empty(2, N, R), torch.empty(3, V, R))),

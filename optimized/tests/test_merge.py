@@ -109,8 +109,14 @@ def test_no_queries():
         ("outs", torch.empty(2, 2, R), torch.empty(2, 1, 2)),
         ("lses", torch.empty(2, 1, 2, R), torch.empty(2, 2, 1)),
         ("lses", torch.empty(2, 1, 2, R), torch.empty(2, 1, 2).double()),
+        ("outs", torch.empty(1, 1, 1, 2**18 + 1), torch.empty(1, 1, 1)),
+        ("outs", torch._neg_view(torch.empty(2, 1, 2, R)), torch.empty(2, 1, 2)),
+        ("lses", torch.empty(2, 1, 2, R), torch._neg_view(torch.empty(2, 1, 2))),
     ],
-    ids=["none", "no-latents", "half", "3d", "transposed-lse", "double-lse"],
+    ids=[
+        *("none", "no-latents", "half", "3d", "transposed-lse", "double-lse", "wide"),
+        *("negative-view", "negative-view-lse"),
+    ],
 )
 def test_refuses_what_cannot_be_merged(argument, outs, lses):
     """S-8: the error names the argument."""

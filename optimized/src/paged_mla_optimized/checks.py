@@ -30,9 +30,16 @@ def check_tensor(
 ) -> None:
     """Hold one tensor against a shape, a dtype and a device; ``None`` fits any, of a size too.
 
-    With `unit_stride` the last axis must be dense, as kernels that load vectors need.
+    With `unit_stride` the last axis must be dense, as kernels that load vectors need. Kernels read
+    memory as it is: what torch turns while it reads (``is_neg``), or keeps otherwise, is refused.
     """
     check_kind(name, tensor, torch.Tensor)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        given = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        raise InvalidArgument(name, given, "a dense or strided one")
+    if tensor.is_neg() or tensor.is_conj():
+        given = "a view that torch negates or conjugates as it reads"
+        raise InvalidArgument(name, given, "its copy, of resolve_neg() or resolve_conj()")
     if dtype is not None and tensor.dtype != dtype:
         raise InvalidArgument(name, tensor.dtype, str(dtype))
     if tensor.shape != shape and not _fits(tensor.shape, shape):

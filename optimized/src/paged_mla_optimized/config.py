@@ -218,7 +218,7 @@ class MlaConfig:
 
     def _check_format(self) -> None:
         check_word("cache_format", self.cache_format, FORMATS)
-        if self.dtype not in DTYPE_NAMES:
+        if not isinstance(self.dtype, torch.dtype) or self.dtype not in DTYPE_NAMES:
             raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
         multiple = self.stored.block_size_multiple
         if self.block_size % multiple:

@@ -411,9 +411,11 @@ def _layout(*tensors: torch.Tensor | None) -> Hashable:
     try:
         return tuple(
             [
-                None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device)
+                None
+                if t is None
+                else (t.data_ptr(), t.shape, t.stride(), t.dtype, t.device, t.is_neg())
                 for t in tensors
             ]
         )
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):  # sparse tensors have no address
         return None

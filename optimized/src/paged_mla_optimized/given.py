@@ -82,8 +82,11 @@ def is_number(value: Any) -> bool:
 def check_scale(name: str, value: Any) -> None:
     """Check a number that kernels multiply or divide by (S-5, S-11)."""
     if is_number(value):
-        with np.errstate(over="ignore"):
-            in_kernels = float(np.float32(float(value)))
+        try:
+            with np.errstate(over="ignore"):
+                in_kernels = float(np.float32(float(value)))
+        except OverflowError:  # an integer or a fraction past float64
+            in_kernels = math.inf
         if math.isfinite(in_kernels) and in_kernels > 0:
             return
     raise InvalidArgument(name, repr(value), "a finite float32 > 0")

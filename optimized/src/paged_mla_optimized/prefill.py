@@ -99,7 +99,7 @@ class PrefillConfig:
         take_flag(self, "writes_empty")
         if self.qk_rope_head_dim < 1 or self.qk_rope_head_dim % 2:
             raise InvalidArgument("qk_rope_head_dim", self.qk_rope_head_dim, "even and > 0")
-        if self.dtype not in DTYPE_NAMES:
+        if not isinstance(self.dtype, torch.dtype) or self.dtype not in DTYPE_NAMES:
             raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
         for name, largest in (("qk_rope_head_dim", 64), ("v_head_dim", _LARGEST_DIM)):
             value = getattr(self, name)

@@ -13,6 +13,7 @@ from paged_mla_optimized.runtime.launch import FP_FUSION
 from paged_mla_shared.errors import InvalidArgument
 
 _ROWS_PER_PROGRAM = 4
+_LARGEST_WIDTH = 2**20 // _ROWS_PER_PROGRAM  # of one tensor in Triton, all of a program's rows
 
 
 def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,7 +22,7 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     Parameters
     ----------
     outs : float32 [n, T, H, R]
-        Normalised partial outputs, n >= 1. Where ``lses`` is -inf they may hold anything.
+        Normalised partial outputs, n >= 1, and R from 1 to 2^18. Where ``lses`` is -inf they may hold anything.
     lses : float32 [n, T, H]
         Their natural-log sums of exponentials; -inf marks an empty partial.
 
@@ -34,7 +35,7 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     Raises
     ------
     InvalidArgument
-        ``outs`` or ``lses`` has another shape, dtype or device, or n or R is 0.
+        ``outs`` or ``lses`` has another shape, dtype or device, n or R is 0, or R is too large.
 
     Notes
     -----
@@ -46,6 +47,8 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     for what, count in (("partial", num_partials), ("latent", width)):
         if count < 1:
             raise InvalidArgument("outs", f"no {what}", "at least one")
+    if width > _LARGEST_WIDTH:
+        raise InvalidArgument("outs", f"R = {width}", f"at most {_LARGEST_WIDTH}")
     out = torch.empty((tokens, heads, width), dtype=torch.float32, device=outs.device)
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=outs.device)
     pairs = tokens * heads
