@@ -128,6 +128,24 @@ def test_an_error_of_the_program_has_a_status_of_its_own(
     assert told.endswith("paged-mla: this is an error of paged-mla itself, and no result\n")
 
 
+@pytest.mark.parametrize(
+    ("given", "status", "told"),
+    [
+        (">/dev/full", 2, "paged-mla: the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+        ("| exec true", 141, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_is_no_error_of_the_program(
+    given: str, status: int, told: str
+):
+    """A full disk, an output that was closed, and a reader that has left."""
+    wait = "sleep 1; " if given.startswith("|") else ""  # until the reader has left
+    line = f"({wait}exec {sys.executable} -m paged_mla --help) {given}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, told)
+
+
 def test_the_help_names_each_exit_status():
     help_text = command.usage()
     for status in (0, 1, 2, 70):

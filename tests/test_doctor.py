@@ -221,3 +221,12 @@ def test_a_plugin_that_is_not_registered_is_named_with_what_registers_it(
 def test_code_in_a_folder_is_said_not_to_be_installed(said, monkeypatch):
     monkeypatch.setattr(doctor, "requirements", dict)
     assert "The distribution is not installed: pip install paged-mla" in said()
+
+
+@pytest.mark.parametrize(("option", "largest"), [("--heads", 128), ("--block-size", 32768)])
+def test_what_no_instance_accepts_has_no_kernel(option: str, largest: int, capsys):
+    """The largest sizes are those of ``MlaConfig``."""
+    assert doctor.main([option, str(largest)]) == 0
+    assert doctor.main([option, str(largest + 1)]) == 2
+    told = capsys.readouterr().err
+    assert told == f"paged-mla doctor: {option}: got {largest + 1}; allowed: 1 to {largest}\n"

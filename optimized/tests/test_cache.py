@@ -11,12 +11,21 @@ from mla_step import P, R, build, config
 from paged_mla_optimized import DraftSteps, LatentCache, PagedMla
 from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.cache import as_cache, tensors_of
+from paged_mla_optimized.cache import empty_cache as zeros_of
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Problem
 
 SCALES_OUTSIDE = ("fp8_e4m3", "fp8_block_token", "fp8_block_group")
+
+
+@pytest.mark.parametrize("num_blocks", [-1, 2**31, True, 1.0, "2", None])
+def test_a_cache_has_a_number_of_blocks(num_blocks):
+    """S-1: one that block tables can name."""
+    with pytest.raises(InvalidArgument, match="num_blocks: got"):
+        zeros_of(config(), num_blocks, "cpu")
+    assert zeros_of(config(), np.int64(2), "cpu").latents.shape[0] == 2
 
 
 def test_the_object_is_the_tensor_where_a_format_is_plain():

@@ -382,6 +382,19 @@ def test_weights_follow_an_update_in_place(shape, weights_in):
     assert_right(attend(layer, step, q, weights), step, weights)
 
 
+@pytest.mark.parametrize("absorbed_rows", [0, 1, 2])
+def test_queries_that_ask_for_gradients(absorbed_rows):
+    """S-21: they get answers without gradients, in either form."""
+    step = build((33, 1), (40, 9), num_heads=HEADS, max_query_tokens=10)
+    weights = HeadWeights(torch.randn(HEADS, N + V, R) * R**-0.5, N)
+    layer = MlaLayer(layer_config(step.config), "cpu")
+    plan(layer, step, absorbed_rows=absorbed_rows, **lens_of(step))
+    q = queries_of(step, weights)
+    out, lse = attend(layer, step, q.clone().requires_grad_(), weights)
+    assert not out.requires_grad
+    assert_right((out, lse), step, weights)
+
+
 @pytest.mark.parametrize(
     ("argument", "call"),
     [

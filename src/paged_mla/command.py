@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -91,7 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0 for success; 2 for a wrong command line, or for a package that is missing;
+        0 for success; 2 for a wrong command line, a package that is missing, or output for which
+        there is no space;
         ``INTERNAL_ERROR`` for an exception that the subcommand did not expect; otherwise what the
         subcommand says of itself.
     """
@@ -100,14 +102,19 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         status = _run(given)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # whoever started the process may have closed it
+            sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        _discard_output()
         return 128 + 13  # the status that a shell gives a program which SIGPIPE ended
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + 2  # the status that a shell gives a program which SIGINT ended
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _discard_output()
+            print(f"paged-mla: the output cannot be written: {error.strerror}", file=sys.stderr)
+            return 2
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
         print("paged-mla: this is an error of paged-mla itself, and no result", file=sys.stderr)
         return INTERNAL_ERROR
@@ -153,6 +160,11 @@ def usage() -> str:
             _STATUSES,
         ]
     )
+
+
+def _discard_output() -> None:
+    """Let the end of the process, which flushes once more, write nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _replace_unknown_letters() -> None:

@@ -18,6 +18,7 @@ from paged_mla_optimized.commands.configuration import (
     configuration_of,
 )
 from paged_mla_optimized.commands.kernels import RULE, reasons_against, served_by
+from paged_mla_optimized.limits import MAX_HEADS
 from paged_mla_optimized.planning.families import SHARED_MEMORY
 from paged_mla_shared import __version__
 from paged_mla_shared.documents import one_line, printable
@@ -49,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         configuration = configuration_of(options)
+        if max(options.heads) > MAX_HEADS:
+            raise InvalidArgument("--heads", max(options.heads), f"1 to {MAX_HEADS}")
     except InvalidArgument as error:
         print(f"paged-mla doctor: {one_line(error)}", file=sys.stderr)
         return 2

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.given import check_kind
+from paged_mla_optimized.given import check_between, check_kind
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import ScaleTensor
 
@@ -41,7 +41,14 @@ Cache: TypeAlias = torch.Tensor | LatentCache
 
 
 def empty_cache(config: MlaConfig, num_blocks: int, device: str | torch.device) -> LatentCache:
-    """Return a cache of the config's format, all zeros; the scale of a layer is 1."""
+    """Return a cache of the config's format, all zeros; the scale of a layer is 1.
+
+    Raises
+    ------
+    InvalidArgument
+        `num_blocks` is no integer from 0 to 2^31 - 1, which block tables can name.
+    """
+    check_between(0, 2**31 - 1, num_blocks=num_blocks)
     stored = config.stored
     dtype, width = stored.row(config)
     shape = (num_blocks, config.block_size, width)

@@ -90,16 +90,19 @@ class HeadWeights:
             )
         return weights
 
+    @torch.no_grad()
     def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
         """Return queries over latents [T, H, R] of queries [T, H, N]."""
         absorbed = q_nope.new_empty((*q_nope.shape[:2], self.w_uk.shape[2]))
         torch.bmm(q_nope.transpose(0, 1), self.w_uk, out=absorbed.transpose(0, 1))
         return absorbed
 
+    @torch.no_grad()
     def project(self, latents: torch.Tensor, out: torch.Tensor) -> None:
         """Write values [T, H, V] of means of latents [T, H, R]."""
         torch.bmm(latents.transpose(0, 1), self.w_uv.mT, out=out.transpose(0, 1))
 
+    @torch.no_grad()
     def materialise(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
         """Write keys and values of every head, [K, H * (N + V)], of latents [K, R]."""
         if self._lines is not None:

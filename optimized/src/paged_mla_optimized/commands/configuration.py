@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from paged_mla_optimized.limits import MAX_BLOCK_SIZE
 from paged_mla_optimized.planning.families import Demand
 from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.errors import InvalidArgument
@@ -119,7 +120,7 @@ def configuration_of(options: argparse.Namespace) -> Configuration:
     Raises
     ------
     InvalidArgument
-        Two options contradict each other.
+        Blocks are too large, or two options contradict each other.
     """
     stored, block_size = FORMATS[options.cache_format], options.block_size
     of_cache = _DTYPE_OF_PLAIN_FORMAT.get(stored.name)
@@ -127,6 +128,8 @@ def configuration_of(options: argparse.Namespace) -> Configuration:
     if of_cache not in {None, dtype}:
         allowed = f"{of_cache}, the type of --cache-format {stored.name}"
         raise InvalidArgument("--dtype", dtype, allowed)
+    if block_size > MAX_BLOCK_SIZE:
+        raise InvalidArgument("--block-size", block_size, f"1 to {MAX_BLOCK_SIZE}")
     multiple = stored.block_size_multiple
     if block_size % multiple:
         allowed = f"multiples of {multiple} with --cache-format {stored.name}"

@@ -22,7 +22,8 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
     Parameters
     ----------
     outs : float32 [n, T, H, R]
-        Normalised partial outputs, n >= 1, and R from 1 to 2^18. Where ``lses`` is -inf they may hold anything.
+        Normalised partial outputs, n >= 1, and R from 1 to 2^18. Where ``lses`` is -inf they may
+        hold anything.
     lses : float32 [n, T, H]
         Their natural-log sums of exponentials; -inf marks an empty partial.
 
