@@ -89,6 +89,8 @@ def test_every_line_of_the_table_allows_something():
         ("fma.rn.bf16x2", {}),
         ("add.f16", {}),
         ("red.global.add.f32", {}),
+        ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.bf16", {"arch": "sm90"}),
+        ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group", {"arch": "sm90"}),
         ("mul.f64", {"dtype": "bf16"}),
         ("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", {"dtype": "fp16"}),
         ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", {"dtype": "fp32"}),

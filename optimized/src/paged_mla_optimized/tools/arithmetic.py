@@ -22,10 +22,10 @@ EVERY = frozenset(SHARED_MEMORY)
 _INSTRUCTION = re.compile(r"(?:^|[{;])\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:(?:\.|::)\w+)+)", re.MULTILINE)
 """Names in PTX, at the begin of a line or inside the braces of inline assembly."""
 _ARITHMETIC = re.compile(
-    r"cvt\.|(?:mma|wmma)\.|wgmma\.mma|tcgen05\.mma|(?:ex2|lg2|rcp|sqrt|rsqrt|sin|cos|tanh)\."
+    r"cvt\.|cp\.reduce\.|(?:mma|wmma)\.|wgmma\.mma|tcgen05\.mma|(?:ex2|lg2|rcp|sqrt|rsqrt|sin|cos|tanh)\."
     r"|.*\.(?:ftz|approx|full|sat|relu|(?:u?e\dm\d|ue8m0|tf32|bf16|f16)(?:x\d)?|f32|f32x2|f64)\b"
 )
-_NO_ARITHMETIC = re.compile(r"(?:ld|st|mov|selp|cp|shfl)\b(?!.*\.ftz)")
+_NO_ARITHMETIC = re.compile(r"(?:ld|st|mov|selp|cp(?!\.reduce)|shfl)\b(?!.*\.ftz)")
 
 _WEIGHING = "attention, prefill, joins, merges"
 """What makes, weighs and joins answers, whose budgets allow for approximations."""
