@@ -13,6 +13,7 @@ No tile is cut over its keys, and each belongs to one row: no row's bits depend 
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.kernels.common.opaque import opaque
 from paged_mla_optimized.kernels.common.schedule import running_maximum
 
 BLOCK_N = tl.constexpr(128)  # keys of a block, in which tiles are compared
@@ -56,8 +57,9 @@ def _load_rows(
     is_legal &= key_end >= key_start
     key_len = tl.where(is_legal, key_end - key_start, 0)
     if CAUSAL:
-        cut_off = tl.where(is_row, (given_end - given_start) - (end - start), 0)
-        key_len = tl.maximum(key_len - tl.where(is_legal, cut_off, 0), 0)
+        cut_off = tl.where(is_legal & is_row, (given_end - given_start) - (end - start), 0)
+        # Negated in the sums above, it would stand where ``sass.py`` looks for a sign that is lost.
+        key_len = tl.maximum(key_len - opaque(cut_off), 0)
     return start, end - start, key_start, key_len
 
 
