@@ -84,8 +84,8 @@ HABITS = {
         (ask("a", 20, 200), ask("b", 900, 2)),
     ),
     "same-prompt": (
-        EngineConfig(num_blocks=2, block_size=4096),
-        (ask("a", 4097, 400), ask("b", 4097, 2, arrival=2)),
+        EngineConfig(num_blocks=2, block_size=1 << 14, token_budget=1 << 15, max_chunk=1 << 15),
+        (ask("a", 16_385, 200), ask("b", 16_385, 2, arrival=2)),
     ),
     "many-hang-up": (
         EngineConfig(max_rows=1),
