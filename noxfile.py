@@ -271,7 +271,15 @@ def library_tests(session: nox.Session) -> None:
         session.error("nox -s library_tests -- FOLDER: a checkout of transformers at v5.24.0")
     folder, *rest = session.posargs
     install_editable(session, "optimized", "pytest")
-    install(session, TRANSFORMERS[-1], "accelerate", "httpx", "parameterized", "pytest-xdist")
+    install(
+        session,
+        TRANSFORMERS[-1],
+        "accelerate",
+        "datasets",
+        "httpx",
+        "parameterized",
+        "pytest-xdist",
+    )
     tests = (f"tests/models/deepseek_{version}" for version in ("v2", "v3"))
     chosen = (
         "ModelTest and not export and not pipeline and not matches_sdpa and not IntegrationTest"
