@@ -267,9 +267,10 @@ def engines(session: nox.Session, engine: str) -> None:
 @nox.session(default=False)
 def library_tests(session: nox.Session) -> None:
     """Run transformers' own tests of DeepSeek on a pool. Option: the folder of its sources."""
-    if not session.posargs:
-        session.error("nox -s library_tests -- FOLDER: a checkout of transformers at v5.24.0")
-    folder, *rest = session.posargs
+    folder, *rest = session.posargs or ("",)
+    if not folder or not Path(folder, "tests/models/deepseek_v3").is_dir():
+        given = repr(folder) if folder else "none"
+        session.error(f"FOLDER: got {given}, allowed: a checkout of transformers at v5.24.0")
     install_editable(session, "optimized", "pytest")
     install(
         session,
