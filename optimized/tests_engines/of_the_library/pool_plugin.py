@@ -31,7 +31,7 @@ from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.planning.forms import Forms
 
 LISTED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text("utf-8"))
-ERRORS = {name: re.compile(pattern) for name, pattern in LISTED["errors"].items()}
+ERRORS = {name: re.compile(pattern) for name, pattern in LISTED.items()}
 POOLS = weakref.WeakKeyDictionary()
 ABSORBED = weakref.WeakSet()  # layers of pools of V2
 ROWS = Counter()
@@ -140,14 +140,12 @@ def pytest_runtest_logreport(report):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     """Hold the run against ``refusals.toml``."""
-    reasons = {test: reasons_of(test, errors) for test, errors in FAILED.items()}
+    reasons = {test: {reason_of(error) for error in errors} for test, errors in FAILED.items()}
     found = Counter(reason for all_of_test in reasons.values() for reason in all_of_test)
     unlisted = [test for test, all_of_test in reasons.items() if None in all_of_test]
     ours = [test for test in unlisted if passes_without(test)]
     wrong = [f"{test} fails by nothing that is listed" for test in ours]
-    wrong += [
-        f"no test fails by {name!r}" for name in (*ERRORS, *LISTED["replaced"]) if not found[name]
-    ]
+    wrong += [f"no test fails by {name!r}" for name in ERRORS if not found[name]]
     wrong += [f"no row was {form}" for form in ("absorbed", "materialised") if not ROWS[form]]
     VERDICT.append(f"{len(PASSED - FAILED.keys())} passed, {len(FAILED)} failed, rows {dict(ROWS)}")
     VERDICT.extend(f"{count:4} {name or 'not listed'}" for name, count in found.most_common())
@@ -164,15 +162,9 @@ def pytest_unconfigure():
     print(*VERDICT, sep="\n")
 
 
-def reasons_of(test, errors):
-    """Return what is listed of a test's errors, once each; ``None`` is something else."""
-    name = test.rpartition("::")[2]
-    if name in LISTED["replaced"]:
-        return {name}
-    matching = (
-        (name for name, pattern in ERRORS.items() if pattern.search(error)) for error in errors
-    )
-    return {next(names, None) for names in matching}
+def reason_of(error):
+    """Return what is listed of an error, or ``None``."""
+    return next((name for name, pattern in ERRORS.items() if pattern.search(error)), None)
 
 
 def passes_without(test):
