@@ -1,6 +1,6 @@
 """transformers: what libraries of adapters, offloading and quantisation make of ``kv_b_proj``.
 
-``test_hf_projection.py`` imitates them; here they are asked themselves.
+``test_hf_projection.py`` imitates them; here the libraries themselves change the model.
 """
 
 import pytest

@@ -71,7 +71,7 @@ def counting(plan):
 
 
 def by_default(choose):
-    """Choose our attention where none is asked for."""
+    """Give a model the attention of a pool where its test chooses none."""
 
     @functools.wraps(choose)
     def chosen(self, requested_attention, *args, **kwargs):

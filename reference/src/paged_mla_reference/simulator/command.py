@@ -149,7 +149,7 @@ def simulate(options: argparse.Namespace) -> str:
 
 
 def _check_results(steps: list[dict[str, Any]], trace: Trace | None, *, has_page: bool) -> None:
-    """Check, before anything is written, that what is asked of a timeline's steps can be."""
+    """Check that neither a page nor a trace of these steps is too large, before one is written."""
     if has_page:
         check_page(sum(len(blocks) for step in steps for *_, blocks in step["rows"]))
     if trace is None:
@@ -157,9 +157,14 @@ def _check_results(steps: list[dict[str, Any]], trace: Trace | None, *, has_page
     check_writable(trace)
     dims, pairs = trace.problems[Mask.CAUSAL].dims, 0
     for number, step in enumerate(steps):
-        rows = step["num_rows"] if trace.world == 1 else step["num_tokens"]
-        columns = max((len(blocks) for *_, blocks in step["rows"]), default=1)
-        check_arrays(number, step["num_tokens"], rows, columns, dims)
+        check_arrays(
+            number,
+            dims,
+            world=trace.world,
+            num_tokens=step["num_tokens"],
+            num_rows=step["num_rows"],
+            blocks=(blocks for *_, blocks in step["rows"]),
+        )
         pairs += sum(queries * (context + queries) for _, _, context, queries, _ in step["rows"])
     check_answers(pairs * trace.world, len(steps) * trace.world, dims)
 

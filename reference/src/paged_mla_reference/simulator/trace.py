@@ -133,9 +133,14 @@ class Recorder:
         self._pairs += pairs * group.world
         self._batches += group.world
         check_answers(self._pairs, self._batches, problem.dims)
-        rows = step.num_rows if group.world == 1 else step.num_tokens
-        columns = max((len(row.blocks) for row in step.rows), default=1)
-        check_arrays(step.number, step.num_tokens, rows, columns, problem.dims)
+        check_arrays(
+            step.number,
+            problem.dims,
+            world=group.world,
+            num_tokens=step.num_tokens,
+            num_rows=step.num_rows,
+            blocks=(row.blocks for row in step.rows),
+        )
         whole = batch_of(problem, step, self._model, self._histories)
         tokens = tuple(
             Token(row.request.id, row.kind, row.context_len + i)

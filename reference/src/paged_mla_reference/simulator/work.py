@@ -5,7 +5,7 @@ A file of a few hundred bytes can ask for years of it, so that there is a limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paged_mla_reference.paging import blocks_of
 from paged_mla_reference.simulator.config import EngineConfig
@@ -82,23 +82,37 @@ def check_answers(pairs: int, batches: int, dims: MlaDims) -> None:
         raise InvalidArgument("trace", f"{pairs:,} pairs of a query and a key", allowed)
 
 
-def check_arrays(number: int, tokens: int, rows: int, columns: int, dims: MlaDims) -> None:
+def check_arrays(
+    number: int,
+    dims: MlaDims,
+    *,
+    world: int,
+    num_tokens: int,
+    num_rows: int,
+    blocks: Iterable[Sequence[int]],
+) -> None:
     """Check that the batch of one step, padding included, and its answers can be held at once.
 
     Parameters
     ----------
     number : int
         Of the step.
-    tokens, rows, columns : int
-        T, B and M of its batch.
     dims : MlaDims
+    world : int
+        Ranks; where there are several, each token is a row of its own.
+    num_tokens, num_rows : int
+        Of the step, padding included.
+    blocks : iterable of sequence of int
+        Of each row; the block table has as many columns as the longest has blocks.
 
     Raises
     ------
     InvalidArgument
     """
     of_head = dims.qk_rope_head_dim + 3 * dims.kv_lora_rank  # a query, and two answers to it
-    numbers = tokens * dims.num_heads * of_head + rows * columns
+    rows = num_rows if world == 1 else num_tokens
+    columns = max(map(len, blocks), default=1)
+    numbers = num_tokens * dims.num_heads * of_head + rows * columns
     if numbers > MOST_NUMBERS:
         given = f"{numbers:,} numbers in step {number}"
         allowed = f"at most {MOST_NUMBERS:,}: smaller dims, or fewer tokens and rows in a step"
