@@ -52,11 +52,10 @@ from paged_mla_optimized.kernels.hopper.pairs import (
 )
 from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, rotated
 from paged_mla_optimized.kernels.hopper.softmax import (
-    LAZY,
     begin_weighing,
     leave_weighing,
     own_sums,
-    raised_in_twos,
+    raised_by_steps,
     store_lse,
 )
 
@@ -139,8 +138,7 @@ def _weigh_tiles(
                 pairs.token[:, None], pairs.live[:, None],
             )  # fmt: skip
             s = gl.where(visible, s, float("-inf"))
-        highest = _highest(s) * scale
-        new_peak = raised_in_twos(peak, highest, highest > peak + LAZY)
+        new_peak = raised_by_steps(peak, _highest(s), scale)
         keep = gl.exp2(peak - new_peak)
         weights = gl.exp2(s * scale - new_peak[:, None])
         total = total * gl.convert_layout(keep, own_layout)[:, None] + own_sums(weights)

@@ -17,6 +17,7 @@ from paged_mla_optimized.kernels.hopper.pairs import (
 FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
 LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
 
+_TO_INTEGERS = gl.constexpr(1.5 * 2**23)  # float32 has no fractions beside it
 _ALL_NAN = gl.constexpr(PropagateNan.ALL)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
 
@@ -38,6 +39,14 @@ def raised(peak, highest):
 
 
 @gluon.jit
+def _in_both(is_so):
+    """Return whether something [64] is so of either pair of a thread, for both."""
+    either = gl.max(is_so.to(gl.int32).reshape([4, 2, 8]), 1)
+    either = either[:, None, :].broadcast_to([4, 2, 8]).reshape([64])
+    return gl.convert_layout(either, is_so.type.layout) != 0
+
+
+@gluon.jit
 def raised_in_twos(peak, highest, has_to):
     """Return peaks [64], all integers: both pairs of a thread rise if one of them has to.
 
@@ -46,10 +55,23 @@ def raised_in_twos(peak, highest, has_to):
     would otherwise take one pair after the other where registers are few, and wait for shuffles
     twice.
     """
-    either = gl.max(has_to.to(gl.int32).reshape([4, 2, 8]), 1)
-    either = either[:, None, :].broadcast_to([4, 2, 8]).reshape([64])
-    either = gl.convert_layout(either, peak.type.layout)
-    return gl.where(either != 0, higher(peak, gl.ceil(highest)), peak)
+    return gl.where(_in_both(has_to), higher(peak, gl.ceil(highest)), peak)
+
+
+@gluon.jit
+def raised_by_steps(peak, highest, scale):
+    """Return peaks [64] behind a tile's `highest` scores, which `scale` has not multiplied yet.
+
+    A first peak is the highest score itself, so that the weight of a single key is 1, and each
+    later one is whole steps above the one before: what is kept of the sums so far is a power of
+    two, which bfloat16 holds exactly. Steps are rounded by an addition, which is faster than an
+    instruction that rounds. Both pairs of a thread rise if one of them has to: see
+    ``raised_in_twos``.
+    """
+    steps = highest * scale + (_TO_INTEGERS - peak) - _TO_INTEGERS
+    first = higher(highest * scale, FLOOR)
+    risen = gl.where(peak == FLOOR, first, peak + higher(steps, 0.0))
+    return gl.where(_in_both(steps >= LAZY), risen, peak)
 
 
 @gluon.jit
