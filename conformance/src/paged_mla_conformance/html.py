@@ -77,7 +77,7 @@ def _how_to_read() -> str:
         "<p>Each test puts one situation to the backend and compares every number with an exact "
         "answer. <b>Error / budget</b> is the worst number found against the error a correct "
         "implementation may make there; below 100% is right, and budgets are derived for each "
-        "token, not chosen. Rules (S-1 to S-21) are the specification's.</p>"
+        "token, not chosen. Rules (S-1 to S-22) are the specification's.</p>"
     )
 
 

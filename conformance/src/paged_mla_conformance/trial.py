@@ -18,6 +18,7 @@ from paged_mla_reference.judging import budgets, caches, compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.judging.queries import check_queries
+from paged_mla_reference.judging.single import check_single, equal_values
 from paged_mla_reference.materialise import materialise, respelt
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
@@ -290,6 +291,9 @@ class Trial:
         self.checks += compare.check_output(
             problem, batch, actual, exact, rounded, allowance=allowance
         )
+        if allowance is None:
+            counts = equal_values(problem, batch, stage.after)
+            self.checks += check_single(problem, actual, exact, counts)
         return actual
 
     def answers(

@@ -57,4 +57,7 @@ RULES: dict[str, str] = {
     "lse is the same, `k_nope` and `v` are rounded once, to the problem's dtype. Parts of the "
     "keys, each with its lse in nats, merge by S-8 to the whole; a row without keys in a part "
     "contributes exactly nothing. A layer's rows are all absorbed unless the mask is causal.",
+    "S-22": "A query that sees one value, of one key or of n equal ones, gets that value, bit for "
+    "bit in 16 bits while n * 2^p <= 2^24 (p = 8 for bfloat16, 11 for float16); `single.py` states "
+    "what float32 and scales of tokens may cost.",
 }

@@ -88,6 +88,8 @@ def _build_step(
     if case.coarse:
         for values in (context_ckv, context_k_pe, ckv, k_pe):
             values[...] = values.astype(numpy_dtype("bfloat16"))
+    if case.equal_keys:
+        _repeat_keys((ckv, k_pe), (context_ckv, context_k_pe), rows)
     if case.odd_values:
         put_odd_values(ckv)
         put_odd_values(k_pe)
@@ -122,6 +124,20 @@ def normal(
     """Return normally distributed numbers, drawn as float32 whatever the type, times `scale`."""
     values = rng.standard_normal(shape, dtype=np.float32) * np.asarray(scale, np.float32)
     return values.astype(numpy_dtype(dtype))
+
+
+def _repeat_keys(
+    step: tuple[NDArray[Any], NDArray[Any]],
+    contexts: tuple[NDArray[Any], NDArray[Any]],
+    rows: tuple[Row, ...],
+) -> None:
+    """Give all tokens of a row, cached ones and the step's, those of its first in the step."""
+    own = cached = 0
+    for row in rows:
+        for new, old in zip(step, contexts, strict=True):
+            new[own : own + row.query_len] = new[own : own + 1]
+            old[cached : cached + row.context_len] = new[own : own + 1]
+        own, cached = own + row.query_len, cached + row.context_len
 
 
 def put_odd_values(values: NDArray[Any]) -> None:

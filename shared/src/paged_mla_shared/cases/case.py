@@ -109,6 +109,8 @@ class Case:
         The layer's one scale, whether the format keeps one or not.
     powers_of_two : bool
         Scales that are cached before the step are rounded up to powers of two.
+    equal_keys : bool
+        All tokens of a row have the same latent and key.
     odd_values : bool
         The step's latents and keys hold -0.0, signalling NaN, infinities and subnormals.
     features : tuple of str
@@ -158,6 +160,7 @@ class Case:
     coarse: bool = False
     cache_scale: float = 1.0
     powers_of_two: bool = False
+    equal_keys: bool = False
     odd_values: bool = False
     features: tuple[str, ...] = ()
     is_large: bool = False

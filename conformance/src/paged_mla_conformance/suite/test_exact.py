@@ -1,0 +1,13 @@
+"""Queries that see one value get that value (S-22)."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_mla_conformance.trial import Trial
+
+pytestmark = pytest.mark.mla(group="exact", ops=("attend",))
+
+
+def test_exact(trial: Trial) -> None:
+    trial.check_attention()

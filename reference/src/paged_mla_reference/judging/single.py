@@ -1,0 +1,133 @@
+"""A query that sees one value has that value for its answer (S-22): where bits are exact, and why.
+
+Softmax gives n equal keys the weight 1 / n each. Kernels compute ``sum w_j v / sum w_j`` with
+weights ``w = exp(s - peak)``, and both sums are n times the same weight, if the weight is the same
+in both. It is 1, which every type holds, where the peak is the highest score. Then
+
+* the numerator is ``n v``: exact in float32 while ``n`` times the 2^p mantissas of a type of p bits
+  fits its 24;
+* the denominator is n;
+* what remains is the residue of ``s - peak``: a peak that was rounded to float32 where the score
+  beside it was not (fused multiply-add) leaves up to ``u |s|``, once for the score's own scale and
+  once for the peak. It moves a weight by that much, and the sum of weights with it. Rounded to 16
+  bits the weight is 1 all the same while the residue is below half an ulp;
+* some float32 operations behind the sums: a reciprocal, a product, a scale, a merge of splits.
+
+So ``out`` lies between the roundings of ``v (1 - e)`` and ``v (1 + e)``, where e is a few times
+``u``: for what a 16-bit type holds that is one number, the value itself. A peak above the highest
+score breaks this: the weight is no power of two then, a 16-bit product takes it rounded, and a sum
+of weights as they were does not cancel that. Sums of rounded weights would cancel it too, at the
+price of a second conversion of each weight.
+
+Caches of 8 bits under exact products hold codes times scales. One scale for all is a factor
+behind the sums, and ``v (1 + e)`` is rounded once. Where tokens or parts of a latent have scales of
+their own, a kernel may round a decoded value, or the weight that has taken up its scale, to 16 bits
+first: half an ulp more, but where the type holds the decoded value, as it does if scales are
+powers of two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.attention import Answer
+from paged_mla_reference.cache import read_slots
+from paged_mla_reference.judging.compare import Check, Mismatch, first
+from paged_mla_reference.masks import visibility
+from paged_mla_reference.paging import query_spans, slots_of
+from paged_mla_reference.rounding import round_to, ulp, widen
+from paged_mla_shared.formats import FORMATS, ScaleTensor
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+_UNIT_ROUNDOFF = 2.0**-24  # float32
+_MANTISSA_BITS = {"bfloat16": 8, "float16": 11}  # of types that weights are rounded to
+_OF_TOKENS = {ScaleTensor.PER_TOKEN, ScaleTensor.PER_GROUP}
+_RESIDUES = 2  # of the score's scale and of the peak
+_OPERATIONS = 8  # float32 ones behind the sums
+
+
+def equal_values(problem: Problem, batch: Batch, image: CacheImage) -> NDArray[np.int64]:
+    """Return how many keys each query token sees, [T]; 0 where they are not all the same."""
+    counts = np.zeros(batch.num_tokens, np.int64)
+    for row, (span, seen) in enumerate(
+        zip(query_spans(batch), visibility(problem, batch), strict=True)
+    ):
+        keys = seen.sum(axis=1)
+        counts[span] = np.where(keys == 1, 1, 0)
+        if keys.max(initial=0) > 1 and _is_one_key(problem, batch, image, row):
+            counts[span] = keys
+    return counts
+
+
+def _is_one_key(problem: Problem, batch: Batch, image: CacheImage, row: int) -> bool:
+    """Return whether all keys of a row are the same, bit for bit."""
+    length = int(batch.seq_lens[row])
+    for some in (min(2, length), length):  # most rows differ in their first two
+        slots = slots_of(batch.block_table[row], np.arange(some), problem.block_size)
+        keys = np.hstack(read_slots(image, slots), dtype=np.float64)
+        if not (keys == keys[0]).all():
+            return False
+    return True
+
+
+def _has_own_scales(problem: Problem) -> bool:
+    """Return whether tokens, or parts of a latent, have scales of their own."""
+    stored = FORMATS[problem.cache_format]
+    return stored.inline_scales > 0 or stored.scale_tensor in _OF_TOKENS
+
+
+def slack(problem: Problem, exact: Answer, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return e of each query token, [T]; infinite where a value need not come back.
+
+    Parameters
+    ----------
+    problem : Problem
+    exact : Answer
+    counts : int [T]
+        As :func:`equal_values` returns them.
+    """
+    residue = _RESIDUES * _UNIT_ROUNDOFF * exact.score_bound.max(axis=1, initial=0.0)
+    e = residue + (_OPERATIONS + 2 * np.sqrt(counts)) * _UNIT_ROUNDOFF
+    is_held = counts > 0
+    if bits := _MANTISSA_BITS.get(problem.dtype):
+        is_held &= (residue < 2.0 ** -(bits + 1)) & (counts * 2.0**bits <= 2.0**24)
+    return np.where(is_held, e, np.inf)
+
+
+def check_single(
+    problem: Problem, actual: Output, exact: Answer, counts: NDArray[np.int64]
+) -> list[Check]:
+    """Hold the answers of queries that see one value against that value (S-22).
+
+    Parameters
+    ----------
+    problem : Problem
+    actual : Output
+    exact : Answer
+        NaN where the oracle was not asked: such tokens are not held.
+    counts : int [T]
+        As :func:`equal_values` returns them.
+    """
+    e = slack(problem, exact, counts)
+    held = np.flatnonzero(np.isfinite(e) & np.isfinite(exact.out).all(axis=(1, 2)))
+    if not held.size:
+        return []
+    out, value = widen(actual.out[held]), exact.out[held]
+    moved = np.abs(value) * e[held, None, None]
+    if _has_own_scales(problem):
+        is_rounded = widen(round_to(value, problem.dtype)) != value
+        moved += np.where(is_rounded, ulp(np.abs(value), problem.dtype) / 2, 0.0)
+    least, most = (widen(round_to(value + x, problem.dtype)) for x in (-moved, moved))
+    wrong = ~((least <= out) & (out <= most))
+    if wrong.any():
+        token, *at = first(wrong)
+        given, right = out[(token, *at)], widen(round_to(value[(token, *at)], problem.dtype))
+        detail = (
+            f"{int(wrong.sum())} of {wrong.size} elements of queries that see one value are "
+            f"another, first at {(int(held[token]), *at)}: {float(given):.8g}, the value is "
+            f"{float(right):.8g}"
+        )
+        raise Mismatch("S-22", "out", detail, (int(held[token]), *at))
+    return [Check("single value", 0.0, 0.0)]
