@@ -18,6 +18,7 @@ from paged_mla_reference.judging import budgets, caches, compare
 from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.judging.queries import check_queries
+from paged_mla_reference.judging.short import check_short
 from paged_mla_reference.judging.single import check_single, equal_values
 from paged_mla_reference.materialise import materialise, respelt
 from paged_mla_reference.paging import keys_of_tokens
@@ -294,6 +295,7 @@ class Trial:
         if allowance is None:
             counts = equal_values(problem, batch, stage.after)
             self.checks += check_single(problem, actual, exact, counts)
+            self.checks += check_short(problem, batch, actual, exact, rounded)
         return actual
 
     def answers(

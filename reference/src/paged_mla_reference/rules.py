@@ -59,5 +59,6 @@ RULES: dict[str, str] = {
     "contributes exactly nothing. A layer's rows are all absorbed unless the mask is causal.",
     "S-22": "A query that sees one value, of one key or of n equal ones, gets that value, bit for "
     "bit in 16 bits while n * 2^p <= 2^24 (p = 8 for bfloat16, 11 for float16); `single.py` states "
-    "what float32 and scales of tokens may cost.",
+    "what float32 and scales of tokens may cost. Over many rows of 2 to 64 keys the mean square "
+    "error in 16 bits is that of an algorithm whose largest weight is 1 (`short.py`).",
 }

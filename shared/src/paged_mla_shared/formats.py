@@ -132,6 +132,11 @@ class CacheFormat:
         return self.scale_tensor is ScaleTensor.PER_GROUP
 
     @property
+    def has_own_scales(self) -> bool:
+        """Whether tokens, or parts of a latent, have scales of their own."""
+        return not (self.is_plain or self.scale_tensor is ScaleTensor.SCALAR)
+
+    @property
     def is_plain(self) -> bool:
         """True when a row is R + P elements of one type with no scale anywhere."""
         return (

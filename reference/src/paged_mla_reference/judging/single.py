@@ -14,10 +14,16 @@ in both. It is 1, which every type holds, where the peak is the highest score. T
 * some float32 operations behind the sums: a reciprocal, a product, a scale, a merge of splits.
 
 So ``out`` lies between the roundings of ``v (1 - e)`` and ``v (1 + e)``, where e is a few times
-``u``: for what a 16-bit type holds that is one number, the value itself. A peak above the highest
-score breaks this: the weight is no power of two then, a 16-bit product takes it rounded, and a sum
-of weights as they were does not cancel that. Sums of rounded weights would cancel it too, at the
-price of a second conversion of each weight.
+``u``: for what a 16-bit type holds that is one number, the value itself.
+
+Which of weights and denominator have to be rounded alike follows from this. Where the largest
+weight is 1 the denominator may sum the weights as they were or as they were rounded: equal keys
+all weigh 1, which is both. A peak above the highest score breaks this. The weight is no power of
+two then, the 16-bit product takes it rounded, and only a sum of rounded weights cancels that. Such
+sums cost a second conversion of each weight, spoil the lse unless it has a sum of its own, and
+leave the largest weight rounded where keys differ (:mod:`paged_mla_reference.judging.short`). The
+same goes for weights that are divided by their sum before they are rounded: three times a third,
+rounded, is not 1.
 
 Caches of 8 bits under exact products hold codes times scales. One scale for all is a factor
 behind the sums, and ``v (1 + e)`` is rounded once. Where tokens or parts of a latent have scales of
@@ -36,13 +42,12 @@ from paged_mla_reference.judging.compare import Check, Mismatch, first
 from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.rounding import round_to, ulp, widen
-from paged_mla_shared.formats import FORMATS, ScaleTensor
+from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
 _UNIT_ROUNDOFF = 2.0**-24  # float32
 _MANTISSA_BITS = {"bfloat16": 8, "float16": 11}  # of types that weights are rounded to
-_OF_TOKENS = {ScaleTensor.PER_TOKEN, ScaleTensor.PER_GROUP}
 _RESIDUES = 2  # of the score's scale and of the peak
 _OPERATIONS = 8  # float32 ones behind the sums
 
@@ -69,12 +74,6 @@ def _is_one_key(problem: Problem, batch: Batch, image: CacheImage, row: int) -> 
         if not (keys == keys[0]).all():
             return False
     return True
-
-
-def _has_own_scales(problem: Problem) -> bool:
-    """Return whether tokens, or parts of a latent, have scales of their own."""
-    stored = FORMATS[problem.cache_format]
-    return stored.inline_scales > 0 or stored.scale_tensor in _OF_TOKENS
 
 
 def _is_of_codes(value: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -124,7 +123,7 @@ def check_single(
         return []
     out, value = widen(actual.out[held]), exact.out[held]
     moved = np.abs(value) * e[held, None, None]
-    if _has_own_scales(problem):
+    if FORMATS[problem.cache_format].has_own_scales:
         half = ulp(np.abs(value), problem.dtype) / 2
         moved += np.where(_is_of_codes(value), 0.0, half)
     least, most = (widen(round_to(value + x, problem.dtype)) for x in (-moved, moved))

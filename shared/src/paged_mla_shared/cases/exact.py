@@ -1,4 +1,4 @@
-"""Queries that see one value: the answer is that value, bit for bit (S-22)."""
+"""Queries that see one value, which is their answer bit for bit, and rows of few keys (S-22)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _exact(name: str, why: str, rows: tuple[Row, ...], **more: Any) -> Case:
     return Case(group=GROUP, name=name, why=why, rules=("S-5", "S-22"), rows=rows, **more)
 
 
-CASES = (
+SINGLE = (
     *(
         _exact(
             f"one-key-h{h}",
@@ -66,3 +66,16 @@ CASES = (
         equal_keys=True,
     ),
 )
+
+SHORT = tuple(
+    _exact(
+        f"short-rows-h{h}",
+        "a largest weight that is rounded makes every answer a little worse",
+        tuple(Row(n, 1) for n in (2, 3, 4, 8, 16, 33, 64) for _ in range(rows)),
+        num_heads=h,
+        is_slow=h < 128,
+    )
+    for h, rows in ((16, 24), (128, 4))
+)
+
+CASES = (*SINGLE, *SHORT)
