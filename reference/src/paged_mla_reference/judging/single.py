@@ -28,7 +28,7 @@ rounded, is not 1.
 Caches of 8 bits under exact products hold codes times scales. One scale for all is a factor
 behind the sums, and ``v (1 + e)`` is rounded once. Where tokens or parts of a latent have scales of
 their own, a kernel may round a decoded value, or the weight that has taken up its scale, to 16 bits
-first: half an ulp more, unless the scales are powers of two.
+first: the value moves by its unit roundoff more, unless the scales are powers of two.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from paged_mla_reference.cache import read_slots
 from paged_mla_reference.judging.compare import Check, Mismatch, first
 from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import query_spans, slots_of
-from paged_mla_reference.rounding import round_to, ulp, widen
+from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
@@ -124,8 +124,8 @@ def check_single(
     out, value = widen(actual.out[held]), exact.out[held]
     moved = np.abs(value) * e[held, None, None]
     if FORMATS[problem.cache_format].has_own_scales:
-        half = ulp(np.abs(value), problem.dtype) / 2
-        moved += np.where(_is_of_codes(value), 0.0, half)
+        unit = 2.0 ** -_MANTISSA_BITS.get(problem.dtype, 24)
+        moved += np.where(_is_of_codes(value), 0.0, np.abs(value) * unit)
     least, most = (widen(round_to(value + x, problem.dtype)) for x in (-moved, moved))
     wrong = ~((least <= out) & (out <= most))
     if wrong.any():
