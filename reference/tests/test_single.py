@@ -8,13 +8,16 @@ import pytest
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append
 from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_reference.judging.single import check_single, equal_values, slack
+from paged_mla_reference.judging.single import check_single, equal_values, lone_keys, slack
 from paged_mla_reference.materialise import materialise
+from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.cases.exact import SINGLE
+from paged_mla_shared.cases.prefill import PrefillCase
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output, Problem
 
 DIMS = MlaDims(
@@ -118,3 +121,26 @@ def test_limits(dtype, most):
     assert np.isinf(slack(problem, exact, np.array([0])))
     exact.score_bound[:] = 1e6
     assert np.isinf(slack(problem, exact, np.array([1])))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_prefill(causal):
+    """S-22: the first query of a prompt, and all of a non-causal row of one key, see one value."""
+    case = PrefillCase(
+        group="prefill",
+        name="test",
+        why="",
+        rules=("S-22",),
+        rows=(Row(3, 3), Row(5, 2), Row(1, 2)),
+        causal=causal,
+    )
+    problem = case.problem(DIMS, "bfloat16")
+    [batch] = build_prefills(case, DIMS, "bfloat16")
+    counts = lone_keys(batch)
+    assert counts.tolist() == ([1, 0, 0, 0, 0, 0, 1] if causal else [0, 0, 0, 0, 0, 1, 1])
+    exact, rounded = (prefill(problem, batch, r) for r in (Rounding.EXACT, Rounding.SPEC))
+    answer = rounded.output("bfloat16")
+    assert check_single(problem, answer, exact, counts)
+    answer.out.view(np.uint16)[6, 1, 2] ^= 1
+    with pytest.raises(Mismatch, match=r"S-22.* \(6, 1, 2\)"):
+        check_single(problem, answer, exact, counts)

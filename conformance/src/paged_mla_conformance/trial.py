@@ -19,7 +19,7 @@ from paged_mla_reference.judging.compare import Check
 from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
 from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.judging.short import check_short
-from paged_mla_reference.judging.single import check_single, equal_values
+from paged_mla_reference.judging.single import check_single, equal_values, lone_keys
 from paged_mla_reference.materialise import materialise, respelt
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
@@ -222,6 +222,7 @@ class Trial:
         problem, actual = self.problem, runner.prefill(batch)
         exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
         self.checks += compare.check_output(problem, batch, actual, exact, rounded)
+        self.checks += check_single(problem, actual, exact, lone_keys(batch))
         keys, terms = keys_of_tokens(batch), batch.query_width
         return budgets.Part(
             actual,

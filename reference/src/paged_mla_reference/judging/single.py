@@ -41,9 +41,11 @@ from paged_mla_reference.cache import read_slots
 from paged_mla_reference.judging.compare import Check, Mismatch, first
 from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import query_spans, slots_of
+from paged_mla_reference.prefill import key_spans, sees
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Output, Problem
 
 _UNIT_ROUNDOFF = 2.0**-24  # float32
@@ -63,6 +65,15 @@ def equal_values(problem: Problem, batch: Batch, image: CacheImage) -> NDArray[n
         if keys.max(initial=0) > 1 and _is_one_key(problem, batch, image, row):
             counts[span] = keys
     return counts
+
+
+def lone_keys(batch: PrefillBatch) -> NDArray[np.int64]:
+    """Return 1 for each query token of a prefill that sees one key, 0 for the others, [T]."""
+    lone = np.zeros(batch.num_tokens, np.int64)
+    for queries, keys in zip(query_spans(batch), key_spans(batch), strict=True):
+        seen = sees(queries.stop - queries.start, keys.stop - keys.start, causal=batch.causal)
+        lone[queries] = seen.sum(axis=1) == 1
+    return lone
 
 
 def _is_one_key(problem: Problem, batch: Batch, image: CacheImage, row: int) -> bool:
@@ -115,7 +126,7 @@ def check_single(
     exact : Answer
         NaN where the oracle was not asked: such tokens are not held.
     counts : int [T]
-        As :func:`equal_values` returns them.
+        As :func:`equal_values` or :func:`lone_keys` returns them.
     """
     e = slack(problem, exact, counts)
     held = np.flatnonzero(np.isfinite(e) & np.isfinite(exact.out).all(axis=(1, 2)))
