@@ -36,6 +36,8 @@ def test_the_list_is_long_and_its_rules_exist():
     ("name", "group"),
     [
         ("lse-in-base-2", "decode"),
+        ("the-peak-is-raised-to-a-power-of-two", "exact"),
+        ("weights-are-cut-off", "exact"),  # by its mean square alone
         ("chunk-partials-in-two-bases", "prefill"),
         ("prefill-lse-is-in-base-2", "layer"),
         ("query-scales-are-inverted", "queries"),

@@ -15,6 +15,7 @@ from paged_mla_conformance import mutants
 from paged_mla_conformance.quick.choice import MOST_MS, MOST_TESTS, choose
 from paged_mla_conformance.quick.table import Entry, load_table, to_json
 from paged_mla_conformance.report import SCHEMA
+from paged_mla_reference.deviations import IN_16_BITS
 
 WORTH = re.compile(r"quick: (\d+) of (\d+) known faults that apply to this backend are looked for")
 
@@ -109,12 +110,26 @@ def test_nine_tenths_of_the_known_faults_are_looked_for_in_a_backend_that_declar
 
 
 @pytest.mark.parametrize(
-    "name", ["lse-in-base-2", "causal-mask-is-top-left", "answers-share-one-buffer"]
+    ("name", "dtype"),
+    [
+        ("lse-in-base-2", "float32"),
+        ("causal-mask-is-top-left", "float32"),
+        ("answers-share-one-buffer", "float32"),
+        ("weights-are-cut-off", "bfloat16"),
+    ],
 )
-def test_a_known_fault_is_found(name: str):
-    done = run_suite("--backend", f"{MUTANTS}:{name}", "--quick", "--dtypes", "float32")
+def test_a_known_fault_is_found(name: str, dtype: str):
+    done = run_suite("--backend", f"{MUTANTS}:{name}", "--quick", "--dtypes", dtype)
     assert done.returncode == 1
     assert last_line(done.stdout).startswith("FAILED in part: ")
+
+
+def test_faults_of_16_bits_are_looked_for_in_16_bits_alone():
+    of_types = [
+        worth(run_suite("--backend", REFERENCE, "--quick", "--dtypes", dtypes).stdout)[1]
+        for dtypes in ("float32", "float32,float16")
+    ]
+    assert of_types[1] - of_types[0] == len(IN_16_BITS)
 
 
 @pytest.mark.parametrize(

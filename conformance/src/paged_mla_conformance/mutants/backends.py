@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from paged_mla_conformance.mutants import MUTANTS, RUNNER, UNBOUNDED
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.deviations import ENGINE, ORACLE
+from paged_mla_reference.deviations import ENGINE, IN_16_BITS, ORACLE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.problem import Problem
@@ -23,6 +23,7 @@ SCHEDULES = "schedules"
 BOUNDED = "bounded"
 
 FLOAT32 = replace(CAPABILITIES, dtypes=frozenset({"float32"}), cache_formats=frozenset({"fp32"}))
+BFLOAT16 = replace(CAPABILITIES, dtypes=frozenset({"bfloat16"}), cache_formats=frozenset({"bf16"}))
 EVERY_FORMAT = replace(FLOAT32, cache_formats=CAPABILITIES.cache_formats)
 
 
@@ -32,7 +33,7 @@ def _unwrapped(_: Problem, runner: Runner) -> Runner:
 
 @dataclass(frozen=True)
 class MutantBackend(ReferenceBackend):
-    """The reference with its runners wrapped. Float32 alone, to be quick."""
+    """The reference with its runners wrapped. One element type, to be quick."""
 
     name: str = RIGHT_BACKEND
     capabilities: Capabilities = FLOAT32
@@ -52,10 +53,10 @@ class MutantBackend(ReferenceBackend):
 def mutant(name: str) -> MutantBackend:
     """Return the backend of a mutant; "right" is the one that none of them has changed.
 
-    One that breaks S-11 declares every cache format, the others the plain one, to be quick.
+    One that breaks S-11 declares every cache format, the others the plain one, to be quick. One
+    that breaks S-22 declares bfloat16, in which weights are rounded, the others float32.
     """
-    formats = name == RIGHT_IN_EVERY_FORMAT or (name in MUTANTS and "S-11" in MUTANTS[name].rules)
-    backend = MutantBackend(name=name, capabilities=EVERY_FORMAT if formats else FLOAT32)
+    backend = MutantBackend(name=name, capabilities=_capabilities(name))
     if name in ORACLE:
         return replace(backend, oracle=ORACLE[name].change(RIGHT))
     if name in RUNNER:
@@ -63,6 +64,13 @@ def mutant(name: str) -> MutantBackend:
     if name in UNBOUNDED:
         return replace(backend, wrap_unchecked=UNBOUNDED[name].change)
     return backend
+
+
+def _capabilities(name: str) -> Capabilities:
+    if name in IN_16_BITS:
+        return BFLOAT16
+    formats = name == RIGHT_IN_EVERY_FORMAT or (name in MUTANTS and "S-11" in MUTANTS[name].rules)
+    return EVERY_FORMAT if formats else FLOAT32
 
 
 def spoilt_engine(name: str) -> AbstractContextManager[None]:

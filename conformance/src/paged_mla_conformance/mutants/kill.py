@@ -19,6 +19,7 @@ from paged_mla_conformance.profile import SUITE_GROUPS
 from paged_mla_conformance.quick.keys import key_of
 from paged_mla_conformance.quick.needs import needs_of
 from paged_mla_conformance.selection import CaseParam, TraceParam
+from paged_mla_reference.deviations import IN_16_BITS
 from paged_mla_reference.judging.compare import Mismatch
 
 BACKENDS = "paged_mla_conformance.mutants.backends"
@@ -194,7 +195,7 @@ def _arguments(name: str, chosen: tuple[str, ...]) -> list[str]:
         *("-p", "paged_mla_conformance.plugin"),
         *("--quiet", "--tb=no", "--no-header", "--no-summary"),
         f"--mla-backend={BACKENDS}:{name}",
-        "--mla-dtypes=float32",
+        f"--mla-dtypes={'bfloat16' if name in IN_16_BITS else 'float32'}",
         *chosen,
     ]
 

@@ -175,7 +175,8 @@ _HEAD = """\
 A mutant is a backend that is wrong in a known way. `nox -s mutants` runs the suite against each of
 them, and fails when the suite does not notice one, when only a crash notices it, or when no failing
 assertion names a rule that the mutant breaks. All run at small dims in float32; those that break
-S-11 run in every cache format.
+S-11 run in every cache format, and those that break S-22 in bfloat16, since float32 does not round
+weights.
 
 A mutant of the oracle is the reference with one function exchanged
 ([deviations](../../reference/src/paged_mla_reference/deviations/__init__.py)). A mutant of a runner

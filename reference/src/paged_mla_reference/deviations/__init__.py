@@ -32,6 +32,7 @@ from paged_mla_reference.deviations import (
     tables,
     tiles,
     visibility,
+    weights,
     writes,
 )
 from paged_mla_reference.deviations.deviation import Deviation, Fault, deviations_of
@@ -44,6 +45,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
         tiles,
         scores,
         softmax,
+        weights,
         rotation,
         frequencies,
         masks,
@@ -64,4 +66,7 @@ ORACLE: dict[str, Deviation] = deviations_of(
 )
 ENGINE: dict[str, Deviation] = deviations_of((engine,))
 
-__all__ = ["ENGINE", "ORACLE", "Deviation", "Fault"]
+IN_16_BITS = frozenset(name for name, deviation in ORACLE.items() if "S-22" in deviation.rules)
+"""Deviations that show in element types of 16 bits alone: weights are rounded there."""
+
+__all__ = ["ENGINE", "IN_16_BITS", "ORACLE", "Deviation", "Fault"]
