@@ -3,19 +3,21 @@ import re
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from paged_mla_optimized.cache import empty_cache
+from paged_mla_optimized.cache import LatentCache, empty_cache
 from paged_mla_optimized.tools.bench import (
     accuracy,
     append,
     formats,
     fp8,
     layer,
+    lengths,
     parallel,
     peers,
     prefill,
@@ -309,6 +311,105 @@ def test_a_row_of_accuracy_fills_its_header():
         assert head.count("|") == rule.count("|") == accuracy.line(row).count("|")
     names = [step.name for step in accuracy.steps()]
     assert len(set(names)) == len(names)
+
+
+def test_lengths_round_once():
+    """S-22: float64 to bfloat16 in one step: torch's two steps lose what lies above a middle."""
+    above = 1 + 2**-8 + 2**-40
+    values = torch.tensor([1 + 2**-8, above, 1 + 3 * 2**-8, -0.7, 0.0], dtype=torch.float64)
+    assert lengths.rounded(values.numpy()).tolist() == [1, 1 + 2**-7, 1 + 2**-6, -0.69921875, 0]
+    assert values[1].bfloat16() == 1
+    many = torch.randn(1000, dtype=torch.float64).float().double()
+    assert torch.equal(torch.from_numpy(lengths.rounded(many.numpy())), many.bfloat16().double())
+
+
+def cache_by_hand(tensors, config):
+    """Return the cache of a case in a config's format."""
+    if config.cache_format == "bf16":
+        return LatentCache("bf16", tensors.cache)
+    _, codes, scale = fp8.quantised(tensors)
+    return LatentCache("fp8_e4m3", codes, scale)
+
+
+def step_on_a_cpu(monkeypatch, ours):
+    """Let ``lengths`` measure a step of few numbers here, with `ours` in place of our kernel."""
+    monkeypatch.setattr(lengths, "ROWS", 2)
+    monkeypatch.setattr(lengths, "inputs", partial(lengths.inputs, device="cpu"))
+    monkeypatch.setattr(lengths, "cache_of", cache_by_hand)
+    monkeypatch.setattr(lengths, "attention", lambda tensors, *_: partial(ours, tensors))
+
+
+def by_hand(tensors, factor=1.0):
+    """Attend row by row over the keys that ``seq_lens`` counts, in blocks as the table has them."""
+    out = torch.zeros(len(tensors.q), 1, tensors.case.num_heads, 512, dtype=torch.bfloat16)
+    for row, length in enumerate(tensors.seq_lens.tolist()):
+        keys = tensors.cache[tensors.block_table[row].long()].flatten(0, 1)[:length].double()
+        scores = tensors.q[row, 0].double() @ keys.T * lengths.SCALE
+        out[row, 0] = (factor * scores.softmax(1) @ keys[:, :512]).bfloat16()
+    return out
+
+
+@pytest.mark.parametrize("keys", [1, 70])
+def test_errors_by_length_are_of_the_keys_that_a_row_has(monkeypatch, keys):
+    """S-5: what lies behind a row's last key counts for nothing; numbers are N(0, 1)."""
+    step_on_a_cpu(monkeypatch, by_hand)
+    step = lengths.Step(2, "bf16", keys)
+    tensors = lengths.inputs(step)
+    assert tensors.cache.float().std() == pytest.approx(1, abs=0.05)
+    plain = {"FA3": lambda tensors: partial(by_hand, tensors, 2.0), "FlashInfer": lambda _: None}
+    before = {step.name: [0.1, 0.2, 0.3]}
+    row = lengths.measure(step, plain, None, before)
+    assert row["step"] == step.name
+    assert set(row["errors"]) == {lengths.OURS, lengths.BEFORE, "FA3"}
+    ours, twice = row["errors"][lengths.OURS], row["errors"]["FA3"]
+    assert ours.differing == 0
+    assert (ours.rms == 0) == (keys == 1)
+    assert ours.rms < 2**-8
+    assert twice.rms == pytest.approx(1, abs=0.01)
+    assert twice.largest > 2
+    assert twice.differing > 0.99
+    assert row["errors"][lengths.BEFORE] == (0.1, 0.2, 0.3)
+
+
+def test_fp8_errors_by_length_are_beside_the_numbers_of_the_cache(monkeypatch):
+    """S-11: FlashMLA gets codes and their scale; what reads no FP8 cache is not asked."""
+    step_on_a_cpu(monkeypatch, by_hand)  # over the latents as they were
+
+    def flashmla(tensors, codes, scale):
+        return partial(by_hand, replace(tensors, cache=codes.float() * scale))
+
+    plain = {"FA3": lambda _: pytest.fail("FA3 reads no FP8 cache")}
+    found = lengths.measure(lengths.Step(2, "fp8_e4m3", 4), plain, flashmla, {})["errors"]
+    assert set(found) == {lengths.OURS, "FlashMLA"}
+    assert found["FlashMLA"].differing == 0
+    assert found[lengths.OURS].rms > 0.01
+
+
+def test_a_row_of_lengths_fills_its_header():
+    """A kernel that is not there leaves its cell empty; each figure is of at least 1e5 elements."""
+    head, rule = lengths.header().splitlines()
+    row = {"step": "h16", "errors": {lengths.OURS: (1.5e-3, 2e-2, 0.125)}}
+    assert head.count("|") == rule.count("|") == lengths.line(row).count("|")
+    assert lengths.line(row) == "| h16 | 1.50e-03 / 2.0e-02 / 12.50% | - | - | - | - |"
+    assert len({step.name for step in lengths.STEPS}) == len(lengths.STEPS) == 28
+    assert min(step.num_heads for step in lengths.STEPS) * lengths.ROWS * 512 >= 100_000
+
+
+def test_errors_before_are_those_of_our_kernels(monkeypatch, capsys, tmp_path):
+    """S-20: a file that is none is refused before anything is measured."""
+    path = tmp_path / "lengths.json"
+    rows = [{"step": "a", "errors": {lengths.OURS: [1.0, 2.0, 0.5], "FA3": [3.0, 4.0, 1.0]}}]
+    path.write_text(json.dumps({"facts": {}, "rows": rows}))
+    assert lengths.errors_before(path) == {"a": [1.0, 2.0, 0.5]}
+    assert lengths.errors_before(None) == {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for content in ("{", "[]", '{"rows": [{"step": "a", "errors": {}}]}', None):
+        path.unlink() if content is None else path.write_text(content)
+        monkeypatch.setattr(sys, "argv", ["bench.lengths", "--before", str(path)])
+        with pytest.raises(SystemExit) as caught:
+            lengths.main()
+        assert caught.value.code == 2
+        assert f"--before: got {path}; allowed: a JSON file" in capsys.readouterr().err
 
 
 def test_bytes_of_an_append():
