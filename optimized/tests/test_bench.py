@@ -356,6 +356,8 @@ def test_errors_by_length_are_of_the_keys_that_a_row_has(monkeypatch, keys):
     step = lengths.Step(2, "bf16", keys)
     tensors = lengths.inputs(step)
     assert tensors.cache.float().std() == pytest.approx(1, abs=0.05)
+    assert tensors.q.float().std() == pytest.approx(1, abs=0.05)
+    assert torch.equal(torch.cat([tensors.q_nope, tensors.q_pe], 2), tensors.q[:, 0])
     plain = {"FA3": lambda tensors: partial(by_hand, tensors, 2.0), "FlashInfer": lambda _: None}
     before = {step.name: [0.1, 0.2, 0.3]}
     row = lengths.measure(step, plain, None, before)
