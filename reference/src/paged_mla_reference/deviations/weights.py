@@ -36,7 +36,7 @@ def _weighing(oracle: Oracle, weigh: Callable[[Array, str], Array]) -> Oracle:
 def _rounded_below(scores: Array, peak: Array, dtype: str) -> Array:
     """Return weights relative to `peak`, rounded, over the sum of weights as they were."""
     weights = np.exp(scores - peak)
-    return widen(round_to(weights, dtype)) / weights.sum(axis=1, keepdims=True)
+    return np.asarray(widen(round_to(weights, dtype)) / weights.sum(axis=1, keepdims=True))
 
 
 @breaks(Fault.PRECISION, *RULES)
@@ -83,6 +83,6 @@ def weights_are_cut_off(oracle: Oracle) -> Oracle:
         nearest = round_to(weights, dtype)
         below = np.nextafter(nearest, np.zeros((), nearest.dtype))
         cut = np.where(widen(nearest) > weights, widen(below), widen(nearest))
-        return cut / weights.sum(axis=1, keepdims=True)
+        return np.asarray(cut / weights.sum(axis=1, keepdims=True))
 
     return _weighing(oracle, weigh)
