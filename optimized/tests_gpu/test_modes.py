@@ -66,6 +66,17 @@ def test_bits_are_those_of_eager_steps(name):
             assert found.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("name", ["graphed", "compiled"])
+def test_a_single_key_is_returned_by_whatever_kernel_serves(name):
+    """S-22: as many tokens as rows, fewer than the bucket of a graph; the answer has one value."""
+    batch = make_batch(2, (1, 1))
+    for backend_of_mode in (getattr(modes, name)(), backend.create()):
+        runner = backend_of_mode.prepare(PROBLEM)
+        runner.append(batch)
+        runner.plan(batch)
+        assert (runner.attend(batch).out == batch.ckv[:, None]).all()
+
+
 def test_a_graphed_runner_replays(monkeypatch):
     """S-17: once recorded, no batch launches anything but graphs; each call replays one."""
     runner = modes.graphed().prepare(PROBLEM)
