@@ -1,0 +1,316 @@
+"""Dense decode with the names of FlashMLA (https://github.com/deepseek-ai/FlashMLA, 9241ae3).
+
+``from paged_mla_optimized.drop_in.flash_mla import get_mla_metadata, flash_mla_with_kvcache`` takes
+the place of ``from flash_mla import ...``. Signatures, shapes and conventions are those of
+``flash_mla/flash_mla_interface.py`` at commit 9241ae3. It serves 16-bit caches, and on every
+architecture that :class:`~paged_mla_optimized.api.PagedMla` serves, pages of any size and rows of
+any ``seq_len_q``. Sparse attention, sinks, extra caches and FP8 caches raise ``Unsupported``.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from triton import next_power_of_2
+
+from paged_mla_optimized.checks import check_tensor, check_token_stride
+from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.given import check_between, check_kind, check_scale, integer
+from paged_mla_optimized.inspect.check import check_attended
+from paged_mla_optimized.limits import (
+    MAX_BLOCK_SIZE,
+    MAX_HEADS,
+    MAX_MODEL_LEN,
+    MAX_ROWS,
+    MAX_TOKENS,
+)
+from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.runtime.uncopied import Uncopied
+from paged_mla_shared.errors import InvalidArgument, Unsupported
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+
+__all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
+
+_VALUE_WIDTHS = (16, 32, 64, 128, 256, 512)
+_ROTATED_WIDTHS = (16, 32, 64)
+_LEAST = 512
+"""Least capacity for rows and for tokens: most steps share kernels that are compiled for them."""
+_LOCK = threading.Lock()  # threads that use one stream share buffers
+_CORES: dict[tuple[MlaConfig, torch.device, int], Core] = {}
+"""Buffers and kernels by config, device and stream. They stay, since a CUDA graph may hold their
+addresses, and they are few, since capacities are rounded up to powers of two."""
+
+
+class FlashMLASchedMeta(Uncopied):
+    """How a step is divided over the device: empty until the step's first call, then reused.
+
+    :func:`get_mla_metadata` makes one for each step. The first :func:`flash_mla_with_kvcache` that
+    is given it plans the step, and the calls of the other layers use that plan.
+    """
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._step: Hashable = None
+
+    def _planned(
+        self,
+        core: Core,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor,
+        block_table: torch.Tensor,
+    ) -> Plan:
+        """Return the plan of the step, made if this is the step's first call."""
+        # A plan does not depend on the scale.
+        config = replace(core.config, softmax_scale=1.0)
+        step = (config, q.shape, k_cache.shape[2], q.device)
+        if self._step not in {None, step}:
+            given = "that of calls with other shapes, another dtype, device or mask"
+            allowed = "the result of a new get_mla_metadata() for each kind of step"
+            raise InvalidArgument("tile_scheduler_metadata", given, allowed)
+        is_causal = core.config.mask == "causal"
+        if is_causal:  # two planned rows have one line of the table
+            block_table = block_table.repeat_interleave(2, 0)
+        rows, query_len = q.shape[:2]
+        if self._plan is None:
+            plan = core.new_plan()
+            core.fill(
+                plan,
+                *_planned_rows(cache_seqlens, query_len, is_causal=is_causal),
+                block_table,
+                num_tokens=rows * query_len,
+                max_query_len=max(query_len, 1),
+                mask=None,
+            )
+            self._plan, self._step = plan, step
+        elif core.switch.is_on:
+            planned = self._plan.row_lens[: self._plan.num_rows].view(rows, -1)[:, -1]
+            if not torch.equal(planned, cache_seqlens):
+                given = f"{cache_seqlens.tolist()}, and {planned.tolist()} in the first call"
+                allowed = "the lengths of the first call with one tile_scheduler_metadata"
+                raise InvalidArgument("cache_seqlens", given, allowed)
+        self._plan.given_table = block_table
+        return self._plan
+
+
+def get_mla_metadata(*_arguments: Any, **_named: Any) -> tuple[FlashMLASchedMeta, None]:
+    """Return the metadata of a new step, which the first call of the step fills.
+
+    Parameters
+    ----------
+    *_arguments, **_named
+        Ignored, as FlashMLA ignores them: older releases computed the metadata here.
+
+    Returns
+    -------
+    tile_scheduler_metadata : FlashMLASchedMeta
+    num_splits : None
+        Older releases returned a tensor.
+    """
+    return FlashMLASchedMeta(), None
+
+
+def flash_mla_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    cache_seqlens: torch.Tensor | None,
+    head_dim_v: int,
+    tile_scheduler_metadata: FlashMLASchedMeta,
+    num_splits: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: torch.Tensor | None = None,
+    attn_sink: torch.Tensor | None = None,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices_in_kvcache: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    extra_topk_length: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend every query of a step to its row's cached tokens.
+
+    The call launches kernels on the current stream of `q`'s device and never waits for them. It
+    compiles a kernel at its first launch. Steps of one stream share scratch memory, so two CUDA
+    graphs that were captured on one stream must not replay at the same time.
+
+    Parameters
+    ----------
+    q : dtype [B, S, H, D]
+        Absorbed queries, rotated part last. The dtype is bfloat16, float16 or float32. The last
+        stride is 1.
+    k_cache : dtype [num_blocks, page_block_size, H_kv, D]
+        The cached tokens, for each of H_kv key heads; H is a multiple of H_kv, at most 128 times.
+        Pages have 1 to 32768 tokens. The last stride is 1.
+    block_table : int32 [B, M]
+        The pages of each row in order. Entries past a row's last page may hold anything.
+    cache_seqlens : int32 [B]
+        Tokens of each row, those of this step included. A length below 0, or one that M pages do
+        not hold, counts as 0.
+    head_dim_v : int
+        R, a power of two from 16 to 512: the first R numbers of a cached token are its value. The
+        other D - R are a power of two from 16 to 64. DeepSeek's D is 576 and R is 512.
+    tile_scheduler_metadata : FlashMLASchedMeta
+        Of :func:`get_mla_metadata`. Calls with one object have the same shapes, dtype, device and
+        `causal`, and `cache_seqlens` has the same values, as FlashMLA demands. Values are compared
+        where ``PAGED_MLA_CHECK=1`` is set; otherwise the lengths of the first call count.
+    num_splits : None
+    softmax_scale : float or None
+        Multiplies the scores; finite and > 0. ``None`` takes ``D ** -0.5``.
+    causal : bool
+        Whether query s of a row sees its first ``cache_seqlens - S + s + 1`` tokens alone.
+    is_fp8_kvcache : bool
+        ``False``; the rest is served by no kernel.
+    indices, attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length
+        ``None``, likewise.
+
+    Returns
+    -------
+    out : dtype [B, S, H, R]
+        Zeros for queries that see no token.
+    softmax_lse : float32 [B, H, S]
+        Natural log-sum-exp of the scaled scores; +inf for queries that see no token.
+
+    Raises
+    ------
+    InvalidArgument
+        A tensor's shape, dtype, device or last stride is wrong, or a number or a flag; or the
+        metadata is of a step of other shapes.
+    Unsupported
+        An option, a dtype, a size or a device that no kernel serves.
+    """
+    _refuse_options(
+        is_fp8_kvcache=is_fp8_kvcache,
+        indices=indices,
+        attn_sink=attn_sink,
+        extra_k_cache=extra_k_cache,
+        extra_indices_in_kvcache=extra_indices_in_kvcache,
+        topk_length=topk_length,
+        extra_topk_length=extra_topk_length,
+    )
+    check_kind("tile_scheduler_metadata", tile_scheduler_metadata, FlashMLASchedMeta)
+    if num_splits is not None:
+        raise InvalidArgument("num_splits", "a value", "None, as get_mla_metadata returns it")
+    config = _config(q, k_cache, head_dim_v, softmax_scale, causal)
+    rows, query_len, heads, _ = q.shape
+    block_table = _int32("block_table", block_table, (rows, None), q.device)
+    cache_seqlens = _int32("cache_seqlens", cache_seqlens, (rows,), q.device)
+    with _LOCK:
+        core = _core(config, q.device)
+        plan = tile_scheduler_metadata._planned(core, q, k_cache, cache_seqlens, block_table)
+        rank, group = config.kv_lora_rank, config.num_heads
+        queries = q.flatten(0, 1)  # [B * S, H, D]
+        out = q.new_empty(len(queries), heads, rank)
+        lse = q.new_empty(len(queries), heads, dtype=torch.float32)
+        for number, cache in enumerate(k_cache.unbind(2)):  # [num_blocks, page_block_size, D]
+            if core.switch.is_on:
+                check_attended(config, plan, core.checked_cache(cache))
+            own = slice(number * group, (number + 1) * group)
+            q_nope, q_pe = queries[:, own, :rank], queries[:, own, rank:]
+            core.attend(plan, q_nope, q_pe, cache, out=out[:, own], lse=lse[:, own])
+    lse = lse.view(rows, query_len, heads).transpose(1, 2).contiguous()
+    torch.nan_to_num(lse, nan=math.nan, posinf=math.inf, neginf=math.inf, out=lse)
+    return out.view(rows, query_len, heads, rank), lse
+
+
+def _refuse_options(**options: object) -> None:
+    """Raise ``Unsupported`` for whatever sparse attention and FP8 caches are asked for by."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise Unsupported(f"{name}: dense attention over 16-bit caches alone is served")
+
+
+def _int32(
+    name: str, tensor: torch.Tensor | None, shape: tuple[int | None, ...], device: torch.device
+) -> torch.Tensor:
+    """Return a tensor that dense attention reads, once it is right."""
+    if tensor is None:
+        raise InvalidArgument(name, None, "an int32 tensor, which dense attention needs")
+    check_tensor(name, tensor, shape, torch.int32, device)
+    return tensor
+
+
+def _config(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    head_dim_v: int,
+    softmax_scale: float | None,
+    causal: bool,
+) -> MlaConfig:
+    """Return what serves a call, once its sizes are right: one key head, capacities of its size."""
+    check_tensor("q", q, (None,) * 4, None, None, unit_stride=True)
+    if q.dtype not in DTYPE_NAMES:
+        raise Unsupported(f"q of {q.dtype}: served are {', '.join(map(str, DTYPE_NAMES))}")
+    rows, query_len, heads, width = q.shape
+    cached = (None, None, None, width)
+    check_tensor("k_cache", k_cache, cached, q.dtype, q.device, unit_stride=True)
+    check_token_stride("k_cache", k_cache.stride(1))
+    _, block_size, kv_heads, _ = k_cache.shape
+    check_between(1, MAX_BLOCK_SIZE, **{"page_block_size of k_cache": block_size})
+    if kv_heads == 0 or heads == 0 or heads % kv_heads:
+        raise InvalidArgument("q", f"{heads} heads", f"a multiple of the k_cache's {kv_heads}")
+    if heads // kv_heads > MAX_HEADS:
+        allowed = f"at most {MAX_HEADS} for each"
+        raise Unsupported(f"q of {heads} heads over {kv_heads} of k_cache: served are {allowed}")
+    rank = integer("head_dim_v", head_dim_v)
+    rotated = width - rank
+    if rank not in _VALUE_WIDTHS or rotated not in _ROTATED_WIDTHS:
+        served = f"head_dim_v in {_VALUE_WIDTHS}, and {_ROTATED_WIDTHS} more in head_dim"
+        raise Unsupported(f"head_dim_v {rank} with head_dim {width}: served are {served}")
+    scale = width**-0.5 if softmax_scale is None else softmax_scale
+    check_scale("softmax_scale", scale)
+    if not isinstance(causal, (bool, np.bool_)):
+        raise InvalidArgument("causal", repr(causal), "True or False")
+    is_causal = bool(causal) and query_len > 1  # one query sees every token of its row
+    rows_of_each = 2 if is_causal else 1  # see _planned_rows
+    check_between(0, MAX_ROWS // rows_of_each, batch_size=rows)
+    check_between(0, MAX_TOKENS, **{"batch_size * seq_len_q": rows * query_len})
+    return MlaConfig(
+        num_heads=heads // kv_heads,
+        softmax_scale=scale,
+        block_size=block_size,
+        max_rows=max(next_power_of_2(rows * rows_of_each + 2), _LEAST) - 2,
+        max_query_tokens=max(next_power_of_2(rows * query_len), _LEAST),
+        max_model_len=MAX_MODEL_LEN,  # no buffer depends on it
+        kv_lora_rank=rank,
+        qk_rope_head_dim=rotated,
+        dtype=q.dtype,
+        cache_format=PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[q.dtype]],
+        mask="causal" if is_causal else "non_causal",
+    )
+
+
+def _core(config: MlaConfig, device: torch.device) -> Core:
+    """Return the buffers and kernels of a config on the current stream."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    core = _CORES.get((config, device, stream))
+    if core is None:
+        core = _CORES[config, device, stream] = Core(config, device, None, None)
+        core.writes_planned_slots = False  # the caller has written the step's tokens
+    return core
+
+
+def _planned_rows(
+    cache_seqlens: torch.Tensor, query_len: int, *, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``cu_seqlens_q`` and ``seq_lens`` of the planned rows, int32, without waiting.
+
+    With a causal mask the first queries of a row that has fewer tokens than queries see nothing.
+    Rule S-2 knows no such row, so each row is planned as two: the queries that see nothing, over no
+    tokens, and the others over the row's.
+    """
+    rows, device = len(cache_seqlens), cache_seqlens.device
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=device) * query_len
+    if not is_causal:
+        return starts, cache_seqlens
+    seeing = starts[1:] - cache_seqlens.clamp(0, query_len)  # the first query that sees a token
+    both_starts = torch.stack([starts[:-1], seeing], 1).flatten()
+    both_lens = torch.stack([torch.zeros_like(cache_seqlens), cache_seqlens], 1).flatten()
+    return torch.cat([both_starts, starts[-1:]]), both_lens
