@@ -21,8 +21,22 @@ def commit_of(source: str) -> str:
         What ``PAGED_MLA_COMMIT`` says, where it is set; "not in a checkout" for a file that no
         commit tracks, as in an install inside the checkout of something else.
     """
-    if said := os.environ.get("PAGED_MLA_COMMIT"):
-        return said
+    return os.environ.get("PAGED_MLA_COMMIT") or commit_of_checkout(source)
+
+
+def commit_of_checkout(source: str | Path) -> str:
+    """Return the commit that tracks a file, of whichever project; as :func:`commit_of` spells it.
+
+    Parameters
+    ----------
+    source : str or Path
+        A file.
+
+    Returns
+    -------
+    str
+        Twelve digits, "-dirty" behind them with local changes; or "not in a checkout".
+    """
     path = Path(source)
     try:
         _git(path.parent, "ls-files", "--error-unmatch", path.name)

@@ -1,0 +1,204 @@
+"""What runs FlashMLA's own test, on a checkout whose test is a few lines."""
+
+import argparse
+import json
+import multiprocessing
+import sys
+from threading import Thread
+
+import pytest
+import torch
+
+from ci import flashmla, flashmla_cases
+from ci.flashmla_cases import Case, bytes_of, collect, load, ordered, run
+from paged_mla_optimized.drop_in import flash_mla
+
+SOURCE = '''
+import dataclasses, torch, flash_mla
+
+@dataclasses.dataclass
+class TestParam:
+    b: int
+    s_q: int
+    s_k: int
+    is_varlen: bool
+    is_causal: bool
+    test_performance: bool = True
+    h_q: int = 128
+    h_kv: int = 1
+    d: int = 576
+    dv: int = 512
+
+def test_flash_mla(t):
+    print("-------------------------------")
+    print(f"Running on {t}...")
+    assert not t.test_performance
+    if t.s_k == 140:
+        print("`out` mismatch")
+        raise AssertionError
+    if (t.s_k, t.s_q, t.h_q) == (4096, 2, 16) and torch.get_default_dtype() == torch.float16:
+        raise torch.OutOfMemoryError("tried to allocate 7 GiB")
+
+def main(torch_dtype):
+    torch.set_default_dtype(torch_dtype)
+    for s_k in [20, 140, 4096]:
+        for s_q in [1, 2]:
+            for h_q in [16, 128]:
+                for is_causal in [False, True]:
+                    test_flash_mla(TestParam(1, s_q, s_k, False, is_causal, h_q=h_q))
+'''  # fmt: skip
+
+
+@pytest.fixture(name="checkout")
+def _checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for module in ("flash_mla", flashmla_cases.TEST.stem):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    path = tmp_path / flashmla_cases.TEST
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    yield tmp_path
+    sys.modules.pop("flash_mla", None)
+    sys.modules.pop(flashmla_cases.TEST.stem, None)
+
+
+def options(checkout, **changes):
+    every = {"checkout": checkout, "dtype": ["bf16", "fp16"], "fraction": 1.0}
+    return argparse.Namespace(**(every | changes))
+
+
+def test_what_main_runs_is_collected_in_both_dtypes_and_not_run(checkout):
+    test = load(checkout)
+    assert test.flash_mla is flash_mla
+    run_before = test.test_flash_mla
+    cases = collect(test)
+    assert [case.dtype for case in cases] == ["bf16"] * 24 + ["fp16"] * 24
+    assert not any(case.param.test_performance for case in cases)
+    assert test.test_flash_mla is run_before
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_each_kernel_is_compiled_by_one_case_before_all_others(checkout):
+    """One query sees every key: with it, both masks are one kernel."""
+    cases = collect(load(checkout))
+    first, others = ordered(cases)
+    assert [case.param.s_k for case in first] == [20] * len(first)
+    shapes = {(c.param.h_q, c.param.s_q, c.param.s_q > 1 and c.param.is_causal) for c in first}
+    assert len(shapes) == 6
+    assert len(first) == 12  # in two dtypes
+    assert sorted(map(str, first + others)) == sorted(map(str, cases))
+    assert ordered(collect(load(checkout))) == (first, others)  # as another process has it
+
+
+def test_a_fraction_of_the_cases_still_has_every_kernel(checkout):
+    cases = collect(load(checkout))
+    part = flashmla.chosen(cases, options(checkout, fraction=0.0, dtype=["fp16"]))
+    assert len(part) == 6
+    assert len(flashmla.chosen(cases, options(checkout, fraction=0.5))) == 12 + 18
+
+
+def test_a_case_that_fails_says_what_the_test_printed(checkout):
+    test = load(checkout)
+    passes, fails = [c for c in collect(test) if c.param.s_k < 4096][7:9]
+    assert run(test, passes) == ""
+    assert run(test, fails) == "AssertionError: \n`out` mismatch"
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_case_is_tried_again_where_memory_was_short(checkout, monkeypatch):
+    test = load(checkout)
+    [case, *_] = [
+        c for c in collect(test) if c.dtype == "fp16" and c.param.s_k == 4096 and c.param.s_q == 2
+    ]
+    assert run(test, case) == "OutOfMemoryError: tried to allocate 7 GiB"
+    short = iter([torch.OutOfMemoryError("1 GiB"), torch.OutOfMemoryError("1 GiB")])
+
+    def sometimes(_):
+        if error := next(short, None):
+            raise error
+
+    monkeypatch.setattr(test, "test_flash_mla", sometimes)
+    assert run(test, case) == ""
+
+
+def test_the_memory_of_a_case_grows_with_what_it_makes(checkout):
+    param = collect(load(checkout))[0].param
+
+    def size(**changes):
+        return bytes_of(Case("bf16", type(param)(**(vars(param) | changes))))
+
+    assert size(b=128, s_k=32768, is_varlen=True) > 128 * 32768 * 576 * 2 * 2
+    assert size(h_kv=2, h_q=128, s_k=4096) > 128 * 4096 * 576 * 4
+    assert size() < flashmla._SMALL
+
+
+def test_large_cases_wait_for_memory_and_small_ones_do_not():
+    memory = flashmla.Memory(multiprocessing.get_context("spawn"), 3 << 30)
+    order = []
+
+    def second():
+        with memory.take(2 << 30):
+            order.append("second")
+
+    with memory.take(2 << 30):
+        thread = Thread(target=second)
+        thread.start()
+        with memory.take(1):
+            order.append("small")
+        thread.join(0.1)
+        order.append("first ends")
+    thread.join()
+    assert order == ["small", "first ends", "second"]
+    with memory.take(1 << 40):  # more than all: alone
+        pass
+
+
+def lines_of(checkout, **changes):
+    context = multiprocessing.get_context("spawn")
+    begun, memory = context.Value("q", 0), flashmla.Memory(context, 1 << 40)
+    results = checkout / "results"
+    flashmla.work(options(checkout, **changes), results, begun, memory)
+    return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def test_counts_tell_what_failed_and_what_did_not_run(checkout, capsys):
+    cases = collect(load(checkout))
+    ended = lines_of(checkout)
+    counts = flashmla.counts_of(cases, ended)
+    assert counts["bf16"] == {"collected": 24, "passed": 16, "failed": 8, "not run": 0}
+    assert counts["fp16"] == {"collected": 24, "passed": 14, "failed": 10, "not run": 0}
+    assert not flashmla.show(counts, ended)
+    said = capsys.readouterr().out
+    assert "bf16: 24 collected, 16 passed, 8 failed, 0 not run" in said
+    assert "`out` mismatch" in said
+    assert "and 8 more failures" in said
+
+
+def test_nothing_but_every_case_of_both_dtypes_is_success(checkout):
+    cases = [case for case in collect(load(checkout)) if case.param.s_k == 20]
+    passed = [{"dtype": case.dtype, "case": str(case), "message": ""} for case in cases]
+    assert flashmla.show(flashmla.counts_of(cases, passed), passed)
+    assert not flashmla.show(flashmla.counts_of(cases, passed[1:]), passed[1:])
+    of_one = [line for line in passed if line["dtype"] == "bf16"]
+    assert not flashmla.show(flashmla.counts_of(cases, of_one), of_one)
+    assert not flashmla.show(flashmla.counts_of([], []), [])
+
+
+def test_a_path_without_the_test_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        flashmla.main([str(tmp_path)])
+    assert f"PATH: got {tmp_path}, which has no tests/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--workers=0", "--fraction=2", "--dtype=fp8", "--seconds=x"])
+def test_options_that_mean_nothing_are_refused(option, checkout, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        flashmla.main([str(checkout), option])
+    assert option.split("=")[0] in capsys.readouterr().err
+
+
+def test_without_a_gpu_nothing_is_run(checkout, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert flashmla.main([str(checkout)]) == flashmla.CANNOT_RUN_HERE
+    assert "needs a Hopper GPU" in capsys.readouterr().out
