@@ -294,6 +294,13 @@ def library_tests(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def flashmla(session: nox.Session) -> None:
+    """Run FlashMLA's own dense decode test on a Hopper GPU. Arguments: its checkout, options."""
+    install_editable(session, "optimized")
+    session.run("python", "-m", "ci.flashmla", *session.posargs)
+
+
+@nox.session(default=False)
 def mutants(session: nox.Session) -> None:
     """Put every known way of being wrong to the suite; one that survives is an error."""
     install_editable(session, "conformance")
