@@ -116,7 +116,7 @@ def run_all(options: argparse.Namespace, num_cases: int) -> list[dict[str, str]]
     """
     context = multiprocessing.get_context("spawn")
     free, _ = torch.cuda.mem_get_info()
-    memory = Memory(context, free * 6 // 10)  # the rest: kernels, buffers, cached blocks
+    memory = Memory(context, free // 2)  # the rest: kernels, buffers, cached blocks
     begun = context.Value("q", 0)
     started = shown = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -176,6 +176,18 @@ def test_metadata_and_buffers_of_inference_mode_serve_outside_of_it():
     assert_answers(call(arguments, softmax_scale=0.19), expected(arguments, softmax_scale=0.19))
 
 
+def test_a_compiled_function_has_a_graph_break():
+    arguments = step()
+
+    @torch.compile(backend="eager")
+    def layer(arguments):
+        out, lse = call(arguments, causal=True)
+        return out + 1, lse
+
+    out, lse = layer(arguments)
+    assert_answers((out - 1, lse), expected(arguments, causal=True))
+
+
 def test_threads_take_turns():
     arguments = step((40, 7), query_len=3)
     answers = []

@@ -138,8 +138,11 @@ def flash_mla_with_kvcache(
     """Attend every query of a step to its row's cached tokens.
 
     The call launches kernels on the current stream of `q`'s device and never waits for them. It
-    compiles a kernel at its first launch. Steps of one stream share scratch memory, so two CUDA
-    graphs that were captured on one stream must not replay at the same time.
+    compiles a kernel at its first launch, so the same calls run once before a CUDA graph captures
+    them. A graph whose lengths change between replays captures calls with new metadata, and so the
+    plan of the step. Steps of one stream share scratch memory: two graphs that were captured on
+    one stream must not replay at the same time. A function that
+    ``torch.compile`` compiles has a graph break here, as it has at FlashMLA's own function.
 
     Parameters
     ----------
@@ -198,13 +201,40 @@ def flash_mla_with_kvcache(
     check_kind("tile_scheduler_metadata", tile_scheduler_metadata, FlashMLASchedMeta)
     if num_splits is not None:
         raise InvalidArgument("num_splits", "a value", "None, as get_mla_metadata returns it")
+    answer: tuple[torch.Tensor, torch.Tensor] = _attend(
+        tile_scheduler_metadata,
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        head_dim_v,
+        softmax_scale,
+        causal,
+    )
+    return answer
+
+
+@torch.compiler.disable(  # type: ignore[no-untyped-call, untyped-decorator] # torch's has no types
+    reason="the metadata of a step is no tensor, so no op can take it"
+)
+def _attend(
+    metadata: FlashMLASchedMeta,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor | None,
+    cache_seqlens: torch.Tensor | None,
+    head_dim_v: int,
+    softmax_scale: float | None,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Check sizes, plan the step unless its metadata has a plan, and attend with each key head."""
     config = _config(q, k_cache, head_dim_v, softmax_scale, causal)
     rows, query_len, heads, _ = q.shape
     block_table = _int32("block_table", block_table, (rows, None), q.device)
     cache_seqlens = _int32("cache_seqlens", cache_seqlens, (rows,), q.device)
     with _LOCK:
         core = _core(config, q.device)
-        plan = tile_scheduler_metadata._planned(core, q, k_cache, cache_seqlens, block_table)
+        plan = metadata._planned(core, q, k_cache, cache_seqlens, block_table)
         rank, group = config.kv_lora_rank, config.num_heads
         queries = q.flatten(0, 1)  # [B * S, H, D]
         out = q.new_empty(len(queries), heads, rank)
