@@ -123,7 +123,8 @@ def run(test: ModuleType, case: Case) -> str:
             message = f"OutOfMemoryError: {error}"
         else:
             break
-        release()  # outside of the handler, whose traceback holds the tensors
+        gc.collect()  # outside of the handler, whose traceback holds the tensors
+        torch.cuda.empty_cache()
     return message
 
 
@@ -139,12 +140,6 @@ def _failure(test: ModuleType, case: Case) -> str:
         printed = [line for line in lines if not line.startswith(("-----", "Running on"))]
         return "\n".join([f"{type(error).__name__}: {error}", *printed])
     return ""
-
-
-def release() -> None:
-    """Give cached memory back to the device, for other processes."""
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def is_lost() -> bool:

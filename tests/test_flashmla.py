@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import sys
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def _checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     for module in ("flash_mla", flashmla_cases.TEST.stem):
         monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr(flashmla_cases, "time", SimpleNamespace(sleep=lambda _: None))
     path = tmp_path / flashmla_cases.TEST
     path.parent.mkdir()
     path.write_text(SOURCE)
@@ -154,6 +155,24 @@ def test_large_cases_wait_for_memory_and_small_ones_do_not():
         pass
 
 
+def test_a_device_that_is_lost_keeps_no_memory_from_other_processes(monkeypatch):
+    def lost():
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lost)
+    memory = flashmla.Memory(multiprocessing.get_context("spawn"), 3 << 30)
+    for _ in range(2):
+        with memory.take(2 << 30):
+            pass
+
+
+def test_a_process_ends_once_its_device_is_lost(checkout, monkeypatch):
+    monkeypatch.setattr(flashmla, "is_lost", lambda: True)
+    ended = lines_of(checkout)
+    assert [bool(line["message"]) for line in ended[-2:]] == [False, True]
+    assert len(ended) < 48
+
+
 def lines_of(checkout, **changes):
     context = multiprocessing.get_context("spawn")
     begun, memory = context.Value("q", 0), flashmla.Memory(context, 1 << 40)
@@ -196,6 +215,26 @@ def test_options_that_mean_nothing_are_refused(option, checkout, capsys):
     with pytest.raises(SystemExit, match="2"):
         flashmla.main([str(checkout), option])
     assert option.split("=")[0] in capsys.readouterr().err
+
+
+def test_processes_run_the_cases_and_a_report_has_counts_failures_and_versions(
+    checkout, capfd, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 40, 1 << 40))
+    report = checkout / "report.json"
+    arguments = [str(checkout), "--workers=1", "--dtype=bf16", "--report", str(report)]
+    assert flashmla.main([*arguments, "--commit=9241ae3"]) == 1
+    assert "bf16: 24 collected, 16 passed, 8 failed, 0 not run" in capfd.readouterr().out
+    document = json.loads(report.read_text())
+    assert document["counts"]["fp16"] == {
+        "collected": 24, "passed": 0, "failed": 0, "not run": 24,
+    }  # fmt: skip
+    assert len(document["failures"]) == 8
+    assert document["flashmla"] == "9241ae3"
+    assert document["torch"] == torch.__version__
 
 
 def test_without_a_gpu_nothing_is_run(checkout, capsys, monkeypatch):
