@@ -45,6 +45,7 @@ WORKERS = 12
 CANNOT_RUN_HERE = 5
 _SMALL = 512 << 20  # bytes that a case takes without asking
 _SHOWN = 10  # failures
+_NO_END = "it did not end: its process crashed or was stopped"
 
 
 class Memory:
@@ -89,15 +90,19 @@ def chosen(cases: list[Case], options: argparse.Namespace) -> list[Case]:
 
 
 def work(options: argparse.Namespace, results: Path, begun: Any, memory: Memory) -> None:
-    """Run cases that no other process has begun, and write a line for each."""
+    """Run cases that no other process has begun, and write two lines for each.
+
+    The first is what is known of a case that crashes or never ends.
+    """
     test = load(options.checkout)
     cases = chosen(collect(test), options)
     with results.open("w", buffering=1) as lines:
         while (case := _next(cases, begun)) is not None:
+            line = {"dtype": case.dtype, "case": str(case.param), "message": _NO_END}
             with memory.take(bytes_of(case)):
+                lines.write(json.dumps(line) + "\n")
                 message = run(test, case)
-            line = {"dtype": case.dtype, "case": str(case.param), "message": message}
-            lines.write(json.dumps(line) + "\n")
+            lines.write(json.dumps({**line, "message": message}) + "\n")
             if message and is_lost():
                 return
 
@@ -110,7 +115,7 @@ def _next(cases: list[Case], begun: Any) -> Case | None:
 
 
 def run_all(options: argparse.Namespace, num_cases: int) -> list[dict[str, str]]:
-    """Run the chosen cases in several processes, and return a line for each that has ended.
+    """Run the chosen cases in several processes, and return the last line of each that has begun.
 
     A process that crashes, or the end of the time allowed, ends them all.
     """
@@ -142,8 +147,14 @@ def run_all(options: argparse.Namespace, num_cases: int) -> list[dict[str, str]]
         for process in processes:
             process.kill()
             process.join()
-        texts = [file.read_text() for file in files if file.exists()]
-    return [json.loads(line) for text in texts for line in text.splitlines() if line.endswith("}")]
+        return [line for file in files if file.exists() for line in last_lines(file)]
+
+
+def last_lines(results: Path) -> list[dict[str, str]]:
+    """Return the last line of each case in the file of a process, which may have been stopped."""
+    whole = [line for line in results.read_text().splitlines() if line.endswith("}")]
+    lines = [json.loads(line) for line in whole]
+    return list({(line["dtype"], line["case"]): line for line in lines}.values())
 
 
 def counts_of(cases: list[Case], ended: list[dict[str, str]]) -> dict[str, dict[str, int]]:

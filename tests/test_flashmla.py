@@ -178,7 +178,7 @@ def lines_of(checkout, **changes):
     begun, memory = context.Value("q", 0), flashmla.Memory(context, 1 << 40)
     results = checkout / "results"
     flashmla.work(options(checkout, **changes), results, begun, memory)
-    return [json.loads(line) for line in results.read_text().splitlines()]
+    return flashmla.last_lines(results)
 
 
 def test_counts_tell_what_failed_and_what_did_not_run(checkout, capsys):
@@ -192,6 +192,23 @@ def test_counts_tell_what_failed_and_what_did_not_run(checkout, capsys):
     assert "bf16: 24 collected, 16 passed, 8 failed, 0 not run" in said
     assert "`out` mismatch" in said
     assert "and 8 more failures" in said
+
+
+def test_a_case_that_never_ends_is_a_failure(checkout, monkeypatch):
+    def crash(_test, case):
+        if case.param.s_k == 140:
+            raise SystemExit
+        return ""
+
+    monkeypatch.setattr(flashmla, "run", crash)
+    with pytest.raises(SystemExit):
+        lines_of(checkout)
+    results = checkout / "results"
+    results.write_text(results.read_text() + '{"dtype": "bf')  # stopped as it wrote
+    *passed, last = flashmla.last_lines(results)
+    assert "s_k=140" in last["case"]
+    assert "did not end" in last["message"]
+    assert not any(line["message"] for line in passed)
 
 
 def test_nothing_but_every_case_of_both_dtypes_is_success(checkout):
