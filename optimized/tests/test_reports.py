@@ -20,6 +20,7 @@ from paged_mla_optimized.tools.bench import (
     fp8,
     instances,
     layer,
+    lengths,
     parallel,
     prefill,
 )
@@ -38,6 +39,7 @@ TABLES = {
     "h100-instances": instances,
     "h100-instances-long": instances,
     "layer": layer,
+    "lengths": lengths,
     "parallel": parallel,
     "h100-parallel": parallel,
     "prefill": prefill,

@@ -14,7 +14,11 @@ in both. It is 1, which every type holds, where the peak is the highest score. T
 * some float32 operations behind the sums: a reciprocal, a product, a scale, a merge of splits.
 
 So ``out`` lies between the roundings of ``v (1 - e)`` and ``v (1 + e)``, where e is a few times
-``u``: for what a 16-bit type holds that is one number, the value itself.
+``u``: for what a 16-bit type holds that is one number, the value itself. In 16 bits the weights of
+n keys differ from 1 by their residues, as good as random, and their sum by ``sqrt(n) u``.
+In float32 nothing is exact: an algorithm may weigh each key ``1 / n``, rounded, and a sum of n equal
+terms is rounded the same way at many steps, so that its error may grow to ``n u``. There are two
+sums.
 
 Which of weights and denominator have to be rounded alike follows from this. Where the largest
 weight is 1 the denominator may sum the weights as they were or as they were rounded: equal keys
@@ -107,9 +111,11 @@ def slack(problem: Problem, exact: Answer, counts: NDArray[np.int64]) -> NDArray
         As :func:`equal_values` returns them.
     """
     residue = _RESIDUES * _UNIT_ROUNDOFF * exact.score_bound.max(axis=1, initial=0.0)
-    e = residue + (_OPERATIONS + 2 * np.sqrt(counts)) * _UNIT_ROUNDOFF
     is_held = counts > 0
-    if bits := _MANTISSA_BITS.get(problem.dtype):
+    bits = _MANTISSA_BITS.get(problem.dtype)
+    of_sums = 2 * (np.sqrt(counts) if bits else counts)
+    e = residue + (_OPERATIONS + of_sums) * _UNIT_ROUNDOFF
+    if bits:
         is_held &= (residue < 2.0 ** -(bits + 1)) & (counts * 2.0**bits <= 2.0**24)
     return np.where(is_held, e, np.inf)
 
