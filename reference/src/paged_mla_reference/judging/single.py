@@ -16,9 +16,9 @@ in both. It is 1, which every type holds, where the peak is the highest score. T
 So ``out`` lies between the roundings of ``v (1 - e)`` and ``v (1 + e)``, where e is a few times
 ``u``: for what a 16-bit type holds that is one number, the value itself. In 16 bits the weights of
 n keys differ from 1 by their residues, as good as random, and their sum by ``sqrt(n) u``.
-In float32 nothing is exact: an algorithm may weigh each key ``1 / n``, rounded, and a sum of n equal
-terms is rounded the same way at many steps, so that its error may grow to ``n u``. There are two
-sums.
+In float32 nothing is exact: an algorithm may weigh each key ``1 / n``, rounded, and a sum of n
+equal terms is rounded the same way at many steps, so that its error may grow to ``n u``. There are
+two sums.
 
 Which of weights and denominator have to be rounded alike follows from this. Where the largest
 weight is 1 the denominator may sum the weights as they were or as they were rounded: equal keys
