@@ -16,6 +16,8 @@ weights makes nearly all of the error:
   that key (:mod:`paged_mla_reference.judging.single`).
 * Weights that are divided by their sum before they are rounded, or that are cut off, cost as much
   as a peak that is too high.
+* Partial answers of splits that are rounded to 16 bits before they are merged are rounded twice:
+  1.3 times the error.
 
 All elements of one query share the errors of its weights, so queries are what is counted: those of
 a step that see the same number of keys, each with the mean square of its R errors. Two right
