@@ -3,6 +3,7 @@
 import copy
 from threading import Thread
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,6 +127,21 @@ def test_metadata_of_another_step_is_refused(other):
         call(step(), tile_scheduler_metadata=metadata, causal=True)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("widths", [(3, 2), (2, 3)])
+def test_metadata_of_a_table_of_another_width_is_refused(causal, widths):
+    """A length that the first table holds is past the end of a narrower one, and the reverse."""
+    metadata, _ = get_mla_metadata()
+    options = {"tile_scheduler_metadata": metadata, "causal": causal}
+    first, second = (
+        step() | {"block_table": step()["block_table"][:, :width].contiguous()} for width in widths
+    )
+    call(first, **options)
+    with pytest.raises(InvalidArgument, match=r"^tile_scheduler_metadata: .*get_mla_metadata"):
+        call(second, **options)
+    call(first, **options)
+
+
 def test_metadata_is_not_copied():
     with pytest.raises(Unsupported, match="FlashMLASchedMeta"):
         copy.deepcopy(get_mla_metadata()[0])
@@ -143,6 +159,33 @@ def test_lengths_other_than_the_planned_ones_are_found_where_steps_are_checked(m
     arguments["cache_seqlens"] = arguments["cache_seqlens"] - 1
     with pytest.raises(InvalidArgument, match=r"cache_seqlens: got \[-1, 1, 19, 32\]"):
         call(arguments, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "at", "value", "message"),
+    [
+        ("cache_seqlens", (0,), -1, r"^cache_seqlens: got -1 in row 0"),
+        ("cache_seqlens", (3,), 1000, r"^block_table: got 3 columns.* 1000 tokens of row 3$"),
+        ("block_table", (3, 1), 12, r"^block_table: got block 12 in row 3, column 1.* 0 to 11$"),
+        ("block_table", (2, 0), -5, r"^block_table: got block -5 in row 2, column 0"),
+    ],
+)
+def test_values_are_named_as_the_caller_knows_them_where_steps_are_checked(
+    monkeypatch, causal, name, at, value, message
+):
+    monkeypatch.setenv("PAGED_MLA_CHECK", "1")
+    arguments = step()
+    metadata, _ = get_mla_metadata()
+    options = {"tile_scheduler_metadata": metadata, "softmax_scale": 0.18, "causal": causal}
+    arguments[name][at], kept = value, int(arguments[name][at])
+    with pytest.raises(InvalidArgument, match=message):
+        call(arguments, **options)
+    arguments[name][at] = kept
+    call(arguments, **options)
+    arguments["block_table"][3, 2] = -7
+    with pytest.raises(InvalidArgument, match=r"block -7 in row 3, column 2"):
+        call(arguments, **options)  # a later call reads a table of its own
 
 
 def test_lengths_that_no_row_has_see_nothing():
@@ -209,6 +252,8 @@ def test_threads_take_turns():
             {name: torch.zeros(1)}
             for name in ("indices", "attn_sink", "extra_k_cache", "extra_indices_in_kvcache")
         ),
+        {"is_fp8_kvcache": np.True_},
+        {"indices": False},
         {"topk_length": torch.zeros(1)},
         {"extra_topk_length": torch.zeros(1)},
     ],
@@ -255,6 +300,8 @@ def test_sizes_that_no_kernel_serves_are_refused(changes, message):
         ({"softmax_scale": True}, "^softmax_scale: got True"),
         ({"softmax_scale": float("nan")}, "^softmax_scale: got nan"),
         ({"causal": 1}, "^causal: got 1"),
+        ({"is_fp8_kvcache": 0}, "^is_fp8_kvcache: got 0; allowed: True or False"),
+        ({"is_fp8_kvcache": None}, "^is_fp8_kvcache: got None"),
         ({"num_splits": torch.zeros(2)}, "^num_splits: got a value"),
         ({"tile_scheduler_metadata": torch.zeros(2)}, "^tile_scheduler_metadata: got a Tensor"),
         ({"q": torch.zeros(1, 2, 16, R + P).half().expand(20_000, -1, -1, -1)}, "^batch_size"),

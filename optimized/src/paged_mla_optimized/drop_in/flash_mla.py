@@ -23,7 +23,7 @@ from paged_mla_optimized.checks import check_tensor, check_token_stride
 from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.given import check_between, check_kind, check_scale, integer
-from paged_mla_optimized.inspect.check import check_attended
+from paged_mla_optimized.inspect.check import check_step_values
 from paged_mla_optimized.limits import (
     MAX_BLOCK_SIZE,
     MAX_HEADS,
@@ -70,15 +70,19 @@ class FlashMLASchedMeta(Uncopied):
         """Return the plan of the step, made if this is the step's first call."""
         # A plan does not depend on the scale.
         config = replace(core.config, softmax_scale=1.0)
-        step = (config, q.shape, k_cache.shape[2], q.device)
+        step = (config, q.shape, k_cache.shape[2], block_table.shape, q.device)
         if self._step not in {None, step}:
             given = "that of calls with other shapes, another dtype, device or mask"
             allowed = "the result of a new get_mla_metadata() for each kind of step"
             raise InvalidArgument("tile_scheduler_metadata", given, allowed)
+        rows, query_len = q.shape[:2]
+        if core.switch.is_on:
+            if self._plan is not None:
+                _check_planned(self._plan, cache_seqlens)
+            _check_values(core.config, query_len, len(k_cache), cache_seqlens, block_table)
         is_causal = core.config.mask == "causal"
         if is_causal:  # two planned rows have one line of the table
             block_table = block_table.repeat_interleave(2, 0)
-        rows, query_len = q.shape[:2]
         if self._plan is None:
             plan = core.new_plan()
             core.fill(
@@ -90,12 +94,6 @@ class FlashMLASchedMeta(Uncopied):
                 mask=None,
             )
             self._plan, self._step = plan, step
-        elif core.switch.is_on:
-            planned = self._plan.row_lens[: self._plan.num_rows].view(rows, -1)[:, -1]
-            if not torch.equal(planned, cache_seqlens):
-                given = f"{cache_seqlens.tolist()}, and {planned.tolist()} in the first call"
-                allowed = "the lengths of the first call with one tile_scheduler_metadata"
-                raise InvalidArgument("cache_seqlens", given, allowed)
         self._plan.given_table = block_table
         return self._plan
 
@@ -161,9 +159,10 @@ def flash_mla_with_kvcache(
         R, a power of two from 16 to 512: the first R numbers of a cached token are its value. The
         other D - R are a power of two from 16 to 64. DeepSeek's D is 576 and R is 512.
     tile_scheduler_metadata : FlashMLASchedMeta
-        Of :func:`get_mla_metadata`. Calls with one object have the same shapes, dtype, device and
-        `causal`, and `cache_seqlens` has the same values, as FlashMLA demands. Values are compared
-        where ``PAGED_MLA_CHECK=1`` is set; otherwise the lengths of the first call count.
+        Of :func:`get_mla_metadata`. Calls with one object have the same shapes (B, S, H, D, H_kv,
+        M, page_block_size and head_dim_v), dtype, device and `causal`, and `cache_seqlens` has the
+        same values, as FlashMLA demands. Values are compared where ``PAGED_MLA_CHECK=1`` is set;
+        otherwise the lengths of the first call count.
     num_splits : None
     softmax_scale : float or None
         Multiplies the scores; finite and > 0. ``None`` takes ``D ** -0.5``.
@@ -240,8 +239,6 @@ def _attend(
         out = q.new_empty(len(queries), heads, rank)
         lse = q.new_empty(len(queries), heads, dtype=torch.float32)
         for number, cache in enumerate(k_cache.unbind(2)):  # [num_blocks, page_block_size, D]
-            if core.switch.is_on:
-                check_attended(config, plan, core.checked_cache(cache))
             own = slice(number * group, (number + 1) * group)
             q_nope, q_pe = queries[:, own, :rank], queries[:, own, rank:]
             core.attend(plan, q_nope, q_pe, cache, out=out[:, own], lse=lse[:, own])
@@ -250,10 +247,54 @@ def _attend(
     return out.view(rows, query_len, heads, rank), lse
 
 
-def _refuse_options(**options: object) -> None:
-    """Raise ``Unsupported`` for whatever sparse attention and FP8 caches are asked for by."""
-    for name, value in options.items():
-        if value is not None and value is not False:
+def _check_planned(plan: Plan, cache_seqlens: torch.Tensor) -> None:
+    """Check that the lengths of a call are those of the step's first call; synchronises."""
+    planned = plan.row_lens[: plan.num_rows].view(len(cache_seqlens), -1)[:, -1]
+    if not torch.equal(planned, cache_seqlens):
+        given = f"{cache_seqlens.tolist()}, and {planned.tolist()} in the first call"
+        allowed = "the lengths of the first call with one tile_scheduler_metadata"
+        raise InvalidArgument("cache_seqlens", given, allowed)
+
+
+def _check_values(
+    config: MlaConfig,
+    query_len: int,
+    num_blocks: int,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor,
+) -> None:
+    """Check lengths and pages of the caller's rows, which are not the planned ones; synchronises.
+
+    A causal row with fewer tokens than queries is legal here, as a row of another mask is (S-2).
+    """
+    rows = len(cache_seqlens)
+    try:
+        check_step_values(
+            replace(config, mask="non_causal"),
+            torch.arange(rows + 1, dtype=torch.int32) * query_len,
+            cache_seqlens,
+            block_table,
+            num_tokens=rows * query_len,
+            slot_mapping=torch.full((rows * query_len,), -1),
+            num_blocks=num_blocks,
+        )
+    except InvalidArgument as error:
+        name = {"seq_lens": "cache_seqlens"}.get(error.argument, error.argument)
+        raise InvalidArgument(name, error.given, error.allowed) from None
+
+
+def _flag(name: str, value: object) -> bool:
+    """Return an argument that is True or False, as Python's."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise InvalidArgument(name, repr(value), "True or False")
+    return bool(value)
+
+
+def _refuse_options(*, is_fp8_kvcache: bool, **options: object) -> None:
+    """Raise ``Unsupported`` for whatever asks for sparse attention or FP8 caches."""
+    is_fp8 = _flag("is_fp8_kvcache", is_fp8_kvcache) or None
+    for name, value in {"is_fp8_kvcache": is_fp8, **options}.items():
+        if value is not None:
             raise Unsupported(f"{name}: dense attention over 16-bit caches alone is served")
 
 
@@ -296,9 +337,7 @@ def _config(
         raise Unsupported(f"head_dim_v {rank} with head_dim {width}: served are {served}")
     scale = width**-0.5 if softmax_scale is None else softmax_scale
     check_scale("softmax_scale", scale)
-    if not isinstance(causal, (bool, np.bool_)):
-        raise InvalidArgument("causal", repr(causal), "True or False")
-    is_causal = bool(causal) and query_len > 1  # one query sees every token of its row
+    is_causal = _flag("causal", causal) and query_len > 1  # one query sees every token of its row
     rows_of_each = 2 if is_causal else 1  # see _planned_rows
     check_between(0, MAX_ROWS // rows_of_each, batch_size=rows)
     check_between(0, MAX_TOKENS, **{"batch_size * seq_len_q": rows * query_len})
