@@ -234,13 +234,18 @@ def main(arguments: list[str]) -> int:
     if not (options.checkout / TEST).is_file():
         allowed = "a checkout of https://github.com/deepseek-ai/FlashMLA"
         asked.error(f"PATH: got {options.checkout}, which has no {TEST}; allowed: {allowed}")
-    if options.report is not None and not options.report.parent.is_dir():
-        asked.error(f"--report: got {options.report}; allowed: a file in a folder that exists")
+    report = options.report
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        asked.error(f"--report: got {report}; allowed: a file in a folder that exists")
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         print("SKIPPED: FlashMLA's dense decode test needs a Hopper GPU, and torch finds none")
         return CANNOT_RUN_HERE
     started = time.monotonic()
-    cases = collect(load(options.checkout))
+    try:
+        cases = collect(load(options.checkout))
+    except (AttributeError, ImportError, TypeError) as error:  # as a test of another form raises
+        allowed = "a whole checkout of FlashMLA at commit 9241ae3"
+        asked.error(f"PATH: got {options.checkout}, whose {TEST}: {error}; allowed: {allowed}")
     ended = run_all(options, len(chosen(cases, options)))
     seconds = round(time.monotonic() - started)
     counts = counts_of(cases, ended)
@@ -249,10 +254,10 @@ def main(arguments: list[str]) -> int:
     }
     all_passed = show(counts, ended)
     print(f"{seconds} s, " + ", ".join(f"{name} {value}" for name, value in versions.items()))
-    if options.report is not None:
+    if report is not None:
         failures = [line for line in ended if line["message"]]
         document = {**versions, "seconds": seconds, "counts": counts, "failures": failures}
-        options.report.write_text(json.dumps(document, indent=2) + "\n")
+        report.write_text(json.dumps(document, indent=2) + "\n")
     return 0 if all_passed else 1
 
 

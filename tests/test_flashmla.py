@@ -227,6 +227,22 @@ def test_a_path_without_the_test_is_refused(tmp_path, capsys):
     assert f"PATH: got {tmp_path}, which has no tests/" in capsys.readouterr().err
 
 
+def test_a_report_that_is_a_folder_is_refused_before_cases_run(checkout, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        flashmla.main([str(checkout), "--report", str(checkout)])
+    assert f"--report: got {checkout}; allowed: a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["", "import no_such_module", "def main(torch_dtype): ..."])
+def test_the_test_of_another_commit_is_refused(checkout, capsys, monkeypatch, source):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    (checkout / flashmla_cases.TEST).write_text(source)
+    with pytest.raises(SystemExit, match="2"):
+        flashmla.main([str(checkout)])
+    assert f"PATH: got {checkout}, whose tests/" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--workers=0", "--fraction=2", "--dtype=fp8", "--seconds=x"])
 def test_options_that_mean_nothing_are_refused(option, checkout, capsys):
     with pytest.raises(SystemExit, match="2"):
