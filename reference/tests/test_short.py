@@ -140,6 +140,14 @@ def test_specification(case, dtype):
     assert len(check_short(*_right_answer(step.problem, batch, image))) == 7
 
 
+@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
+def test_fewer_heads(case):
+    """S-22: a backend of other head counts is asked no case that holds too few queries then."""
+    heads = case.num_heads if "num_heads" in case.fixed else 4
+    lengths = [row.seq_len for row in case.rows]
+    assert min(lengths.count(n) for n in set(lengths)) * heads >= FEWEST_QUERIES
+
+
 @pytest.mark.parametrize(
     ("dtype", "cache_format", "is_held"),
     [
