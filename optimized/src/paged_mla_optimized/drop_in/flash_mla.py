@@ -176,7 +176,7 @@ def flash_mla_with_kvcache(
     Returns
     -------
     out : dtype [B, S, H, R]
-        Zeros for queries that see no token.
+        Zeros for queries that see no token. It has no gradient.
     softmax_lse : float32 [B, H, S]
         Natural log-sum-exp of the scaled scores; +inf for queries that see no token.
 

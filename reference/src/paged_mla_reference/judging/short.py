@@ -16,6 +16,9 @@ weights makes nearly all of the error:
   that key (:mod:`paged_mla_reference.judging.single`).
 * Weights that are divided by their sum before they are rounded, or that are cut off, cost as much
   as a peak that is too high.
+* A peak that rises late, once weights would pass some threshold, leaves the largest weight above 1
+  in rows whose keys lie in several tiles. In tiles of 16 keys that costs 1 to 4 percent more than
+  is allowed, so such kernels need tiles that hold 64 keys, or a peak that rises at once.
 * Partial answers of splits that are rounded to 16 bits before they are merged are rounded twice:
   1.3 times the error.
 
