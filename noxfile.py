@@ -163,13 +163,19 @@ def compile(session: nox.Session, arch: str) -> None:  # noqa: A001 - the sessio
     install_editable(session, "optimized")
     if options.triton:
         session.install(f"triton=={options.triton}")
-    Path("out").mkdir(exist_ok=True)
     session.run(
         "python",
         *("-m", "paged_mla_optimized.tools.aot"),
-        *("--arch", arch, "--json", f"out/compile-{arch}.json"),
+        *("--arch", arch),
         *rest,
     )
+
+
+@nox.session(default=False)
+def fingerprints(session: nox.Session) -> None:
+    """Name the kernel variants that are not compiled from what the committed ones were (no GPU)."""
+    install_editable(session, "optimized")
+    session.run("python", "-m", "paged_mla_optimized.tools.fingerprints", *session.posargs)
 
 
 @nox.session(default=False)

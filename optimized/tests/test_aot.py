@@ -152,51 +152,9 @@ def test_refuses_the_interpreter(capsys):
     assert "TRITON_INTERPRET" in refused(capsys)
 
 
-@pytest.mark.parametrize(
-    ("ptx", "is_same"),
-    [
-        ("\t.loc\t2 7 0 // other.py:7\n$L__tmp9:\n\tadd.s32 %r1, %r2, 1; // later\n", True),
-        ("add.s32 %r1, %r2, 1;\n\t.section\t.debug_str\n\t{ .b8 1 }\n", True),
-        ("add.s32 %r1, %r2, 2;\n", False),
-        ("add.s32 %r1, %r2, 1;\n$L__BB0_2:\n", False),
-    ],
-    ids=["source-lines", "debug-sections", "a-number", "a-label"],
-)
-def test_hashes_are_of_instructions(ptx, is_same):
-    """S-20: a report of kernels holds as long as these are the same."""
-    of_ptx = aot.hash_of_instructions(ptx)
-    assert (of_ptx == aot.hash_of_instructions("\tadd.s32 %r1, %r2, 1;\n")) == is_same
-
-
-def test_variants_that_changed_are_named():
-    before = [{"name": name, "ptx": "0"} for name in ("kept", "changed", "gone")]
-    now = [aot.Usage("kept", ptx="0"), aot.Usage("changed", ptx="1"), aot.Usage("new", ptx="2")]
-    assert aot.changes(before, now) == ["gone: gone", "new: new", "changed: changed"]
-
-
-@pytest.mark.parametrize(
-    "table", [None, "no JSON", "[]", '{"arch": "sm80"}', '{"arch": "sm90", "variants": [{}]}']
-)
-def test_it_names_a_table_that_says_nothing_of_instructions(table, tmp_path, capsys):
-    path = tmp_path / "before.json"
-    if table is not None:
-        path.write_text(table)
-    assert f"--against: got {path}" in refused(capsys, "--against", str(path))
-
-
-def test_a_table_needs_a_folder(capsys):
-    """S-20: where the table goes is known before an hour of compiling."""
-    assert "nowhere/table.json" in refused(capsys, "--json", "nowhere/table.json")
-
-
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "1", "1/0", "one/4"])
 def test_it_names_a_shard_that_is_none(shard, capsys):
     assert f"--shard: got {shard}; allowed: I/N" in refused(capsys, "--shard", shard)
-
-
-def test_no_table_is_held_against_a_shard(capsys):
-    """S-20: every variant of the table would be gone."""
-    assert "--against: got a --shard too" in refused(capsys, "--against", "x", "--shard", "1/2")
 
 
 def test_no_processes_compile_nothing(capsys):

@@ -7,16 +7,13 @@ itself does not look at, rounds by an instruction that ``arithmetic.py`` does no
 compiled in a way that ``sass.py`` looks for.
 
 ``--sample`` takes a few variants of each kernel, the same in every run. ``--shard 2/8`` takes the
-second of eight equal parts of all variants, for several machines. ``--against PATH`` names the
-variants whose instructions are not those of a table that ``--json`` wrote: what was measured of the
-others holds.
+second of eight equal parts of all variants, for several machines. Whether a change of the sources
+has left instructions alone is a question for ``fingerprints.py``, which compiles little.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import multiprocessing
 import os
 import re
@@ -26,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -44,8 +41,6 @@ from paged_mla_optimized.tools.arithmetic import unlisted
 from paged_mla_optimized.tools.sass import lost_signs, overwritten_operands, serialized_products
 
 T = TypeVar("T")
-_OF_SOURCE = re.compile(r"$|\.loc\b|\.file\b|\$L__tmp\d+:$")
-"""A line of PTX without an instruction."""
 _OF_INTEREST = re.compile(r"\b(?:wgmma|(?:min|max)\.[su])")
 """The instructions of PTX of which ptxas makes those that ``sass.py`` looks for."""
 _BEFORE_HOPPER = {"sm80", "sm86", "sm89"}
@@ -66,8 +61,6 @@ class Usage:
         Of one thread; spilled registers live there.
     shared_bytes : int
         Of one program.
-    ptx : str
-        Hash of its instructions, whatever source lines they come from.
     error : str or None
         Why it did not compile, what it exceeds, or what ptxas made of it.
     """
@@ -76,7 +69,6 @@ class Usage:
     registers: int = 0
     stack_bytes: int = 0
     shared_bytes: int = 0
-    ptx: str = ""
     error: str | None = None
 
 
@@ -86,11 +78,8 @@ def compile_job(job: Job, arch: str) -> Usage:
         compiled = compiled_kernel(job, arch)
     except (triton.TritonError, RuntimeError) as error:
         return Usage(job.name, error=str(error).strip())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(compiled.asm["cubin"])
-        registers, stack_bytes = _resources(_dump(path, "-res-usage"))
-        sass = _dump(path, "-sass") if _may_be_wrong(compiled.asm["ptx"], arch) else ""
+    registers, stack_bytes = _resources(_dump(compiled, "-res-usage"))
+    sass = disassembled(compiled) if _may_be_wrong(compiled.asm["ptx"], arch) else ""
     shared_bytes = compiled.metadata.shared
     fault = None
     if strangers := unlisted(compiled.asm["ptx"], job, arch):
@@ -104,8 +93,7 @@ def compile_job(job: Job, arch: str) -> Usage:
     # In portable kernels it is Triton, not ptxas, that decides what waits for a product.
     elif job.name.startswith("hopper") and (serialized := serialized_products(sass)):
         fault = f"each of {len(serialized)} products waits for the one before: {serialized[0]}"
-    ptx = hash_of_instructions(compiled.asm["ptx"])
-    return Usage(job.name, registers, stack_bytes, shared_bytes, ptx, fault)
+    return Usage(job.name, registers, stack_bytes, shared_bytes, fault)
 
 
 def _may_be_wrong(ptx: str, arch: str) -> bool:
@@ -124,33 +112,23 @@ def compiled_kernel(job: Job, arch: str) -> Any:
     return triton.compile(job.source, target=target, options=job.options)
 
 
-def hash_of_instructions(ptx: str) -> str:
-    """Return a hash of PTX without comments, and without what tells of source lines."""
-    code = re.sub(r"//.*", "", ptx.split(".section", maxsplit=1)[0])
-    lines = (line.strip() for line in code.splitlines())
-    told = "\n".join(line for line in lines if not _OF_SOURCE.match(line))
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def changes(before: list[dict[str, Any]], now: list[Usage]) -> list[str]:
-    """Return what became of variants since a table that ``--json`` wrote, a line of each."""
-    old = {one["name"]: one["ptx"] for one in before}
-    new = {usage.name: usage.ptx for usage in now}
-    told = [f"gone: {name}" for name in old if name not in new]
-    told += [f"new: {name}" for name in new if name not in old]
-    told += [f"changed: {name}" for name in new if old.get(name, new[name]) != new[name]]
-    return told
-
-
 def shard_of(chosen: list[T], index: int, shards: int) -> list[T]:
     """Return the `index`-th of `shards` equal parts, counted from 1."""
     return chosen[index - 1 :: shards]
 
 
-def _dump(path: Path, what: str) -> str:
-    """Return what cuobjdump says of a binary."""
-    command = [triton.knobs.nvidia.cuobjdump.path, what, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def disassembled(compiled: Any) -> str:
+    """Return the machine code of Triton's kernel as text."""
+    return _dump(compiled, "-sass")
+
+
+def _dump(compiled: Any, what: str) -> str:
+    """Return what cuobjdump prints of the binary of Triton's kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(compiled.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, what, str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _resources(dump: str) -> tuple[int, int]:
@@ -181,14 +159,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(told.rstrip(), flush=True)
         if usage.error is not None:
             failed.append(f"failed for {arch}: {usage.name}")
-    if options.json:
-        table: dict[str, Any] = {"arch": options.arch[0], "variants": [asdict(u) for u in usages]}
-        options.json.write_text(json.dumps(table, indent=2) + "\n")
-    if options.before is not None:
-        told_changes = changes(options.before, usages)
-        print(
-            "\n".join(told_changes or [f"every variant has the instructions of {options.against}"])
-        )
     took = time.monotonic() - began
     print("\n".join(failed), end="\n" if failed else "")
     print(
@@ -198,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options, and as ``before`` the table to compare with, or end with an error."""
+    """Return the options, or end with an error."""
     parser = argparse.ArgumentParser(prog="paged_mla_optimized.tools.aot", description=__doc__)
     parser.add_argument("--arch", required=True, nargs="+", choices=SHARED_MEMORY)
     parser.add_argument("--sample", action="store_true", help="a few variants of each kernel alone")
@@ -207,18 +177,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workers", type=int, default=cores, metavar="N", help="processes; default: one a core"
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the table there")
-    parser.add_argument("--against", type=Path, metavar="PATH", help="table of an earlier --json")
     options = parser.parse_args(arguments)
-    if (options.json or options.against) and len(options.arch) > 1:
-        parser.error(f"--arch: got {' '.join(options.arch)}; allowed: one, as a table is of one")
-    if options.against and options.shard != (1, 1):
-        parser.error("--against: got a --shard too; allowed: a table holds every variant")
-    if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: got {options.json}; allowed: a file in a folder that is there")
     if options.workers < 1:
         parser.error(f"--workers: got {options.workers}; allowed: 1 or more")
-    options.before = _load(parser, options.against, options.arch[0]) if options.against else None
     if is_interpreting():
         parser.error("TRITON_INTERPRET is set: there is nothing to compile")
     return options
@@ -251,21 +212,6 @@ def _compile_timed(job: Job, arch: str) -> tuple[Usage, float]:
     began = time.monotonic()
     usage = compile_job(job, arch)
     return usage, time.monotonic() - began
-
-
-def _load(parser: argparse.ArgumentParser, path: Path, arch: str) -> list[dict[str, Any]]:
-    """Return the variants of a table, or end with what is wrong with it."""
-    if not path.is_file():
-        parser.error(f"--against: got {path}; allowed: a file that --json wrote")
-    try:
-        read: Any = json.loads(path.read_text())
-    except ValueError:
-        read = None
-    table: dict[str, Any] = read if isinstance(read, dict) else {}  # refused below
-    variants: list[dict[str, Any]] = table.get("variants", [])
-    if table.get("arch") != arch or not all({"name", "ptx"} <= one.keys() for one in variants):
-        parser.error(f"--against: got {path}; allowed: a table of {arch} with hashes of PTX")
-    return variants
 
 
 if __name__ == "__main__":

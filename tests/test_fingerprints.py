@@ -1,0 +1,138 @@
+"""Fingerprints show which variants a change of the sources has left as they were (S-20)."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import triton
+import triton.language as tl
+
+from paged_mla_optimized.tools import fingerprints
+from paged_mla_optimized.tools.aot_job import Job
+
+ARCH = "sm90"
+
+
+@triton.jit
+def doubled(x):
+    return x + x
+
+
+@triton.jit
+def kernel(x_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(x_ptr + at, doubled(tl.load(x_ptr + at)))
+
+
+@triton.jit
+def same_kernel(x_ptr, COUNT: tl.constexpr):  # another name, and no function of its own
+    """Store twice what was there."""
+    lines = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + lines)
+    tl.store(x_ptr + lines, x + x)
+
+
+@triton.jit
+def other_kernel(x_ptr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) * 3)
+
+
+JOB = Job("one", kernel, "fp32", {"COUNT": 128})
+
+
+@pytest.fixture
+def jobs(monkeypatch, tmp_path):
+    """Return the variants that the tool finds, a list to be changed; its files are in a folder."""
+    found = [JOB]
+    monkeypatch.setattr(fingerprints, "jobs_of_arch", lambda _arch: found)
+    monkeypatch.setattr(fingerprints, "FOLDER", tmp_path)
+    monkeypatch.setattr(fingerprints, "is_interpreting", lambda: False)
+    monkeypatch.setattr(fingerprints, "ProcessPoolExecutor", _NoProcesses)
+    return found
+
+
+class _NoProcesses:
+    """Runs everything in this process, whose kernels no other one can import."""
+
+    def __init__(self, *_args, **_named):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        pass
+
+    def map(self, function, jobs, **_options):
+        return map(function, jobs)
+
+
+def run(capsys, *options):
+    """Return the exit status and what is printed."""
+    status = fingerprints.main(["--arch", ARCH, *options])
+    return status, capsys.readouterr().out
+
+
+def test_names_and_functions_change_no_fingerprint():
+    meaning = fingerprints.meaning_of(JOB, ARCH)
+    assert fingerprints.meaning_of(replace(JOB, kernel=same_kernel), ARCH) == meaning
+    assert fingerprints.source_of(replace(JOB, kernel=same_kernel)) != fingerprints.source_of(JOB)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernel": other_kernel},
+        {"constants": {"COUNT": 256}},
+        {"dtype": "fp16"},
+        {"num_warps": 8},
+        {"max_registers": 64},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_whatever_the_compiler_sees_changes_the_fingerprint(change):
+    changed = replace(JOB, **change)
+    assert fingerprints.meaning_of(changed, ARCH) != fingerprints.meaning_of(JOB, ARCH)
+    assert fingerprints.source_of(changed) != fingerprints.source_of(JOB)
+
+
+def test_a_variant_that_differs_is_named(jobs, capsys):
+    assert run(capsys, "--renew")[0] == 0
+    assert run(capsys) == (0, "sm90: 1 variants, 1 before\n0 variants differ\n")
+    jobs[:] = [replace(JOB, name="renamed", kernel=same_kernel)]
+    assert run(capsys) == (0, "sm90: 1 variants, 1 before\n0 variants differ\n")
+    jobs.append(replace(JOB, name="new", kernel=other_kernel))
+    status, printed = run(capsys)
+    assert status == 1
+    assert "sm90: new differs\n1 variants differ\n" in printed
+
+
+@pytest.mark.usefixtures("jobs")
+def test_what_is_known_is_not_compiled_again(capsys, monkeypatch):
+    run(capsys, "--renew")
+    monkeypatch.setattr(fingerprints, "meaning_of", None)
+    assert run(capsys)[0] == 0
+
+
+@pytest.mark.usefixtures("jobs")
+def test_another_triton_knows_nothing(capsys, tmp_path):
+    run(capsys, "--renew")
+    path = tmp_path / f"{ARCH}.txt"
+    path.write_text(re.sub(r"^triton .*", "triton 2.0.0", path.read_text()))
+    assert "1 variants, 0 before" in run(capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--workers", "0"), "--workers: got 0; allowed: 1 or more"),
+        (("--tree", "nowhere"), "--tree: got nowhere; allowed: a checkout of this repository"),
+    ],
+)
+@pytest.mark.usefixtures("jobs")
+def test_wrong_options_are_named(options, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        fingerprints.main(list(options))
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
