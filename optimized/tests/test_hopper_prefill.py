@@ -11,7 +11,6 @@ from paged_mla_optimized.launchers.hopper_prefill import HopperPrefill, heads_fi
 from paged_mla_optimized.launchers.prefill import Heads, PortablePrefill
 from paged_mla_optimized.planning.prefill import (
     HOPPER_DIMS,
-    HOPPER_TILE_M,
     is_for_hopper,
     prefill_variant,
 )
@@ -83,7 +82,7 @@ def test_who_serves(arch, dtype, dims, serves):
     """The Gluon kernel is made for one size of heads, in 16 bits, on Hopper."""
     assert is_for_hopper(arch, dtype, dims) is serves
     if serves:
-        assert prefill_variant(arch, dtype, dims).tile_m == HOPPER_TILE_M
+        assert prefill_variant(arch, dtype, dims).tile_m == 128  # 64 for each of two warpgroups
 
 
 def test_descriptors_cover_every_head():

@@ -24,6 +24,7 @@ from paged_mla_optimized.limits import (
     MAX_TABLE_MULTIPLE,
     MAX_TOKENS,
 )
+from paged_mla_shared.backend import PRODUCTS
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE, CacheFormat
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope
@@ -35,7 +36,6 @@ DTYPE_NAMES = {
     torch.bfloat16: "bfloat16",
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-PRODUCTS = ("exact", "fast")
 _INTEGERS = (
     "num_heads",
     "block_size",

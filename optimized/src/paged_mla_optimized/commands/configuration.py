@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paged_mla_optimized.limits import MAX_BLOCK_SIZE
 from paged_mla_optimized.planning.families import Demand
+from paged_mla_shared.backend import PRODUCTS
 from paged_mla_shared.dims import PRESETS, MlaDims
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
@@ -89,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--products",
-        type=one_of(("exact", "fast")),
+        type=one_of(PRODUCTS),
         default="exact",
         metavar="NAME",
         help="exact, or fast: kernels over an FP8 cache may round queries to FP8 "

@@ -303,10 +303,6 @@ def _few_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     return next((tile for tile in _FEW_FP8 if tile.tile_m >= height), replace(highest, lanes=2))
 
 
-def _tile_variant(_demand: Demand, height: int) -> AttendVariant:
-    return _with_lanes(_TILE, height)
-
-
 def _tile_exact_misfit(demand: Demand, _height: int) -> str:
     misfit = _hopper_misfit(demand, 512, formats=_FP8_FORMATS)
     if misfit:
@@ -328,10 +324,6 @@ def _tile_fp8_variant(_demand: Demand, height: int) -> AttendVariant:
     return _with_lanes(_TILE_FP8, height)
 
 
-def _tile_exact_variant(_demand: Demand, height: int) -> AttendVariant:
-    return _with_lanes(_TILE_EXACT, height)
-
-
 def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
     lanes = next(n for n in (1, 2, 4) if n * tile.tile_m >= height or n == 4)
     return replace(tile, lanes=lanes)
@@ -339,10 +331,16 @@ def _with_lanes(tile: AttendVariant, height: int) -> AttendVariant:
 
 FAMILIES = {
     FEW: Family(misfit=_few_misfit, variant=_few_variant),
-    TILE: Family(misfit=lambda demand, _height: _hopper_misfit(demand, 512), variant=_tile_variant),
+    TILE: Family(
+        misfit=lambda demand, _height: _hopper_misfit(demand, 512),
+        variant=lambda _demand, height: _with_lanes(_TILE, height),
+    ),
     FEW_FP8: Family(misfit=_few_fp8_misfit, variant=_few_fp8_variant),
     TILE_FP8: Family(misfit=_tile_fp8_misfit, variant=_tile_fp8_variant),
-    TILE_EXACT: Family(misfit=_tile_exact_misfit, variant=_tile_exact_variant),
+    TILE_EXACT: Family(
+        misfit=_tile_exact_misfit,
+        variant=lambda _demand, height: _with_lanes(_TILE_EXACT, height),
+    ),
     PORTABLE: Family(misfit=lambda _demand, _height: "", variant=_portable_variant),
 }
 """Every family by its name, the fastest first: the first that fits serves."""

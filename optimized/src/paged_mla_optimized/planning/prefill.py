@@ -27,10 +27,8 @@ class PrefillVariant:
     num_stages: int
 
 
-HOPPER_TILE_M = 128
-"""Tokens of one query tile of ``kernels/hopper/prefill.py``: 64 for each of two warpgroups."""
 HOPPER_DIMS = (128, 64, 128)
-"""Head sizes that kernel is made for: keys without and with position, values."""
+"""Head sizes of ``kernels/hopper/prefill.py``: keys without and with position, values."""
 
 _INTERPRETED = PrefillVariant(tile_m=32, tile_n=32, num_warps=1, num_stages=1)
 _FLOAT32 = PrefillVariant(tile_m=32, tile_n=16, num_warps=8, num_stages=2)

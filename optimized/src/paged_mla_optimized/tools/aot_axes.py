@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from paged_mla_optimized.config import DTYPE_NAMES, PRODUCTS, TORCH_DTYPES, MlaConfig
+from paged_mla_optimized.config import DTYPE_NAMES, TORCH_DTYPES, MlaConfig
 from paged_mla_optimized.launchers.hopper import hopper_box
 from paged_mla_optimized.limits import MAX_HEADS
 from paged_mla_optimized.planning.families import (
@@ -24,6 +24,7 @@ from paged_mla_optimized.planning.families import (
     serving_variant,
     variants_by_query_len,
 )
+from paged_mla_shared.backend import PRODUCTS
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 
 T = TypeVar("T")

@@ -254,25 +254,12 @@ class PagedMlaBackend(AttentionBackend):
         layer: RadixAttention,
         forward_batch: Any,
         save_kv_cache: bool = True,
-        *,
-        q_rope: torch.Tensor | None = None,
-        k_rope: torch.Tensor | None = None,
         **extras: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attend prompts, mixed rows and windows of drafts, over latents or over heads."""
         if layer.qk_head_dim == self._head_size:
-            return self.forward_decode(
-                q,
-                k,
-                v,
-                layer,
-                forward_batch,
-                save_kv_cache,
-                q_rope=q_rope,
-                k_rope=k_rope,
-                **extras,
-            )
-        refuse_extras(extras | {"q_rope": q_rope, "k_rope": k_rope})
+            return self.forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **extras)
+        refuse_extras(extras)
         if k is None or v is None or save_kv_cache:
             raise Unsupported("keys of heads that are not there, or are to be cached")
         heads = layer.tp_q_head_num

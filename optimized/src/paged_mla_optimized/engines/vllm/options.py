@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paged_mla_optimized.config import PRODUCTS
 from paged_mla_optimized.given import check_between, check_kind, check_word
 from paged_mla_optimized.limits import MAX_TOKENS
+from paged_mla_shared.backend import PRODUCTS
 from paged_mla_shared.errors import InvalidArgument
 
 KEY = "paged_mla"

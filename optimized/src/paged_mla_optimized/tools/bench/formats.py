@@ -20,8 +20,7 @@ from paged_mla_optimized.tools.bench.formatted import FLAT, FP8_NAMES, held, wri
 from paged_mla_optimized.tools.bench.problem import ROUNDED_LIMIT, Tensors, attention, build, error
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import alone, in_turns
-
-PRODUCTS = ("exact", "fast")
+from paged_mla_shared.backend import PRODUCTS
 
 
 def measure(case: Case) -> dict[str, Any]:
