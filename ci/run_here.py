@@ -1,10 +1,9 @@
-"""Run the suite, or the optimized package's tests, in this interpreter: no install, no network.
+"""Run the suite, or the tests that need a GPU, in this interpreter: no install, no network.
 
 For machines that already have torch, Triton, NumPy, ml_dtypes and pytest:
 
     python -m ci.run_here --report conformance/reports/h200.json
-    python -m ci.run_here --tests          # the optimized package's own tests first
-    python -m ci.run_here --gpu-tests      # its tests that need a GPU, and nothing else
+    python -m ci.run_here --gpu-tests         # tests that need a GPU, and nothing else
     python -m ci.run_here --modes out/h200    # writes out/h200-graphed.json and so on
 
 Arguments it does not know go to ``paged-mla conformance``.
@@ -41,7 +40,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", metavar="MODULE:FACTORY", help=f"(default: {BACKEND})")
     others = parser.add_mutually_exclusive_group()
-    others.add_argument("--tests", action="store_true", help="run optimized/tests first")
     others.add_argument("--gpu-tests", action="store_true", help="run optimized/tests_gpu only")
     others.add_argument(
         "--modes",
@@ -64,8 +62,6 @@ def main() -> int:
     if options.gpu_tests:
         alone = ["-p", "no:benchmark"]  # a plugin that warns beside xdist, and warnings are errors
         commands = [["-m", "pytest", *alone, str(ROOT / "optimized" / "tests_gpu"), *rest]]
-    elif options.tests:
-        commands.insert(0, ["-m", "pytest", "--quiet", str(ROOT / "optimized" / "tests")])
     elif options.modes:
         commands = [suite_of(mode, options.modes, rest) for mode in MODES]
     codes = [

@@ -3,7 +3,6 @@
     python -m ci.source_mutation                    # every file of source_mutation.toml
     python -m ci.source_mutation --only merge.py    # files whose path ends so
     python -m ci.source_mutation --page             # and write what became of them to the page
-    python -m ci.source_mutation --again --page     # of those on the page, survivors alone
 
 cosmic-ray names the changes and makes them. A survivor that ``source_mutation.toml`` does not
 excuse is an error; so is an excuse that nobody needs.
@@ -75,7 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="SUFFIX", help="files whose path ends so")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--page", action="store_true", help="write the page")
-    parser.add_argument("--again", action="store_true", help="try what survived last time alone")
     options = parser.parse_args(arguments)
     plan = tomllib.loads(PLAN.read_text())
     every = targets_of(plan)
@@ -83,14 +81,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not targets:
         parser.error(f"no file of the plan ends in {options.only!r}")
     excuses = excuses_of(plan)
-    last = load_results(PAGE) if options.again else {}
     results: dict[str, Result] = {}
     with tempfile.TemporaryDirectory() as folder:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(options.workers, spawn, settle, (folder,)) as pool:
             for target in targets:
-                before = last.get(target.file)
-                results[target.file] = judge(target, plan["seed"], pool, excuses, before)
+                results[target.file] = judge(target, plan["seed"], pool, excuses)
                 if options.page:
                     write_page(PAGE, every, results, excuses, plan["seed"])
     faults = faults_of(results, excuses)
@@ -123,26 +119,19 @@ def faults_of(results: dict[str, Result], excuses: dict[Key, str]) -> list[str]:
     return found + [f"excused, but no survivor: {' | '.join(key)}" for key in idle]
 
 
-def judge(
-    target: Target,
-    seed: int,
-    pool: ProcessPoolExecutor,
-    excuses: dict[Key, str],
-    last: Result | None = None,
-) -> Result:
-    """Try a target's changes, or those that survived `last` time; print what became of them."""
+def judge(target: Target, seed: int, pool: ProcessPoolExecutor, excuses: dict[Key, str]) -> Result:
+    """Try a target's changes, and print what became of them."""
     source = (ROOT / target.file).read_text()
     changes = sorted(changes_of(target.file, source), key=lambda change: change.line)
     chosen = [change for change in changes if _draw(change, seed) % target.one_in == 0]
-    tried = [c for c in chosen if last is None or [c.was, c.becomes] in last.survivors]
     most = [LIMIT_SECONDS] * len(target.tests)
     fails, usual = pool.submit(fails_a_test, target.file, source, target.tests, most).result()
     if fails:
         raise SystemExit(f"{target.file}: its tests fail without any change")
     limits = [10 + round(SLOWER * seconds) for seconds in usual]
-    work = [pool.submit(fails_a_test, c.file, c.source, target.tests, limits) for c in tried]
-    total, survivors = last.seconds if last else 0.0, []
-    for change, (killed, seconds) in zip(tried, (w.result() for w in work), strict=True):
+    work = [pool.submit(fails_a_test, c.file, c.source, target.tests, limits) for c in chosen]
+    total, survivors = 0.0, []
+    for change, (killed, seconds) in zip(chosen, (w.result() for w in work), strict=True):
         total += sum(seconds)
         if not killed:
             survivors.append([change.was, change.becomes])

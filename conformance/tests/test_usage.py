@@ -188,7 +188,10 @@ def test_a_backend_that_cannot_run_here_is_skipped(backend: str, reason: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--modes", "m", "--tests"), "argument --tests: not allowed with argument --modes"),
+        (
+            ("--modes", "m", "--gpu-tests"),
+            "argument --gpu-tests: not allowed with argument --modes",
+        ),
         (("--modes", "m", "--backend", RIGHT), f"--backend: got {RIGHT}, beside tests or modes"),
         (("--gpu-tests", "--backend", RIGHT), f"--backend: got {RIGHT}, beside tests or modes"),
         (("--modes", "m", "--report=r.json"), "--report: each of --modes has its own"),

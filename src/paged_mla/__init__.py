@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import paged_mla_optimized as _kernels
 from paged_mla_shared import __version__
 from paged_mla_shared.lazy import import_name
 
@@ -42,12 +43,7 @@ _HOMES = {
     "paged_mla_shared.errors": ("InvalidArgument", "Unsupported"),
     "paged_mla_shared.problem": ("Rope", "RopePairing", "Yarn"),
     "paged_mla_optimized.parallel": ("ContextParallelMla", "heads_of_rank", "local_len"),
-    "paged_mla_optimized": (
-        *("Bucket", "DraftSteps", "ExtendWindow", "GraphedStep", "HeadWeights", "LatentCache"),
-        *("LayerConfig", "LayerEvents", "MlaConfig", "MlaLayer", "PagedMla", "Prefill"),
-        *("PrefillConfig", "RequestMap", "Samples", "StaleGraph", "StepInputs", "StepView"),
-        *("merge_partials", "record"),
-    ),
+    "paged_mla_optimized": _kernels.__all__,
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
