@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row, SlotOrder
+from paged_mla_shared.cases.case import Row, SlotOrder, in_group
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
 from paged_mla_shared.problem import Mask, Rope, RopePairing
@@ -13,24 +11,7 @@ GROUP = "append"
 
 _ROWS = (FRESH, CONTINUE_ONE, PADDED, CONTINUE_MANY, DECODE)
 
-
-def _append(
-    name: str,
-    why: str,
-    rows: tuple[Row, ...] = _ROWS,
-    **more: Any,
-) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-1", "S-3", "S-10"),
-        rows=rows,
-        num_heads=2,
-        **more,
-    )
-
+_append = in_group(GROUP, "S-1", "S-3", "S-10", rows=_ROWS, num_heads=2)
 
 CASES = (
     *(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dtypes import numpy_dtype
@@ -252,3 +254,27 @@ class Case:
 
 def _query_tokens(rows: tuple[Row, ...]) -> int:
     return sum(row.query_len for row in rows)
+
+
+def in_group(
+    group: str, *rules: str, rows: tuple[Row, ...] | None = None, **fields: Any
+) -> Callable[..., Case]:
+    """Return a function that makes the cases of a group: from a name, why, rows and more fields.
+
+    Parameters
+    ----------
+    group : str
+    rules : str
+        Ids of the rules that every case of the group exercises.
+    rows : tuple of Row or None
+        Those of a case that names none; ``None`` if every case names its own.
+    fields
+        Of :class:`Case`, for cases that do not name them.
+    """
+    usual = rows
+
+    def case(name: str, why: str, rows: tuple[Row, ...] | None = usual, **more: Any) -> Case:
+        own = {"rows": rows, **fields, **more}
+        return Case(group=group, name=name, why=why, rules=rules, **own)
+
+    return case

@@ -2,69 +2,64 @@
 
 from __future__ import annotations
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Row, in_group
 from paged_mla_shared.problem import Mask
 
 GROUP = "deterministic"
 
-
-def _rows(
-    name: str, why: str, rows: tuple[Row, ...], num_heads: int, mask: Mask = Mask.CAUSAL
-) -> Case:
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-20",),
-        rows=rows,
-        num_heads=num_heads,
-        mask=mask,
-        padded_tokens=2,
-        features=(GROUP,),
-    )
-
+_rows = in_group(GROUP, "S-20", padded_tokens=2, features=(GROUP,))
 
 CASES = (
     _rows(
         "decode",
         "one row is much longer: shares of the work end elsewhere without it",
         (Row(200, 1), Row(33, 1), Row(0, 1), Row(900, 1)),
-        16,
+        num_heads=16,
     ),
-    _rows("decode-wide", "a token fills several query tiles", (Row(600, 1), Row(90, 1)), 128),
-    _rows("chunks", "continued chunks, ragged", (Row(90, 10), Row(0, 3), Row(560, 6)), 6),
+    _rows(
+        "decode-wide", "a token fills several query tiles", (Row(600, 1), Row(90, 1)), num_heads=128
+    ),
+    _rows("chunks", "continued chunks, ragged", (Row(90, 10), Row(0, 3), Row(560, 6)), num_heads=6),
     _rows(
         "mixed",
         "chunks beside decode rows, which have fewer query tiles",
         (Row(260, 1), Row(330, 9), Row(600, 1)),
-        8,
+        num_heads=8,
     ),
     _rows(
         "fewer-tokens-than-rows",
         "a row of several queries where the capacities look like decode",
         (Row(200, 3), Row(60, 1), *(Row(0, 0) for _ in range(6))),
-        16,
+        num_heads=16,
     ),
-    _rows("4k-keys", "many splits of one row", (Row(4200, 3), Row(70, 1), Row(2100, 1)), 2),
+    _rows(
+        "4k-keys", "many splits of one row", (Row(4200, 3), Row(70, 1), Row(2100, 1)), num_heads=2
+    ),
     _rows(
         "200-rows",
         "more rows than a device has processors",
         tuple(Row(1 + 7 * i % 90, 1) for i in range(200)),
-        2,
+        num_heads=2,
     ),
-    _rows("drafts", "draft trees of two lengths", (Row(68, 5), Row(530, 3)), 16, Mask.TREE),
+    _rows(
+        "drafts",
+        "draft trees of two lengths",
+        (Row(68, 5), Row(530, 3)),
+        num_heads=16,
+        mask=Mask.TREE,
+    ),
     _rows(
         "non-causal",
         "queries that see all of their row",
         (Row(90, 3), Row(400, 5)),
-        8,
-        Mask.NON_CAUSAL,
+        num_heads=8,
+        mask=Mask.NON_CAUSAL,
     ),
     _rows(
         "non-causal-short",
         "rows of fewer keys than queries",
         (Row(3, 5), Row(400, 5), Row(64, 66), Row(1, 3)),
-        8,
-        Mask.NON_CAUSAL,
+        num_heads=8,
+        mask=Mask.NON_CAUSAL,
     ),
 )

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row, TableTail
+from paged_mla_shared.cases.case import Row, TableTail, in_group
 
 GROUP = "empty"
 
-
-def _empty(
-    name: str,
-    why: str,
-    rows: tuple[Row, ...],
-    *,
-    num_heads: int = 6,
-    **more: Any,
-) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-2", "S-6", "S-9"),
-        rows=rows,
-        num_heads=num_heads,
-        features=("padding",),
-        **more,
-    )
-
+_empty = in_group(GROUP, "S-2", "S-6", "S-9", num_heads=6, features=("padding",))
 
 CASES = (
     _empty("first", "padded first row", (Row(0, 1), Row(65, 1), Row(3, 1))),

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row, Tree
+from paged_mla_shared.cases.case import Row, Tree, in_group
 from paged_mla_shared.problem import Mask
 
 GROUP = "exact"
 
 HEADS = (1, 5, 16, 40, 64, 128)
 
-
-def _exact(name: str, why: str, rows: tuple[Row, ...], **more: Any) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(group=GROUP, name=name, why=why, rules=("S-5", "S-22"), rows=rows, **more)
-
+_exact = in_group(GROUP, "S-5", "S-22")
 
 SINGLE = (
     *(

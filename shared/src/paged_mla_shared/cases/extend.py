@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "extend"
 
-
-def _extend(
-    name: str,
-    why: str,
-    rows: tuple[Row, ...],
-    **more: Any,
-) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-2", "S-4", "S-5", "S-7", "S-9"),
-        rows=rows,
-        **more,
-    )
-
+_extend = in_group(GROUP, "S-2", "S-4", "S-5", "S-7", "S-9")
 
 CASES = (
     *(

@@ -6,9 +6,7 @@ the layer has a scale, which such a format ignores.
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Row, in_group
 from paged_mla_shared.cases.rope import UNEQUAL
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
@@ -17,18 +15,7 @@ GROUP = "formats"
 _ROWS = (Row(37, 37), Row(0, 1), Row(75, 3), Row(100, 1))
 _DECODE = (Row(150, 1), Row(64, 1), Row(33, 1))
 
-
-def _format(name: str, why: str, rows: tuple[Row, ...] = _ROWS, **more: Any) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-5", "S-10", "S-11"),
-        rows=rows,
-        **{"num_heads": 2, "block_size": 16, **more},
-    )
-
+_format = in_group(GROUP, "S-5", "S-10", "S-11", rows=_ROWS, num_heads=2, block_size=16)
 
 # Nothing, what a floor of any size would lose, and what is subnormal in float32.
 SMALL_TOKENS = (0.0, 1e-3, 1e-6, 1e-12, 1e-30, 1e-40)

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "gather"
 
-
-def _gather(
-    name: str,
-    why: str,
-    rows: tuple[Row, ...],
-    block_size: int = 64,
-    **more: Any,
-) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-1", "S-9"),
-        rows=rows,
-        num_heads=1,
-        block_size=block_size,
-        **more,
-    )
-
+_gather = in_group(GROUP, "S-1", "S-9", num_heads=1)
 
 CASES = (
     *(
@@ -35,7 +14,7 @@ CASES = (
             f"bs{bs}",
             "rows that end anywhere in a block",
             (Row(bs + 3, 2), Row(7, 7)),
-            bs,
+            block_size=bs,
             fixed=("block_size",),
         )
         for bs in (1, 16, 64, 256)
@@ -43,10 +22,12 @@ CASES = (
     _gather("no-hit", "no row has cached tokens", (Row(5, 5), Row(9, 9))),
     _gather("empty-rows", "padded rows contribute nothing", (Row(0, 0), Row(70, 1), Row(0, 0))),
     *(
-        _gather(f"bs{bs}", "blocks of no power of two", (Row(4 * bs + 1, 2), Row(7, 7)), bs)
+        _gather(
+            f"bs{bs}", "blocks of no power of two", (Row(4 * bs + 1, 2), Row(7, 7)), block_size=bs
+        )
         for bs in (3, 48)
     ),
-    _gather("bs1056", "blocks of more than 256", (Row(1060, 2), Row(300, 1)), 1056),
+    _gather("bs1056", "blocks of more than 256", (Row(1060, 2), Row(300, 1)), block_size=1056),
     _gather(
         "long-chunks",
         "many new tokens behind what was cached",

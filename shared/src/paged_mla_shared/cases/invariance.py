@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "invariance"
 
-
-def _invariant(name: str, why: str, rows: tuple[Row, ...], num_heads: int = 6) -> Case:
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-17", "S-19", "S-20"),
-        rows=rows,
-        num_heads=num_heads,
-        features=("explicit_slots",),
-    )
-
+_invariant = in_group(GROUP, "S-17", "S-19", "S-20", num_heads=6, features=("explicit_slots",))
 
 CASES = (
     _invariant("decode", "rows of one token", (Row(65, 1), Row(300, 1), Row(1, 1), Row(128, 1))),
     _invariant("mixed", "rows of every kind", (Row(17, 17), Row(129, 1), Row(100, 9), Row(70, 4))),
-    _invariant("2k-keys", "a long row beside short ones", (Row(65, 1), Row(2200, 3), Row(9, 9)), 1),
+    _invariant(
+        "2k-keys",
+        "a long row beside short ones",
+        (Row(65, 1), Row(2200, 3), Row(9, 9)),
+        num_heads=1,
+    ),
 )

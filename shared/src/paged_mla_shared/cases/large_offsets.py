@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "large_offsets"
 
 _SIZES = (("2g", 2**31), ("4g", 2**32))
 
-
-def _large(
-    name: str,
-    why: str,
-    rows: tuple[Row, ...],
-    block_size: int,
-    *,
-    cache_elements: int = 0,
-    cache_blocks: int = 0,
-) -> Case:
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-1", "S-9", "S-10"),
-        rows=rows,
-        num_heads=16,
-        block_size=block_size,
-        cache_elements=cache_elements,
-        cache_blocks=cache_blocks,
-        features=("large_offsets",),
-    )
-
+_large = in_group(GROUP, "S-1", "S-9", "S-10", num_heads=16, features=("large_offsets",))
 
 CASES = (
     *(
@@ -38,7 +16,7 @@ CASES = (
             f"{size}-{name}",
             "offsets kept in 32 bits wrap, at 2^31 or at 2^32 elements",
             rows,
-            block_size,
+            block_size=block_size,
             cache_elements=elements + 2**24,
         )
         for size, elements in _SIZES
@@ -52,7 +30,7 @@ CASES = (
         "blocks-past-2-24",
         "block ids of more than 24 bits",
         (Row(20, 2), Row(7, 1)),
-        1,
+        block_size=1,
         cache_blocks=2**24 + 500,
     ),
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row, TableTail
+from paged_mla_shared.cases.case import Row, TableTail, in_group
 from paged_mla_shared.problem import Mask, MaskSpelling
 
 GROUP = "layouts"
@@ -12,26 +10,7 @@ GROUP = "layouts"
 _ROWS = (Row(1, 1), Row(64, 3), Row(65, 1), Row(150, 20))
 _DECODE = (Row(1, 1), Row(65, 1), Row(150, 1))
 
-
-def _layout(
-    name: str,
-    why: str,
-    *,
-    rows: tuple[Row, ...] = _ROWS,
-    num_heads: int = 6,
-    **more: Any,
-) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-1", "S-9"),
-        rows=rows,
-        num_heads=num_heads,
-        **more,
-    )
-
+_layout = in_group(GROUP, "S-1", "S-9", rows=_ROWS, num_heads=6)
 
 CASES = (
     _layout("block-padding", "blocks further apart than they are long", block_padding=256),

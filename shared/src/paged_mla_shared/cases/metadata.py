@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row, TableTail, Tree
+from paged_mla_shared.cases.case import Row, TableTail, Tree, in_group
 from paged_mla_shared.cases.decode import BLOCK_SIZES
 from paged_mla_shared.cases.mixed import CONTINUE_MANY, CONTINUE_ONE, DECODE, FRESH, PADDED
 from paged_mla_shared.problem import Mask
 
 GROUP = "metadata"
 
-
-def _metadata(
-    name: str,
-    why: str,
-    rows: tuple[Row, ...],
-    **more: Any,
-) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-1", "S-2", "S-3"),
-        rows=rows,
-        num_heads=1,
-        **more,
-    )
-
+_metadata = in_group(GROUP, "S-1", "S-2", "S-3", num_heads=1)
 
 CASES = (
     *(

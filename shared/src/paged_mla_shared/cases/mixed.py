@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.cases.case import Row, in_group
 
 GROUP = "mixed"
 
@@ -16,26 +14,7 @@ PADDED = Row(0, 0)
 
 _KINDS = (FRESH, CONTINUE_ONE, CONTINUE_MANY, DECODE, PADDED)
 
-
-def _mixed(
-    name: str,
-    why: str,
-    rows: tuple[Row, ...],
-    *,
-    num_heads: int | None = 5,
-    **more: Any,
-) -> Case:
-    """Return a case of the group; `more` are fields of :class:`Case`."""
-    return Case(
-        group=GROUP,
-        name=name,
-        why=why,
-        rules=("S-2", "S-3", "S-4", "S-6"),
-        rows=rows,
-        num_heads=num_heads,
-        **more,
-    )
-
+_mixed = in_group(GROUP, "S-2", "S-3", "S-4", "S-6", num_heads=5)
 
 CASES = (
     *(
