@@ -85,8 +85,7 @@ class Memory:
 
 def chosen(cases: list[Case], options: argparse.Namespace) -> list[Case]:
     """Return the cases to run, those first that compile a kernel."""
-    first, others = ordered([case for case in cases if case.dtype in options.dtype])
-    return first + others[: round(options.fraction * len(others))]
+    return ordered([case for case in cases if case.dtype in options.dtype])
 
 
 def work(options: argparse.Namespace, results: Path, begun: Any, memory: Memory) -> None:
@@ -197,9 +196,6 @@ def parser() -> argparse.ArgumentParser:
         "--dtype", action="append", choices=DTYPES, help="leave out the other (status 1)"
     )
     made.add_argument(
-        "--fraction", type=_fraction, default=1.0, help="leave out some cases (status 1)"
-    )
-    made.add_argument(
         "--workers", type=_positive, default=WORKERS, help=f"processes (default: {WORKERS})"
     )
     made.add_argument(
@@ -214,15 +210,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text}; allowed: an integer >= 1")
     return int(text)
-
-
-def _fraction(text: str) -> float:
-    try:
-        if 0 <= float(text) <= 1:
-            return float(text)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"got {text}; allowed: 0 to 1")
 
 
 def main(arguments: list[str]) -> int:

@@ -64,7 +64,7 @@ def collect(test: ModuleType) -> list[Case]:
     return found
 
 
-def ordered(cases: list[Case]) -> tuple[list[Case], list[Case]]:
+def ordered(cases: list[Case]) -> list[Case]:
     """Return the first case of each kernel, which compiles it, and all others in random order.
 
     Processes that take cases in this order hardly ever compile one kernel twice. The order is the
@@ -76,7 +76,7 @@ def ordered(cases: list[Case]) -> tuple[list[Case], list[Case]]:
     chosen = set(map(id, first.values()))
     others = [case for case in cases if id(case) not in chosen]
     random.Random(0).shuffle(others)
-    return list(first.values()), others
+    return [*first.values(), *others]
 
 
 def _kernel_of(case: Case) -> Any:

@@ -20,14 +20,8 @@ class Samples:
 
     Parameters
     ----------
-    folder : Path or str
-        Made if it is not there.
-    every : int
-        One step of so many is sampled, >= 1.
-    layers : sequence of int or None
-        Layers of a sampled step; ``None`` takes all.
-    most_bytes : int
-        All dumps together, roughly.
+    folder, every, layers, most_bytes
+        As for :func:`paged_mla_optimized.record`.
 
     Attributes
     ----------

@@ -166,14 +166,8 @@ def record(
     ----------
     backend : type
         The class of any backend of MLA: ``PagedMlaBackend``, or one of vLLM's own.
-    folder : Path or str
-        Made if it is not there.
-    every : int
-        One step of so many is sampled, >= 1.
-    layers : sequence of int or None
-        Layers of a sampled step; ``None`` takes all.
-    most_bytes : int
-        All dumps together, roughly; what does not fit is counted in ``skipped``.
+    folder, every, layers, most_bytes
+        As for :func:`paged_mla_optimized.record`.
 
     Yields
     ------
@@ -183,7 +177,7 @@ def record(
     Raises
     ------
     InvalidArgument
-        `every` is below 1.
+        `every` is no integer or below 1, or `layers` or `most_bytes` none or below 0.
     """
     samples = Samples(folder, every, layers, most_bytes)
     recorder = _Recorder(samples)
