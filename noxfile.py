@@ -78,9 +78,10 @@ def install_editable(session: nox.Session, extra: str = "", *packages: str) -> N
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, lint, directions of imports, links, and that each rule is asked and held."""
-    install_editable(session, "", "ruff")
+    install_editable(session, "", "ruff", "import-linter")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
+    session.run("lint-imports", "--no-cache", "--no-logo")
     session.run("python", "-m", "ci.check_rules")
     session.run("python", "-m", "ci.check_links")
 

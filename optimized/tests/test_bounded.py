@@ -11,7 +11,7 @@ from mla_step import P, R, Step, assert_close, build, config, dense
 
 from paged_mla_optimized import DraftSteps, PagedMla, Prefill, RequestMap
 from paged_mla_optimized.launchers.shard import Shard
-from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32

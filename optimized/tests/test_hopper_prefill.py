@@ -14,7 +14,8 @@ from paged_mla_optimized.planning.prefill import (
     is_for_hopper,
     prefill_variant,
 )
-from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.prefill import Prefill
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_optimized.runtime.device import DeviceFacts
 
 CONFIG = PrefillConfig(num_heads=4, softmax_scale=0.5, max_rows=8, max_tokens=64)

@@ -7,7 +7,8 @@ from prefill_step import NOPE, V, assert_close, build, config, dense, prefix_sum
 
 from paged_mla_optimized.launchers import prefill as launchers
 from paged_mla_optimized.launchers.prefill import PrefillPlan
-from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.prefill import Prefill
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 

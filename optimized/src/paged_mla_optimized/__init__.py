@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from paged_mla_optimized.launchers.merge import merge_partials
     from paged_mla_optimized.layer import MlaLayer
     from paged_mla_optimized.layer_config import LayerConfig
-    from paged_mla_optimized.prefill import Prefill, PrefillConfig
+    from paged_mla_optimized.prefill import Prefill
+    from paged_mla_optimized.prefill_config import PrefillConfig
     from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
     from paged_mla_optimized.stepping.events import LayerEvents
     from paged_mla_optimized.stepping.graph import GraphedStep, StaleGraph
@@ -40,7 +41,7 @@ _HOMES = {
     "MlaLayer": "layer",
     "PagedMla": "api",
     "Prefill": "prefill",
-    "PrefillConfig": "prefill",
+    "PrefillConfig": "prefill_config",
     "RequestMap": "tables",
     "Samples": "inspect.samples",
     "StaleGraph": "stepping.graph",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_kind, take_integers
 from paged_mla_optimized.limits import MAX_MODEL_LEN
-from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _WORKSPACE_BYTES = 1 << 30

@@ -10,8 +10,9 @@ from threading import Event
 import pytest
 
 from paged_mla_optimized.engines.tools import attention, cells
-from paged_mla_optimized.engines.tools.cells import Cell, Command
+from paged_mla_optimized.engines.tools.cells import Command
 from paged_mla_optimized.engines.tools.rates import interval_of_median
+from paged_mla_optimized.engines.tools.together import Cell
 
 COMMAND = Command(
     engine="vllm",

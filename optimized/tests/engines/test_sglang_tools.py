@@ -27,9 +27,9 @@ from paged_mla_optimized.engines.sglang.tools.scenes import (
 )
 from paged_mla_optimized.engines.tools import model as models
 from paged_mla_optimized.engines.tools import report
-from paged_mla_optimized.engines.tools.cells import Cell
 from paged_mla_optimized.engines.tools.history import History
 from paged_mla_optimized.engines.tools.report import judge
+from paged_mla_optimized.engines.tools.together import Cell
 
 
 class Engine:

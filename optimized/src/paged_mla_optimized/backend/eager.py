@@ -17,7 +17,8 @@ from paged_mla_optimized.given import check_scale
 from paged_mla_optimized.launchers.merge import merge_partials
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
-from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.prefill import Prefill
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
 from paged_mla_optimized.tables import RequestMap
 from paged_mla_optimized.weights import HeadWeights

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.prefill import Prefill
+from paged_mla_optimized.prefill_config import PrefillConfig
 
 
 class Keys(NamedTuple):

@@ -16,7 +16,7 @@ from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
 
 if TYPE_CHECKING:
-    from paged_mla_optimized.prefill import PrefillConfig
+    from paged_mla_optimized.prefill_config import PrefillConfig
 
 NUM_WARPS = 4  # of the role that copies; the others bring their own
 BOXES = ([64, 128], [64, 64], [128, 128], [128, 64], [128, 128])

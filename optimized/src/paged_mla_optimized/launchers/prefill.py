@@ -15,7 +15,7 @@ from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher
 
 if TYPE_CHECKING:
-    from paged_mla_optimized.prefill import PrefillConfig
+    from paged_mla_optimized.prefill_config import PrefillConfig
 
 _L2_BYTES = 30_000_000  # for keys and values, of the 50 MB of an H200
 _COMPARISONS = 1024  # of a tile with a row, by one program of the plan

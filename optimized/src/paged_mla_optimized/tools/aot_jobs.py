@@ -78,7 +78,7 @@ from paged_mla_optimized.launchers.shard import shard_constants
 from paged_mla_optimized.planning.families import FAMILIES, FEW, PORTABLE, AttendVariant
 from paged_mla_optimized.planning.plan import schedule_constants, token_constants
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
-from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
 from paged_mla_optimized.tools.aot_axes import (
     BLOCKS,

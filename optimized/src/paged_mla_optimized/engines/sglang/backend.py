@@ -26,7 +26,7 @@ from paged_mla_optimized.engines.sglang.reasons import (
 )
 from paged_mla_optimized.engines.sglang.rows import Rows
 from paged_mla_optimized.engines.sglang.versions import attention_backends, moves_tokens, tokens_of
-from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 

@@ -8,7 +8,7 @@ import torch
 
 from paged_mla_optimized.engines.heads import HeadsPrefill
 from paged_mla_optimized.engines.sglang.convert import starts_of
-from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.prefill_config import PrefillConfig
 
 
 class Prompts:

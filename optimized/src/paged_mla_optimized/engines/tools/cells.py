@@ -16,43 +16,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from paged_mla_optimized.engines.tools.rates import table
-from paged_mla_optimized.engines.tools.together import Together, rotated, tell_error
+from paged_mla_optimized.engines.tools.together import (
+    Cell,
+    Timer,
+    Together,
+    rotated,
+    tell_error,
+)
 
 LEAST_STEPS, ENOUGH_SECONDS = 6, 0.4
 """Of a window that is timed: it ends when both are reached, or after a command's most steps."""
 PROFILED_STEPS = 16
 _PATIENCE = 40.0
 """Seconds that a cell may take beyond what was expected: an engine that died may never answer."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A load."""
-
-    rows: int
-    context: int
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.context}"
-
-
-class Timer(Protocol):
-    """An engine that runs."""
-
-    def seconds(self, cell: Cell) -> float:
-        """Return how long a cell should take; infinite where the cache has no room for it."""
-
-    def step_ms(self, cell: Cell, repeats: int) -> list[float]:
-        """Return the milliseconds of a step, of so many windows of the same requests."""
-
-    def busy_ms(self, cell: Cell) -> float:
-        """Return for how many of a step's milliseconds the GPU is busy, by a profiler.
-
-        An engine may be slower once it has been profiled: all is timed before that.
-        """
 
 
 Run: TypeAlias = Callable[[Path, str, argparse.Namespace, Callable[[Timer], None]], None]

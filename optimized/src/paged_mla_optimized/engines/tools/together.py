@@ -6,10 +6,34 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from paged_mla_optimized.engines.tools.cells import Cell, Timer
+
+@dataclass(frozen=True)
+class Cell:
+    """A load."""
+
+    rows: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.context}"
+
+
+class Timer(Protocol):
+    """An engine that runs."""
+
+    def seconds(self, cell: Cell) -> float:
+        """Return how long a cell should take; infinite where the cache has no room for it."""
+
+    def step_ms(self, cell: Cell, repeats: int) -> list[float]:
+        """Return the milliseconds of a step, of so many windows of the same requests."""
+
+    def busy_ms(self, cell: Cell) -> float:
+        """Return for how many of a step's milliseconds the GPU is busy, by a profiler.
+
+        An engine may be slower once it has been profiled: all is timed before that.
+        """
 
 
 class Cells(Protocol):

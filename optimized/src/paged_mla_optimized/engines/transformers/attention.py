@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -18,13 +18,27 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
-if TYPE_CHECKING:
-    from paged_mla_optimized.engines.transformers.rows import Rows
-
 NAME = "paged_mla"
 OF_THIS_MODEL = "a cache of a pool of this model"
 NOT_SERVED = ("softcap", "s_aux", "sliding_window", "cu_seq_lens_q", "cu_seq_lens_k")
 """What other implementations take beside queries, keys and values."""
+
+
+class ServedRows(Protocol):
+    """The rows of a cache, as attention calls them."""
+
+    def check_module(self, module: Any, layer: int) -> None:
+        """Check that a module is the one of a layer."""
+
+    def attend(
+        self,
+        module: Any,
+        layer: int,
+        query: torch.Tensor,
+        latents: tuple[torch.Tensor, torch.Tensor],
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Append a layer's latents, and return what its rows attend to."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +47,14 @@ class Latents:
 
     Parameters
     ----------
-    rows : Rows
+    rows : ServedRows
     layer : int
     ckv : dtype [B, 1, T, R]
     k_pe : dtype [B, 1, T, P]
         Rotated by the module.
     """
 
-    rows: Rows
+    rows: ServedRows
     layer: int
     ckv: torch.Tensor
     k_pe: torch.Tensor

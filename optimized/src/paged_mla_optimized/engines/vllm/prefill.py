@@ -14,7 +14,7 @@ from paged_mla_optimized.engines.heads import HeadsPrefill, Keys, warm_up
 from paged_mla_optimized.engines.vllm.registration import name_in
 from paged_mla_optimized.engines.vllm.versions import context_chunk
 from paged_mla_optimized.planning.families import ARCHS
-from paged_mla_optimized.prefill import PrefillConfig
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_shared.errors import Unsupported
 
 

@@ -23,7 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from paged_mla_optimized.launchers.prefill import Heads
-from paged_mla_optimized.prefill import Prefill, PrefillConfig
+from paged_mla_optimized.prefill import Prefill
+from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.problem import SCALE, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
