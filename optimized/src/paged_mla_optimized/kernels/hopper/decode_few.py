@@ -194,9 +194,7 @@ def _attend(step, q_nope, q_pe, rope, answers, staged, ring, softmax_scale, BOX:
         acc, peak, sums, stage, phase = _attend_tiles(
             step, segment, pairs, axes, acc, peak, sums, staged, ring, stage, phase, scale, BOX
         )
-        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(step, segment, pairs, axes, acc, peak, sums, answers)
-        elif segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.is_left:
             _store_state(acc, peak, sums, axes, answers)
             state_stored(step, 0)
         else:

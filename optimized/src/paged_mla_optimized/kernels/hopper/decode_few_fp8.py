@@ -496,9 +496,7 @@ def _attend(
             step, segment, accs, sums, staged, ring, stage, phase, R, scales.SCALES, BOX,
             s_layout, layout,
         )  # fmt: skip
-        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(step, segment, accs, sums, cache_scale, staged, answers)
-        elif segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.is_left:
             _store_state(accs, sums, staged.peaks, answers, R)
             state_stored(step, 0)
         else:

@@ -213,9 +213,7 @@ def _weigh(
         mbarrier.arrive(bars.index(_GO + slot))
         mbarrier.wait(bars.index(_FULL + slot), phase)  # the sums before these have been read
         lse = _hand_over(peak, gl.convert_layout(gl.sum(total, 1), pair_layout), staged)
-        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            store_lse(step, segment, lse, answers, pair_layout)
-        elif segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.is_left:
             leave_weighing(step, peak, (total,), answers)
         else:
             store_lse(step, segment, lse, answers, pair_layout)
@@ -356,9 +354,7 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
         )
         mbarrier.wait(bars.index(_SUMMED), odd)
         odd ^= 1
-        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(step, segment, acc, staged.sums, column, answers, pair_layout)
-        elif segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.is_left:
             at = state_pairs(gl.program_id(0), 64, pair_layout)
             gl.store(answers.partial_out_ptr + at[:, None] * 512 + column[None, :], acc)
             state_stored(step, 1 + HALF)

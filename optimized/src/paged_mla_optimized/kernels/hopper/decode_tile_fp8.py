@@ -287,9 +287,7 @@ def _weigh(step, lines, q_scale_ptr, scales, answers, staged, softmax_scale, BOX
         exact_total = gl.convert_layout(gl.sum(totals[1], 1), pair_layout)
         lse = _hand_over(peak, total, exact_total, cache_scale, staged, odd)
         odd ^= 1
-        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            store_lse(step, segment, lse, answers, pair_layout)
-        elif segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.is_left:
             leave_weighing(step, peak, totals, answers)
         else:
             store_lse(step, segment, lse, answers, pair_layout)
@@ -485,9 +483,7 @@ def _answer(step, keys, scales, answers, staged, HALF: gl.constexpr):
         )
         factor = _factor(staged, parity)
         parity ^= 1
-        if step.FIXED_SPLITS == 0:  # decided early: a state that is never left does not compile
-            _store_answers(step, segment, even, odd, factor, answers, HALF)
-        elif segment.is_left:
+        if step.FIXED_SPLITS > 0 and segment.is_left:
             pairs = state_pairs(gl.program_id(0), 64, gl.SliceLayout(0, _PRODUCT))
             even_at = answers.partial_out_ptr + _state_at(pairs, HALF)
             gl.store(even_at, even)
