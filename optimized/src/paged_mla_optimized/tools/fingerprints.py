@@ -7,10 +7,12 @@ exits 1 if there are any. ``--renew`` writes the fingerprints of today instead. 
 A fingerprint is a hash of what the first stage of Triton's compiler makes of a kernel: its
 intermediate representation, in which all functions are inlined, without names and source lines.
 The hash covers the options of the compiler too. The later stages see nothing else, so variants with
-equal fingerprints have equal instructions. Moving code between functions and renaming change no
-fingerprint. A variant whose fingerprint differs may have the same instructions all the same:
-``--tree FOLDER`` compiles it from these sources and from another checkout of this repository, and
-compares the machine code.
+equal fingerprints have equal PTX. Moving code between functions and renaming change no fingerprint.
+A variant whose fingerprint differs may have the same machine code all the same: ``--tree FOLDER``
+compiles it from these sources and from another checkout of this repository, and compares that.
+
+Source lines are left out because ptxas 12.8.93 reads them: with other line numbers it can name
+registers otherwise and move single instructions, even for a comment that is added above a kernel.
 
 The first stage takes up to a second for each of some 16 thousand variants. Each line of a file
 therefore has a second hash, of a variant's sources, constants and options. Where that is known, the
@@ -142,7 +144,8 @@ class _Fingerprinted:
 
 
 def code_of(job: Job, arch: str) -> str:
-    """Return the hash of a variant's machine code."""
+    """Return the hash of a variant's machine code, compiled without source lines."""
+    triton.knobs.compilation.disable_line_info = True
     instructions = re.findall(
         r"/\*[0-9a-f]{4,}\*/\s+(.*?);", disassembled(compiled_kernel(job, arch))
     )

@@ -28,6 +28,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     arrivals,
     clear_tail,
     copy_tiles,
+    next_stage,
 )
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
 from paged_mla_optimized.kernels.hopper.pairs import (
@@ -145,9 +146,7 @@ def _attend_tiles(
         acc = warpgroup_mma(values, staged.weights.index(zero), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(ring.empty.index(stage))
-        stage += 1
-        phase = gl.where(stage == STAGES, phase ^ 1, phase)
-        stage = gl.where(stage == STAGES, 0, stage)
+        stage, phase = next_stage(stage, phase, STAGES)
     return acc, peak, sums, stage, phase
 
 

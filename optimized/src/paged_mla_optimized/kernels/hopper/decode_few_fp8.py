@@ -35,6 +35,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     Scales,
     clear_tail,
     copy_tiles,
+    next_stage,
     tile_arrivals,
 )
 from paged_mla_optimized.kernels.hopper.names import read_as, thread_barrier
@@ -437,9 +438,7 @@ def _attend_tiles(
             summed += (acc,)
         accs = _waited(summed, last, SHARES)
         mbarrier.arrive(ring.empty.index(stage))
-        stage += 1
-        phase = gl.where(stage == STAGES, phase ^ 1, phase)
-        stage = gl.where(stage == STAGES, 0, stage)
+        stage, phase = next_stage(stage, phase, STAGES)
     return accs, sums, stage, phase
 
 

@@ -38,6 +38,8 @@ from paged_mla_optimized.kernels.hopper.keys import (
     clear_tail,
     copy_tile,
     first_row,
+    next_stage,
+    stage_behind,
     table_of_row,
 )
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
@@ -59,6 +61,7 @@ from paged_mla_optimized.kernels.hopper.softmax import (
     store_lse,
 )
 
+_SLOTS = gl.constexpr(3)
 # Offsets of the barriers in their array, three slots each but for the last.
 _FULL = gl.constexpr(0)
 _WEIGHED = gl.constexpr(3)
@@ -147,9 +150,7 @@ def _weigh_tiles(
         staged.keeps.index(slot).store(keep.to(gl.bfloat16))
         fence_async_shared()
         mbarrier.arrive(bars.index(_WEIGHED + slot))
-        slot += 1
-        phase = gl.where(slot == 3, phase ^ 1, phase)
-        slot = gl.where(slot == 3, 0, slot)
+        slot, phase = next_stage(slot, phase, _SLOTS)
     return peak, total, slot, phase
 
 
@@ -199,9 +200,7 @@ def _weigh(
         )
         fence_async_shared()
         mbarrier.arrive(bars.index(_WEIGHED + slot))
-        slot += 1
-        phase = gl.where(slot == 3, phase ^ 1, phase)
-        slot = gl.where(slot == 3, 0, slot)
+        slot, phase = next_stage(slot, phase, _SLOTS)
         if ROPE != "none":
             mbarrier.wait(bars.index(_TURNED), odd)
             odd ^= 1
@@ -267,8 +266,7 @@ def _sum_tiles(
         elif tile * 64 + 64 > seq_len:
             clear_tail(values, seq_len - tile * 64, 64, 256, 4)
             fence_async_shared()
-        next_slot = gl.where(slot == 2, 0, slot + 1)
-        next_phase = gl.where(slot == 2, phase ^ 1, phase)
+        next_slot, next_phase = stage_behind(slot, phase, _SLOTS)
         mbarrier.wait(bars.index(_GO + next_slot), next_phase)
         acc = warpgroup_mma(staged.k_pe.index(slot), values, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
@@ -325,8 +323,7 @@ def _answer(step, keys, q_pe, rope, answers, staged, HALF: gl.constexpr):
         table_row_ptr = table_of_row(keys, row)
         q_slot = slot
         q_phase = phase
-        slot = gl.where(q_slot == 2, 0, q_slot + 1)
-        phase = gl.where(q_slot == 2, q_phase ^ 1, q_phase)
+        slot, phase = stage_behind(q_slot, q_phase, _SLOTS)
         target = slot
         if HALF == 1:
             loaded = load_q_pe(step, segment, q_pe, rope, 64, 4)  # ahead of the first keys

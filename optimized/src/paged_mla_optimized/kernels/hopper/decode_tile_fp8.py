@@ -46,6 +46,7 @@ from paged_mla_optimized.kernels.hopper.keys import (
     clear_tail,
     copy_tile,
     first_row,
+    stage_behind,
     table_of_row,
 )
 from paged_mla_optimized.kernels.hopper.lines import copy_queries
@@ -362,8 +363,7 @@ def _sum_tiles(
             keep = staged.keeps.index(slot).load(pair_layout)
             even = even * keep[None, :]
             odd = odd * keep[None, :]
-        next_slot = gl.where(slot == _SLOTS - 1, 0, slot + 1)
-        next_phase = gl.where(slot == _SLOTS - 1, phase ^ 1, phase)
+        next_slot, next_phase = stage_behind(slot, phase, _SLOTS)
         mbarrier.wait(bars.index(_GO + next_slot), next_phase, pred=visit + 1 < segment.tile_end)
         weights = read_as(staged.k_pe.index(slot), _E4M3, [64, 64], _K_PE).permute((1, 0))
         even = warpgroup_mma(values_even, weights, even, is_async=True)

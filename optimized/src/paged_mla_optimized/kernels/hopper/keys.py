@@ -55,6 +55,25 @@ class Ring(NamedTuple):
 
 
 @gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """Return the stage after a stage of a ring, and its phase, the bit that barriers wait for."""
+    stage += 1
+    phase = gl.where(stage == STAGES, phase ^ 1, phase)
+    stage = gl.where(stage == STAGES, 0, stage)
+    return stage, phase
+
+
+@gluon.jit
+def stage_behind(stage, phase, STAGES: gl.constexpr):
+    """Return what ``next_stage`` returns, for kernels that go on using `stage`.
+
+    The instructions are others, and each kernel keeps those that it was measured with.
+    """
+    behind = gl.where(stage == STAGES - 1, 0, stage + 1)
+    return behind, gl.where(stage == STAGES - 1, phase ^ 1, phase)
+
+
+@gluon.jit
 def table_of_row(keys, row):
     """Return where a row's line of the block table begins."""
     return keys.block_table_ptr + row.to(gl.int64) * keys.stride_table_row
@@ -216,7 +235,5 @@ def copy_tiles(step, keys, scales, ring, R: gl.constexpr):
                 keys, ring.ckv.index(stage), ring.k_pe.index(stage), ring.ready.index(stage), at,
                 table_row_ptr, tile, seq_len, K_PE_AT, 0, R, True,
             )  # fmt: skip
-            stage += 1
-            phase = gl.where(stage == STAGES, phase ^ 1, phase)
-            stage = gl.where(stage == STAGES, 0, stage)
+            stage, phase = next_stage(stage, phase, STAGES)
         unit = segment.following
