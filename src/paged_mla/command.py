@@ -39,7 +39,7 @@ class Subcommand:
     needs: tuple[str, ...] = ()
 
 
-_SUITE = ("conformance", ("pytest",))
+_SUITE = ("conformance", ("pytest", "jinja2"))
 _SEARCH = ("conformance", ("pytest", "hypothesis"))
 _KERNELS = ("optimized", ("torch", "triton"))
 SUBCOMMANDS = {
