@@ -98,22 +98,15 @@ def _with_entry(row, column, value):
     return change
 
 
-def _share_a_written_block(_, batch):
-    table = batch.block_table.copy()
-    table[1, 0] = table[0, 2]
-    return {"block_table": table}
+def _with_block(place, source):
+    """Put the block at `source` of the table at `place` too."""
 
+    def change(_, batch):
+        table = batch.block_table.copy()
+        table[place] = table[source]
+        return {"block_table": table}
 
-def _write_a_block_that_another_row_reads(_, batch):
-    table = batch.block_table.copy()
-    table[1, 0] = table[0, 1]  # full of row 0's context
-    return {"block_table": table}
-
-
-def _repeat_a_block_of_a_row(_, batch):
-    table = batch.block_table.copy()
-    table[0, 1] = table[0, 0]
-    return {"block_table": table}
+    return change
 
 
 def _name_a_slot_of_a_shared_block(problem, batch):
@@ -169,9 +162,10 @@ BAD_BATCHES = {
     "table-negative": ("block_table", _with_entry(0, 2, -1)),
     "table-negative-context": ("block_table", _with_entry(2, 1, -1)),
     "table-past-cache": ("block_table", _with_entry(2, 1, "past")),
-    "table-two-writers": ("block_table", _share_a_written_block),
-    "table-written-and-read": ("block_table", _write_a_block_that_another_row_reads),
-    "table-block-twice-in-a-row": ("block_table", _repeat_a_block_of_a_row),
+    "table-two-writers": ("block_table", _with_block((1, 0), (0, 2))),
+    # row 1 writes to a block that is full of row 0's context
+    "table-written-and-read": ("block_table", _with_block((1, 0), (0, 1))),
+    "table-block-twice-in-a-row": ("block_table", _with_block((0, 1), (0, 0))),
     "slots-in-a-shared-block": ("slot_mapping", _name_a_slot_of_a_shared_block),
     "slots-dtype": ("slot_mapping", _slots(0, 1, 2, 3, 4, dtype=np.int32)),
     "slots-tokens": ("slot_mapping", _slots(0, 1, 2, 3)),

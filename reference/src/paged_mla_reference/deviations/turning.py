@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,14 @@ from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rope import rotate
 from paged_mla_reference.rounding import round_to, widen
 from paged_mla_shared.layout import CacheImage
-from paged_mla_shared.problem import Batch, Output, Problem, Rope, RopePairing, Yarn
+from paged_mla_shared.problem import Batch, Problem, Rope, RopePairing, Yarn
 
 Array = NDArray[np.float64]
 Positions = NDArray[np.int64]  # [T]
 Distances = Callable[[Problem, Batch], Positions]
 Rotation = Callable[[Array, Positions, Rope], Array]  # as rotate
+Result = TypeVar("Result")
+Call = Callable[[Problem, Batch, CacheImage], Result]  # of an oracle
 
 
 def _turned(x: NDArray[Any], by: Positions, rope: Rope) -> NDArray[Any]:
@@ -28,26 +30,26 @@ def _turned(x: NDArray[Any], by: Positions, rope: Rope) -> NDArray[Any]:
     return rotate(widen(x), by, replace(rope, yarn=yarn)).astype(x.dtype)
 
 
-def rotating_further(oracle: Oracle, by: Distances) -> Oracle:
-    """Rotate queries so many positions more."""
+def _further(field: str, by: Distances) -> Callable[[Problem, Batch], Batch]:
+    """Return what rotates `field` of a batch so many positions more."""
 
     def turned(problem: Problem, batch: Batch) -> Batch:
         if problem.rope is None:
             return batch
-        return replace(batch, q_pe=_turned(batch.q_pe, by(problem, batch), problem.rope))
+        x = _turned(getattr(batch, field), by(problem, batch), problem.rope)
+        return replace(batch, **{field: x})
 
-    return reading(oracle, turned)
+    return turned
+
+
+def rotating_further(oracle: Oracle, by: Distances) -> Oracle:
+    """Rotate queries so many positions more."""
+    return reading(oracle, _further("q_pe", by))
 
 
 def storing_further(oracle: Oracle, by: Distances) -> Oracle:
     """Rotate keys so many positions more when they are stored."""
-
-    def turned(problem: Problem, batch: Batch) -> Batch:
-        if problem.rope is None:
-            return batch
-        return replace(batch, k_pe=_turned(batch.k_pe, by(problem, batch), problem.rope))
-
-    return appending(oracle, turned)
+    return appending(oracle, _further("k_pe", by))
 
 
 def placed(oracle: Oracle, place: Callable[[Batch, Positions], Positions]) -> Oracle:
@@ -77,34 +79,28 @@ def with_yarn(oracle: Oracle, change: Callable[[Yarn], Yarn]) -> Oracle:
     )
 
 
-def _rotated(problem: Problem, batch: Batch, x: NDArray[Any], rotation: Rotation) -> NDArray[Any]:
-    assert problem.rope is not None
-    positions = RIGHT.metadata(problem, batch).positions
-    return round_to(rotation(widen(x), positions, problem.rope), problem.dtype)
+def _rotated(call: Call[Result], field: str, rotation: Rotation) -> Call[Result]:
+    """Return the call with `field` rotated in another way."""
+
+    def rotated(problem: Problem, batch: Batch, image: CacheImage) -> Result:
+        if problem.rope is None:
+            return call(problem, batch, image)
+        positions = RIGHT.metadata(problem, batch).positions
+        x = rotation(widen(getattr(batch, field)), positions, problem.rope)
+        turned = replace(batch, **{field: round_to(x, problem.dtype)})
+        return call(replace(problem, rope=None), turned, image)
+
+    return rotated
 
 
 def rotating_queries(oracle: Oracle, rotation: Rotation) -> Oracle:
     """Rotate queries in another way."""
-
-    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
-        if problem.rope is None:
-            return oracle.attend(problem, batch, image)
-        q_pe = _rotated(problem, batch, batch.q_pe, rotation)
-        return oracle.attend(replace(problem, rope=None), replace(batch, q_pe=q_pe), image)
-
-    return replace(oracle, attend=attend)
+    return replace(oracle, attend=_rotated(oracle.attend, "q_pe", rotation))
 
 
 def rotating_keys(oracle: Oracle, rotation: Rotation) -> Oracle:
     """Rotate keys in another way when they are stored."""
-
-    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
-        if problem.rope is None:
-            return oracle.append(problem, batch, image)
-        k_pe = _rotated(problem, batch, batch.k_pe, rotation)
-        return oracle.append(replace(problem, rope=None), replace(batch, k_pe=k_pe), image)
-
-    return replace(oracle, append=append)
+    return replace(oracle, append=_rotated(oracle.append, "k_pe", rotation))
 
 
 def rotating(oracle: Oracle, rotation: Rotation) -> Oracle:
