@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -40,14 +40,20 @@ _CALLS_TAKING = {
 }
 
 
+Input = TypeVar("Input")
+
+
 @dataclass(frozen=True)
-class BadProblem:
-    """A problem that ``prepare`` must refuse, naming `argument`, a pattern."""
+class Bad(Generic[Input]):
+    """An input that must be refused with an error that names `argument`, a pattern."""
 
     name: str
     argument: str
-    spoil: Callable[[Problem], Problem]
+    spoil: Callable[[Input], Input]
     base: str = "causal"
+
+
+BadProblem = Bad[Problem]
 
 
 @dataclass(frozen=True)
@@ -80,27 +86,32 @@ def _other_format(problem: Problem) -> Problem:
     return replace(problem, cache_format="fp32" if problem.dtype != "float32" else "fp16")
 
 
-def _element(field: str, index: Any, value: int) -> Callable[[Problem, Batch], Batch]:
-    def spoil(_: Problem, batch: Batch) -> Batch:
-        array = getattr(batch, field).copy()
-        array[index] = value
-        return replace(batch, **{field: array})
+def put(index: Any, value: Any) -> Callable[[Any], Any]:
+    """Return what puts a value into a copy of an array."""
 
-    return spoil
+    def change(array: Any) -> Any:
+        array = array.copy()
+        array[index] = value
+        return array
+
+    return change
+
+
+def _array(field: str, change: Callable[[Any], Any]) -> Callable[[Problem, Batch], Batch]:
+    return lambda _, batch: replace(batch, **{field: change(getattr(batch, field))})
+
+
+def _element(field: str, index: Any, value: int) -> Callable[[Problem, Batch], Batch]:
+    return _array(field, put(index, value))
 
 
 def _cast(field: str, dtype: Any) -> Callable[[Problem, Batch], Batch]:
-    def spoil(_: Problem, batch: Batch) -> Batch:
-        return replace(batch, **{field: getattr(batch, field).astype(dtype)})
-
-    return spoil
+    return _array(field, lambda array: array.astype(dtype))
 
 
-def _shape(field: str, change: Callable[[Any], Any]) -> Callable[[Problem, Batch], Batch]:
-    def spoil(_: Problem, batch: Batch) -> Batch:
-        return replace(batch, **{field: change(getattr(batch, field))})
-
-    return spoil
+def _again(field: str, index: Any, source: Any) -> Callable[[Problem, Batch], Batch]:
+    """Return what puts the element at `source` at `index` too."""
+    return _array(field, lambda array: put(index, array[source])(array))
 
 
 def _past_the_cache(problem: Problem, batch: Batch) -> Batch:
@@ -110,31 +121,6 @@ def _past_the_cache(problem: Problem, batch: Batch) -> Batch:
 def _slot_past_the_cache(problem: Problem, batch: Batch) -> Batch:
     slots = problem.num_blocks * problem.block_size
     return _element("slot_mapping", 0, slots)(problem, batch)
-
-
-def _repeated_slot(_: Problem, batch: Batch) -> Batch:
-    assert batch.slot_mapping is not None
-    slots = batch.slot_mapping.copy()
-    slots[1] = slots[0]
-    return replace(batch, slot_mapping=slots)
-
-
-def _two_rows_write_one_block(_: Problem, batch: Batch) -> Batch:
-    table = batch.block_table.copy()
-    table[2, 0] = table[1, 0]
-    return replace(batch, block_table=table)
-
-
-def _one_row_writes_what_another_reads(_: Problem, batch: Batch) -> Batch:
-    table = batch.block_table.copy()
-    table[1, 0] = table[0, 0]  # full of row 0's context
-    return replace(batch, block_table=table)
-
-
-def _one_block_twice_in_a_row(_: Problem, batch: Batch) -> Batch:
-    table = batch.block_table.copy()
-    table[0, 1] = table[0, 0]
-    return replace(batch, block_table=table)
 
 
 def _slot_of_a_block_of_two_rows(problem: Problem, batch: Batch) -> Batch:
@@ -170,13 +156,6 @@ def _a_node_too_many(problem: Problem, batch: Batch) -> Batch:
         matrices, problem.mask_spelling, batch.seq_lens, problem.max_draft_tokens, batch.num_tokens
     )
     return replace(batch, cu_seqlens_q=ends, mask=lines)
-
-
-def _false_context(_: Problem, batch: Batch) -> Batch:
-    assert batch.mask is not None
-    mask = batch.mask.copy()
-    mask[0] = False  # row 0 starts with 67 context columns
-    return replace(batch, mask=mask)
 
 
 def _with_mask(_: Problem, batch: Batch) -> Batch:
@@ -247,8 +226,8 @@ BAD_PROBLEMS = (
 
 BAD_BATCHES = (
     BadBatch("lens-int64", "seq_lens", _cast("seq_lens", np.int64)),
-    BadBatch("lens-2d", "seq_lens", _shape("seq_lens", lambda a: a[:, None])),
-    BadBatch("lens-short", "seq_lens|cu_seqlens_q", _shape("seq_lens", lambda a: a[:2])),
+    BadBatch("lens-2d", "seq_lens", _array("seq_lens", lambda a: a[:, None])),
+    BadBatch("lens-short", "seq_lens|cu_seqlens_q", _array("seq_lens", lambda a: a[:2])),
     BadBatch("lens-negative", "seq_lens", _element("seq_lens", 0, -1)),
     BadBatch("lens-past-capacity", "seq_lens", _element("seq_lens", 0, 71)),
     BadBatch("lens-below-query", "seq_lens", _element("seq_lens", 1, 9)),
@@ -257,40 +236,44 @@ BAD_BATCHES = (
         for s in MaskSpelling
     ),
     BadBatch("cu-int64", "cu_seqlens_q", _cast("cu_seqlens_q", np.int64)),
-    BadBatch("cu-empty", "cu_seqlens_q", _shape("cu_seqlens_q", lambda a: a[:0])),
+    BadBatch("cu-empty", "cu_seqlens_q", _array("cu_seqlens_q", lambda a: a[:0])),
     BadBatch("cu-not-from-0", "cu_seqlens_q", _element("cu_seqlens_q", 0, 1)),
     BadBatch("cu-decreasing", "cu_seqlens_q", _element("cu_seqlens_q", 1, 14)),
     BadBatch("cu-past-tokens", "cu_seqlens_q", _element("cu_seqlens_q", 3, 15)),
     BadBatch("table-int64", "block_table", _cast("block_table", np.int64)),
-    BadBatch("table-1d", "block_table", _shape("block_table", lambda a: a[0])),
-    BadBatch("table-fewer-rows", "block_table", _shape("block_table", lambda a: a[:2])),
-    BadBatch("table-narrow", "block_table", _shape("block_table", lambda a: a[:, :1])),
+    BadBatch("table-1d", "block_table", _array("block_table", lambda a: a[0])),
+    BadBatch("table-fewer-rows", "block_table", _array("block_table", lambda a: a[:2])),
+    BadBatch("table-narrow", "block_table", _array("block_table", lambda a: a[:, :1])),
     BadBatch("table-negative", "block_table", _element("block_table", (0, 1), -1)),
     BadBatch("table-past-cache", "block_table", _past_the_cache),
-    BadBatch("table-write-overlap", "block_table", _two_rows_write_one_block),
-    BadBatch("table-written-and-read", "block_table", _one_row_writes_what_another_reads),
-    BadBatch("table-block-twice", "block_table", _one_block_twice_in_a_row),
+    BadBatch("table-write-overlap", "block_table", _again("block_table", (2, 0), (1, 0))),
+    BadBatch(
+        "table-written-and-read",
+        "block_table",
+        _again("block_table", (1, 0), (0, 0)),  # which is full of row 0's context
+    ),
+    BadBatch("table-block-twice", "block_table", _again("block_table", (0, 1), (0, 0))),
     BadBatch("q-nope-dtype", "q_nope", _cast("q_nope", np.float64)),
-    BadBatch("q-nope-heads", "q_nope", _shape("q_nope", lambda a: a[:, :-1])),
-    BadBatch("q-nope-width", "q_nope", _shape("q_nope", lambda a: a[..., :-1])),
+    BadBatch("q-nope-heads", "q_nope", _array("q_nope", lambda a: a[:, :-1])),
+    BadBatch("q-nope-width", "q_nope", _array("q_nope", lambda a: a[..., :-1])),
     BadBatch("q-pe-dtype", "q_pe", _cast("q_pe", np.float64)),
-    BadBatch("q-pe-width", "q_pe", _shape("q_pe", lambda a: a[..., :-1])),
-    BadBatch("q-pe-tokens", "q_pe", _shape("q_pe", lambda a: a[:-1])),
+    BadBatch("q-pe-width", "q_pe", _array("q_pe", lambda a: a[..., :-1])),
+    BadBatch("q-pe-tokens", "q_pe", _array("q_pe", lambda a: a[:-1])),
     BadBatch("ckv-dtype", "ckv", _cast("ckv", np.float64)),
-    BadBatch("ckv-tokens", "ckv", _shape("ckv", lambda a: a[:-1])),
-    BadBatch("ckv-width", "ckv", _shape("ckv", lambda a: a[:, :-1])),
+    BadBatch("ckv-tokens", "ckv", _array("ckv", lambda a: a[:-1])),
+    BadBatch("ckv-width", "ckv", _array("ckv", lambda a: a[:, :-1])),
     BadBatch("k-pe-dtype", "k_pe", _cast("k_pe", np.float64)),
-    BadBatch("k-pe-tokens", "k_pe", _shape("k_pe", lambda a: a[:-1])),
+    BadBatch("k-pe-tokens", "k_pe", _array("k_pe", lambda a: a[:-1])),
     BadBatch("slots-int32", "slot_mapping", _cast("slot_mapping", np.int32), base="slots"),
-    BadBatch("slots-short", "slot_mapping", _shape("slot_mapping", lambda a: a[:-1]), base="slots"),
+    BadBatch("slots-short", "slot_mapping", _array("slot_mapping", lambda a: a[:-1]), base="slots"),
     BadBatch("slots-below", "slot_mapping", _element("slot_mapping", 0, -2), base="slots"),
     BadBatch("slots-past-cache", "slot_mapping", _slot_past_the_cache, base="slots"),
-    BadBatch("slots-repeated", "slot_mapping", _repeated_slot, base="slots"),
+    BadBatch("slots-repeated", "slot_mapping", _again("slot_mapping", 1, 0), base="slots"),
     BadBatch("slots-of-two-rows", "slot_mapping", _slot_of_a_block_of_two_rows, base="slots"),
     BadBatch("mask-unexpected", "mask", _with_mask),
     BadBatch("mask-missing", "mask", _without_mask, base="qlen"),
     BadBatch("mask-dtype", "mask", _cast("mask", np.float32), base="qlen"),
-    BadBatch("mask-short", "mask", _shape("mask", lambda a: a[:-1]), base="qlen"),
+    BadBatch("mask-short", "mask", _array("mask", lambda a: a[:-1]), base="qlen"),
     *(
         BadBatch(f"mask-{name}", "mask", _mask_bits(bits, packed=base == "packed"), base=base)
         for base, names in (
@@ -304,8 +287,13 @@ BAD_BATCHES = (
         BadBatch(f"drafts-{base}", "max_draft_tokens", _a_node_too_many, base=base)
         for base in ("qlen", "packed")
     ),
-    BadBatch("mask-full-short", "mask", _shape("mask", lambda a: a[:-1]), base="full"),
-    BadBatch("mask-full-context", "mask", _false_context, base="full"),
-    BadBatch("mask-packed-narrow", "mask", _shape("mask", lambda a: a[:, :1]), base="packed"),
-    BadBatch("mask-packed-lines", "mask", _shape("mask", lambda a: a[:-1]), base="packed"),
+    BadBatch("mask-full-short", "mask", _array("mask", lambda a: a[:-1]), base="full"),
+    BadBatch(
+        "mask-full-context",
+        "mask",
+        _element("mask", 0, 0),  # row 0 starts with 67 columns of context
+        base="full",
+    ),
+    BadBatch("mask-packed-narrow", "mask", _array("mask", lambda a: a[:, :1]), base="packed"),
+    BadBatch("mask-packed-lines", "mask", _array("mask", lambda a: a[:-1]), base="packed"),
 )

@@ -6,11 +6,12 @@ Bad steps (:mod:`paged_mla_conformance.bad_inputs`) are asked of layers too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from paged_mla_conformance.bad_inputs import Bad, put
 from paged_mla_shared.cases import MERGES
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.problem import Output
@@ -18,23 +19,8 @@ from paged_mla_shared.problem import Output
 [GOOD_PARTIALS] = [case for case in MERGES if case.name == "eight"]
 
 
-@dataclass(frozen=True)
-class BadLayer:
-    """A layer that must be refused with an error that names `argument`, a pattern."""
-
-    name: str
-    argument: str
-    spoil: Callable[[LayerBatch], LayerBatch]
-    base: str = "causal"
-
-
-@dataclass(frozen=True)
-class BadPartials:
-    """Partial answers that must be refused with an error that names `argument`, a pattern."""
-
-    name: str
-    argument: str
-    spoil: Callable[[list[Output]], list[Output]]
+BadLayer = Bad[LayerBatch]
+BadPartials = Bad[list[Output]]
 
 
 def _weights(name: str, change: Callable[[Any], Any]) -> BadLayer:
@@ -78,15 +64,6 @@ def _partial(name: str, argument: str, change: Callable[[Any], Any], says: str =
     return BadPartials(f"{argument}-{name}", says or argument, spoil)
 
 
-def _with_first(value: float) -> Callable[[Any], Any]:
-    def change(array: Any) -> Any:
-        array = array.copy()
-        array.flat[0] = value
-        return array
-
-    return change
-
-
 BAD_PARTIALS = (
     BadPartials("none", "partials", lambda _: []),
     _partial("dtype", "out", lambda a: a.astype(np.float64)),
@@ -95,8 +72,8 @@ BAD_PARTIALS = (
     _partial("axes", "out", lambda a: a[:, 0], "out|lse"),
     _partial("dtype", "lse", lambda a: a.astype(np.float64)),
     _partial("heads", "lse", lambda a: a[:, :-1]),
-    _partial("nan", "lse", _with_first(np.nan)),
-    _partial("inf", "lse", _with_first(np.inf)),
+    _partial("nan", "lse", put((0, 0), np.nan)),
+    _partial("inf", "lse", put((0, 0), np.inf)),
 )
 
 BAD_QUERY_SCALES = (0.0, -1.0, float("nan"), float("inf"), 1e-60)

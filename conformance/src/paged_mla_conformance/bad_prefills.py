@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from paged_mla_conformance.bad_inputs import Bad, put
 from paged_mla_shared.cases import PREFILLS
 from paged_mla_shared.prefill import PrefillBatch
 
 [BASE] = [case for case in PREFILLS if case.name == "padding"]
 
 
-@dataclass(frozen=True)
-class BadPrefill:
-    """A batch that must be refused with an error that names `argument`, a pattern."""
-
-    name: str
-    argument: str
-    spoil: Callable[[PrefillBatch], PrefillBatch]
+BadPrefill = Bad[PrefillBatch]
 
 
 def _bad(name: str, argument: str, change: Callable[[Any], Any], says: str = "") -> BadPrefill:
@@ -30,15 +25,6 @@ def _bad(name: str, argument: str, change: Callable[[Any], Any], says: str = "")
         return replace(batch, **{argument: change(getattr(batch, argument))})
 
     return BadPrefill(name, says or argument, spoil)
-
-
-def _at(index: int, value: int) -> Callable[[Any], Any]:
-    def change(sums: Any) -> Any:
-        sums = sums.copy()
-        sums[index] = value
-        return sums
-
-    return change
 
 
 CAPACITIES = {
@@ -61,12 +47,12 @@ BAD_PREFILLS = (
     _bad("v-width", "v", lambda a: a[..., :-1]),
     _bad("v-heads", "v", lambda a: a[:, :-1]),
     _bad("cu-q-int64", "cu_seqlens_q", lambda a: a.astype(np.int64)),
-    _bad("cu-q-decreasing", "cu_seqlens_q", _at(1, 13)),
-    _bad("cu-q-past-tokens", "cu_seqlens_q", _at(-1, 80)),
-    _bad("cu-q-not-from-0", "cu_seqlens_q", _at(0, 1)),
+    _bad("cu-q-decreasing", "cu_seqlens_q", put(1, 13)),
+    _bad("cu-q-past-tokens", "cu_seqlens_q", put(-1, 80)),
+    _bad("cu-q-not-from-0", "cu_seqlens_q", put(0, 1)),
     _bad("cu-k-int64", "cu_seqlens_k", lambda a: a.astype(np.int64)),
     _bad("cu-k-fewer-rows", "cu_seqlens_k", lambda a: a[:-1], "cu_seqlens_k|cu_seqlens_q"),
-    _bad("cu-k-decreasing", "cu_seqlens_k", _at(1, 80)),
-    _bad("cu-k-past-keys", "cu_seqlens_k", _at(-1, 150)),
-    _bad("cu-k-not-from-0", "cu_seqlens_k", _at(0, 1)),
+    _bad("cu-k-decreasing", "cu_seqlens_k", put(1, 80)),
+    _bad("cu-k-past-keys", "cu_seqlens_k", put(-1, 150)),
+    _bad("cu-k-not-from-0", "cu_seqlens_k", put(0, 1)),
 )
