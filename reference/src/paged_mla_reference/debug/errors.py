@@ -58,10 +58,19 @@ def errors_of(step: Step, right: Right) -> Errors:
     return Errors(out, lse, _share(out, budget), _share(lse, right.lse_budget), signed)
 
 
-def actual_output(step: Step, answer: Output) -> Output:
-    """Return the dump's answer; what it does not have is that of `answer`."""
-    out = step.dump.arrays.get("out", answer.out)
-    return Output(out, answer.lse if step.lse is None else step.lse)
+def actual_output(step: Step, answer: Output, prefix: str = "") -> Output:
+    """Return the dump's answer; what it does not have is that of `answer`.
+
+    Parameters
+    ----------
+    step : Step
+    answer : Output
+    prefix : str
+        Of both fields' names in the dump: "prefill_", "layer_", or "" for attention.
+    """
+    out = step.dump.arrays.get(f"{prefix}out", answer.out)
+    lse = step.in_nats(f"{prefix}lse")
+    return Output(out, answer.lse if lse is None else lse)
 
 
 def differences(

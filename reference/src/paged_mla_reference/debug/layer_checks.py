@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from paged_mla_reference.debug.errors import actual_output
 from paged_mla_reference.debug.examination import (
     Examination,
     blinded,
@@ -17,7 +18,7 @@ from paged_mla_reference.judging.compare import check_layer as check_answer
 from paged_mla_reference.judging.layers import RightLayer
 from paged_mla_reference.validate import validate_layer
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.problem import Mask, Output
+from paged_mla_shared.problem import Mask
 
 ANSWER = ("layer_out", "layer_lse")
 MOST_PAIRS = 1 << 26  # of query, key and head: every hypothesis is tried on all of them
@@ -57,15 +58,9 @@ def check_layer(found: Examination, lacking: str) -> None:
         found,
         stage,
         "layer_",
-        (blinded(layer_output(step, answer), odd), answer),
+        (blinded(actual_output(step, answer, "layer_"), odd), answer),
         lambda alone: check_answer(batch, alone, exact, allowed),
     )
-
-
-def layer_output(step: Step, answer: Output) -> Output:
-    """Return the dump's answer; what it does not have is that of `answer`."""
-    out = step.dump.arrays.get("layer_out", answer.out)
-    return Output(out, answer.lse if step.layer_lse is None else step.layer_lse)
 
 
 def _is_large(step: Step) -> bool:

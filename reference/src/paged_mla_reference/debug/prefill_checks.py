@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from paged_mla_reference.debug.errors import actual_output
 from paged_mla_reference.debug.examination import (
     Examination,
     Right,
@@ -13,11 +14,10 @@ from paged_mla_reference.debug.examination import (
     unknown_tokens,
 )
 from paged_mla_reference.debug.finding import Finding, Stage, State
-from paged_mla_reference.debug.step import PREFILL, Step
+from paged_mla_reference.debug.step import PREFILL
 from paged_mla_reference.judging.compare import check_output
 from paged_mla_reference.validate import validate_prefill
 from paged_mla_shared.errors import InvalidArgument
-from paged_mla_shared.problem import Output
 
 ANSWER = ("prefill_out", "prefill_lse")
 MOST = 1 << 26  # of query, key and head: every hypothesis is tried on all of them
@@ -52,12 +52,6 @@ def check_prefill(found: Examination) -> None:
         found,
         stage,
         "prefill_",
-        (blinded(prefill_output(step, answer), odd), answer),
+        (blinded(actual_output(step, answer, "prefill_"), odd), answer),
         lambda alone: check_output(step.problem, batch, alone, exact, rounded),
     )
-
-
-def prefill_output(step: Step, answer: Output) -> Output:
-    """Return the dump's answer; what it does not have is that of `answer`."""
-    out = step.dump.arrays.get("prefill_out", answer.out)
-    return Output(out, answer.lse if step.prefill_lse is None else step.prefill_lse)

@@ -14,8 +14,6 @@ from paged_mla_reference.debug.checks import without_cache
 from paged_mla_reference.debug.errors import actual_output, differences
 from paged_mla_reference.debug.examination import Examination, are_numbers
 from paged_mla_reference.debug.finding import Stage
-from paged_mla_reference.debug.layer_checks import layer_output
-from paged_mla_reference.debug.prefill_checks import prefill_output
 from paged_mla_reference.debug.step import LATENTS, QUERIES, Step, is_valid, query_scale
 from paged_mla_reference.judging import budgets
 from paged_mla_reference.judging.caches import Rotated, allowed_bytes, differs
@@ -203,7 +201,7 @@ def _of_prefill(found: Examination) -> Measure:
         step,
         lambda oracle: oracle.prefill(step.problem, batch),
         answer,
-        prefill_output(step, answer),
+        actual_output(step, answer, "prefill_"),
         (right.out_budget, right.lse_budget),
         held=are_numbers(right.exact),
     )
@@ -219,7 +217,7 @@ def _of_layer(found: Examination) -> Measure:
         step,
         lambda oracle: oracle.layer(step.problem, right.batch, image),
         answer,
-        layer_output(step, answer),
+        actual_output(step, answer, "layer_"),
         right.allowed_in_parts(right.batch.workspace),
         held=are_numbers(right.exact),
     )

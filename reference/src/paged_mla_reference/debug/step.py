@@ -104,22 +104,12 @@ class Step:
     @property
     def lse(self) -> NDArray[np.float32] | None:
         """The dump's lse in nats, ``None`` without one."""
-        return self._in_nats("lse")
-
-    @property
-    def prefill_lse(self) -> NDArray[np.float32] | None:
-        """The lse of a prefill in nats."""
-        return self._in_nats("prefill_lse")
-
-    @property
-    def layer_lse(self) -> NDArray[np.float32] | None:
-        """The lse of a whole layer in nats."""
-        return self._in_nats("layer_lse")
+        return self.in_nats("lse")
 
     @property
     def partials(self) -> list[Output]:
         """The answers over parts of the keys, lse in nats; none without both fields."""
-        lse = self._in_nats("partial_lse")
+        lse = self.in_nats("partial_lse")
         if lse is None or not self.has("partial_out"):
             return []
         return [
@@ -127,7 +117,8 @@ class Step:
             for out, of_part in zip(self.array("partial_out"), lse, strict=True)
         ]
 
-    def _in_nats(self, name: str) -> NDArray[np.float32] | None:
+    def in_nats(self, name: str) -> NDArray[np.float32] | None:
+        """Return a field that is an lse, in nats; ``None`` without it."""
         if name not in self.dump.arrays:
             return None
         lse = self.dump.arrays[name]
