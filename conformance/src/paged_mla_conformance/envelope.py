@@ -53,6 +53,7 @@ PRODUCTION: dict[str, Envelope] = {
     "mixed": {**_ALL, "tokens": 800},
     "verify": {"keys": 26000, "queries": 64, "rows": 130, "tree": 64, "heads": 64},
     "empty": {"rows": 300, "padding": 512},
+    "exact": {"keys": 4096, "heads": 128},  # keys that several splits share
     "layouts": {"keys": 33000},
     "masks": {"keys": 33000, "queries": 64, "rows": 300, "tree": 64},
     "causality": {"keys": 1700, "queries": 600},
