@@ -55,7 +55,7 @@ class Memory:
     ----------
     context : SpawnContext
     most : int
-        Bytes. A case that takes more runs beside no other large one.
+        Bytes. While a case runs that needs more, no other large case runs.
     """
 
     def __init__(self, context: SpawnContext, most: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -51,16 +52,11 @@ def collect(test: ModuleType) -> list[Case]:
     Their performance is not measured: the test looks for FlashMLA's kernel by its name.
     """
     found: list[Case] = []
-    run = test.test_flash_mla
-    try:
-        for name, dtype in DTYPES.items():
-            params: list[Any] = []
-            test.test_flash_mla = params.append  # type: ignore[attr-defined]
-            with _defaults():
-                test.main(dtype)
-            found += [Case(name, dataclasses.replace(p, test_performance=False)) for p in params]
-    finally:
-        test.test_flash_mla = run  # type: ignore[attr-defined]
+    for name, dtype in DTYPES.items():
+        params: list[Any] = []
+        with _defaults(), mock.patch.object(test, "test_flash_mla", params.append):
+            test.main(dtype)
+        found += [Case(name, dataclasses.replace(p, test_performance=False)) for p in params]
     return found
 
 

@@ -344,7 +344,7 @@ def by_hand(tensors, factor=1.0):
     out = torch.zeros(len(tensors.q), 1, tensors.case.num_heads, 512, dtype=torch.bfloat16)
     for row, length in enumerate(tensors.seq_lens.tolist()):
         keys = tensors.cache[tensors.block_table[row].long()].flatten(0, 1)[:length].double()
-        scores = tensors.q[row, 0].double() @ keys.T * lengths.SCALE
+        scores = tensors.q[row, 0].double() @ keys.T * accuracy.SCALE
         out[row, 0] = (factor * scores.softmax(1) @ keys[:, :512]).bfloat16()
     return out
 

@@ -1,4 +1,4 @@
-"""Dense decode by FlashMLA's names, beside attention in float64 (S-4 to S-7)."""
+"""Dense decode by FlashMLA's names gives what attention in float64 gives (S-4 to S-7)."""
 
 import copy
 from threading import Thread

@@ -11,7 +11,7 @@ from paged_mla_reference.attention import Answer, attend, attend_visible
 from paged_mla_reference.cache import append
 from paged_mla_reference.judging.compare import Mismatch, check_output
 from paged_mla_reference.judging.short import FEWEST_QUERIES, check_short
-from paged_mla_reference.masks import visibility
+from paged_mla_reference.masks import keys_seen, visibility
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.rounding import Rounding, round_to, widen
 from paged_mla_shared.cases import Case, Row
@@ -114,7 +114,7 @@ def cut_off(scores, dtype):
 def test_right(keys, dtype, weighing):
     """S-22: the denominator may sum the weights as they were, or as they were rounded."""
     problem, batch, own, exact, spec = answered(keys, dtype, weighing)
-    [check] = check_short(problem, batch, own, exact, spec)
+    [check] = check_short(problem, keys_seen(problem, batch), own, exact, spec)
     assert check.what == f"root mean square at {keys} keys"
     assert check.error <= check.budget < 1.2 * check.error
 
@@ -127,7 +127,7 @@ def test_wrong(keys, dtype, weighing):
     problem, batch, own, exact, spec = answered(keys, dtype, weighing)
     assert check_output(problem, batch, own, exact, spec)
     with pytest.raises(Mismatch, match=rf"S-22.*{ROWS * 8} queries that see {keys} keys"):
-        check_short(problem, batch, own, exact, spec)
+        check_short(problem, keys_seen(problem, batch), own, exact, spec)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -142,7 +142,7 @@ def test_specification(case, dtype):
 
 @pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
 def test_fewer_heads(case):
-    """S-22: a backend of other head counts is asked no case that holds too few queries then."""
+    """S-22: a backend without a head count runs no case that holds too few queries of a length."""
     heads = case.num_heads if "num_heads" in case.fixed else 4
     lengths = [row.seq_len for row in case.rows]
     assert min(lengths.count(n) for n in set(lengths)) * heads >= FEWEST_QUERIES
@@ -161,7 +161,10 @@ def test_formats(dtype, cache_format, is_held):
     """S-22: rows over plain 16-bit caches and over codes of one scale are held."""
     problem, batch, image = step_of(4, dtype, cache_format=cache_format)
     exact, spec = (attend(problem, batch, image, r) for r in (Rounding.EXACT, Rounding.SPEC))
-    assert bool(check_short(problem, batch, spec.output(dtype), exact, spec)) == is_held
+    assert (
+        bool(check_short(problem, keys_seen(problem, batch), spec.output(dtype), exact, spec))
+        == is_held
+    )
 
 
 @pytest.mark.parametrize("keys", [1, 65])
@@ -172,12 +175,12 @@ def test_lengths(keys):
 
 def test_few_queries():
     """S-22: too few queries have no deviation that says something."""
-    problem, batch, own, exact, spec = _right_answer(*step_of(4, "float16"))
+    problem, seen, own, exact, spec = _right_answer(*step_of(4, "float16"))
     for answer in (exact, spec):
         answer.out[FEWEST_QUERIES // 8 - 1 :] = np.nan
-    assert not check_short(problem, batch, own, exact, spec)
+    assert not check_short(problem, seen, own, exact, spec)
 
 
 def _right_answer(problem: Problem, batch: Batch, image: CacheImage):
     exact, spec = (attend(problem, batch, image, r) for r in (Rounding.EXACT, Rounding.SPEC))
-    return problem, batch, spec.output(problem.dtype), exact, spec
+    return problem, keys_seen(problem, batch), spec.output(problem.dtype), exact, spec

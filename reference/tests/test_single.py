@@ -9,6 +9,7 @@ from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.cache import append
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_reference.judging.single import check_single, equal_values, lone_keys, slack
+from paged_mla_reference.masks import keys_seen
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.prefill import prefill
 from paged_mla_reference.rounding import Rounding, round_to, widen
@@ -32,7 +33,12 @@ def answered(case: Case, dtype: str) -> tuple[Problem, Answer, Output, np.ndarra
     batch, before = materialise(step)
     problem, image = step.problem, append(step.problem, batch, before)
     exact, rounded = (attend(problem, batch, image, r) for r in (Rounding.EXACT, Rounding.SPEC))
-    return problem, exact, rounded.output(dtype), equal_values(problem, batch, image)
+    return (
+        problem,
+        exact,
+        rounded.output(dtype),
+        equal_values(problem, batch, image, keys_seen(problem, batch)),
+    )
 
 
 def case_of(*rows: Row, **more: object) -> Case:

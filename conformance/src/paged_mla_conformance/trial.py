@@ -20,6 +20,7 @@ from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fas
 from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.judging.short import check_short
 from paged_mla_reference.judging.single import check_single, equal_values, lone_keys
+from paged_mla_reference.masks import keys_seen
 from paged_mla_reference.materialise import materialise, respelt
 from paged_mla_reference.paging import keys_of_tokens
 from paged_mla_reference.positions import metadata
@@ -294,9 +295,10 @@ class Trial:
             problem, batch, actual, exact, rounded, allowance=allowance
         )
         if allowance is None:
-            counts = equal_values(problem, batch, stage.after)
+            seen = keys_seen(problem, batch)
+            counts = equal_values(problem, batch, stage.after, seen)
             self.checks += check_single(problem, actual, exact, counts)
-            self.checks += check_short(problem, batch, actual, exact, rounded)
+            self.checks += check_short(problem, seen, actual, exact, rounded)
         return actual
 
     def answers(

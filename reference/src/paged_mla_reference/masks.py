@@ -42,6 +42,14 @@ def visibility(problem: Problem, batch: Batch) -> list[NDArray[np.bool_]]:
     return seen
 
 
+def keys_seen(problem: Problem, batch: Batch) -> NDArray[np.int64]:
+    """Return how many keys each query token sees, [T]; 0 for padding (S-4)."""
+    seen = np.zeros(batch.num_tokens, np.int64)
+    for span, visible in zip(query_spans(batch), visibility(problem, batch), strict=True):
+        seen[span] = visible.sum(axis=1)
+    return seen
+
+
 def decode_mask(problem: Problem, batch: Batch) -> list[NDArray[np.bool_]]:
     """Return each row's draft matrix, whatever the spelling of the batch's mask (S-14).
 

@@ -30,8 +30,8 @@ def cost_of(item: pytest.Item) -> float:
 def quick_choice(items: Sequence[pytest.Item]) -> tuple[Claim, list[pytest.Item]]:
     """Return a choice of tests, each in one of the element types of the run in turn.
 
-    A test that finds faults of 16 bits is asked in a type of 16 bits. A run without such a type
-    looks for none of them.
+    A test that finds faults of 16 bits runs in a type of 16 bits. A run without such a type looks
+    for none of them.
     """
     table = load_table()
     declared: defaultdict[str, list[pytest.Item]] = defaultdict(list)

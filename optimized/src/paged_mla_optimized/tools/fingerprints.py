@@ -31,6 +31,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import triton
@@ -126,21 +127,15 @@ def fingerprints(arch: str, known: dict[str, str], workers: int) -> Iterator[Fin
     """Yield the fingerprint of each variant, at once for those whose sources are `known`."""
     jobs = jobs_of_arch(arch)
     context = multiprocessing.get_context("spawn")  # Triton's compiler has threads of its own
+    made = partial(fingerprint_of, arch=arch, known=known)
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context) as pool:
-        yield from pool.map(_Fingerprinted(arch, known), jobs, chunksize=8)
+        yield from pool.map(made, jobs, chunksize=8)
 
 
-@dataclass(frozen=True)
-class _Fingerprinted:
-    """Makes the fingerprint of a variant, in another process."""
-
-    arch: str
-    known: dict[str, str]
-
-    def __call__(self, job: Job) -> Fingerprint:
-        source = source_of(job)
-        meaning = self.known.get(source) or meaning_of(job, self.arch)
-        return Fingerprint(job.name, source, meaning)
+def fingerprint_of(job: Job, arch: str, known: dict[str, str]) -> Fingerprint:
+    """Return the fingerprint of one variant."""
+    source = source_of(job)
+    return Fingerprint(job.name, source, known.get(source) or meaning_of(job, arch))
 
 
 def code_of(job: Job, arch: str) -> str:

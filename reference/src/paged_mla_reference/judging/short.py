@@ -39,11 +39,9 @@ from numpy.typing import NDArray
 
 from paged_mla_reference.attention import Answer
 from paged_mla_reference.judging.compare import Check, Mismatch
-from paged_mla_reference.masks import visibility
-from paged_mla_reference.paging import query_spans
 from paged_mla_reference.rounding import widen
 from paged_mla_shared.formats import FORMATS
-from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_shared.problem import Output, Problem
 
 LENGTHS = range(2, 65)
 FEWEST_QUERIES = 96  # whose deviation says something
@@ -52,13 +50,15 @@ _UNIT_ROUNDOFF = 2.0**-24  # float32
 
 
 def check_short(
-    problem: Problem, batch: Batch, actual: Output, exact: Answer, rounded: Answer
+    problem: Problem, seen: NDArray[np.int64], actual: Output, exact: Answer, rounded: Answer
 ) -> list[Check]:
     """Hold the mean square error of queries that see few keys against the oracle's (S-22).
 
     Parameters
     ----------
-    problem, batch : Problem, Batch
+    problem : Problem
+    seen : int [T]
+        How many keys each query sees (:func:`paged_mla_reference.masks.keys_seen`).
     actual : Output
     exact, rounded : Answer
         Of every query; those that are NaN are left out.
@@ -70,7 +70,6 @@ def check_short(
     """
     if problem.dtype == "float32" or FORMATS[problem.cache_format].has_own_scales:
         return []
-    seen = _keys_seen(problem, batch)
     is_known = np.isfinite(exact.out).all(axis=(1, 2))
     checks = []
     for keys in LENGTHS:
@@ -78,14 +77,6 @@ def check_short(
         if len(tokens) * problem.dims.num_heads >= FEWEST_QUERIES:
             checks.append(_check_length(problem, keys, tokens, (actual, exact, rounded)))
     return checks
-
-
-def _keys_seen(problem: Problem, batch: Batch) -> NDArray[np.int64]:
-    """Return how many keys each query token sees, [T]."""
-    seen = np.zeros(batch.num_tokens, np.int64)
-    for span, visible in zip(query_spans(batch), visibility(problem, batch), strict=True):
-        seen[span] = visible.sum(axis=1)
-    return seen
 
 
 def _check_length(

@@ -7,8 +7,8 @@ in both. It is 1, which every type holds, where the peak is the highest score. T
 * the numerator is ``n v``: exact in float32 while ``n`` times the 2^p mantissas of a type of p bits
   fits its 24;
 * the denominator is n;
-* what remains is the residue of ``s - peak``: a peak that was rounded to float32 where the score
-  beside it was not (fused multiply-add) leaves up to ``u |s|``, once for the score's own scale and
+* what remains is the residue of ``s - peak``: a fused multiply-add does not round the score, but
+  the peak was rounded to float32. That leaves up to ``u |s|``, once for the score's own scale and
   once for the peak. It moves a weight by that much, and the sum of weights with it. Rounded to 16
   bits the weight is 1 all the same while the residue is below half an ulp;
 * some float32 operations behind the sums: a reciprocal, a product, a scale, a merge of splits.
@@ -43,7 +43,6 @@ from numpy.typing import NDArray
 from paged_mla_reference.attention import Answer
 from paged_mla_reference.cache import read_slots
 from paged_mla_reference.judging.compare import Check, Mismatch, first
-from paged_mla_reference.masks import visibility
 from paged_mla_reference.paging import query_spans, slots_of
 from paged_mla_reference.prefill import key_spans, sees
 from paged_mla_reference.rounding import round_to, widen
@@ -58,16 +57,23 @@ _RESIDUES = 2  # of the score's scale and of the peak
 _OPERATIONS = 8  # float32 ones behind the sums
 
 
-def equal_values(problem: Problem, batch: Batch, image: CacheImage) -> NDArray[np.int64]:
-    """Return how many keys each query token sees, [T]; 0 where they are not all the same."""
-    counts = np.zeros(batch.num_tokens, np.int64)
-    for row, (span, seen) in enumerate(
-        zip(query_spans(batch), visibility(problem, batch), strict=True)
-    ):
-        keys = seen.sum(axis=1)
-        counts[span] = np.where(keys == 1, 1, 0)
-        if keys.max(initial=0) > 1 and _is_one_key(problem, batch, image, row):
-            counts[span] = keys
+def equal_values(
+    problem: Problem, batch: Batch, image: CacheImage, seen: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return how many keys each query token sees, [T]; 0 where they are not all the same.
+
+    Parameters
+    ----------
+    problem, batch : Problem, Batch
+    image : CacheImage
+        As attention reads it.
+    seen : int [T]
+        How many keys each query sees (:func:`paged_mla_reference.masks.keys_seen`).
+    """
+    counts = np.where(seen == 1, 1, 0)
+    for row, span in enumerate(query_spans(batch)):
+        if seen[span].max(initial=0) > 1 and _is_one_key(problem, batch, image, row):
+            counts[span] = seen[span]
     return counts
 
 

@@ -17,7 +17,7 @@ from paged_mla_optimized.kernels.hopper.pairs import (
 FLOOR = gl.constexpr(-1e30)  # a finite peak: exp2 of -inf minus it is 0, never NaN
 LAZY = gl.constexpr(8.0)  # weights may reach 2 ** 8 before the answers are rescaled
 
-_TO_INTEGERS = gl.constexpr(1.5 * 2**23)  # float32 has no fractions beside it
+_TO_INTEGERS = gl.constexpr(1.5 * 2**23)  # float32 numbers near it are integers
 _ALL_NAN = gl.constexpr(PropagateNan.ALL)
 _LEAST_SCALE = gl.constexpr(2.0**-90)  # of a key whose scale bounds how far weights may rise
 

@@ -124,8 +124,11 @@ def by_blocks(latents: torch.Tensor, tensors: Tensors) -> torch.Tensor:
 
 
 def attend(tensors: Tensors, numbers: torch.Tensor) -> torch.Tensor:
-    """Return what queries get of these numbers in place of the cache's, float64 [N, H, R]."""
-    keys = numbers[tensors.block_table.long()].flatten(1, 2)
+    """Return what queries get of these numbers in place of the cache's, float64 [N, H, R].
+
+    All rows have the same number of keys.
+    """
+    keys = numbers[tensors.block_table.long()].flatten(1, 2)[:, : tensors.case.seq_lens[0]]
     scores = SCALE * tensors.q[:, 0].double() @ keys.transpose(1, 2)
     return scores.softmax(2) @ keys[..., :R]
 

@@ -1,4 +1,4 @@
-"""Errors of decode by the number of keys, beside FlashMLA, FlashAttention 3 and FlashInfer.
+"""Errors of decode by the number of keys, and those of FlashMLA, FlashAttention 3 and FlashInfer.
 
 ``python -m paged_mla_optimized.tools.bench.lengths [--only REGEX] [--peers DIR] [--before JSON]
 [--out STEM]`` needs a GPU. ``--before`` names what this command wrote of other kernels, those of an
@@ -25,10 +25,11 @@ import torch
 from numpy.typing import NDArray
 
 from paged_mla_optimized.tools.bench import peers
-from paged_mla_optimized.tools.bench.cases import Case, R
+from paged_mla_optimized.tools.bench.accuracy import attend
+from paged_mla_optimized.tools.bench.cases import Case
 from paged_mla_optimized.tools.bench.formats import cache_of
 from paged_mla_optimized.tools.bench.formatted import FLAT, held
-from paged_mla_optimized.tools.bench.problem import SCALE, Tensors, attention, build
+from paged_mla_optimized.tools.bench.problem import Tensors, attention, build
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 
 ROWS = 16  # at 16 heads, the fewest, 131,072 elements of out
@@ -89,7 +90,7 @@ def measure(
         launches["FlashMLA"] = flashmla_fp8(tensors, cache.latents, cache.scales)
     else:
         launches |= {column: builder(tensors) for column, builder in plain.items()}
-    want = answer(tensors, held(cache))
+    want = attend(tensors, held(cache))
     shape = want.shape
     found = {
         column: errors(launch().reshape(shape), want)
@@ -111,14 +112,6 @@ def inputs(step: Step, device: str = "cuda") -> Tensors:
         q_nope=2 * drawn.q_nope,
         q_pe=2 * drawn.q_pe,
     )
-
-
-def answer(tensors: Tensors, numbers: torch.Tensor) -> torch.Tensor:
-    """Return what the queries get of a cache [num_blocks, block_size, R + P], float64 [N, H, R]."""
-    keys = numbers.double()[tensors.block_table.long()].flatten(1, 2)
-    keys = keys[:, : tensors.case.seq_lens[0]]
-    scores = SCALE * tensors.q[:, 0].double() @ keys.transpose(1, 2)
-    return scores.softmax(2) @ keys[..., :R]
 
 
 def errors(found: torch.Tensor, want: torch.Tensor) -> Errors:
