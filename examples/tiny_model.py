@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from paged_mla_optimized import MlaConfig
+from paged_mla_optimized import HeadWeights, LayerConfig, MlaConfig
 from paged_mla_shared.problem import Rope, RopePairing
 
 VOCAB, HIDDEN, LAYERS, NOPE, VALUE = 97, 64, 2, 16, 16
@@ -19,24 +19,25 @@ SIZES = {
 }
 
 
-def config_of(device: str, **changes) -> MlaConfig:
+def config_of(device: str, **changes) -> LayerConfig:
     """Return the model's attention, and the largest step of the loop."""
     sizes = SIZES[device] | changes
     scale = (NOPE + sizes["qk_rope_head_dim"]) ** -0.5
     rope = Rope(RopePairing.INTERLEAVED)
-    return MlaConfig(num_heads=4, softmax_scale=scale, rope=rope, **CAPACITIES, **sizes)
+    attention = MlaConfig(num_heads=4, softmax_scale=scale, rope=rope, **CAPACITIES, **sizes)
+    return LayerConfig(attention=attention, qk_nope_head_dim=NOPE, v_head_dim=VALUE)
 
 
 class Model:
     """Layers between token ids and the most likely next ones; `attend` is the caller's."""
 
-    def __init__(self, config: MlaConfig, device: str) -> None:
+    def __init__(self, layer_config: LayerConfig, device: str) -> None:
+        self.config, config = layer_config, layer_config.attention
         heads, latent, rope = config.num_heads, config.kv_lora_rank, config.qk_rope_head_dim
         shapes = {
             "q": (heads * (NOPE + rope), HIDDEN),
             "kv_a": (latent + rope, HIDDEN),
-            "uk": (heads, latent, NOPE),
-            "uv": (heads, VALUE, latent),
+            "kv_b": (heads * (NOPE + VALUE), latent),
             "o": (HIDDEN, heads * VALUE),
             "up": (4 * HIDDEN, HIDDEN),
             "down": (HIDDEN, 4 * HIDDEN),
@@ -47,22 +48,22 @@ class Model:
             weight = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
             return weight.to(device, config.dtype)
 
-        self.config, self.embedding = config, random(VOCAB, HIDDEN)
+        self.embedding = random(VOCAB, HIDDEN)
         self.layers = [
             {name: random(*shape) for name, shape in shapes.items()} for _ in range(LAYERS)
         ]
+        self.heads = [HeadWeights.of_kv_b_proj(w["kv_b"], heads, NOPE) for w in self.layers]
 
     def __call__(self, ids, attend):
         """Return the next token of each token, [T]."""
-        heads, rope = self.config.num_heads, self.config.qk_rope_head_dim
+        config = self.config.attention
+        heads, rope = config.num_heads, config.qk_rope_head_dim
         x = self.embedding[ids]
         for layer, w in enumerate(self.layers):
             h = rms_norm(x, x.shape[-1:])
             q_nope, q_pe = (h @ w["q"].T).view(-1, heads, NOPE + rope).split([NOPE, rope], -1)
-            absorbed = torch.einsum("thn,hrn->thr", q_nope, w["uk"])
-            ckv, k_pe = (h @ w["kv_a"].T).split([self.config.kv_lora_rank, rope], -1)
-            latents = attend(layer, absorbed, q_pe, rms_norm(ckv, ckv.shape[-1:]), k_pe)
-            values = torch.einsum("thr,hvr->thv", latents, w["uv"])
+            ckv, k_pe = (h @ w["kv_a"].T).split([config.kv_lora_rank, rope], -1)
+            values = attend(layer, q_nope, q_pe, rms_norm(ckv, ckv.shape[-1:]), k_pe)
             x = x + values.flatten(1) @ w["o"].T
             x = x + silu(rms_norm(x, x.shape[-1:]) @ w["up"].T) @ w["down"].T
         return (rms_norm(x, x.shape[-1:]) @ self.embedding.T).argmax(-1)

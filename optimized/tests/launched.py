@@ -72,7 +72,7 @@ def begin_attention(config, pick, arch):
     """Have launchers made for all steps of a config, and for a cache of its own."""
     demand = demand_of(config, arch)
     variant = pick.choice((None, portable_variant(demand, pick.randint(1, 99))))
-    begun = core.Core(config, "cpu", variant, None)
+    begun = core.Core(config, "cpu", variant=variant)
     stored, words = config.stored, config.stored.row(config)
     dtype = torch.uint8 if config.is_fp8 else config.dtype
     latents = torch.empty((2, config.block_size, words[1]), dtype=dtype)

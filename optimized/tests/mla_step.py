@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.planning.families import AttendVariant
+from paged_mla_optimized.step import MlaStep
 
 R, P = 32, 16
 TILES = AttendVariant(
     tile_m=16, tile_n=16, num_warps=1, num_stages=1, programs_per_sm=1, min_units=1
 )
 DIMS = {"kv_lora_rank": R, "qk_rope_head_dim": P, "dtype": torch.float32, "cache_format": "fp32"}
+
+
+def of_fields(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that takes a step as a function of the step's fields."""
+    names = {field.name for field in fields(MlaStep)}
+
+    def called(**given: Any) -> Any:
+        step = MlaStep(**{name: given.pop(name) for name in names & given.keys()})
+        return call(step, **given)
+
+    return called
 
 
 def config(**changes: Any) -> MlaConfig:
@@ -45,19 +58,18 @@ class Step:
     cache: torch.Tensor
     mask: torch.Tensor | None = None
 
+    @property
+    def described(self) -> MlaStep:
+        """What `plan` takes."""
+        lengths = (self.cu_seqlens_q, self.seq_lens, self.block_table)
+        return MlaStep(*lengths, num_tokens=len(self.q_nope), mask=self.mask)
+
     def attend(
         self, mla: PagedMla | None = None, max_query_len: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Plan and attend on `mla`, or on a new one, over NaN; return out and lse."""
         mla = mla or PagedMla(self.config, "cpu")
-        mla.plan(
-            self.cu_seqlens_q,
-            self.seq_lens,
-            self.block_table,
-            num_tokens=len(self.q_nope),
-            max_query_len=max_query_len,
-            mask=self.mask,
-        )
+        mla.plan(replace(self.described, max_query_len=max_query_len))
         out = torch.full_like(self.q_nope, torch.nan)
         lse = torch.full(out.shape[:2], torch.nan)
         return mla.attend(self.q_nope, self.q_pe, self.cache, out=out, lse=lse)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from mla_step import P, R, Step, assert_close, build, dense
 
 from paged_mla_optimized.parallel import ContextParallelMla
+from paged_mla_optimized.step import MlaStep
 
 BLOCK_SIZE = 16  # of a rank
 _PATIENCE = timedelta(seconds=60)
@@ -83,7 +84,7 @@ def _hold(situation: Situation, rank: int, group: dist.ProcessGroup) -> None:
         if number == 0:
             mla.warm_up(cache)
         tokens = len(step.q_nope)
-        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=tokens)
+        mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=tokens))
         mla.append(new[:, :R], new[:, R:], cache)
         torch.testing.assert_close(cache, expected_cache, rtol=0, atol=0, equal_nan=True)
         heads = slice(mla.heads.start, mla.heads.stop)

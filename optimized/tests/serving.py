@@ -15,7 +15,7 @@ from tiny_model import Model, config_of
 
 def dense(model: Model, tokens: list[int]) -> list[int]:
     """Return what follows each token, by attention to all tokens before it in plain torch."""
-    config, device = model.config, model.embedding.device
+    config, device = model.config.attention, model.embedding.device
     frequencies = config.rope.theta ** -torch.arange(0, 1, 2 / config.qk_rope_head_dim)
     angles = torch.arange(len(tokens))[:, None] * frequencies
     turns = torch.polar(torch.ones_like(angles), angles).to(device)  # [T, P / 2]
@@ -24,12 +24,13 @@ def dense(model: Model, tokens: list[int]) -> list[int]:
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(pairs * turns).flatten(-2)
 
-    def attend(_layer, q_nope, q_pe, ckv, k_pe):
-        scores = torch.einsum("thr,sr->hts", q_nope, ckv)
+    def attend(layer, q_nope, q_pe, ckv, k_pe):
+        weights = model.heads[layer]
+        scores = torch.einsum("thn,hnr,sr->hts", q_nope, weights.w_uk, ckv)
         scores += torch.einsum("thp,sp->hts", rotate(q_pe, turns[:, None]), rotate(k_pe, turns))
         seen = torch.ones_like(scores[0], dtype=torch.bool).tril()
-        weights = (scores * config.softmax_scale).masked_fill(~seen, -torch.inf).softmax(-1)
-        return torch.einsum("hts,sr->thr", weights, ckv)
+        shares = (scores * config.softmax_scale).masked_fill(~seen, -torch.inf).softmax(-1)
+        return torch.einsum("hts,sr,hvr->thv", shares, ckv, weights.w_uv)
 
     return model(torch.tensor(tokens, device=device), attend).tolist()
 

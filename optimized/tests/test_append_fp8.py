@@ -7,6 +7,7 @@ from mla_step import P, R, config
 
 from paged_mla_optimized import LatentCache, PagedMla
 from paged_mla_optimized.launchers.rotary import rope_tables
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32
@@ -20,7 +21,7 @@ def planned(name, **changes):
     """Return an instance whose step appends 12 tokens to blocks 2 and 1 from position 5 on."""
     mla = PagedMla(config(cache_format=name, **changes), "cpu")
     cu, lens = torch.tensor([0, 12], dtype=I32), torch.tensor([17], dtype=I32)
-    mla.plan(cu, lens, torch.tensor([[2, 1]], dtype=I32), num_tokens=13)
+    mla.plan(MlaStep(cu, lens, torch.tensor([[2, 1]], dtype=I32), num_tokens=13))
     assert tuple(mla.slot_mapping.tolist()) == (*SLOTS, -1)
     return mla
 

@@ -7,6 +7,7 @@ from mla_step import P, R, config
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.launchers import append
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32
@@ -28,7 +29,7 @@ def instance(block_size=16, num_tokens=12, **changes):
     mla = PagedMla(cfg, "cpu")
     cu, lens = torch.tensor([0, num_tokens], dtype=I32), torch.tensor([num_tokens], dtype=I32)
     table = torch.arange(-(-num_tokens // block_size), dtype=I32)[None]
-    mla.plan(cu, lens, table, num_tokens=num_tokens)
+    mla.plan(MlaStep(cu, lens, table, num_tokens=num_tokens))
     return mla
 
 
@@ -146,7 +147,7 @@ def planned(*rows, padded_rows=(), block_size=64, padded_tokens=2, **changes):
     width = -(-max(lens) // block_size)
     table = torch.randperm(len(rows) * width, generator=torch.Generator().manual_seed(3)).int()
     lens = torch.tensor(lens, dtype=I32)
-    mla.plan(cu, lens, table.view(len(rows), width), num_tokens=tokens)
+    mla.plan(MlaStep(cu, lens, table.view(len(rows), width), num_tokens=tokens))
     return mla, mla.slot_mapping.tolist()
 
 
@@ -215,10 +216,12 @@ def test_keys_are_rotated_at_their_own_positions(pairing):
     mla = instance(rope=Rope(pairing))
     plain = PagedMla(config(rope=Rope(pairing)), "cpu")
     plain.plan(
-        torch.tensor([0, 12], dtype=I32),
-        torch.tensor([12], dtype=I32),
-        torch.tensor([[0]], dtype=I32),
-        num_tokens=12,
+        MlaStep(
+            torch.tensor([0, 12], dtype=I32),
+            torch.tensor([12], dtype=I32),
+            torch.tensor([[0]], dtype=I32),
+            num_tokens=12,
+        )
     )
     held = torch.zeros(1, 16, R + P)
     plain.append(x[:, :R], x[:, R:], held)

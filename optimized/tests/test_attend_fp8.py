@@ -8,6 +8,7 @@ from fp8_step import LAYER_SCALE, NAMES, build_fp8, slots_of, values_of
 from mla_step import R, assert_close, dense
 
 from paged_mla_optimized import LatentCache, PagedMla
+from paged_mla_optimized.step import MlaStep
 
 ROWS = {
     "decode": ((1, 1), (16, 1), (33, 1), (70, 1)),
@@ -189,7 +190,7 @@ def test_a_step_appends_and_attends(name):
 
         def whole_step(latents, scales, mla=mla):
             cache = LatentCache(name, latents, scales)
-            mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=20)
+            mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=20))
             mla.append(step.q_nope[:, 0], step.q_pe[:, 0], cache)
             return mla.attend(step.q_nope, step.q_pe, cache)[0].clone()
 

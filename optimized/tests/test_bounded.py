@@ -12,6 +12,7 @@ from mla_step import P, R, Step, assert_close, build, config, dense
 from paged_mla_optimized import DraftSteps, PagedMla, Prefill, RequestMap
 from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.prefill_config import PrefillConfig
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 I32 = torch.int32
@@ -27,7 +28,7 @@ def i32(values: object) -> torch.Tensor:
 def planned(step: Step, mask: torch.Tensor | None = None) -> PagedMla:
     mla = PagedMla(step.config, "cpu")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
-    mla.plan(*lengths, num_tokens=len(step.q_nope), mask=mask)
+    mla.plan(MlaStep(*lengths, num_tokens=len(step.q_nope), mask=mask))
     return mla
 
 
@@ -164,7 +165,7 @@ def test_named_slots_stay_in_the_cache(name):
     """S-10: a slot below 0 or past the cache writes nothing, in any format."""
     step = build((9, 9))
     mla = PagedMla(config(cache_format=name or "fp32"), "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=9)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=9))
     whole = empty_cache(name, 5, 16) if name else None
     rows = torch.full((5, 16, R + P), 7.0) if whole is None else whole.latents
     before = rows.clone()
@@ -270,7 +271,7 @@ def test_request_ids_and_lengths_that_no_map_has(ids, lens, fill):
     cfg = config(table_multiple=1, table_fill=fill, max_model_len=256)
     mla = PagedMla(cfg, "cpu")
     req_to_token = torch.arange(2 * 64, dtype=I32).view(2, 64)
-    mla.plan(i32([0, 1, 2]), i32(lens), RequestMap(req_to_token, i32(ids)), num_tokens=2)
+    mla.plan(MlaStep(i32([0, 1, 2]), i32(lens), RequestMap(req_to_token, i32(ids)), num_tokens=2))
     assert mla.slot_mapping.tolist() == [19, -1]
 
 
@@ -281,7 +282,7 @@ def test_slots_that_no_map_has(fill):
     mla = PagedMla(cfg, "cpu")
     req_to_token = torch.arange(64, dtype=I32).view(1, 64)
     req_to_token[0, 16:32] = -1
-    mla.plan(i32([0, 2]), i32([33]), RequestMap(req_to_token, i32([0])), num_tokens=2)
+    mla.plan(MlaStep(i32([0, 2]), i32([33]), RequestMap(req_to_token, i32([0])), num_tokens=2))
     assert mla.block_table[0, :4].tolist() == [0, -1, 2, fill]
     assert mla.slot_mapping.tolist() == [-1, 32]
 

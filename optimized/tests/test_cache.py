@@ -12,6 +12,7 @@ from paged_mla_optimized import DraftSteps, LatentCache, PagedMla
 from paged_mla_optimized.backend.memory import Memory
 from paged_mla_optimized.cache import as_cache, tensors_of
 from paged_mla_optimized.cache import empty_cache as zeros_of
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.poison import poisoned_image
@@ -74,7 +75,7 @@ def planned(name, **changes):
     """Return an instance for a cache of `name`, its step of four tokens planned."""
     step = build((20, 3), (33, 1), **changes)
     mla = PagedMla(config(cache_format=name, **changes), "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4))
     return mla
 
 

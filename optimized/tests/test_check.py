@@ -3,12 +3,13 @@
 import pytest
 import torch
 from fp8_step import NAMES, build_fp8
-from mla_step import build, config
+from mla_step import build, config, of_fields
 from test_scales import lose
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LayerConfig, MlaLayer, PagedMla
 from paged_mla_optimized.inspect.blocks import Paging
 from paged_mla_optimized.parallel import ContextParallelMla, local_len
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
@@ -66,7 +67,7 @@ def ranks(group_of_one):
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_steps_no_rule_allows(of, name, request):
     """S-1, S-2, S-13: as `PagedMla.check` refuses them; the step that they spoil passes."""
-    check, step = request.getfixturevalue(of).check, build(*LENS)
+    check, step = of_fields(request.getfixturevalue(of).check), build(*LENS)
     check(**lengths(step), num_blocks=9)
     argument, changes = ILLEGAL[name]
     refused(argument, check, **lengths(step, **changes), num_blocks=9)
@@ -84,37 +85,38 @@ def test_steps_no_rule_allows(of, name, request):
     ],
     ids=["a-step-behind", "one-row", "a-row-forgotten", "exchanged", "fewer", "moved"],
 )
-def test_a_host_that_is_told_another_step(layer, argument, told, message):
+def test_a_host_with_another_step(layer, argument, told, message):
     """S-2, S-21: materialised rows would lose keys, or be attended by the plan of others."""
-    step = build(*LENS)
-    layer.check(**lengths(step), **TOLD)
-    layer.check(**lengths(step), **TOLD | {"max_seq_lens": [256, 17, 0, 6]})  # an upper bound
+    step, check = build(*LENS), of_fields(layer.check)
+    check(**lengths(step), **TOLD)
+    check(**lengths(step), **TOLD | {"max_seq_lens": [256, 17, 0, 6]})  # an upper bound
     for absorbed_rows in (0, 1, None):
         given = TOLD | told | {"absorbed_rows": absorbed_rows}
-        assert message in refused(argument, layer.check, **lengths(step), **given)
+        assert message in refused(argument, check, **lengths(step), **given)
 
 
 def test_a_layer_checks_slots_masks_and_caches(layer):
     """S-10, S-11, S-14: with what `PagedMla.check` takes."""
-    step = build(*LENS)
+    step, check = build(*LENS), of_fields(layer.check)
     slots = torch.tensor([4, 4, -1, -1, -1, -1])
-    refused("slot_mapping", layer.check, **lengths(step), slot_mapping=slots)
-    refused("absorbed_rows", layer.check, **lengths(step), **TOLD | {"absorbed_rows": 5})
-    refused("absorbed_rows", layer.check, **lengths(step), absorbed_rows=1)
-    refused("max_query_len", layer.check, **lengths(step), max_query_len=0)
+    refused("slot_mapping", check, **lengths(step), slot_mapping=slots)
+    refused("absorbed_rows", check, **lengths(step), **TOLD | {"absorbed_rows": 5})
+    refused("absorbed_rows", check, **lengths(step), absorbed_rows=1)
+    refused("max_query_len", check, **lengths(step), max_query_len=0)
     scaled = build_fp8("fp8_block_token", *LENS)
     layer = MlaLayer(
         LayerConfig(attention=scaled.config, qk_nope_head_dim=16, v_head_dim=32), "cpu"
     )
-    layer.check(**lengths(scaled), cache=scaled.cache, **TOLD)
+    check = of_fields(layer.check)
+    check(**lengths(scaled), cache=scaled.cache, **TOLD)
     lose(scaled, 1, 11, 0.0)
-    refused("cache.scales", layer.check, **lengths(scaled), cache=scaled.cache, **TOLD)
+    refused("cache.scales", check, **lengths(scaled), cache=scaled.cache, **TOLD)
     tree = config(mask="tree:qlen", max_draft_tokens=4)
     layer = MlaLayer(LayerConfig(attention=tree, qk_nope_head_dim=16, v_head_dim=32), "cpu")
     step = build((20, 2))
     for wrong in ([1, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]):
         mask = torch.tensor(wrong, dtype=torch.bool)
-        refused("mask", layer.check, **lengths(step), mask=mask)
+        refused("mask", of_fields(layer.check), **lengths(step), mask=mask)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,9 +124,10 @@ def test_scales_of_a_rank(name, group_of_one):
     """S-11, S-18: of what the rank caches."""
     step = build_fp8(name, *LENS)
     ranks = ContextParallelMla(step.config, group_of_one, "cpu")
-    ranks.check(**lengths(step), cache=step.cache)
+    check = of_fields(ranks.check)
+    check(**lengths(step), cache=step.cache)
     lose(step, 1, 11, float("nan"))
-    refused("cache.scales", ranks.check, **lengths(step), cache=step.cache)
+    refused("cache.scales", check, **lengths(step), cache=step.cache)
 
 
 @pytest.mark.parametrize(("world", "interleave"), [(1, 1), (2, 1), (2, 16), (3, 4)])
@@ -215,10 +218,10 @@ def test_a_step_of_another_instance():
     step = build((20, 3), (33, 1))
     mlas = [PagedMla(step.config, "cpu") for _ in range(2)]
     for mla in mlas:
-        mla.plan(**lengths(step))
-    mlas[0].resume(mlas[0].host_step())
+        mla.plan(MlaStep(**lengths(step)))
+    mlas[0].resume(mlas[0].planned)
     expected = mlas[0].attend(step.q_nope, step.q_pe, step.cache)[0]
-    message = refused("step", mlas[0].resume, mlas[1].host_step())
+    message = refused("planned", mlas[0].resume, mlas[1].planned)
     assert "another instance" in message
     assert mlas[0].attend(step.q_nope, step.q_pe, step.cache)[0].equal(expected)
-    refused("step", mlas[0].resume, None)
+    refused("planned", mlas[0].resume, None)

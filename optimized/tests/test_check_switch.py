@@ -1,9 +1,11 @@
 """`PAGED_MLA_CHECK=1`: every eager plan and load of a graph's inputs is held to the rules."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fp8_step import build_fp8
-from mla_step import P, R, build, config
+from mla_step import P, R, build, config, of_fields
 from test_check import TOLD, drafts, i32, lengths, refused
 from test_scales import lose
 
@@ -24,6 +26,7 @@ from paged_mla_optimized.engines.sglang.rows import Rows
 from paged_mla_optimized.engines.vllm.decode import Decode, FixedLengths, Step
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime import check_switch
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 ROWS = ((20, 3), (33, 1))
@@ -49,12 +52,12 @@ def map_of(table):
 
 
 def plan_of_ranks(group):
-    return ContextParallelMla(config(), group, "cpu").plan
+    return of_fields(ContextParallelMla(config(), group, "cpu").plan)
 
 
-def load(num_tokens, **step):  # noqa: ARG001 - a step's tensors have them
+def load(**step):
     """Load a step into the inputs of a graph."""
-    StepInputs(config(), "cpu", {}).load(**step)
+    StepInputs(config(), "cpu", {}).load(MlaStep(**step))
 
 
 def plan_with_drafts(**step):
@@ -89,11 +92,11 @@ def plan_as_sglang(**step):
 
 
 ENTRANCES = {
-    "PagedMla.plan": lambda **step: PagedMla(config(), "cpu").plan(**step),
+    "PagedMla.plan": lambda **step: PagedMla(config(), "cpu").plan(MlaStep(**step)),
     "PagedMla.plan, map": lambda block_table, **step: PagedMla(
         config(table_multiple=2), "cpu"
-    ).plan(block_table=map_of(block_table.clamp(0, 8)), **step),
-    "MlaLayer.plan": lambda **step: layer_of(config()).plan(**step),
+    ).plan(MlaStep(block_table=map_of(block_table.clamp(0, 8)), **step)),
+    "MlaLayer.plan": lambda **step: layer_of(config()).plan(MlaStep(**step)),
     "StepInputs.load": load,
     "engines.fastdeploy": plan_with_drafts,
     "engines.vllm": plan_as_vllm,
@@ -161,13 +164,14 @@ def test_a_layer_compares_what_the_host_was_told(monkeypatch):
     """S-21: lengths of the step before are refused before anything is planned."""
     monkeypatch.setenv("PAGED_MLA_CHECK", "1")
     step, layer = build((9, 1), (17, 5), (0, 0), (6, 0)), layer_of(config())
-    layer.plan(**lengths(step), **TOLD)
+    plan = of_fields(layer.plan)
+    plan(**lengths(step), **TOLD)
     positions = layer.positions.tolist()
     for argument, told in (
         ("max_seq_lens", {"max_seq_lens": [8, 16, 0, 6]}),
         ("query_lens", {"query_lens": [5, 1, 0, 0]}),
     ):
-        refused(argument, layer.plan, **lengths(step), **TOLD | told)
+        refused(argument, plan, **lengths(step), **TOLD | told)
     assert layer.positions.tolist() == positions
     small = LayerConfig(attention=config(), qk_nope_head_dim=16, v_head_dim=32, workspace_tokens=64)
     layer = MlaLayer(small, "cpu")
@@ -179,7 +183,7 @@ def test_slots_and_caches_are_checked_where_they_come(monkeypatch):
     monkeypatch.setenv("PAGED_MLA_CHECK", "1")
     step = build_fp8("fp8_block_token", *ROWS)
     mla, new = PagedMla(step.config, "cpu"), (torch.zeros(4, R), torch.zeros(4, P))
-    mla.plan(**lengths(step))
+    mla.plan(MlaStep(**lengths(step)))
     mla.attend(step.q_nope, step.q_pe, step.cache)
     mla.append(*new, step.cache)
     small = step.cache._replace(latents=step.cache.latents[:1], scales=step.cache.scales[:1])
@@ -197,11 +201,13 @@ def test_a_refused_load_copies_nothing(monkeypatch):
     """S-17: named slots are those of a tensor called so."""
     monkeypatch.setenv("PAGED_MLA_CHECK", "1")
     inputs = StepInputs(config(), "cpu", {"slot_mapping": ((64,), LONG)})
-    step = {name: value for name, value in shared().items() if name != "num_tokens"}
-    inputs.load(**step, slot_mapping=torch.tensor([-1, -1, -1, 47]))
+    step = MlaStep(**shared())
+    inputs.load(step, {"slot_mapping": torch.tensor([-1, -1, -1, 47])})
     before = [tensor.clone() for tensor in inputs.tensors]
-    refused("slot_mapping", inputs.load, **step, slot_mapping=torch.tensor([-1, 16, -1, 47]))
-    refused("cu_seqlens_q", inputs.load, **step, slot_mapping=torch.tensor([-1]))
+    refused("slot_mapping", inputs.load, step, {"slot_mapping": torch.tensor([-1, 16, -1, 47])})
+    refused("slot_mapping", inputs.load, step, {"slot_mapping": torch.tensor([-1])})
+    fewer = {"slot_mapping": torch.tensor([-1])}
+    refused("cu_seqlens_q", inputs.load, replace(step, num_tokens=1), fewer)
     assert all(map(torch.equal, before, inputs.tensors))
 
 
@@ -210,15 +216,15 @@ def test_nothing_waits_in_a_capture(monkeypatch):
     monkeypatch.setenv("PAGED_MLA_CHECK", "1")
     mla, layer = PagedMla(config(), "cpu"), layer_of(config())
     monkeypatch.setattr(check_switch, "is_capturing", lambda _: True)
-    mla.plan(**shared())
-    layer.plan(**shared())
+    mla.plan(MlaStep(**shared()))
+    layer.plan(MlaStep(**shared()))
     ExtendWindow(2, 4, "cpu").fill(i32(3, -1))
 
 
 INT64 = {
     **{name: ENTRANCES[name] for name in ("PagedMla.plan", "MlaLayer.plan", "StepInputs.load")},
-    "PagedMla.check": lambda **step: PagedMla(config(), "cpu").check(**step),
-    "MlaLayer.check": lambda **step: layer_of(config()).check(**step),
+    "PagedMla.check": lambda **step: PagedMla(config(), "cpu").check(MlaStep(**step)),
+    "MlaLayer.check": lambda **step: layer_of(config()).check(MlaStep(**step)),
     "torch.ops.paged_mla.plan": lambda num_tokens, **step: _op(num_tokens, *step.values()),
     "engines.fastdeploy": plan_with_drafts,
     "engines.vllm": lambda **step: _vllm_plan(*step.values()),
@@ -263,10 +269,8 @@ def test_int64_is_refused_by_ranks_and_explain(name, group_of_one):
     step = lengths(build(*ROWS))
     long = step | {name: step[name].long()}
     ranks = ContextParallelMla(config(), group_of_one, "cpu")
-    refused(name, ranks.plan, **long)
-    refused(name, ranks.check, **long)
-    if name != "block_table":
-        refused(name, PagedMla(config(), "cpu").explain, long["cu_seqlens_q"], long["seq_lens"])
+    for call in (ranks.plan, ranks.check, PagedMla(config(), "cpu").explain):
+        refused(name, call, MlaStep(**long))
 
 
 def test_int64_is_refused_where_there_is_no_plan():
@@ -291,7 +295,7 @@ def test_int64_is_refused_where_there_is_no_plan():
     made = map_of(step["block_table"].clamp(0, 8))
     wide = RequestMap(made.req_to_token.long(), made.request_ids)
     mla = PagedMla(config(table_multiple=2), "cpu")
-    refused("req_to_token", mla.plan, **step | {"block_table": wide})
+    refused("req_to_token", mla.plan, MlaStep(**step | {"block_table": wide}))
     held = FixedLengths(4, "cpu")
     refused("query_start_loc", held.hold, i32(0, 1).long(), i32(1))
     refused("seq_lens", held.hold, i32(0, 1), i32(1).long())

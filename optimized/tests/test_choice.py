@@ -9,6 +9,7 @@ from mla_step import assert_close, build, config, dense
 from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.planning.choice import demand_of, step_query_len
 from paged_mla_optimized.planning.families import FEW, TILE, AttendVariant, serving_variant
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 README_SIZED = MlaConfig(
@@ -50,7 +51,9 @@ def test_a_query_length_below_one_is_refused(told):
     mla, step = PagedMla(config(), "cpu"), build((20, 1))
     with pytest.raises(InvalidArgument, match=r"max_query_len.*>= 1"):
         mla.plan(
-            step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=1, max_query_len=told
+            MlaStep(
+                step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=1, max_query_len=told
+            )
         )
 
 
@@ -90,7 +93,7 @@ def test_one_instance_serves_every_step(deterministic):
         mla.workspace.fill_(torch.nan)
         found = step.attend(mla, max_query_len=told)
         assert_close(found, dense(step))
-        chosen.add(mla._core.plan.choice)
+        chosen.add(mla._core.plan.host.choice)
         fresh = step.attend(
             PagedMla(config(num_heads=12, deterministic=deterministic), "cpu"), max_query_len=told
         )
@@ -118,11 +121,11 @@ def test_a_compiled_step_chooses_as_it_would(inside):
 
     def run(q_nope, q_pe, cache):
         if inside:
-            mla.plan(*lengths, num_tokens=4, max_query_len=2)
+            mla.plan(MlaStep(*lengths, num_tokens=4, max_query_len=2))
         return mla.attend(q_nope, q_pe, cache)
 
     if not inside:
-        mla.plan(*lengths, num_tokens=4, max_query_len=2)
+        mla.plan(MlaStep(*lengths, num_tokens=4, max_query_len=2))
     mla.workspace.fill_(torch.nan)
     found = torch.compile(run, backend="aot_eager", fullgraph=True)(
         step.q_nope, step.q_pe, step.cache

@@ -7,6 +7,7 @@ import torch
 from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import MlaConfig, PagedMla, RequestMap
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
@@ -24,10 +25,12 @@ def test_reserved_slot_is_never_written():
     cfg = config(reserved_slot=0)
     mla = PagedMla(cfg, "cpu")
     mla.plan(
-        torch.tensor([0, 1, 2], dtype=I32),
-        torch.tensor([1, 1], dtype=I32),
-        torch.tensor([[0], [1]], dtype=I32),
-        num_tokens=2,
+        MlaStep(
+            torch.tensor([0, 1, 2], dtype=I32),
+            torch.tensor([1, 1], dtype=I32),
+            torch.tensor([[0], [1]], dtype=I32),
+            num_tokens=2,
+        )
     )
     assert mla.slot_mapping.tolist() == [0, 16]
     cache = torch.full((2, 16, R + P), 7.0)
@@ -43,7 +46,11 @@ def test_padded_rows_of_length_one_are_harmless():
     table = torch.zeros(3, real.block_table.shape[1], dtype=I32)
     table[0] = real.block_table[0] + 1
     mla = PagedMla(real.config, "cpu")
-    mla.plan(torch.arange(4, dtype=I32), torch.tensor([40, 1, 1], dtype=I32), table, num_tokens=3)
+    mla.plan(
+        MlaStep(
+            torch.arange(4, dtype=I32), torch.tensor([40, 1, 1], dtype=I32), table, num_tokens=3
+        )
+    )
     queries = [torch.cat([q, torch.ones(2, *q.shape[1:])]) for q in (real.q_nope, real.q_pe)]
     out, lse = mla.attend(*queries, cache)
     assert_close((out[:1], lse[:1]), dense(real))
@@ -61,7 +68,7 @@ def test_table_from_a_request_map(ids):
     request_map = RequestMap(req_to_token, torch.tensor([3, 1, 2**30], dtype=ids))
     mla = PagedMla(cfg, "cpu")
     lens = torch.tensor([6, 9, 0], dtype=I32)
-    mla.plan(torch.tensor([0, 3, 4, 6], dtype=I32), lens, request_map, num_tokens=7)
+    mla.plan(MlaStep(torch.tensor([0, 3, 4, 6], dtype=I32), lens, request_map, num_tokens=7))
     assert mla.block_table.tolist() == [
         [7, 2, *[-1] * 14],
         [5, 0, 1, *[-1] * 13],
@@ -80,7 +87,7 @@ def test_step_from_a_request_map():
         slots[row, :seq_len] = (step.block_table[row, key // 16] * 16 + key % 16).int()
     mla = PagedMla(config(table_multiple=1), "cpu")
     request_map = RequestMap(slots.flip(0), torch.tensor([1, 0]))
-    mla.plan(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=4)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=4))
     for mine, theirs in zip(mla.attend(step.q_nope, step.q_pe, step.cache), expected, strict=True):
         assert torch.equal(mine, theirs)
 
@@ -90,10 +97,10 @@ def test_a_map_needs_a_config_that_builds_tables():
     request_map = RequestMap(torch.zeros(1, 8, dtype=I32), torch.zeros(1, dtype=I32))
     cu, lens = torch.tensor([0, 1], dtype=I32), torch.tensor([1], dtype=I32)
     with pytest.raises(InvalidArgument, match="block_table"):
-        PagedMla(config(), "cpu").plan(cu, lens, request_map, num_tokens=1)
+        PagedMla(config(), "cpu").plan(MlaStep(cu, lens, request_map, num_tokens=1))
     wrong = RequestMap(request_map.req_to_token, torch.zeros(2, dtype=I32))
     with pytest.raises(InvalidArgument, match="request_ids"):
-        PagedMla(config(table_multiple=1), "cpu").plan(cu, lens, wrong, num_tokens=1)
+        PagedMla(config(table_multiple=1), "cpu").plan(MlaStep(cu, lens, wrong, num_tokens=1))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_rows_of_more_pairs_have_longer_splits(num_heads, query_len, split_tiles
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, split_tiles=4))
     assert_close(step.attend(mla), dense(step))
     assert mla._core.plan.cut[5].item() == split_tiles
-    assert f"up to {splits} pieces" in str(mla.explain(step.cu_seqlens_q, step.seq_lens))
+    assert f"up to {splits} pieces" in str(mla.explain(step.described))
 
 
 def test_all_programs_share_the_joins_of_splits():
@@ -144,7 +144,7 @@ def test_shares_cut_a_split_once_at_most(parts, overhead):
     step = build((250, 1), (40, 40), (0, 1), (17, 1), deterministic=True)
     variant = replace(SPLITS, programs_per_sm=parts, overhead=overhead, split_tiles=3)
     mla = PagedMla(step.config, "cpu", variant=variant)
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    mla.plan(step.described)
     plan = mla._core.plan
     padding, split_overhead = plan.cut[3].item(), plan.cut[4].item()
     splits, unit = [], 0

@@ -4,6 +4,7 @@ import torch
 from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LatentCache, PagedMla
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.stepping import drafts as drafts_module
 from paged_mla_shared.errors import InvalidArgument
 
@@ -122,7 +123,9 @@ def test_branches_never_see_each_other(prefix_len):
         q = torch.randn(2, 4, R + P, generator=generator)
         new = torch.randn(2, R + P, generator=generator)
         keys = [torch.cat([old, key[None]]) for old, key in zip(keys, new, strict=True)]
-        mla.plan(drafts.cu_seqlens_q, drafts.seq_lens[step], drafts.block_table, num_tokens=2)
+        mla.plan(
+            MlaStep(drafts.cu_seqlens_q, drafts.seq_lens[step], drafts.block_table, num_tokens=2)
+        )
         mla.append(new[:, :R], new[:, R:], cache)
         actual = mla.attend(q[..., :R].contiguous(), q[..., R:].contiguous(), cache)
         alone = build((prefix_len + step + 1, 1), (prefix_len + step + 1, 1))

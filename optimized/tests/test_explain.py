@@ -7,6 +7,7 @@ from mla_step import TILES, build, config
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.runtime.log import LOGGER
+from paged_mla_optimized.step import MlaStep
 
 SPLITS = replace(TILES, programs_per_sm=4, split_tiles=2)
 
@@ -15,7 +16,7 @@ def explained(**changes):
     step = build((90, 3), (0, 2), (200, 1), (33, 1), **changes)
     mla = PagedMla(step.config, "cpu", variant=SPLITS)
     step.attend(mla)
-    return mla, mla.explain(step.cu_seqlens_q, step.seq_lens)
+    return mla, mla.explain(step.described)
 
 
 def test_explanation_follows_the_schedule():
@@ -43,7 +44,7 @@ def test_parts_that_only_begin_groups_are_idle(deterministic):
     mla = PagedMla(step.config, "cpu", variant=replace(SPLITS, programs_per_sm=24, overhead=5))
     step.attend(mla)
     idle = sum(begin >= end for begin, end, *_ in mla._core.plan.shares.tolist())
-    assert mla.explain(step.cu_seqlens_q, step.seq_lens).idle_parts == idle > 0
+    assert mla.explain(step.described).idle_parts == idle > 0
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2, 3, 4])
@@ -52,8 +53,9 @@ def test_explanation_of_a_step_that_is_cut_off(num_tokens):
     step = build((90, 3), (65, 33))
     mla = PagedMla(step.config, "cpu", variant=SPLITS)
     lengths = step.cu_seqlens_q, step.seq_lens
-    mla.plan(*lengths, step.block_table, num_tokens=num_tokens)
-    found = mla.explain(*lengths, num_tokens=num_tokens)
+    cut_off = MlaStep(*lengths, step.block_table, num_tokens=num_tokens)
+    mla.plan(cut_off)
+    found = mla.explain(cut_off)
     assert found.units == mla._core.plan.cut[2].item()
 
 

@@ -8,7 +8,7 @@ from paged_mla_shared.errors import InvalidArgument
 
 def planned(step):
     mla = PagedMla(step.config, "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    mla.plan(step.described)
     return mla
 
 

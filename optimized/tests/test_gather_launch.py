@@ -8,6 +8,7 @@ from triton.runtime.jit import JITFunction
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.kernels.common.gather import gather_kernel
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.step import MlaStep
 
 KERNEL = JITFunction(gather_kernel.fn, **gather_kernel.kwargs)
 SPREAD = {  # what of a step is laid out otherwise, and whether Triton compiles for that
@@ -58,7 +59,7 @@ def gather(changed: str = "") -> None:
         tensors[name] = SPREAD[changed][0](tensors[name])
     tensors["k_pe"] = tensors["k_pe"][: len(tensors["ckv"])]
     mla = PagedMla(step.config, "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, tensors["table"], num_tokens=3)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, tensors["table"], num_tokens=3))
     mla.gather_context(tensors["cache"], tensors["ckv"], tensors["k_pe"])
     keys = torch.cat(step.keys)[: len(tensors["ckv"])]
     assert torch.equal(torch.cat([tensors["ckv"], tensors["k_pe"]], dim=1), keys)
@@ -79,7 +80,7 @@ def test_one_launcher_serves_all_layers(launches):
     """S-9: a second cache of the same strides is read by what the first was."""
     step = build((33, 1))
     mla = PagedMla(step.config, "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=1)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=1))
     for cache in (step.cache, step.cache.clone()):
         mla.gather_context(cache, torch.zeros(33, R), torch.zeros(33, P))
     assert launches[0] == launches[1]

@@ -9,6 +9,7 @@ import torch
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import Bucket, GraphedStep, PagedMla, StaleGraph, StepInputs
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.stepping import graph
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -189,9 +190,9 @@ def test_a_replay_is_the_planned_step():
         assert len(model.mla.cu_seqlens_k) == bucket.rows + 1
         table, mine = step.inputs.view(bucket).block_table, model.mla.block_table
         assert (mine.data_ptr(), mine.shape) == (table.data_ptr(), table.shape)
-        model.mla.plan(eager.cu_seqlens_q, eager.seq_lens, eager.block_table, num_tokens=3)
+        model.mla.plan(MlaStep(eager.cu_seqlens_q, eager.seq_lens, eager.block_table, num_tokens=3))
         assert model.mla.block_table is eager.block_table
-    with pytest.raises(InvalidArgument, match="step"):
+    with pytest.raises(InvalidArgument, match="planned"):
         model.mla.resume(None)
 
 
@@ -222,14 +223,8 @@ def test_warming_up_over_a_live_cache_writes_nothing_to_named_slots():
         seen.append(view.bucket)
 
     step = GraphedStep([mla], model, inputs, [SMALL, LARGE], caches=[cache])
-    inputs.load(
-        torch.tensor([0, 4]).int(),
-        torch.tensor([4]).int(),
-        torch.zeros(1, 1).int(),
-        slots=torch.arange(4),
-        ckv=torch.ones(4, R),
-        k_pe=torch.ones(4, P),
-    )
+    loaded = {"slots": torch.arange(4), "ckv": torch.ones(4, R), "k_pe": torch.ones(4, P)}
+    inputs.load(MlaStep.from_host([4], [4], [[0]], device="cpu"), loaded)
     step.recapture()
     assert len(seen) == 4 * CALLS_OF_A_CAPTURE
     assert (cache == 7).all()
@@ -242,7 +237,8 @@ def test_a_replay_checks_what_was_loaded(monkeypatch):
     monkeypatch.setenv("PAGED_MLA_CHECK", "1")
     step = model.graphed(SMALL, LARGE)
     table = loaded.block_table.remainder(9)[:, :3]
-    model.inputs.load(loaded.cu_seqlens_q, loaded.seq_lens, table)
+    lengths = (loaded.cu_seqlens_q, loaded.seq_lens, table)
+    model.inputs.load(MlaStep(*lengths, num_tokens=4))
     refusals = [("rows", lambda: step.replay(1, 4)), ("block_table", lambda: step.replay(2, 4))]
     for argument, replay in refusals:  # the cache has three blocks
         with pytest.raises(InvalidArgument) as error:

@@ -27,6 +27,7 @@ from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import SHARED_MEMORY, serving_variant
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 CONFIG = MlaConfig(
@@ -397,7 +398,11 @@ def test_steps_over_e4m3_reach_their_kernel(monkeypatch):
     monkeypatch.setattr(
         hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
     )
-    mla.plan(*(torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [70], [[2, 1]])), num_tokens=1)
+    mla.plan(
+        MlaStep(
+            *(torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [70], [[2, 1]])), num_tokens=1
+        )
+    )
     combine = mla._core._attentions[0]._combine
     monkeypatch.setattr(combine, "launch", lambda *_, **__: None)
     latents, scales = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(9)

@@ -6,6 +6,7 @@ from mla_step import P, R, build, config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paged_mla_optimized import Bucket, DraftSteps, ExtendWindow, PagedMla, StepInputs
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 METADATA = {
@@ -17,13 +18,7 @@ QUERIES = {"q_nope": ((64, 4, R), torch.float32), "q_pe": ((64, 4, P), torch.flo
 
 
 def attend(mla, view, cache):
-    mla.plan(
-        view.cu_seqlens_q,
-        view.seq_lens,
-        view.block_table,
-        num_tokens=view.bucket.tokens,
-        mask=view.mask,
-    )
+    mla.plan(view.step)
     out, lse = mla.attend(view.tokens["q_nope"], view.tokens["q_pe"], cache)
     return out.clone(), lse.clone()
 
@@ -37,9 +32,9 @@ def test_any_bucket_has_the_bits_of_the_step_alone(bucket, deterministic):
     expected = step.attend(mla)
     inputs = StepInputs(step.config, "cpu", QUERIES)
     inputs.poison()
-    inputs.load(
-        step.cu_seqlens_q, step.seq_lens, step.block_table, q_nope=step.q_nope, q_pe=step.q_pe
-    )
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    loaded = MlaStep(*lengths, num_tokens=len(step.q_nope))
+    inputs.load(loaded, {"q_nope": step.q_nope, "q_pe": step.q_pe})
     out, lse = attend(mla, inputs.view(bucket), step.cache)
     assert torch.equal(out[:4], expected[0])
     assert torch.equal(lse[:4], expected[1])
@@ -83,19 +78,17 @@ def append_step(bucket, tensors, starts, lens, table, slots, value):
     """Load one step; plan and append it as ``GraphedStep`` does, in a bucket of 4 tokens."""
     inputs, mla, cache = tensors
     count = len(slots)
-    inputs.load(
-        torch.tensor(starts).int(),
-        torch.tensor(lens).int(),
-        torch.tensor(table).int(),
-        slots=torch.tensor(slots),
-        ckv=torch.full((count, R), value),
-        k_pe=torch.full((count, P), value),
-    )
+    lengths = (torch.tensor(numbers).int() for numbers in (starts, lens, table))
+    latents = {"ckv": torch.full((count, R), value), "k_pe": torch.full((count, P), value)}
+    step = MlaStep(*lengths, num_tokens=count)
+    inputs.load(step, latents | {"slots": torch.tensor(slots)})
     append_to_slots(mla, inputs.view(bucket), cache)
 
 
 def append_to_slots(mla, view, cache):
-    mla.plan(view.cu_seqlens_q, view.seq_lens, view.block_table, num_tokens=view.bucket.tokens)
+    mla.plan(
+        MlaStep(view.cu_seqlens_q, view.seq_lens, view.block_table, num_tokens=view.bucket.tokens)
+    )
     mla.append(view.tokens["ckv"], view.tokens["k_pe"], cache, view.tokens["slots"])
 
 
@@ -158,7 +151,7 @@ def test_the_tail_of_every_named_tensor_is_its_padding():
     for count in (64, 9, 30, 0, 1):
         inputs.poison()
         ones = {name: torch.ones_like(tensor[:count]) for name, tensor in inputs.tokens.items()}
-        inputs.load(**METADATA, **ones)
+        inputs.load(MlaStep(**METADATA, num_tokens=count), ones)
         assert_padded(count)
     inputs.poison()
     inputs.clear()
@@ -210,7 +203,7 @@ def test_a_tensor_that_is_not_given_stays_as_it_is():
     """S-17: an engine may write queries in place, and load where they lie."""
     inputs = StepInputs(config(), "cpu", QUERIES)
     inputs.tokens["q_pe"].fill_(7)
-    inputs.load(**METADATA, q_nope=torch.ones(4, 4, R))
+    inputs.load(MlaStep(**METADATA, num_tokens=4), {"q_nope": torch.ones(4, 4, R)})
     assert (inputs.tokens["q_pe"] == 7).all()
 
 
@@ -239,7 +232,7 @@ def test_packed_lines_may_be_wider_than_their_nodes():
     inputs = StepInputs(config(mask="tree:packed", max_draft_tokens=5), "cpu", {})
     lines = torch.arange(1, 9, dtype=torch.uint8).repeat_interleave(4).view(8, 4)
     starts, lengths = torch.tensor([0, 3, 8]).int(), torch.tensor([9, 8]).int()
-    inputs.load(starts, lengths, torch.zeros(2, 2).int(), mask=lines)
+    inputs.load(MlaStep(starts, lengths, torch.zeros(2, 2).int(), num_tokens=8, mask=lines))
     assert inputs.mask[:8, 0].tolist() == list(range(1, 9))
 
 
@@ -256,7 +249,8 @@ def test_what_does_not_fit_is_an_error():
         StepInputs(config(), "cpu", {"hidden": ((), torch.float32)})
 
 
-STEP = METADATA | {"q_nope": torch.ones(4, 4, R)}
+TOKENS = {"q_nope": torch.ones(4, 4, R)}
+NAMES = ("cu_seqlens_q", "seq_lens", "block_table", "mask")
 NINE_ROWS = {
     "cu_seqlens_q": torch.arange(10).int(),
     "seq_lens": torch.ones(9).int(),
@@ -294,8 +288,10 @@ def test_a_step_that_does_not_fit_is_refused(argument, changes):
     inputs = StepInputs(config(), "cpu", QUERIES)
     inputs.poison()
     before = [tensor.clone() for tensor in inputs.tensors]
+    step = METADATA | {n: t for n, t in changes.items() if n in NAMES}
+    tokens = TOKENS | {n: t for n, t in changes.items() if n not in NAMES}
     with pytest.raises(InvalidArgument) as error:
-        inputs.load(**(STEP | changes))
+        inputs.load(MlaStep(**step, num_tokens=4), tokens)
     assert error.value.argument == argument
     for tensor, old in zip(inputs.tensors, before, strict=True):
         torch.testing.assert_close(tensor, old, rtol=0, atol=0, equal_nan=True)
@@ -317,7 +313,7 @@ def test_a_mask_that_does_not_fit_is_refused(spelling, mask):
     """S-14: more masks than the largest step has, lines too narrow for a draft, or too few."""
     inputs = StepInputs(config(mask=spelling, max_draft_tokens=9), "cpu", QUERIES)
     with pytest.raises(InvalidArgument, match="mask"):
-        inputs.load(**STEP, mask=mask)
+        inputs.load(MlaStep(**METADATA, num_tokens=4, mask=mask), TOKENS)
 
 
 @pytest.mark.parametrize("spelling", ["tree:qlen", "tree:full", "tree:packed"])
@@ -325,7 +321,7 @@ def test_a_tree_has_a_mask_in_every_step(spelling):
     """S-14: the mask of the step before is not this one's."""
     inputs = StepInputs(config(mask=spelling, max_draft_tokens=9), "cpu", QUERIES)
     with pytest.raises(InvalidArgument, match="mask"):
-        inputs.load(**STEP)
+        inputs.load(MlaStep(**METADATA, num_tokens=4), TOKENS)
 
 
 class HostCopies(TorchDispatchMode):
@@ -360,14 +356,16 @@ def test_loading_never_waits(spelling, mask):
     tree = config(mask=spelling, max_draft_tokens=3)
     inputs = StepInputs(tree, "meta", {"q_nope": QUERIES["q_nope"]})
     with HostCopies() as copies:
-        inputs.load(**STEP, mask=mask)
+        inputs.load(MlaStep(**METADATA, num_tokens=4, mask=mask), TOKENS)
     assert copies.waits == [False] * 5
 
 
 def test_loading_leaves_no_gradient_behind():
     """S-17: inputs that remembered where a step came from would hold every step's memory."""
     inputs = StepInputs(config(), "cpu", QUERIES)
-    inputs.load(**METADATA, q_nope=torch.ones(4, 4, R, requires_grad=True))
+    inputs.load(
+        MlaStep(**METADATA, num_tokens=4), {"q_nope": torch.ones(4, 4, R, requires_grad=True)}
+    )
     assert not [tensor for tensor in inputs.tensors if tensor.requires_grad]
 
 

@@ -9,6 +9,8 @@ from fp8_step import build_fp8
 from mla_step import P, R, Step, build, config, dense
 
 from paged_mla_optimized import HeadWeights, LayerConfig, MlaConfig, MlaLayer
+from paged_mla_optimized.layer import PlannedLayerStep
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -42,9 +44,12 @@ def queries_of(step: Step, weights: HeadWeights) -> torch.Tensor:
     return q
 
 
-def plan(layer: MlaLayer, step: Step, **host: object) -> None:
-    tokens = len(step.q_nope)
-    layer.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=tokens, **host)
+def plan(
+    layer: MlaLayer, step: Step, *, absorbed_rows: int | None = None, **host: object
+) -> PlannedLayerStep:
+    lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
+    planned = MlaStep(*lengths, num_tokens=len(step.q_nope), **host)
+    return layer.plan(planned, absorbed_rows=absorbed_rows)
 
 
 def attend(
@@ -173,7 +178,9 @@ def test_lengths_are_read_by_plan_alone(room):
     q = queries_of(step, weights)
     layer = MlaLayer(layer_config(step.config, room), "cpu")
     lengths = step.cu_seqlens_q.clone(), step.seq_lens.clone()
-    layer.plan(*lengths, step.block_table, num_tokens=len(q), absorbed_rows=1, **lens_of(step))
+    layer.plan(
+        MlaStep(*lengths, step.block_table, num_tokens=len(q), **lens_of(step)), absorbed_rows=1
+    )
     for tensor in lengths:
         tensor.zero_()
     assert_right(attend(layer, step, q, weights), step, weights)
@@ -202,12 +209,14 @@ def test_a_rope_inside(absorbed):
             lines = torch.cat([torch.arange(begin, end) + 20 * row for row in (0, 1)])
             count = end - begin
             layer.plan(
-                torch.tensor([0, count, 2 * count], dtype=torch.int32),
-                torch.tensor([end, end], dtype=torch.int32),
-                table,
-                num_tokens=2 * count,
-                query_lens=[count, count],
-                max_seq_lens=[end, end],
+                MlaStep(
+                    torch.tensor([0, count, 2 * count], dtype=torch.int32),
+                    torch.tensor([end, end], dtype=torch.int32),
+                    table,
+                    num_tokens=2 * count,
+                    query_lens=[count, count],
+                    max_seq_lens=[end, end],
+                ),
                 absorbed_rows=absorbed,
             )
             layer.append(tokens["ckv"][lines], tokens["k_pe"][lines], cache)
@@ -251,12 +260,14 @@ def test_an_order_that_costs_time_is_told_once(caplog):
     for queries, told in (([*[1] * 7, 2041], 0), ([2041, *[1] * 7], 1), ([2041, *[1] * 7], 1)):
         keys = [n if n > 1 else 8192 for n in queries]
         layer.plan(
-            torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
-            torch.tensor(keys, dtype=torch.int32),
-            torch.zeros(8, 512, dtype=torch.int32),
-            num_tokens=sum(queries),
-            query_lens=queries,
-            max_seq_lens=keys,
+            MlaStep(
+                torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
+                torch.tensor(keys, dtype=torch.int32),
+                torch.zeros(8, 512, dtype=torch.int32),
+                num_tokens=sum(queries),
+                query_lens=queries,
+                max_seq_lens=keys,
+            )
         )
         assert len(caplog.records) == told
 
@@ -267,12 +278,14 @@ def test_rows_that_see_no_keys(queries):
     attention = config(num_heads=HEADS)
     layer = MlaLayer(layer_config(attention), "cpu")
     layer.plan(
-        torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
-        torch.zeros(2, dtype=torch.int32),
-        torch.zeros(2, 0, dtype=torch.int32),
-        num_tokens=3,
-        query_lens=queries,
-        max_seq_lens=[0, 0],
+        MlaStep(
+            torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
+            torch.zeros(2, dtype=torch.int32),
+            torch.zeros(2, 0, dtype=torch.int32),
+            num_tokens=3,
+            query_lens=queries,
+            max_seq_lens=[0, 0],
+        )
     )
     q, cache = torch.zeros(3, HEADS, N + P), torch.zeros(1, 16, R + P)
     out, lse = layer.attend(q[..., :N], q[..., N:], cache, weights_of(HEADS))
@@ -486,7 +499,7 @@ def test_a_count_of_tokens_that_is_none():
     layer = MlaLayer(layer_config(step.config), "cpu")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
     with pytest.raises(InvalidArgument, match=r"^num_tokens: got -1; allowed: 0 to "):
-        layer.plan(*lengths, num_tokens=-1, **lens_of(step))
+        layer.plan(MlaStep(*lengths, num_tokens=-1, **lens_of(step)))
 
 
 @pytest.mark.parametrize("lens", [[33, 70], torch.tensor(33), torch.tensor([33, 70])])
@@ -507,10 +520,10 @@ def test_integers_of_numpy():
     layer = MlaLayer(layer_config(step.config, np.int64(64)), "cpu")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
     host = {name: np.array(lens) for name, lens in lens_of(step).items()}
-    layer.plan(*lengths, num_tokens=np.int64(4), absorbed_rows=np.int64(1), **host)
+    layer.plan(MlaStep(*lengths, num_tokens=np.int64(4), **host), absorbed_rows=np.int64(1))
     assert_right(attend(layer, step, q, weights), step, weights)
     with pytest.raises(InvalidArgument, match="num_tokens"):
-        layer.plan(*lengths, num_tokens=4.0, **host)
+        layer.plan(MlaStep(*lengths, num_tokens=4.0, **host))
     assert_right(attend(layer, step, q, weights), step, weights)
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from mla_step import P, R, config
 
 from paged_mla_optimized import PagedMla, RequestMap
+from paged_mla_optimized.step import MlaStep
 
 sys.path.append(str(Path(__file__).parents[1] / "tests_misuse"))
 
@@ -73,7 +74,7 @@ def ask(
         table = torch.tensor(table, dtype=I32).view(len(seq_lens), -1)
     lengths = (torch.tensor(numbers, dtype=I32) for numbers in (cu_seqlens_q, seq_lens))
     with checked_accesses():
-        mla.plan(*lengths, table, num_tokens=num_tokens, mask=tree)
+        mla.plan(MlaStep(*lengths, table, num_tokens=num_tokens, mask=tree))
         mla.append(torch.ones(num_tokens, R), torch.ones(num_tokens, P), cache)
         out, lse = mla.attend(
             torch.randn(num_tokens, HEADS, R), torch.randn(num_tokens, HEADS, P), cache

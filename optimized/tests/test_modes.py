@@ -10,6 +10,7 @@ from test_backend import batch, loaded, problem
 from paged_mla_optimized import PagedMla, core, prefill
 from paged_mla_optimized.backend import create, graphed, modes, portable
 from paged_mla_optimized.planning.families import PORTABLE
+from paged_mla_optimized.planning.plan import HostPlan
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.stepping.graph import GraphedStep
 from paged_mla_shared.dims import DEEPSEEK_V3
@@ -116,8 +117,8 @@ def test_portable_steps_have_the_tiles_that_the_portable_family_chooses(most_tok
     portable_core, plain = (
         backend.prepare(asked)._mla._core for backend in (modes.portable(), modes.deterministic())
     )
-    plain.choose(plain.plan, 4, most_tokens, None)
-    assert portable_core.variants == [plain.variants[plain.plan.choice]]
+    host = plain.chosen(HostPlan(num_rows=4, num_tokens=most_tokens))
+    assert portable_core.variants == [plain.variants[host.choice]]
 
 
 def test_a_request_map_is_what_the_plan_reads():

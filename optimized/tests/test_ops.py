@@ -7,6 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
 
 from paged_mla_optimized import LayerConfig, MlaLayer, PagedMla, RequestMap, ops
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -19,7 +20,7 @@ def _fresh_dynamo():
 def whole_step(mla, step, latents, cache):
     """Plan, then two layers of append and attend on caches that share nothing."""
     outs = []
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    mla.plan(step.described)
     for layer in range(2):
         mla.append(latents[layer, :, :R], latents[layer, :, R:], cache[layer])
         outs.append(mla.attend(step.q_nope, step.q_pe, cache[layer])[0].clone())
@@ -53,7 +54,7 @@ def test_a_compiled_step_with_a_built_table():
     mla = PagedMla(step.config, "cpu")
 
     def attend():
-        mla.plan(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=3)
+        mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=3))
         return mla.attend(step.q_nope, step.q_pe, cache)
 
     eager = [tensor.clone() for tensor in attend()]
@@ -69,7 +70,7 @@ def test_what_a_compiled_plan_leaves_is_read_behind_it(name):
     step, request_map = mapped()
 
     def planned(mla):
-        mla.plan(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=3)
+        mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, request_map, num_tokens=3))
         return getattr(mla, name)
 
     eager = planned(PagedMla(step.config, "cpu"))
@@ -84,7 +85,7 @@ def test_slots_of_a_compiled_plan_may_be_handed_back():
     mla = PagedMla(step.config, "cpu")
 
     def appended(cache):
-        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+        mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4))
         mla.append(latents[:, :R], latents[:, R:], cache, mla.slot_mapping)
         return cache
 
@@ -99,7 +100,7 @@ def test_queries_are_quantised_inside():
     mla = PagedMla(step.config, "cpu")
 
     def quantised():
-        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+        mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4))
         codes, scales = mla.quantise_queries(step.q_nope, step.q_pe)
         return codes.view(torch.uint8), scales
 
@@ -117,11 +118,11 @@ def test_what_is_not_compiled_follows_a_compiled_plan():
     expected_cache, cache = step.cache.clone(), step.cache.clone()
     plan = torch.compile(PagedMla.plan, fullgraph=True, backend="aot_eager")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
-    mla.plan(*lengths, num_tokens=31)
+    mla.plan(MlaStep(*lengths, num_tokens=31))
     mla.append(latents[:, :R], latents[:, R:], expected_cache)
     expected = mla.attend(step.q_nope, step.q_pe, step.cache)
-    mla.plan(decode.cu_seqlens_q, decode.seq_lens, decode.block_table, num_tokens=2)
-    plan(mla, *lengths, num_tokens=31)
+    mla.plan(MlaStep(decode.cu_seqlens_q, decode.seq_lens, decode.block_table, num_tokens=2))
+    plan(mla, MlaStep(*lengths, num_tokens=31))
     mla.append(latents[:, :R], latents[:, R:], cache)
     found = mla.attend(step.q_nope, step.q_pe, step.cache)
     assert torch.equal(cache.view(torch.int32), expected_cache.view(torch.int32))
@@ -134,12 +135,14 @@ def test_a_compiled_step_takes_as_many_tokens_as_were_planned(call):
     """Bad input: the plan's tokens reach the ops, so tensors of more are refused there too."""
     step = build((40, 2), (17, 1))
     mla = PagedMla(step.config, "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=3)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=3))
     latents = torch.zeros(3, R + P)
     before = step.cache.clone()
 
     def too_many():
-        mla.plan(step.cu_seqlens_q[:2], step.seq_lens[:1], step.block_table[:1], num_tokens=2)
+        mla.plan(
+            MlaStep(step.cu_seqlens_q[:2], step.seq_lens[:1], step.block_table[:1], num_tokens=2)
+        )
         if call == "append":
             mla.append(latents[:, :R], latents[:, R:], step.cache)
             return step.cache
@@ -164,7 +167,7 @@ def test_steps_of_other_sizes_recompile_at_most_once():
     for rows in (1, 2, 3, 4):
         tokens = int(step.cu_seqlens_q[rows])
         starts, lens = step.cu_seqlens_q[: rows + 1], step.seq_lens[:rows]
-        mla.plan(starts, lens, step.block_table[:rows], num_tokens=tokens)
+        mla.plan(MlaStep(starts, lens, step.block_table[:rows], num_tokens=tokens))
         queries = step.q_nope[:tokens], step.q_pe[:tokens]
         assert torch.equal(layer(*queries), mla.attend(*queries, step.cache)[0])
     assert counter.frame_count <= 2
@@ -178,7 +181,7 @@ def test_plans_of_other_sizes_recompile_at_most_once():
     counter = CompileCounterWithBackend("aot_eager")
 
     def whole(starts, lens, table, queries, longest):
-        mla.plan(starts, lens, table, num_tokens=len(queries[0]), max_query_len=longest)
+        mla.plan(MlaStep(starts, lens, table, num_tokens=len(queries[0]), max_query_len=longest))
         return mla.attend(*queries, step.cache)[0]
 
     compiled = torch.compile(whole, backend=counter, fullgraph=True)
@@ -233,4 +236,6 @@ def test_a_layer_stays_outside():
     layer = MlaLayer(LayerConfig(attention=step.config, qk_nope_head_dim=16, v_head_dim=16), "cpu")
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
     with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(layer.plan, fullgraph=True, backend="aot_eager")(*lengths, num_tokens=3)
+        torch.compile(layer.plan, fullgraph=True, backend="aot_eager")(
+            MlaStep(*lengths, num_tokens=3)
+        )

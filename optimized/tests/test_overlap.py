@@ -17,6 +17,7 @@ from paged_mla_optimized import (
     StepInputs,
 )
 from paged_mla_optimized.apart import check_apart, check_places
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 N, V = 16, 32
@@ -50,7 +51,7 @@ def assert_refused(call, given, written, read):
 def planned(**changes):
     step = build((20, 3), (33, 1), **changes)
     mla = PagedMla(step.config, "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4))
     return step, mla
 
 
@@ -90,7 +91,7 @@ def test_answers_over_the_block_table(written):
     step, mla = planned()
     given = answers(4, 4, R) | {"block_table": step.block_table}
     given["block_table"], given[written] = in_one_buffer(step.block_table, given[written])
-    mla.plan(step.cu_seqlens_q, step.seq_lens, given.pop("block_table"), num_tokens=4)
+    mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, given.pop("block_table"), num_tokens=4))
     with pytest.raises(InvalidArgument, match=f"{written}: got memory that block_table lies in"):
         mla.attend(step.q_nope, step.q_pe, step.cache, **given)
 
@@ -113,7 +114,7 @@ def test_lengths_that_an_earlier_plan_wrote(name):
     lengths = {"cu_seqlens_q": step.cu_seqlens_q, "seq_lens": step.seq_lens}
     lengths[name] = mla.cu_seqlens_k[: len(lengths[name])]
     with pytest.raises(InvalidArgument, match=f"the plan's own buffers: got .* {name} lies in"):
-        mla.plan(**lengths, block_table=step.block_table, num_tokens=4)
+        mla.plan(MlaStep(**lengths, num_tokens=4, block_table=step.block_table))
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
@@ -123,10 +124,10 @@ def test_lengths_that_an_earlier_plan_of_a_layer_wrote(value, monkeypatch):
     step = build((20, 3), (33, 1))
     layer = MlaLayer(LayerConfig(attention=step.config, qk_nope_head_dim=16, v_head_dim=16), "cpu")
     lengths = {"cu_seqlens_q": step.cu_seqlens_q, "seq_lens": step.seq_lens}
-    layer.plan(**lengths, block_table=step.block_table, num_tokens=4)
+    layer.plan(MlaStep(**lengths, num_tokens=4, block_table=step.block_table))
     lengths["seq_lens"] = layer._core.plan.row_lens[:2]
     with pytest.raises(InvalidArgument, match=r"the plan's own buffers: got .* seq_lens lies in"):
-        layer.plan(**lengths, block_table=step.block_table, num_tokens=4)
+        layer.plan(MlaStep(**lengths, num_tokens=4, block_table=step.block_table))
 
 
 def test_a_table_that_an_earlier_plan_built():
@@ -138,8 +139,8 @@ def test_a_table_that_an_earlier_plan_built():
         slots[row, : 16 * len(blocks) : 16] = blocks.clamp(max=len(step.cache) - 1) * 16
     step, mla = planned(table_multiple=1)
     lengths = (step.cu_seqlens_q, step.seq_lens)
-    mla.plan(*lengths, RequestMap(slots, torch.tensor([0, 1])), num_tokens=4)
-    mla.plan(*lengths, mla.block_table, num_tokens=4)
+    mla.plan(MlaStep(*lengths, RequestMap(slots, torch.tensor([0, 1])), num_tokens=4))
+    mla.plan(MlaStep(*lengths, mla.block_table, num_tokens=4))
     assert_close(mla.attend(step.q_nope, step.q_pe, step.cache), dense(step))
 
 
@@ -184,7 +185,7 @@ def test_answers_over_what_a_layer_reads(written, read):
     step = build((20, 3), (33, 1), num_heads=2)
     config = LayerConfig(attention=step.config, qk_nope_head_dim=N, v_head_dim=V)
     layer = MlaLayer(config, "cpu")
-    layer.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4)
+    layer.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=4))
     given = {"q_nope": torch.zeros(4, 2, N), "q_pe": step.q_pe, "cache": step.cache}
     given |= {"weights.w_uk": torch.zeros(2, N, R), "weights.w_uv": torch.zeros(2, V, R)}
 
@@ -235,7 +236,7 @@ def inputs_of(step):
     inputs = StepInputs(step.config, "cpu", tokens)
     ones = torch.ones(4, dtype=torch.int64)
     lengths = (step.cu_seqlens_q, step.seq_lens, step.block_table)
-    inputs.load(*lengths, ids=ones, slots=ones)
+    inputs.load(MlaStep(*lengths, num_tokens=4), {"ids": ones, "slots": ones})
     return inputs
 
 
@@ -256,9 +257,11 @@ def test_inputs_are_not_loaded_from_themselves(name, taken):
     inputs = inputs_of(step)
     before = [tensor.clone() for tensor in inputs.tensors]
     names = ("cu_seqlens_q", "seq_lens", "block_table")
-    given = {name: getattr(step, name) for name in names} | {name: taken(inputs)}
+    lengths, own = {n: getattr(step, n) for n in names}, {name: taken(inputs)}
+    given = MlaStep(**(lengths | (own if name in names else {})), num_tokens=4)
+    tokens = {} if name in names else own
     with pytest.raises(InvalidArgument, match=f"{name}: got memory of the inputs themselves"):
-        inputs.load(**given)
+        inputs.load(given, tokens)
     assert all(map(torch.equal, inputs.tensors, before))
 
 
@@ -269,7 +272,7 @@ def test_inputs_that_are_in_place_are_padded():
     inputs.cu_seqlens_q[3:] = 7
     inputs.tokens["ids"][4:] = 7
     lengths = (inputs.cu_seqlens_q[:3], inputs.seq_lens[:2], inputs.block_table[:2])
-    inputs.load(*lengths, ids=inputs.tokens["ids"][:4])
+    inputs.load(MlaStep(*lengths, num_tokens=4), {"ids": inputs.tokens["ids"][:4]})
     assert inputs.cu_seqlens_q[:5].tolist() == [0, 3, 4, 4, 4]
     assert inputs.tokens["ids"][:6].tolist() == [1, 1, 1, 1, -1, -1]
 

@@ -12,6 +12,7 @@ from torch.multiprocessing import start_processes
 from paged_mla_optimized import HeadWeights
 from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, link_bytes, local_len
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -159,10 +160,10 @@ def test_what_a_rank_refuses():
     mla = ContextParallelMla(config(), device="cpu")
     starts, lens = torch.tensor([0, 1], dtype=I32), torch.tensor([1], dtype=I32)
     with pytest.raises(InvalidArgument, match=r"num_tokens: got 65; .*max_query_tokens = 64"):
-        mla.plan(starts, lens, lens[None], num_tokens=65)
+        mla.plan(MlaStep(starts, lens, lens[None], num_tokens=65))
     with pytest.raises(InvalidArgument, match="seq_lens"):
-        mla.plan(starts, lens.long(), lens[None], num_tokens=1)
-    mla.plan(starts, lens, lens[None], num_tokens=1)
+        mla.plan(MlaStep(starts, lens.long(), lens[None], num_tokens=1))
+    mla.plan(MlaStep(starts, lens, lens[None], num_tokens=1))
     q_nope, q_pe, cache = torch.ones(1, 4, R), torch.ones(1, 4, P), torch.ones(2, 16, R + P)
     for argument, tensors, outputs in (
         ("q_nope", (q_nope[:, :3], q_pe, cache), {}),
@@ -184,7 +185,7 @@ def test_what_a_rank_refuses():
         with pytest.raises(InvalidArgument, match=message):
             mla.attend(*tensors, **outputs)
     with pytest.raises(InvalidArgument, match="local_lens: got memory that seq_lens lies in"):
-        mla.plan(starts, mla.local_lens, lens[None], num_tokens=1)
+        mla.plan(MlaStep(starts, mla.local_lens, lens[None], num_tokens=1))
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -192,7 +193,7 @@ def test_a_step_leaves_no_gradient_behind():
     """S-18: buffers that remembered where queries came from would hold every step's memory."""
     mla = ContextParallelMla(config(), device="cpu")
     one = torch.ones(1, dtype=I32)
-    mla.plan(torch.tensor([0, 1], dtype=I32), one, one[None], num_tokens=1)
+    mla.plan(MlaStep(torch.tensor([0, 1], dtype=I32), one, one[None], num_tokens=1))
     queries = torch.ones(1, 4, R + P, requires_grad=True)
     answer = mla.attend(queries[..., :R], queries[..., R:], torch.ones(2, 16, R + P))
     held = [*answer, *vars(mla._exchange).values()]

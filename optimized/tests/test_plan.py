@@ -3,6 +3,7 @@ import torch
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import PagedMla
+from paged_mla_optimized.step import MlaStep
 
 I32 = torch.int32
 
@@ -10,11 +11,13 @@ I32 = torch.int32
 def plan(cfg, cu_seqlens_q, seq_lens, table, num_tokens, mask=None):
     mla = PagedMla(cfg, "cpu")
     mla.plan(
-        torch.tensor(cu_seqlens_q, dtype=I32),
-        torch.tensor(seq_lens, dtype=I32),
-        torch.tensor(table, dtype=I32),
-        num_tokens=num_tokens,
-        mask=mask,
+        MlaStep(
+            torch.tensor(cu_seqlens_q, dtype=I32),
+            torch.tensor(seq_lens, dtype=I32),
+            torch.tensor(table, dtype=I32),
+            num_tokens=num_tokens,
+            mask=mask,
+        )
     )
     return mla
 
@@ -76,10 +79,12 @@ def test_strided_lengths_and_table():
     wide = torch.full((2, 9), -1, dtype=I32)
     wide[:, : 2 * step.block_table.shape[1] : 2] = step.block_table
     strided.plan(
-        step.cu_seqlens_q.repeat_interleave(2)[::2],
-        step.seq_lens.repeat_interleave(3)[::3],
-        wide[:, : 2 * step.block_table.shape[1] : 2],
-        num_tokens=5,
+        MlaStep(
+            step.cu_seqlens_q.repeat_interleave(2)[::2],
+            step.seq_lens.repeat_interleave(3)[::3],
+            wide[:, : 2 * step.block_table.shape[1] : 2],
+            num_tokens=5,
+        )
     )
     assert torch.equal(strided.slot_mapping, dense.slot_mapping)
     assert torch.equal(strided.positions, dense.positions)
@@ -140,10 +145,12 @@ def test_tokens_past_the_step_are_cut_off(rows, num_tokens, changes):
         out = torch.full((16, 4, R), 7.0)
         lse = torch.full((16, 4), 7.0)
         mla.plan(
-            query_lens.cumsum(0).to(I32),
-            torch.tensor([seq_len for seq_len, _ in lens], dtype=I32),
-            step.block_table,
-            num_tokens=num_tokens,
+            MlaStep(
+                query_lens.cumsum(0).to(I32),
+                torch.tensor([seq_len for seq_len, _ in lens], dtype=I32),
+                step.block_table,
+                num_tokens=num_tokens,
+            )
         )
         queries = step.q_nope[:num_tokens], step.q_pe[:num_tokens]
         mla.attend(*queries, step.cache, out=out[:num_tokens], lse=lse[:num_tokens])

@@ -8,6 +8,7 @@ from mla_step import P, R, build, config
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.launchers.append import append_choices, append_kernel_of
 from paged_mla_optimized.launchers.quantise import QuantiseQueries, quantise_constants
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -83,7 +84,7 @@ def planned(**changes):
     """Return an instance with a planned step of 6 tokens, and the step."""
     step = build((20, 5), (7, 1), **changes)
     mla = PagedMla(step.config, "cpu")
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    mla.plan(step.described)
     return mla, step
 
 
@@ -124,7 +125,7 @@ def test_a_step_without_tokens():
     """S-17: it launches nothing."""
     mla, step = planned()
     empty = torch.zeros(1, dtype=torch.int32)
-    mla.plan(empty, empty[:0], step.block_table[:0], num_tokens=0)
+    mla.plan(MlaStep(empty, empty[:0], step.block_table[:0], num_tokens=0))
     found, scales = mla.quantise_queries(step.q_nope[:0], step.q_pe[:0])
     assert (found.shape, scales.shape) == ((0, 4, R + P), (0, 4))
 

@@ -12,6 +12,7 @@ import torch
 from mla_step import P, R, config
 
 from paged_mla_optimized import Bucket, PagedMla, StepInputs, record
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.dump import load_dump
 from paged_mla_shared.errors import InvalidArgument
 
@@ -30,10 +31,12 @@ def run(mla: PagedMla, cache: torch.Tensor, steps: int, layers: int) -> list[tor
     outs = []
     for _ in range(steps):
         mla.plan(
-            torch.tensor([0, 1, 2], dtype=torch.int32),
-            torch.tensor(LENGTHS, dtype=torch.int32),
-            torch.tensor([[3, 1], [2, 7]], dtype=torch.int32),
-            num_tokens=2,
+            MlaStep(
+                torch.tensor([0, 1, 2], dtype=torch.int32),
+                torch.tensor(LENGTHS, dtype=torch.int32),
+                torch.tensor([[3, 1], [2, 7]], dtype=torch.int32),
+                num_tokens=2,
+            )
         )
         outs += [run_layer(mla, cache)[0] for _ in range(layers)]
     return outs
@@ -69,7 +72,7 @@ def test_a_step_is_what_was_planned(tmp_path: Path):
     mla, cache = PagedMla(config(), "cpu"), torch.randn(5, 16, R + P)
     starts, lens = torch.tensor([0, 1, 2]).int(), torch.tensor(LENGTHS).int()
     with record(mla, tmp_path) as recorder:
-        mla.plan(starts, lens, torch.tensor([[3, 1], [2, 7]]).int(), num_tokens=2)
+        mla.plan(MlaStep(starts, lens, torch.tensor([[3, 1], [2, 7]]).int(), num_tokens=2))
         lens.add_(1)
         starts.zero_()
         run_layer(mla, cache)
@@ -86,11 +89,11 @@ def test_a_mask_is_that_of_its_rows(tmp_path: Path, spelling: str):
     inputs = StepInputs(tree, "cpu", {})
     starts, lens, table = ([0, 1, 2], LENGTHS, [[3, 1], [2, 7]])
     mask = torch.ones(2 if spelling == "qlen" else sum(LENGTHS), dtype=torch.bool)
-    inputs.load(*(torch.tensor(t).int() for t in (starts, lens, table)), mask=mask)
+    lengths = (torch.tensor(t).int() for t in (starts, lens, table))
+    inputs.load(MlaStep(*lengths, num_tokens=2, mask=mask))
     view = inputs.view(Bucket(tokens=2, rows=2))
     with record(mla, tmp_path) as recorder:
-        step = (view.cu_seqlens_q, view.seq_lens, view.block_table)
-        mla.plan(*step, num_tokens=2, mask=view.mask)
+        mla.plan(view.step)
         run_layer(mla, cache)
     [path] = recorder.written
     np.testing.assert_array_equal(load_dump(path).arrays["mask"], mask)

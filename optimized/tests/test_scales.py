@@ -19,14 +19,7 @@ def step_of(name):
 
 
 def check(step, **given):
-    PagedMla(step.config, "cpu").check(
-        step.cu_seqlens_q,
-        step.seq_lens,
-        step.block_table,
-        num_tokens=len(step.q_nope),
-        cache=step.cache,
-        **given,
-    )
+    PagedMla(step.config, "cpu").check(step.described, cache=step.cache, **given)
 
 
 def lose(step, row, position, value, part=2):
@@ -85,13 +78,7 @@ def test_plain_caches_have_none():
     plain = step.cache.latents.new_zeros((2, 16, 48)).float()
     mla = PagedMla(step.config.__class__(**vars(step.config) | {"cache_format": "fp32"}), "cpu")
     with pytest.raises(InvalidArgument, match=r"^block_table: .*allowed: 0 to 1$"):
-        mla.check(
-            step.cu_seqlens_q,
-            step.seq_lens,
-            step.block_table,
-            num_tokens=len(step.q_nope),
-            cache=plain,
-        )
+        mla.check(step.described, cache=plain)
 
 
 def test_the_cache_and_the_number_of_its_blocks_agree():
@@ -101,11 +88,6 @@ def test_the_cache_and_the_number_of_its_blocks_agree():
     for wrong in (0, 1):
         with pytest.raises(InvalidArgument, match="num_blocks"):
             check(step, num_blocks=wrong)
+    other = LatentCache("fp8_block_token", *step.cache[1:])
     with pytest.raises(InvalidArgument, match=r"cache: got format"):
-        PagedMla(step.config, "cpu").check(
-            step.cu_seqlens_q,
-            step.seq_lens,
-            step.block_table,
-            num_tokens=len(step.q_nope),
-            cache=LatentCache("fp8_block_token", *step.cache[1:]),
-        )
+        PagedMla(step.config, "cpu").check(step.described, cache=other)

@@ -110,9 +110,9 @@ def test_the_plan_chooses_lanes_and_shares(rows, heads, cut):
     """Units of a part, lanes, units, overhead; ``explain`` says the same."""
     step = build(*rows, num_heads=heads, max_rows=64)
     mla = PagedMla(step.config, "cpu", variant=replace(TILES, programs_per_sm=4, lanes=4))
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    mla.plan(step.described)
     assert mla._core.plan.cut.tolist() == cut
-    explanation = mla.explain(step.cu_seqlens_q, step.seq_lens)
+    explanation = mla.explain(step.described)
     assert [explanation.part_units, explanation.lanes, explanation.units] == cut[:3]
 
 
@@ -131,7 +131,7 @@ def test_programs_without_work_lie_evenly(programs, lanes):
     step = build(*((64, lanes),) * 4, num_heads=16)
     variant = replace(TILES, programs_per_sm=programs, lanes=4, overhead=0)
     mla = PagedMla(step.config, "cpu", variant=variant)
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    mla.plan(step.described)
     length, chosen, units, _ = mla._core.plan.cut.tolist()
     shares = mla._core.plan.shares.tolist()
     assert chosen == lanes

@@ -13,6 +13,7 @@ from paged_mla_optimized import PagedMla, record
 from paged_mla_optimized.commands.taps import main
 from paged_mla_optimized.inspect import taps
 from paged_mla_optimized.kernels.portable import attend
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.dump import Dump, load_dump
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.taps import load_taps
@@ -111,7 +112,7 @@ def test_caches_of_8_bits(cache_format: str, tmp_path: Path):
     if cache_format == "fp8_ds_mla":
         codes[..., R : R + 16] = torch.tensor([0, 0, 128, 63] * 4, dtype=torch.uint8)  # scales of 1
     with record(mla, tmp_path) as recorder:
-        mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table[:, :3], num_tokens=1)
+        mla.plan(MlaStep(step.cu_seqlens_q, step.seq_lens, step.block_table[:, :3], num_tokens=1))
         mla.attend(step.q_nope, step.q_pe, cache)
     given = load_dump(recorder.written[0])
     found = taps.taps_of(given, 0, 2)

@@ -3,6 +3,7 @@ import torch
 from mla_step import build
 
 from paged_mla_optimized import PagedMla, RequestMap
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
@@ -43,12 +44,14 @@ def check(changes, tree_mask=None, **config_changes):
     slots = values.get("slot_mapping")
     mla = PagedMla(build(**config_changes).config, "cpu")
     mla.check(
-        torch.tensor(values["cu_seqlens_q"], dtype=I32),
-        torch.tensor(values["seq_lens"], dtype=I32),
-        torch.tensor(values["block_table"], dtype=I32),
+        MlaStep(
+            torch.tensor(values["cu_seqlens_q"], dtype=I32),
+            torch.tensor(values["seq_lens"], dtype=I32),
+            torch.tensor(values["block_table"], dtype=I32),
+            num_tokens=values["num_tokens"],
+            mask=tree_mask,
+        ),
         num_blocks=values["num_blocks"],
-        num_tokens=values["num_tokens"],
-        mask=tree_mask,
         slot_mapping=None if slots is None else torch.tensor(slots),
     )
 
@@ -206,12 +209,14 @@ def test_rows_of_the_reserved_slot_are_padding():
 def check_map(req_to_token, request_ids, max_query_len=None, reserved_slot=None, **changes):
     values = GOOD | changes
     PagedMla(build(table_multiple=2, reserved_slot=reserved_slot).config, "cpu").check(
-        torch.tensor(values["cu_seqlens_q"], dtype=I32),
-        torch.tensor(values["seq_lens"], dtype=I32),
-        RequestMap(req_to_token, torch.tensor(request_ids)),
+        MlaStep(
+            torch.tensor(values["cu_seqlens_q"], dtype=I32),
+            torch.tensor(values["seq_lens"], dtype=I32),
+            RequestMap(req_to_token, torch.tensor(request_ids)),
+            num_tokens=values["num_tokens"],
+            max_query_len=max_query_len,
+        ),
         num_blocks=values["num_blocks"],
-        num_tokens=values["num_tokens"],
-        max_query_len=max_query_len,
     )
 
 

@@ -25,6 +25,7 @@ from paged_mla_optimized import (
 from paged_mla_optimized.parallel import ContextParallelMla
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -124,12 +125,14 @@ def run(mla, cache, num_rows, num_tokens, max_query_len, request_map):
         for shape in ((config.num_heads, 512), (config.num_heads, 64), (512,), (64,))
     )
     mla.plan(
-        lengths,
-        lengths[:-1],
-        table,
-        num_tokens=num_tokens,
-        max_query_len=max_query_len,
-        mask=mask,
+        MlaStep(
+            lengths,
+            lengths[:-1],
+            table,
+            num_tokens=num_tokens,
+            max_query_len=max_query_len,
+            mask=mask,
+        )
     )
     mla.append(ckv, k_pe, cache)
     mla.append(ckv, k_pe, cache, torch.zeros(num_tokens, dtype=torch.int64))
@@ -166,12 +169,14 @@ def test_no_step_of_a_layer_launches_another_kernel(launched, absorbed, max_mode
     with only_what_is_warm(launched):
         query_lens, seq_lens = [1, 4, 20], [90, 70, 50]
         layer.plan(
-            torch.tensor([0, 1, 5, 25], dtype=torch.int32),
-            torch.tensor(seq_lens, dtype=torch.int32),
-            torch.zeros(3, 2, dtype=torch.int32),
-            num_tokens=25,
-            query_lens=query_lens,
-            max_seq_lens=seq_lens,
+            MlaStep(
+                torch.tensor([0, 1, 5, 25], dtype=torch.int32),
+                torch.tensor(seq_lens, dtype=torch.int32),
+                torch.zeros(3, 2, dtype=torch.int32),
+                num_tokens=25,
+                query_lens=query_lens,
+                max_seq_lens=seq_lens,
+            ),
             absorbed_rows=absorbed,
         )
         queries = torch.zeros(25, 16, 128 + 64, dtype=torch.float16)
@@ -230,7 +235,7 @@ def test_the_cache_and_the_planned_step_stay(changes):
     step = build((70, 1), (33, 2), **changes)
     expected = step.attend()
     mla, before = PagedMla(step.config, "cpu"), step.cache.clone()
-    mla.plan(step.cu_seqlens_q, step.seq_lens, step.block_table, num_tokens=len(step.q_nope))
+    mla.plan(step.described)
     mla.warm_up(step.cache)
     torch.testing.assert_close(step.cache, before, rtol=0, atol=0, equal_nan=True)
     found = mla.attend(step.q_nope, step.q_pe, step.cache)
@@ -265,7 +270,7 @@ def test_no_step_of_a_rank_launches_another_kernel(launched, group_of_one, cache
         for rows, tokens, width in ((1, 1, 1), (3, 7, 5), (8, 64, 32), (8, 48, 64)):
             lengths = torch.zeros(rows + 1, dtype=torch.int32)
             table = torch.zeros(rows, width, dtype=torch.int32)
-            mla.plan(lengths, lengths[:-1], table, num_tokens=tokens)
+            mla.plan(MlaStep(lengths, lengths[:-1], table, num_tokens=tokens))
             queries = torch.zeros(tokens, 16, 512 + 64, dtype=torch.float16)
             mla.append(queries[:, 0, :512], queries[:, 0, 512:], cache)
             mla.attend(queries[..., :512], queries[..., 512:], cache)

@@ -24,6 +24,7 @@ from paged_mla_optimized import (
     StepInputs,
 )
 from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, local_len
+from paged_mla_optimized.step import MlaStep
 
 R, P, N, V, BLOCK = 512, 64, 128, 128, 64
 LIMIT = 1e-2  # relative: partial answers are rounded to bfloat16, and so is the whole
@@ -147,7 +148,7 @@ def _fill(mla: Any, numbers: Numbers, cache: LatentCache, contexts: tuple[int, .
             taken.append(min(n, room))
             room -= taken[-1]
         step = _step(numbers, tuple(taken), tuple(done))
-        mla.plan(step.starts, step.seq_lens, numbers.table, num_tokens=len(step.keys))
+        mla.plan(MlaStep(step.starts, step.seq_lens, numbers.table, num_tokens=len(step.keys)))
         mla.append(step.keys[:, :R], step.keys[:, R:], cache)
         done = [d + t for d, t in zip(done, taken, strict=True)]
 
@@ -176,7 +177,7 @@ def _context_parallel(
 
     def layer(view: Any) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = view.bucket.tokens
-        mla.plan(view.cu_seqlens_q, view.seq_lens, view.block_table, num_tokens=tokens)
+        mla.plan(MlaStep(view.cu_seqlens_q, view.seq_lens, view.block_table, num_tokens=tokens))
         q, kv = view.tokens["q"], view.tokens["kv"]
         mla.append(kv[:, :R], kv[:, R:], caches[1])
         out, lse = outs[:tokens], lses[:tokens]
@@ -192,13 +193,12 @@ def _context_parallel(
             _fill(made, numbers, cache, contexts)
         step = _step(numbers, query_lens, contexts)
         tokens = len(step.keys)
-        whole.plan(step.starts, step.seq_lens, numbers.table, num_tokens=tokens)
+        whole.plan(MlaStep(step.starts, step.seq_lens, numbers.table, num_tokens=tokens))
         whole.append(step.keys[:, :R], step.keys[:, R:], caches[0])
         expected = whole.attend(step.queries[..., :R], step.queries[..., R:], caches[0])
 
-        inputs.load(
-            step.starts, step.seq_lens, numbers.table, q=step.queries[:, mine], kv=step.keys
-        )
+        loaded = MlaStep(step.starts, step.seq_lens, numbers.table, num_tokens=tokens)
+        inputs.load(loaded, {"q": step.queries[:, mine], "kv": step.keys})
         bucket = graphed.bucket(len(query_lens), tokens)
         eager = [t[:tokens].clone() for t in _without_waiting(graphed, inputs.view(bucket))]
         replayed = graphed.replay(len(query_lens), tokens)
@@ -260,12 +260,14 @@ def _tensor_parallel(rank: int, world: int) -> None:
         attention = replace(_config(len(chosen), "bf16", BLOCK), max_model_len=15 * BLOCK)
         layer = MlaLayer(LayerConfig(attention=attention))
         layer.plan(
-            starts,
-            torch.tensor(seq_lens, dtype=torch.int32).cuda(),
-            table,
-            num_tokens=tokens,
-            query_lens=query_lens,
-            max_seq_lens=seq_lens,
+            MlaStep(
+                starts,
+                torch.tensor(seq_lens, dtype=torch.int32).cuda(),
+                table,
+                num_tokens=tokens,
+                query_lens=query_lens,
+                max_seq_lens=seq_lens,
+            )
         )
         cache = contents.clone()
         layer.append(kv[:, :R], kv[:, R:], cache)

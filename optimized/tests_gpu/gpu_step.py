@@ -12,6 +12,7 @@ from paged_mla_optimized import LatentCache, MlaConfig, PagedMla, StepInputs, St
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import PORTABLE, portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 R, P, LAYERS, BLOCKS = 512, 64, 4, 640
@@ -57,7 +58,7 @@ class Batch:
     def load(self, inputs: StepInputs) -> None:
         """Write the batch into fixed tensors."""
         lengths = (self.cu_seqlens_q, self.seq_lens, self.block_table)
-        inputs.load(*lengths, mask=self.mask, **self.tokens)
+        inputs.load(MlaStep(*lengths, num_tokens=self.num_tokens, mask=self.mask), self.tokens)
 
 
 def token_tensors(config: MlaConfig) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -202,7 +203,9 @@ class Model:
         """Describe the step."""
         lengths = (view.cu_seqlens_q, view.seq_lens, view.block_table)
         self.mla.plan(
-            *lengths, num_tokens=num_tokens, max_query_len=self.max_query_len, mask=view.mask
+            MlaStep(
+                *lengths, num_tokens=num_tokens, max_query_len=self.max_query_len, mask=view.mask
+            )
         )
 
     def layers(self, view: StepView | Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ from gpu_step import BLOCKS, CONFIG, P, R, make_batch
 
 from paged_mla_optimized import LatentCache, PagedMla
 from paged_mla_optimized.cache import ROW_DTYPES
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 LENS = [(70, 2), (100, 3), (63, 1)]  # the second row is made illegal
@@ -76,7 +77,7 @@ def step_of(config, batch, junk, keep):
     mla = PagedMla(config, "cuda")
     tokens = batch.num_tokens
     lengths = (batch.cu_seqlens_q, batch.seq_lens, batch.block_table)
-    mla.plan(*lengths, num_tokens=tokens, max_query_len=1)  # chooses the family
+    mla.plan(MlaStep(*lengths, num_tokens=tokens, max_query_len=1))  # chooses the family
     kv, q = batch.tokens["kv"][:, 0], batch.tokens["q"][:, 0]
     mla.append(kv[:, :R], kv[:, R:], cache)
     changed = (rows != before).flatten(1).any(1)
@@ -139,7 +140,7 @@ def test_short_rows_of_a_non_causal_mask():
         starts = torch.tensor([0, 3, 5], dtype=torch.int32, device="cuda")
         table = torch.tensor([[3, 9], [5, 6]], dtype=torch.int32, device="cuda")
         lens = torch.tensor([1, 100], dtype=torch.int32, device="cuda")
-        mla.plan(starts, lens, table, num_tokens=5, max_query_len=1)
+        mla.plan(MlaStep(starts, lens, table, num_tokens=5, max_query_len=1))
         q = torch.randn(5, heads, R + P, device="cuda").to(config.dtype)
         out, lse = mla.attend(q[..., :R], q[..., R:], cache)
         key = cache[3, 0, :R].expand(3, heads, R)

@@ -9,6 +9,7 @@ from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.tools.bench.formatted import FP8_NAMES, written
 from paged_mla_optimized.tools.bench.instances import Problem, Step
 
@@ -54,11 +55,13 @@ def test_rows_have_the_bits_that_they_have_alone(kind, num_heads, rows):
     for row in range(0, len(LENS), 3):
         begin, end = problem.cu_seqlens_q[row : row + 2].tolist()
         mla.plan(
-            problem.cu_seqlens_q[row : row + 2] - begin,
-            problem.seq_lens[row : row + 1],
-            problem.table[row : row + 1],
-            num_tokens=end - begin,
-            max_query_len=problem.longest,
+            MlaStep(
+                problem.cu_seqlens_q[row : row + 2] - begin,
+                problem.seq_lens[row : row + 1],
+                problem.table[row : row + 1],
+                num_tokens=end - begin,
+                max_query_len=problem.longest,
+            )
         )
         queries = problem.q_nope[begin:end], problem.q_pe[begin:end]
         for mine, together in zip(mla.attend(*queries, cache), (out, lse), strict=True):

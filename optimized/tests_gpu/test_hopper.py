@@ -10,6 +10,7 @@ from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import PORTABLE, portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
@@ -195,7 +196,7 @@ def test_kernels_rotate_as_the_launch_does(is_fixed, pairing, dtype, cache_forma
         q_nope, q_pe = q[..., :R], q[..., R:]
         lengths = batch.cu_seqlens_q, batch.seq_lens, batch.block_table
         for instance in (mla, plain):
-            instance.plan(*lengths, num_tokens=tokens, max_query_len=query_len)
+            instance.plan(MlaStep(*lengths, num_tokens=tokens, max_query_len=query_len))
         rotate.q_pe.fill_(torch.nan)
         found = mla.attend(q_nope, q_pe, model.cache(0))
         assert rotate.q_pe.isnan().all()  # nothing was launched before

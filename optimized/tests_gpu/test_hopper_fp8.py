@@ -10,6 +10,7 @@ from paged_mla_optimized import PagedMla
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import TILE_FP8, portable_variant, serving_variant
 from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 FAST = replace(CONFIG, num_heads=128, cache_format="fp8_e4m3", products="fast")
@@ -80,7 +81,7 @@ def assert_close_to_exact(model, batch, out, lse):
     variant = portable_variant(demand_of(config, "sm90"), most_query_len(config))
     exact = PagedMla(config, variant=variant)
     lengths = (batch.cu_seqlens_q, batch.seq_lens, batch.block_table)
-    exact.plan(*lengths, num_tokens=tokens, mask=batch.mask)
+    exact.plan(MlaStep(*lengths, num_tokens=tokens, mask=batch.mask))
     expected, expected_lse = exact.attend(q[..., :R], q[..., R:], model.cache(LAYERS - 1))
     torch.testing.assert_close(lse, expected_lse, rtol=0.0, atol=0.0645 + 0.03)
     off = (out.float() - expected.float()).norm(dim=-1)

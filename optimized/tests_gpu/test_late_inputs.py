@@ -34,6 +34,7 @@ from paged_mla_optimized.planning.families import (
     TILE_EXACT,
     TILE_FP8,
 )
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
@@ -223,7 +224,7 @@ def test_plan_of_a_request_map(captured):
 
     def run():
         lengths = batch.cu_seqlens_q, batch.seq_lens, request_map
-        step.mla.plan(*lengths, num_tokens=batch.num_tokens)
+        step.mla.plan(MlaStep(*lengths, num_tokens=batch.num_tokens))
         step.attend()
 
     inputs = {
@@ -429,7 +430,9 @@ def test_layer(absorbed_rows, captured):
 
     def reset():
         host = {"query_lens": [1, 128], "max_seq_lens": [1000, 1128]}
-        layer.plan(starts, lens, table, num_tokens=129, absorbed_rows=absorbed_rows, **host)
+        layer.plan(
+            MlaStep(starts, lens, table, num_tokens=129, **host), absorbed_rows=absorbed_rows
+        )
         out.fill_(torch.nan)
         lse.fill_(torch.nan)
 
@@ -464,7 +467,7 @@ def test_a_divided_cache(group, captured):
     }
 
     def plan():
-        mla.plan(*lengths.values(), num_tokens=batch.num_tokens)
+        mla.plan(MlaStep(*lengths.values(), num_tokens=batch.num_tokens))
 
     def attend():
         mla.attend(q[..., :R], q[..., R:], step.cache, out=step.out, lse=step.lse)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paged_mla_optimized import HeadWeights, LatentCache, LayerConfig, MlaConfig, MlaLayer
+from paged_mla_optimized.step import MlaStep
 
 R, P, N, V, HEADS, BLOCK = 512, 64, 128, 128, 16, 64
 LENGTH = 3000
@@ -57,17 +58,19 @@ class Request:
         """Plan rows (first, last) of the request's positions."""
         lens = [last - first for first, last in rows]
         layer.plan(
-            int32([0, *itertools.accumulate(lens)]),
-            int32([last for _, last in rows]),
-            self.table.expand(len(rows), -1),
-            num_tokens=sum(lens),
-            **host,
+            MlaStep(
+                int32([0, *itertools.accumulate(lens)]),
+                int32([last for _, last in rows]),
+                self.table.expand(len(rows), -1),
+                num_tokens=sum(lens),
+                **host,
+            )
         )
 
     def answer(self, layer, first, last, absorbed):
         """Append and attend to the tokens at these positions."""
         lens = {"query_lens": [last - first], "max_seq_lens": [last]}
-        self.plan(layer, [(first, last)], absorbed_rows=absorbed, **lens)
+        self.plan(MlaStep(layer, [(first, last)], **lens), absorbed_rows=absorbed)
         layer.append(self.ckv[first:last], self.k_pe[first:last], self.cache)
         return self.attend(layer, torch.arange(first, last))
 
@@ -127,7 +130,7 @@ def test_a_mixed_step(name):
         "query_lens": [last - first for first, last in rows],
         "max_seq_lens": [last for _, last in rows],
     }
-    request.plan(layer, rows, absorbed_rows=3, **lens)
+    request.plan(MlaStep(layer, rows, **lens), absorbed_rows=3)
     positions = torch.cat([torch.arange(first, last) for first, last in rows])
     request.assert_right(request.attend(layer, positions), positions)
 
@@ -144,7 +147,7 @@ def test_a_captured_decode_step(name):
     q = request.q[4:8].clone()
 
     def step():
-        layer.plan(starts, lens, table, num_tokens=4)
+        layer.plan(MlaStep(starts, lens, table, num_tokens=4))
         layer.append(ckv, k_pe, request.cache)
         return layer.attend(q[..., :N], q[..., N:], request.cache, request.weights)
 
@@ -175,7 +178,7 @@ def test_queries_of_any_strides():
     wide[..., : N + P] = q
     turned = q.transpose(0, 1).contiguous().transpose(0, 1)
     for absorbed, view in itertools.product((0, 1), (wide[..., : N + P], turned)):
-        request.plan(layer, [(first, last)], absorbed_rows=absorbed, **lens)
+        request.plan(MlaStep(layer, [(first, last)], **lens), absorbed_rows=absorbed)
         answer = layer.attend(view[..., :N], view[..., N:], request.cache, request.weights)
         request.assert_right(answer, torch.arange(first, last))
 

@@ -28,6 +28,7 @@ from paged_mla_optimized.planning.families import (
     TILE_EXACT,
     TILE_FP8,
 )
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.problem import Rope, RopePairing
 
 TOKENS = (65535, 65536, 65537)
@@ -128,7 +129,7 @@ class Rows:
         begin, end = int(starts[0]), int(starts[-1])
         rows = slice(first, last)
         lengths = starts - starts[0], self.seq_lens[rows], self.table[rows]
-        mla.plan(*lengths, num_tokens=end - begin, max_query_len=self.longest)
+        mla.plan(MlaStep(*lengths, num_tokens=end - begin, max_query_len=self.longest))
         return slice(begin, end)
 
     @property
@@ -201,7 +202,7 @@ def test_queries_of_a_row(name):
     outs, lses = [], []
     for begin, end in pairwise([0, PIECE, 2 * PIECE, MOST]):
         lengths = prefix_sums([end - begin]), torch.full_like(rows.seq_lens, end), rows.table
-        mla.plan(*lengths, num_tokens=end - begin)
+        mla.plan(MlaStep(*lengths, num_tokens=end - begin))
         rows.append(mla, slice(begin, end), cache)
         out, lse = rows.attend(mla, slice(begin, end), cache)
         outs.append(out)
@@ -211,7 +212,7 @@ def test_queries_of_a_row(name):
     before = latents_of(cache).clone()
     for count in TOKENS:
         lengths = prefix_sums([count]), torch.full_like(rows.seq_lens, count), rows.table
-        mla.plan(*lengths, num_tokens=count)
+        mla.plan(MlaStep(*lengths, num_tokens=count))
         rows.append(mla, slice(0, count), cache)
         assert torch.equal(bits(latents_of(cache)), bits(before))
         mine = rows.attend(mla, slice(0, count), cache)
@@ -323,7 +324,7 @@ def test_layer(absorbed_rows):
     def answers(begin, end):
         lengths = prefix_sums([end - begin]), torch.full_like(rows.seq_lens, end), rows.table
         host = {"query_lens": [end - begin], "max_seq_lens": [end]}
-        layer.plan(*lengths, num_tokens=end - begin, absorbed_rows=absorbed_rows, **host)
+        layer.plan(MlaStep(*lengths, num_tokens=end - begin, **host), absorbed_rows=absorbed_rows)
         layer.append(rows.kv[begin:end, :R], rows.kv[begin:end, R:], cache)
         mine = q[begin:end]
         return layer.attend(mine[..., :128], mine[..., 128:], cache, weights)
@@ -398,14 +399,14 @@ def test_a_mask_past_2_31(name):
     q = normal(count * query_len, config.num_heads, R + P)
     lens = torch.full((count,), context + query_len, dtype=torch.int32, device="cuda")
     starts = prefix_sums([query_len] * count)
-    mla.plan(starts, lens, table, num_tokens=len(q), mask=mask.flatten())
+    mla.plan(MlaStep(starts, lens, table, num_tokens=len(q), mask=mask.flatten()))
     out, lse = mla.attend(q[..., :R], q[..., R:], cache)
     last_before = 2**31 // (query_len * lines[1])
     for row in (0, last_before - 1, last_before, last_before + 1, count - 1):
         mine = slice(row * query_len, (row + 1) * query_len)
         rows = slice(row, row + 1)
         alone = mask[mine].flatten()
-        mla.plan(starts[:2], lens[rows], table[rows], num_tokens=query_len, mask=alone)
+        mla.plan(MlaStep(starts[:2], lens[rows], table[rows], num_tokens=query_len, mask=alone))
         answers = mla.attend(q[mine, :, :R], q[mine, :, R:], cache)
         assert same(answers[0], out[mine])
         assert same(answers[1], lse[mine])
@@ -434,7 +435,7 @@ def test_a_cache_past_2_33(name):
     latents_of(large)[-300:] = contents
     answers = []
     for cache, table in ((small, order), (large, order + (blocks - 300))):
-        mla.plan(starts, lens, table, num_tokens=4, max_query_len=1)
+        mla.plan(MlaStep(starts, lens, table, num_tokens=4, max_query_len=1))
         mla.append(kv[:, :R], kv[:, R:], cache)
         out, lse = mla.attend(q[..., :R], q[..., R:], cache)
         gathered = torch.zeros(int(lens.sum()), R + P, dtype=torch.bfloat16, device="cuda")
@@ -478,10 +479,10 @@ def test_large_blocks(name, size):
         width = -(-max(seq_lens) // block_size)
         table = torch.randperm(len(seq_lens) * width, device="cuda").int().view(-1, width)
         cache = spoilt_cache(mla.config, table.numel())
-        mla.plan(prefix_sums(seq_lens), lens, table, num_tokens=len(kv))
+        mla.plan(MlaStep(prefix_sums(seq_lens), lens, table, num_tokens=len(kv)))
         mla.append(kv[:, :R], kv[:, R:], cache)
         starts = prefix_sums([1] * len(seq_lens))
-        mla.plan(starts, lens, table, num_tokens=len(q), max_query_len=1)
+        mla.plan(MlaStep(starts, lens, table, num_tokens=len(q), max_query_len=1))
         answers.append(mla.attend(q[..., :R], q[..., R:], cache))
     (out, lse), (right, right_lse) = answers
     error = (out - right).float().flatten(1).norm(dim=1) / right.float().flatten(1).norm(dim=1)

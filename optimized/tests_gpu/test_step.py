@@ -6,6 +6,7 @@ import triton
 from gpu_step import CONFIG, CONFIGS, LAYERS, Model, P, R, make_batch, random_lens, same
 
 from paged_mla_optimized import DraftSteps, ExtendWindow, LayerEvents, PagedMla
+from paged_mla_optimized.step import MlaStep
 
 
 def allocations():
@@ -66,10 +67,12 @@ def test_rows_beside_others(deterministic):
         mine = slice(starts[row], starts[row + 1])
         model.restore(together)
         model.mla.plan(
-            together.cu_seqlens_q[row : row + 2] - starts[row],
-            together.seq_lens[row : row + 1],
-            together.block_table[row : row + 1],
-            num_tokens=lens[row][1],
+            MlaStep(
+                together.cu_seqlens_q[row : row + 2] - starts[row],
+                together.seq_lens[row : row + 1],
+                together.block_table[row : row + 1],
+                num_tokens=lens[row][1],
+            )
         )
         q, kv = together.tokens["q"][mine], together.tokens["kv"][mine]
         for layer in range(LAYERS):
@@ -92,7 +95,7 @@ def test_compiled_step():
 
     def step(caches):
         outs = []
-        model.mla.plan(*lengths, num_tokens=len(q))
+        model.mla.plan(MlaStep(*lengths, num_tokens=len(q)))
         for layer in range(LAYERS):
             model.mla.append(kv[:, layer, :R], kv[:, layer, R:], caches[layer])
             out, _ = model.mla.attend(q[:, layer, :, :R], q[:, layer, :, R:], caches[layer])
@@ -176,13 +179,17 @@ def test_drafts_in_one_graph():
 
     def draft():
         extend.fill(committed)
-        mla.plan(extend.cu_seqlens_q, extend.seq_lens, prefix_table, num_tokens=requests * window)
+        mla.plan(
+            MlaStep(
+                extend.cu_seqlens_q, extend.seq_lens, prefix_table, num_tokens=requests * window
+            )
+        )
         attend(steps, requests * window)
         drafts.fill(prefix_lens, prefix_table, branch_blocks)
         drafts.copy_tails(cache, prefix_lens, prefix_table, branch_blocks)
         for step in range(steps):
             lens = drafts.seq_lens[step]
-            mla.plan(drafts.cu_seqlens_q, lens, drafts.block_table, num_tokens=rows)
+            mla.plan(MlaStep(drafts.cu_seqlens_q, lens, drafts.block_table, num_tokens=rows))
             attend(step, rows)
 
     draft()

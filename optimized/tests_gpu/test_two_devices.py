@@ -17,6 +17,7 @@ from paged_mla_optimized import (
 from paged_mla_optimized.planning.choice import demand_of, most_query_len
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import device_facts
+from paged_mla_optimized.step import MlaStep
 
 DECODE = replace(CONFIG, max_query_tokens=CONFIG.max_rows)
 STEPS = {
@@ -101,7 +102,7 @@ def test_other_launches():
         lengths = (batch.cu_seqlens_q, batch.seq_lens, batch.block_table)
         cu_seqlens_q, seq_lens, block_table = (tensor.to(device) for tensor in lengths)
         mla = PagedMla(CONFIG, device)
-        mla.plan(cu_seqlens_q, seq_lens, block_table, num_tokens=3)
+        mla.plan(MlaStep(cu_seqlens_q, seq_lens, block_table, num_tokens=3))
         mine = cache.to(device)
         found = [torch.zeros(1066, width, dtype=CONFIG.dtype, device=device) for width in (R, P)]
         mla.gather_context(mine, *found)

@@ -5,6 +5,7 @@ from gpu_step import CONFIG, LAYERS, Model, P, R, make_batch, same
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.engines.vllm.decode import Decode, Step
+from paged_mla_optimized.step import MlaStep
 
 ROWS, WIDTH = 8, 64
 
@@ -45,11 +46,13 @@ def test_replays_plan_by_themselves():
             tensor.copy_(part)
         graph.replay()
         eager.plan(
-            step.query_start_loc,
-            step.seq_lens,
-            step.block_table,
-            num_tokens=step.num_tokens,
-            max_query_len=query_len,
+            MlaStep(
+                step.query_start_loc,
+                step.seq_lens,
+                step.block_table,
+                num_tokens=step.num_tokens,
+                max_query_len=query_len,
+            )
         )
         for layer, (out, lse) in enumerate(found):
             expected = eager.attend(*queries, caches[layer])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from paged_mla_optimized import (
     StepInputs,
     merge_partials,
 )
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 I32 = torch.int32
@@ -114,7 +115,7 @@ def _step(**more: Any) -> dict[str, Any]:
 
 def _planned(kind: str) -> Any:
     mla = _instances()[kind]
-    mla.plan(**_step())
+    mla.plan(MlaStep(**_step()))
     return mla
 
 
@@ -158,8 +159,20 @@ def _prefixes() -> dict[str, Any]:
     return {"prefix_lens": _i32(5, 0), "prefix_table": _table(), "branch_blocks": blocks}
 
 
+def _of_fields(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that takes a step as a function of the step's fields."""
+    names = {field.name for field in fields(MlaStep)}
+
+    def called(**given: Any) -> Any:
+        step = MlaStep(**{name: given.pop(name) for name in names & given.keys()})
+        return call(step, **given)
+
+    return called
+
+
 def _mapped(req_to_token: Any, request_ids: Any, **rest: Any) -> None:
-    _instances()["map"].plan(block_table=RequestMap(req_to_token, request_ids), **rest)
+    table = RequestMap(req_to_token, request_ids)
+    _instances()["map"].plan(MlaStep(block_table=table, **rest))
 
 
 def _prefill_attend(**given: Any) -> None:
@@ -190,10 +203,10 @@ def _calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "MlaConfig": (MlaConfig, dict(_SIZES)),
         "PrefillConfig": (PrefillConfig, dict(_PREFILL)),
         "Bucket": (Bucket, {"tokens": 4, "rows": 2, "max_query_len": 1}),
-        "PagedMla.plan": (of["mla"].plan, _step(max_query_len=1)),
+        "PagedMla.plan": (_of_fields(of["mla"].plan), _step(max_query_len=1)),
         "PagedMla.plan of a map": (_mapped, mapped),
-        "PagedMla.plan of a tree": (of["flat"].plan, _step(mask=flat)),
-        "PagedMla.plan of a packed tree": (of["packed"].plan, _step(mask=ones)),
+        "PagedMla.plan of a tree": (_of_fields(of["flat"].plan), _step(mask=flat)),
+        "PagedMla.plan of a packed tree": (_of_fields(of["packed"].plan), _step(mask=ones)),
         "PagedMla.append": (
             lambda **k: _planned("mla").append(**k),
             token | {"slot_mapping": slots},
@@ -207,7 +220,7 @@ def _calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             lambda **k: _planned("mla").quantise_queries(**k),
             {"q_nope": _normal(T, H, R), "q_pe": _normal(T, H, P), "scale": scale},
         ),
-        "MlaLayer.plan": (of["layer"].plan, _step(**host)),
+        "MlaLayer.plan": (_of_fields(of["layer"].plan), _step(**host)),
         "MlaLayer.attend": (
             lambda **k: _planned("layer").attend(**k),
             queries | answer | {"cache": _cache(), "weights": _weights()},
@@ -218,9 +231,8 @@ def _calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "DraftSteps.copy_tails": (of["drafts"].copy_tails, _prefixes() | {"cache": _cache()}),
         "ExtendWindow.fill": (of["window"].fill, {"committed": _i32(4, 0)}),
         "StepInputs.load": (
-            of["inputs"].load,
-            {name: given for name, given in _step().items() if name != "num_tokens"}
-            | {"ids": torch.zeros(T, dtype=torch.int64, device=DEVICE)},
+            lambda ids, **step: of["inputs"].load(MlaStep(**step), {"ids": ids}),
+            _step() | {"ids": torch.zeros(T, dtype=torch.int64, device=DEVICE)},
         ),
         "merge_partials": (merge_partials, {"outs": partial[..., None], "lses": partial}),
     }

@@ -18,6 +18,7 @@ from steps import Step, Trial
 from values import Draw
 
 from paged_mla_optimized import HeadWeights, LayerConfig, MlaLayer
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 I32 = torch.int32
@@ -163,13 +164,13 @@ def hold(layer: Layer) -> None:
             host = {
                 "query_lens": layer.query_lens,
                 "max_seq_lens": layer.max_seq_lens,
-                "absorbed_rows": layer.absorbed_rows,
             }
         mla = _layer_of(step.config, layer.room)
         before = bits_of_slots(config, cache)
         try:
             with watched():
-                mla.plan(*lengths, table, num_tokens=step.num_tokens, **host)
+                planned = MlaStep(*lengths, table, num_tokens=step.num_tokens, **host)
+                mla.plan(planned, absorbed_rows=layer.absorbed_rows)
                 mla.append(ckv, k_pe, cache)
                 mla.attend(whole[..., :_N], whole[..., _N:], cache, weights, out=out, lse=lse)
         except InvalidArgument:

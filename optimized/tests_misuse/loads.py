@@ -10,6 +10,7 @@ from steps import Step, Trial
 from values import Draw
 
 from paged_mla_optimized import Bucket, StepInputs
+from paged_mla_optimized.step import MlaStep
 
 _VALUES = ("cu_seqlens_q", "seq_lens", "block_table", "slot_mapping")
 READS = {
@@ -57,7 +58,8 @@ def hold(load: Load) -> None:
     given = load.slots if load.slots is not None else (-1,) * tokens
     slots = guards.place("slots", torch.tensor(given, dtype=torch.int64))
     guards.fill(FILLINGS[0])
-    inputs.load(starts, lens, table, mask=mask, slots=slots)
+    step = MlaStep(starts, lens, table, num_tokens=tokens, mask=mask)
+    inputs.load(step, {"slots": slots})
     guards.check()
     padded = config.max_rows - rows
     last = load.cu_seqlens_q[-1]
@@ -72,7 +74,7 @@ def hold(load: Load) -> None:
     bucket = Bucket(config.max_query_tokens, config.max_rows)
     view, mla = inputs.view(bucket), mla_of(load.config)
     with watched():
-        mla.plan(view.cu_seqlens_q, view.seq_lens, view.block_table, num_tokens=bucket.tokens)
+        mla.plan(view.step)
     found = mla.slot_mapping.tolist()
     own = {t: s for row in trial.rows for t, s in zip(row.tokens, trial.slots_of(row), strict=True)}
     for token, slot in own.items():

@@ -21,6 +21,7 @@ from values import Draw
 from paged_mla_optimized import MlaConfig
 from paged_mla_optimized.launchers.shard import Shard
 from paged_mla_optimized.parallel import ContextParallelMla
+from paged_mla_optimized.step import MlaStep
 
 I32 = torch.int32
 _OF_STEPS = {
@@ -194,7 +195,7 @@ def _hold_alone(rank: Rank) -> None:
         mla = _mla_of(step.config)
         before = bits_of_slots(config, cache)
         with watched():
-            mla.plan(*lengths, table, num_tokens=step.num_tokens)
+            mla.plan(MlaStep(*lengths, table, num_tokens=step.num_tokens))
             mla.append(ckv, k_pe, cache)
             mla.attend(q_nope, q_pe, cache, out=out, lse=lse)
         guards.check()

@@ -19,6 +19,7 @@ from rows import Row, dense, legal_rows, visible
 
 from paged_mla_adapters.guards import Guards
 from paged_mla_optimized import LatentCache, MlaConfig, PagedMla, RequestMap
+from paged_mla_optimized.step import MlaStep
 
 I32 = torch.int32
 
@@ -226,11 +227,13 @@ class Trial:
         before = bits_of_slots(config, cache)
         with watched():
             mla.plan(
-                *lengths,
-                table,
-                num_tokens=step.num_tokens,
-                max_query_len=step.max_query_len,
-                mask=mask,
+                MlaStep(
+                    *lengths,
+                    table,
+                    num_tokens=step.num_tokens,
+                    max_query_len=step.max_query_len,
+                    mask=mask,
+                )
             )
             mla.append(ckv, k_pe, cache, named)
             mla.attend(q_nope, q_pe, cache, out=out, lse=lse)
@@ -316,12 +319,14 @@ class Trial:
         mla = mla_of(step.config, 1)
         with watched():
             mla.plan(
-                numbered(starts),
-                numbered([row.keys for row in self.rows]),
-                table,
-                num_tokens=len(tokens),
-                max_query_len=step.max_query_len,
-                mask=mask,
+                MlaStep(
+                    numbered(starts),
+                    numbered([row.keys for row in self.rows]),
+                    table,
+                    num_tokens=len(tokens),
+                    max_query_len=step.max_query_len,
+                    mask=mask,
+                )
             )
             q_nope, q_pe = queries[..., :rank].contiguous(), queries[..., rank:].contiguous()
             mla.append(latents[:, :rank], latents[:, rank:], cache, named)

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from paged_mla_optimized.launchers.merge import merge_partials
     from paged_mla_optimized.layer import MlaLayer
     from paged_mla_optimized.layer_config import LayerConfig
+    from paged_mla_optimized.planned import PlannedStep
     from paged_mla_optimized.prefill import Prefill
     from paged_mla_optimized.prefill_config import PrefillConfig
+    from paged_mla_optimized.step import MlaStep, RequestMap
     from paged_mla_optimized.stepping.drafts import DraftSteps, ExtendWindow
     from paged_mla_optimized.stepping.events import LayerEvents
     from paged_mla_optimized.stepping.graph import GraphedStep, StaleGraph
     from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
-    from paged_mla_optimized.tables import RequestMap
     from paged_mla_optimized.weights import HeadWeights
 
 _HOMES = {
@@ -39,10 +40,12 @@ _HOMES = {
     "LayerEvents": "stepping.events",
     "MlaConfig": "config",
     "MlaLayer": "layer",
+    "MlaStep": "step",
     "PagedMla": "api",
+    "PlannedStep": "planned",
     "Prefill": "prefill",
     "PrefillConfig": "prefill_config",
-    "RequestMap": "tables",
+    "RequestMap": "step",
     "Samples": "inspect.samples",
     "StaleGraph": "stepping.graph",
     "StepInputs": "stepping.inputs",
@@ -63,7 +66,9 @@ __all__ = [
     "LayerEvents",
     "MlaConfig",
     "MlaLayer",
+    "MlaStep",
     "PagedMla",
+    "PlannedStep",
     "Prefill",
     "PrefillConfig",
     "RequestMap",

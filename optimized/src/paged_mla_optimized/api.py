@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from contextlib import AbstractContextManager
-
 import torch
 
 from paged_mla_optimized import checks, ops
 from paged_mla_optimized.cache import Cache, as_cache
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.core import Core, HostStep, PlannedStep
-from paged_mla_optimized.given import check_kind, integer
-from paged_mla_optimized.inspect.explain import Buffer, Explanation, explain
-from paged_mla_optimized.launchers.gather import Spans
+from paged_mla_optimized.core import Core
+from paged_mla_optimized.given import check_kind
+from paged_mla_optimized.host_lengths import HostLengths
+from paged_mla_optimized.inspect.explain import Explanation
+from paged_mla_optimized.planned import PlannedStep, Planner, explained
 from paged_mla_optimized.planning.choice import step_query_len
 from paged_mla_optimized.planning.families import AttendVariant
+from paged_mla_optimized.planning.plan import HostPlan
 from paged_mla_optimized.runtime.log import LOGGER
+from paged_mla_optimized.step import MlaStep, RequestMap
 from paged_mla_optimized.stepping.warm_up import warm_up
-from paged_mla_optimized.tables import RequestMap
-from paged_mla_shared.errors import InvalidArgument
 
 
-class PagedMla(PlannedStep):
+class PagedMla(Planner):
     """Paged multi-head latent attention. Every buffer is allocated here, none later.
 
     ``plan``, ``append`` and ``attend`` launch kernels on the current stream and never wait for the
@@ -42,9 +40,14 @@ class PagedMla(PlannedStep):
     workspace : float32 [n] or None
         :attr:`workspace` of another instance that runs on the same stream, at least as large;
         ``None`` allocates one. Nothing in it outlives a call.
+    steps_in_flight : int
+        So many planned steps stay valid at once, >= 1: each has buffers of its own. All run on one
+        stream. A compiled function uses those of the latest step alone.
 
     Raises
     ------
+    InvalidArgument
+        `steps_in_flight` is below 1, or `workspace` is too small.
     Unsupported
         No kernel runs on `device`; or bfloat16 in Triton's interpreter.
     """
@@ -56,28 +59,19 @@ class PagedMla(PlannedStep):
         *,
         variant: AttendVariant | None = None,
         workspace: torch.Tensor | None = None,
+        steps_in_flight: int = 1,
     ) -> None:
-        self._core = core = Core(config, device, variant, workspace)
+        self._core = core = Core(
+            config,
+            device,
+            variant=variant,
+            workspace=workspace,
+            steps_in_flight=steps_in_flight,
+        )
         self.config, self.device = config, core.device
         self._handle = ops.register(core)
-        self._max_query_len: int | None = None  # of the planned step
-        self._is_chosen = True  # its kernels; not behind a compiled plan
         total = sum(buffer.nbytes for buffer in self.memory())
         LOGGER.info("%s on %s: %s, %s bytes", config, core.device, core.variants, f"{total:,}")
-
-    @property
-    def workspace(self) -> torch.Tensor:
-        """Scratch memory, float32 [n], that another instance may share."""
-        return self._core.workspace.memory
-
-    @property
-    def cu_seqlens_k(self) -> torch.Tensor:
-        """Prefix sums of the planned step's ``seq_lens``, int32 [B + 1].
-
-        Sums past 2 ** 31 - 1, of rows that share their blocks, stay there: int32 is what engines
-        take, and :meth:`gather_context` writes no more lines.
-        """
-        return self._core.plan.planned("key_starts", self._core.plan.num_rows + 1)
 
     def warm_up(self, cache: Cache, request_map: RequestMap | None = None) -> None:
         """Compile what any step launches, or load it from where Triton keeps binaries.
@@ -105,16 +99,7 @@ class PagedMla(PlannedStep):
         """
         warm_up(self._core, cache, request_map)
 
-    def plan(
-        self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
-        *,
-        num_tokens: int,
-        max_query_len: int | None = None,
-        mask: torch.Tensor | None = None,
-    ) -> None:
+    def plan(self, step: MlaStep) -> PlannedStep:
         """Describe a step. Two launches; lengths are read on the device only.
 
         A row that S-2 does not allow is treated as padding, whatever the tensors hold; the table
@@ -122,112 +107,58 @@ class PagedMla(PlannedStep):
 
         Parameters
         ----------
-        cu_seqlens_q : int32 [B + 1]
-            Prefix sums of query lengths; tokens at or past the last entry are padding (S-6).
-        seq_lens : int32 [B]
-            Tokens of each row, this step's included; 0 marks a padded row (S-2). With the mask
-            "non_causal" a row may have fewer keys than queries: the queries in front of its first
-            position have no slot.
-        block_table : int32 [B, M], or RequestMap
-            Read again by ``attend``: keep it unchanged until then. Entries past a row's last
-            block are never read (S-9). From a request map, :attr:`block_table` is built.
-        num_tokens : int
-            T, the tokens of the step's tensors, padded ones included.
-        max_query_len : int or None
-            The longest query of any row, >= 1, as far as the host knows: the step's kernel is
-            chosen for it. A longer row is right too, only slower. ``None`` takes a step with no
-            more tokens than rows for decode, and others for the longest rows of the capacities.
-            With ``deterministic`` it chooses one kernel for all steps, since a row has the same
-            bits only in steps of one kernel (S-20).
-        mask : bool [..] or uint8 [T, W], or None
-            The draft trees, spelled as the config says (S-14). What a flat one holds past the
-            rows' own elements is never read.
+        step : MlaStep
+
+        Returns
+        -------
+        PlannedStep
+            For ``append`` and ``attend``, which take the latest without it.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or capacity is wrong, or `max_query_len`. Values of
-            tensors are not looked at: :meth:`check` does that.
+            A tensor's shape, dtype, device or capacity is wrong, or a length that the host gives.
+            Values of tensors on the device are not looked at: :meth:`check` does that.
         """
-        core, plan = self._core, self._core.plan
-        if not torch.compiler.is_compiling():
-            core.fill(
-                plan,
-                cu_seqlens_q,
-                seq_lens,
-                block_table,
-                num_tokens=num_tokens,
-                max_query_len=max_query_len,
-                mask=mask,
-            )
-            self._max_query_len, self._is_chosen = max_query_len, True
-            return
-        ids, table = None, block_table
-        if isinstance(block_table, RequestMap):
-            ids, table = block_table.request_ids, block_table.req_to_token
+        core = self._core
+        if torch.compiler.is_compiling():
+            return self._plan_compiled(step)
+        plan = core.next_plan
+        core.fill(plan, step, max_query_len=self._max_query_len(step))
+        core.plan = plan
+        return PlannedStep(plan)
+
+    def _plan_compiled(self, step: MlaStep) -> PlannedStep:
+        plan, table, ids = self._core.plan, step.block_table, None
+        given: torch.Tensor | None = None
+        if isinstance(table, RequestMap):
+            ids, table = table.request_ids, table.req_to_token
+        else:
+            given = table
         ops.plan(
             plan.state,
-            cu_seqlens_q,
-            seq_lens,
+            step.cu_seqlens_q,
+            step.seq_lens,
             table,
             ids,
-            mask,
-            num_tokens=num_tokens,
-            max_query_len=max_query_len,
+            step.mask,
+            num_tokens=step.num_tokens,
+            max_query_len=step.max_query_len,
             handle=self._handle,
         )
-        # Chosen here, kernels would make a graph for each `max_query_len`.
-        self._max_query_len, self._is_chosen = max_query_len, False
-        plan.num_rows, plan.num_tokens = seq_lens.shape[0], num_tokens
-        plan.given_table = None if isinstance(block_table, RequestMap) else block_table
-
-    def host_step(self) -> HostStep:
-        """Return what the host knows of the planned step, for :meth:`resume`."""
-        self._choose()
-        plan = self._core.plan
-        return HostStep(
-            plan,
-            plan.num_rows,
-            plan.num_tokens,
-            plan.query_len,
-            plan.choice,
-            plan.given_table,
-            self._max_query_len,
+        # Kernels that were chosen here would make a graph for each `max_query_len`.
+        plan.host = HostPlan(
+            step.seq_lens.shape[0], step.num_tokens, step.max_query_len, None, 1, given
         )
+        return PlannedStep(plan)
 
-    def resume(self, step: HostStep) -> None:
-        """Take a step for the planned one: behind a replay of the graph that planned it.
-
-        A replay rewrites the buffers on the device, and the host knows nothing of it: without this
-        call :attr:`positions`, :attr:`slot_mapping`, :attr:`cu_seqlens_k`, :attr:`block_table`,
-        ``append``, ``attend`` and ``gather_context`` outside the graph take the sizes and the table
-        of the step that :meth:`plan` was called for last. ``GraphedStep`` calls it.
-
-        Parameters
-        ----------
-        step : HostStep
-            What :meth:`host_step` of this instance returned when the graph was captured.
-
-        Raises
-        ------
-        InvalidArgument
-            Another instance planned the step, into buffers of its own; or it is none.
-        """
-        check_kind("step", step, HostStep)
-        plan = self._core.plan
-        if step.plan is not plan:
-            allowed = "what host_step() of this instance returned"
-            raise InvalidArgument("step", "a step that another instance planned", allowed)
-        plan.num_rows, plan.num_tokens, plan.query_len, plan.choice = step[1:5]
-        plan.given_table = step.given_table
-        self._max_query_len, self._is_chosen = step.max_query_len, True
-
-    def _choose(self) -> None:
-        """Choose the kernels of a step that a compiled function planned."""
-        if not self._is_chosen:
-            core, plan = self._core, self._core.plan
-            core.choose(plan, plan.num_rows, plan.num_tokens, self._max_query_len)
-            self._is_chosen = True
+    def _max_query_len(self, step: MlaStep) -> int | None:
+        """Return the longest query, as far as the host knows it and kernels may follow it."""
+        check_kind("step", step, MlaStep)
+        host = HostLengths.of(self.config, step)
+        if host is None or self.config.deterministic:
+            return step.max_query_len
+        return host.max_query_len
 
     def append(
         self,
@@ -235,8 +166,10 @@ class PagedMla(PlannedStep):
         k_pe: torch.Tensor,
         cache: Cache,
         slot_mapping: torch.Tensor | None = None,
+        *,
+        planned: PlannedStep | None = None,
     ) -> None:
-        """Write the planned step's latents and keys to the cache (S-10, S-12).
+        """Write a planned step's latents and keys to the cache (S-10, S-12).
 
         Parameters
         ----------
@@ -248,28 +181,30 @@ class PagedMla(PlannedStep):
         slot_mapping : int64 [T] or None
             Where to write; ``None`` takes the plan's slots. Slots below 0 or past the cache write
             nothing.
+        planned : PlannedStep or None
+            A step that this instance planned; ``None`` takes the latest.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong.
+            A tensor's shape, dtype, device or last stride is wrong; or `planned`.
         """
-        core = self._core
+        core, plan = self._core, self._plan_of(planned)
         if torch.compiler.is_compiling():
             cache = as_cache(core.config.cache_format, cache)
             ops.append(
-                core.plan.state,
+                plan.state,
                 ckv,
                 k_pe,
                 cache.latents,
                 cache.scales,
                 slot_mapping,
-                num_tokens=core.plan.num_tokens,
+                num_tokens=plan.num_tokens,
                 handle=self._handle,
             )
         else:
-            core.check_append(cache, slot_mapping)
-            core.append(core.plan, ckv, k_pe, cache, slot_mapping)
+            core.check_append(plan, cache, slot_mapping)
+            core.append(plan, ckv, k_pe, cache, slot_mapping)
 
     def attend(
         self,
@@ -279,8 +214,9 @@ class PagedMla(PlannedStep):
         *,
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
+        planned: PlannedStep | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend every query of the planned step to the cache (S-4 to S-7).
+        """Attend every query of a planned step to the cache (S-4 to S-7).
 
         Parameters
         ----------
@@ -293,6 +229,8 @@ class PagedMla(PlannedStep):
         out : dtype [T, H, R] or None
         lse : float32 [T, H] or None
             Where to write; ``None`` allocates, in the graph's own memory while one is captured.
+        planned : PlannedStep or None
+            A step that this instance planned; ``None`` takes the latest.
 
         Returns
         -------
@@ -303,15 +241,14 @@ class PagedMla(PlannedStep):
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong.
+            A tensor's shape, dtype, device or last stride is wrong; or `planned`.
         """
-        core, plan = self._core, self._core.plan
+        core, plan = self._core, self._plan_of(planned)
         check_kind("q_nope", q_nope, torch.Tensor)
         out = q_nope.new_empty(q_nope.shape) if out is None else out
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if lse is None else lse
         if not torch.compiler.is_compiling():
-            self._choose()
-            core.check_attend(cache)
+            core.check_attend(plan, cache)
             core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
             return out, lse
         cache = as_cache(core.config.cache_format, cache)
@@ -323,16 +260,21 @@ class PagedMla(PlannedStep):
             lse,
             cache.latents,
             cache.scales,
-            plan.given_table,
+            plan.host.given_table,
             num_rows=plan.num_rows,
             num_tokens=plan.num_tokens,
-            max_query_len=self._max_query_len,
+            max_query_len=plan.host.max_query_len,
             handle=self._handle,
         )
         return out, lse
 
     def quantise_queries(
-        self, q_nope: torch.Tensor, q_pe: torch.Tensor, *, scale: torch.Tensor | None = None
+        self,
+        q_nope: torch.Tensor,
+        q_pe: torch.Tensor,
+        *,
+        scale: torch.Tensor | None = None,
+        planned: PlannedStep | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the planned step's queries as e4m3 codes, rotated, with scales (S-11, S-12).
 
@@ -348,6 +290,8 @@ class PagedMla(PlannedStep):
             Finite and > 0, on the device, not looked at: what divides all queries, of which those
             past 448 times it become that. ``None`` takes a scale from the data for each token and
             head.
+        planned : PlannedStep or None
+            A step that this instance planned; ``None`` takes the latest.
 
         Returns
         -------
@@ -361,7 +305,7 @@ class PagedMla(PlannedStep):
         InvalidArgument
             A tensor's shape, dtype, device or last stride is wrong.
         """
-        plan = self._core.plan
+        plan = self._plan_of(planned)
         if not torch.compiler.is_compiling():
             return self._core.quantise_queries(plan, q_nope, q_pe, scale)
         num_tokens, handle = plan.num_tokens, self._handle
@@ -370,88 +314,34 @@ class PagedMla(PlannedStep):
         )
         return found
 
-    def gather_context(self, cache: Cache, ckv: torch.Tensor, k_pe: torch.Tensor) -> None:
-        """Read every planned row's cached tokens, row after row (S-1, S-9). One launch.
-
-        Row b fills lines ``cu_seqlens_k[b]`` to ``cu_seqlens_k[b + 1]``; lines past the last are
-        left as they were.
-
-        Parameters
-        ----------
-        cache : dtype [num_blocks, block_size, R + P], or LatentCache
-            Any strides, the last one 1.
-        ckv : dtype [K, R]
-        k_pe : dtype [K, P]
-            Where to write; K is at least the sum of ``seq_lens``, what passes it is dropped;
-            and at most 2 ** 31 - 1.
+    def explain(self, step: MlaStep) -> Explanation:
+        """Return which kernel, tiles, grid and splits a step gets, and why; synchronises.
 
         Raises
         ------
         InvalidArgument
-            A tensor's shape, dtype, device or last stride is wrong.
+            As :meth:`plan` does.
         """
-        self._core.check_attend(cache)
-        self._core.gather(Spans.whole(self._core.plan), cache, ckv, k_pe)
-
-    def memory(self) -> list[Buffer]:
-        """Return every tensor this instance holds on its device, largest first."""
-        return self._core.memory()
-
-    def explain(
-        self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        *,
-        num_tokens: int | None = None,
-        max_query_len: int | None = None,
-    ) -> Explanation:
-        """Return which kernel, tiles, grid and splits a batch gets, and why; synchronises.
-
-        Parameters are those of :meth:`plan`; without `num_tokens` the step has no padding.
-        """
-        core = self._core
-        checks.check_tensor("seq_lens", seq_lens, (None,), torch.int32, None)
-        num_rows = seq_lens.shape[0]
-        checks.check_tensor("cu_seqlens_q", cu_seqlens_q, (num_rows + 1,), torch.int32, None)
-        starts = cu_seqlens_q.tolist()
-        source = "cu_seqlens_q" if num_tokens is None else "num_tokens"
-        tokens = starts[-1] if num_tokens is None else integer("num_tokens", num_tokens)
-        checks.check_capacity(core.config, num_rows, tokens, tokens=source)
-        plan = copy.copy(core.plan)
-        core.choose(plan, num_rows, tokens, max_query_len)
-        return explain(
-            core.config,
-            core.variants[plan.choice],
-            num_sms=core.facts.num_sms,
-            demand=core.demand,
-            query_len=plan.query_len,
-            starts=starts,
-            seq_lens=seq_lens.tolist(),
-            num_tokens=tokens,
-        )
+        max_query_len = self._max_query_len(step)
+        checks.check_step(self.config, step, self.device)
+        return explained(self._core, step, max_query_len)
 
     def check(
         self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
+        step: MlaStep,
         *,
-        num_tokens: int,
         num_blocks: int | None = None,
         cache: Cache | None = None,
-        max_query_len: int | None = None,
-        mask: torch.Tensor | None = None,
         slot_mapping: torch.Tensor | None = None,
     ) -> None:
         """Hold the *values* of a step against the rules; for debugging, since it synchronises.
 
         Call it before the step's tokens are appended. ``PAGED_MLA_CHECK=1`` has every eager
-        ``plan`` call it.
+        ``plan`` call it. Lengths on the host are compared with those on the device.
 
         Parameters
         ----------
-        cu_seqlens_q, seq_lens, block_table, num_tokens, max_query_len, mask
-            As for :meth:`plan`.
+        step : MlaStep
         num_blocks : int or None
             Of the cache; ``None`` takes those of `cache`. Without both, no block is too large.
         cache : LatentCache, Tensor or None
@@ -466,25 +356,6 @@ class PagedMla(PlannedStep):
             Names the argument that no rule allows: a block that no cache has, twice in a row's
             table, or in two rows where the step writes to it (S-13), and so on.
         """
-        self._core.check(
-            cu_seqlens_q,
-            seq_lens,
-            block_table,
-            num_tokens=num_tokens,
-            mask=mask,
-            slot_mapping=slot_mapping,
-            num_blocks=num_blocks,
-            cache=cache,
-        )
-        step_query_len(self.config, seq_lens.shape[0], num_tokens, max_query_len)
-
-    def unchecked(self) -> AbstractContextManager[None]:
-        """Leave steps within unchecked, whatever ``PAGED_MLA_CHECK`` says: those of a warm-up."""
-        return self._core.switch.off()
-
-    def writes_elsewhere(self) -> None:
-        """Say that the engine writes the step's tokens itself, to slots that are not the plan's.
-
-        ``PAGED_MLA_CHECK`` then leaves the plan's slots alone.
-        """
-        self._core.writes_planned_slots = False
+        max_query_len = self._max_query_len(step)
+        self._core.check(step, slot_mapping=slot_mapping, num_blocks=num_blocks, cache=cache)
+        step_query_len(self.config, step.num_rows, step.num_tokens, max_query_len)

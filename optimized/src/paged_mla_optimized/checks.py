@@ -10,8 +10,8 @@ import torch
 from paged_mla_optimized.apart import Named, check_apart, check_places
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.given import check_kind, check_word
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.given import check_kind, check_word, integer
+from paged_mla_optimized.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, SCALE_DTYPE
 
@@ -89,16 +89,10 @@ def _fits(shape: torch.Size, wanted: tuple[int | None, ...]) -> bool:
     )
 
 
-def check_lengths(
-    config: MlaConfig,
-    cu_seqlens_q: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor | RequestMap | None,
-    *,
-    num_tokens: int,
-    device: torch.device,
-) -> None:
-    """Check what every plan needs."""
+def check_lengths(config: MlaConfig, step: MlaStep, device: torch.device) -> None:
+    """Check the lengths and the block table of a step."""
+    check_kind("step", step, MlaStep)
+    seq_lens, cu_seqlens_q, block_table = step.seq_lens, step.cu_seqlens_q, step.block_table
     if block_table is None:  # some engines have none where nothing is cached
         raise InvalidArgument("block_table", None, "int32 [B, M]; M may be 0 if no row has tokens")
     check_tensor("seq_lens", seq_lens, (None,), torch.int32, device)
@@ -115,7 +109,7 @@ def check_lengths(
         check_tensor("request_ids", ids, (num_rows,), None, device)
     else:
         check_tensor("block_table", block_table, (num_rows, None), torch.int32, device)
-    check_capacity(config, num_rows, num_tokens)
+    check_capacity(config, num_rows, integer("num_tokens", step.num_tokens))
 
 
 def check_capacity(
@@ -137,20 +131,10 @@ def check_capacity(
         raise InvalidArgument(tokens, num_tokens, allowed)
 
 
-def check_step(
-    config: MlaConfig,
-    cu_seqlens_q: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor | RequestMap | None,
-    mask: torch.Tensor | None,
-    *,
-    num_tokens: int,
-    device: torch.device,
-) -> None:
-    """Check what a plan of the config's mask needs."""
-    lengths = (cu_seqlens_q, seq_lens, block_table)
-    check_lengths(config, *lengths, num_tokens=num_tokens, device=device)
-    check_mask(config, mask, num_tokens, device)
+def check_step(config: MlaConfig, step: MlaStep, device: torch.device) -> None:
+    """Check the tensors of a step, with the mask that the config asks for."""
+    check_lengths(config, step, device)
+    check_mask(config, step.mask, step.num_tokens, device)
 
 
 def check_mask(

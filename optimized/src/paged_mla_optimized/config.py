@@ -93,7 +93,7 @@ class MlaConfig:
         A slot that ``append`` skips like a negative one, >= 0: SGLang keeps slot 0 for padding.
     table_multiple : int
         0: block tables are given to ``plan``. Else ``plan`` builds them from a
-        :class:`~paged_mla_optimized.tables.RequestMap`, as wide as the longest row needs, rounded
+        :class:`~paged_mla_optimized.step.RequestMap`, as wide as the longest row needs, rounded
         up to a multiple of this many entries, at most 2^20.
     table_fill : int
         Stands in the entries of a built table past a row's last block; an int32.

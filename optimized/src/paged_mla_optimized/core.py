@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
 import torch
 
@@ -12,8 +11,9 @@ from paged_mla_optimized.apart import check_apart, check_places
 from paged_mla_optimized.cache import Cache, LatentCache, as_cache, named_tensors
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_at_least, check_kind, device_of, integer
+from paged_mla_optimized.host_lengths import HostLengths
 from paged_mla_optimized.inspect.check import check_appended, check_attended, check_step_values
-from paged_mla_optimized.inspect.explain import Buffer
+from paged_mla_optimized.inspect.explain import Buffer, buffers_of
 from paged_mla_optimized.launchers.append import Append
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.gather import Gather, Spans
@@ -26,12 +26,11 @@ from paged_mla_optimized.planning.families import (
     AttendVariant,
     variants_by_query_len,
 )
-from paged_mla_optimized.planning.plan import Plan, PlanKernels
+from paged_mla_optimized.planning.plan import HostPlan, Plan, PlanKernels
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.device import check_computes, device_facts
-from paged_mla_optimized.runtime.uncopied import Uncopied
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.step import MlaStep, RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
 _MAX_KEYS = 2**31 - 1  # what int32 prefix sums tell apart
@@ -50,8 +49,10 @@ class Core:
         self,
         config: MlaConfig,
         device: str | torch.device,
-        variant: AttendVariant | None,
-        workspace: torch.Tensor | None,
+        *,
+        variant: AttendVariant | None = None,
+        workspace: torch.Tensor | None = None,
+        steps_in_flight: int = 1,
     ) -> None:
         check_kind("config", config, MlaConfig)
         if variant is not None:
@@ -73,7 +74,10 @@ class Core:
         self.variants = list(dict.fromkeys(served))
         self._choices = [self.variants.index(v) for v in served]  # by query length, from 1
         num_sms = self.facts.num_sms
-        self.plan = self.new_plan()
+        check_at_least(1, steps_in_flight=steps_in_flight)
+        self.plans = [self.new_plan() for _ in range(steps_in_flight)]
+        self.plan = self.plans[0]
+        """Buffers of the latest planned step."""
         self.workspace = Workspace(config, self.variants, num_sms, self.device, workspace)
         self._kernels = [PlanKernels(config, v, num_sms) for v in self.variants]
         self.quantise = None
@@ -99,18 +103,47 @@ class Core:
         self._checked: Bounded[Hashable, None] = Bounded(MAX_LAYOUTS)
 
     def new_plan(self) -> Plan:
-        """Return buffers for one more step; those of :attr:`plan` are the first."""
+        """Return buffers for one more step."""
         return Plan(self.config, self.variants, self.facts.num_sms, self.device)
+
+    @property
+    def next_plan(self) -> Plan:
+        """Buffers that the next step is planned into: those of the step planned longest ago."""
+        number = self.plans.index(self.plan) + 1
+        return self.plans[number % len(self.plans)]
 
     @property
     def attention(self) -> Attention:
         """The attention launches of the planned step."""
-        return self._attentions[self.plan.choice]
+        return self._attentions[self.choice_of(self.plan)]
 
-    def choose(self, plan: Plan, num_rows: int, num_tokens: int, max_query_len: int | None) -> None:
-        """Leave in `plan` which kernels its step gets."""
-        plan.query_len = step_query_len(self.config, num_rows, num_tokens, max_query_len)
-        plan.choice = self._choices[min(plan.query_len, len(self._choices)) - 1]
+    def host_plan(self, step: MlaStep, max_query_len: int | None) -> HostPlan:
+        """Return what the host knows of a step whose tensors are right: sizes and kernels."""
+        table = step.block_table
+        return self.chosen(
+            HostPlan(
+                num_rows=step.num_rows,
+                num_tokens=integer("num_tokens", step.num_tokens),
+                max_query_len=max_query_len,
+                given_table=None if isinstance(table, RequestMap) else table,
+            )
+        )
+
+    def chosen(self, host: HostPlan) -> HostPlan:
+        """Return a host's plan with the kernels that its step gets."""
+        sizes = (host.num_rows, host.num_tokens, host.max_query_len)
+        query_len = step_query_len(self.config, *sizes)
+        choice = self._choices[min(query_len, len(self._choices)) - 1]
+        return host._replace(query_len=query_len, choice=choice)
+
+    def choice_of(self, plan: Plan) -> int:
+        """Return the number of a planned step's variant; behind a compiled plan it is chosen."""
+        choice = plan.host.choice
+        if choice is None:
+            plan.host = self.chosen(plan.host)
+            choice = plan.host.choice
+            assert choice is not None
+        return choice
 
     def query_lens(self) -> list[int]:
         """Return for each variant the shortest query length that gets it."""
@@ -121,103 +154,68 @@ class Core:
         return self._append.steps()
 
     def fill(
-        self,
-        plan: Plan,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
-        *,
-        num_tokens: int,
-        max_query_len: int | None,
-        mask: torch.Tensor | None,
-        is_checked: bool = False,
+        self, plan: Plan, step: MlaStep, *, max_query_len: int | None, is_checked: bool = False
     ) -> None:
         """Check a step, unless it is part of one that was, and describe it in `plan`."""
-        num_tokens = integer("num_tokens", num_tokens)
         if not is_checked:
-            step = (cu_seqlens_q, seq_lens, block_table, mask)
-            checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
+            checks.check_step(self.config, step, self.device)
             if self.switch.is_on:
-                described = (cu_seqlens_q, seq_lens, block_table)
-                self.check_values(*described, num_tokens=num_tokens, mask=mask)
-        lengths = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "mask": mask}
-        if isinstance(block_table, RequestMap):
-            lengths |= vars(block_table)
+                self.check_values(step)
         # A table is read, not copied, and may be the one that an earlier plan built.
-        check_apart({"the plan's own buffers": plan.state}, lengths)
-        self.choose(plan, seq_lens.shape[0], num_tokens, max_query_len)
-        kernels = self._kernels[plan.choice]
-        plan.fill(kernels, cu_seqlens_q, seq_lens, block_table, num_tokens=num_tokens, mask=mask)
+        check_apart({"the plan's own buffers": plan.state}, step.tensors)
+        host = self.host_plan(step, max_query_len)
+        assert host.choice is not None
+        plan.fill(self._kernels[host.choice], step, host)
 
     def check(
         self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
+        step: MlaStep,
         *,
-        num_tokens: int,
-        mask: torch.Tensor | None,
         slot_mapping: torch.Tensor | None,
         num_blocks: int | None,
         cache: Cache | None,
     ) -> None:
         """Hold a step, its values included, against the rules; synchronises."""
-        num_tokens = integer("num_tokens", num_tokens)
-        step = (cu_seqlens_q, seq_lens, block_table, mask)
-        checks.check_step(self.config, *step, num_tokens=num_tokens, device=self.device)
+        checks.check_step(self.config, step, self.device)
         if slot_mapping is not None:
-            checks.check_tensor(
-                "slot_mapping", slot_mapping, (num_tokens,), torch.int64, self.device
-            )
-        self.check_values(
-            cu_seqlens_q,
-            seq_lens,
-            block_table,
-            num_tokens=num_tokens,
-            mask=mask,
-            slot_mapping=slot_mapping,
-            num_blocks=num_blocks,
-            cache=None if cache is None else self.checked_cache(cache),
-        )
+            shape = (integer("num_tokens", step.num_tokens),)
+            checks.check_tensor("slot_mapping", slot_mapping, shape, torch.int64, self.device)
+        cache = None if cache is None else self.checked_cache(cache)
+        self.check_values(step, slot_mapping=slot_mapping, num_blocks=num_blocks, cache=cache)
 
     def check_values(
         self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
+        step: MlaStep,
         *,
-        num_tokens: int,
-        mask: torch.Tensor | None,
         slot_mapping: torch.Tensor | None = None,
         num_blocks: int | None = None,
         cache: LatentCache | None = None,
     ) -> None:
         """Hold the values of a step whose shapes are right against the rules."""
         if slot_mapping is None and not self.writes_planned_slots:
-            slot_mapping = torch.full((num_tokens,), -1, dtype=torch.int64)
+            slot_mapping = torch.full((step.num_tokens,), -1, dtype=torch.int64)
+        host = HostLengths.of(self.config, step)
+        if host is not None:
+            host.check(step)
         check_step_values(
             self.config,
-            cu_seqlens_q,
-            seq_lens,
-            block_table,
-            num_tokens=num_tokens,
-            mask=mask,
+            step,
             slot_mapping=slot_mapping,
             num_blocks=blocks_of_cache(num_blocks, cache),
             cache=cache,
         )
 
-    def check_append(self, cache: Cache, slot_mapping: torch.Tensor | None) -> None:
-        """With ``PAGED_MLA_CHECK``, hold the planned step's slots and cached scales to rules."""
+    def check_append(self, plan: Plan, cache: Cache, slot_mapping: torch.Tensor | None) -> None:
+        """With ``PAGED_MLA_CHECK``, hold a planned step's slots and cached scales to rules."""
         if self.switch.is_on:
             cache = self.checked_cache(cache)
-            step = (self.config, self.plan, cache, slot_mapping)
+            step = (self.config, plan, cache, slot_mapping)
             check_appended(*step, writes_planned_slots=self.writes_planned_slots)
 
-    def check_attend(self, cache: Cache) -> None:
-        """With ``PAGED_MLA_CHECK``, hold the blocks and scales that the planned step reads."""
+    def check_attend(self, plan: Plan, cache: Cache) -> None:
+        """With ``PAGED_MLA_CHECK``, hold the blocks and scales that a planned step reads."""
         if self.switch.is_on:
-            check_attended(self.config, self.plan, self.checked_cache(cache))
+            check_attended(self.config, plan, self.checked_cache(cache))
 
     def checked_cache(self, cache: Cache) -> LatentCache:
         """Return a cache as an object, once its shape and dtype are right."""
@@ -284,7 +282,9 @@ class Core:
             check_apart({"workspace": self.workspace.memory}, {"out": out, "lse": lse} | read)
             self._checked[layout] = None
         if num_tokens > 0:
-            self._attentions[plan.choice].launch(plan, q_nope, q_pe, cache, out=out, lse=lse)
+            self._attentions[self.choice_of(plan)].launch(
+                plan, q_nope, q_pe, cache, out=out, lse=lse
+            )
             if config.lse_base == "2":
                 lse.mul_(config.lse_unit)
 
@@ -336,7 +336,12 @@ class Core:
 
     def memory(self) -> list[Buffer]:
         """Return every tensor held on the device, largest first."""
-        tensors = self.plan.buffers | {
+        tensors = {
+            name if number == 0 else f"{name} {number}": buffer
+            for number, plan in enumerate(self.plans)
+            for name, buffer in plan.buffers.items()
+        }
+        tensors |= {
             "workspace": self.workspace.memory,
             "cos": self.tables[0],
             "sin": self.tables[1],
@@ -345,11 +350,7 @@ class Core:
             tensors["q_pe"] = self.rotate.q_pe
         if self.quantise is not None:
             tensors |= {"q_codes": self.quantise.codes, "q_scales": self.quantise.scales}
-        buffers = [
-            Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
-            for name, t in tensors.items()
-        ]
-        return sorted(buffers, key=lambda buffer: -buffer.nbytes)
+        return buffers_of(tensors)
 
 
 def blocks_of_cache(num_blocks: int | None, cache: LatentCache | None) -> int | None:
@@ -368,42 +369,6 @@ def blocks_of_cache(num_blocks: int | None, cache: LatentCache | None) -> int | 
     if num_blocks not in {None, blocks}:
         raise InvalidArgument("num_blocks", num_blocks, f"{blocks}, as the cache has, or None")
     return blocks
-
-
-class HostStep(NamedTuple):
-    """What the host knows of a planned step; all else lies on the device."""
-
-    plan: Plan
-    num_rows: int
-    num_tokens: int
-    query_len: int
-    choice: int
-    given_table: torch.Tensor | None
-    max_query_len: int | None
-
-
-class PlannedStep(Uncopied):
-    """What can be read of the step that was planned last; its buffers are a :class:`Core`'s.
-
-    In a compiled function they are copies.
-    """
-
-    _core: Core
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of the planned step (S-3), int64 [T]; 0 for padding."""
-        return self._core.plan.planned("positions", self._core.plan.num_tokens)
-
-    @property
-    def slot_mapping(self) -> torch.Tensor:
-        """Slots of the planned step (S-1), int64 [T]; -1 for padding."""
-        return self._core.plan.planned("slot_mapping", self._core.plan.num_tokens)
-
-    @property
-    def block_table(self) -> torch.Tensor:
-        """Block table of the planned step, int32 [B, M]: the one given, or the one built."""
-        return self._core.plan.block_table
 
 
 def _layout(*tensors: torch.Tensor | None) -> Hashable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -11,23 +12,62 @@ from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.launchers.merge_tiles import MergeTiles
 from paged_mla_optimized.launchers.parts import Part
+from paged_mla_optimized.launchers.prefill import Heads, PrefillPlan
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.prefill import Prefill
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.weights import HeadWeights
 
 Queries = tuple[torch.Tensor, torch.Tensor]  # q_nope and q_pe
 Answer = tuple[torch.Tensor, torch.Tensor]  # out and lse
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The planned rows: lengths on the device, and what the host knows of them."""
+class PlannedPart(NamedTuple):
+    """Buffers of one part of the keys of some rows.
 
-    cu_seqlens_q: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    num_tokens: int
-    num_keys: int
+    Parameters
+    ----------
+    part : Part
+        Which keys of each row it has.
+    tiles : PrefillPlan
+        The query tiles that attend to them.
+    """
+
+    part: Part
+    tiles: PrefillPlan
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every buffer, by name."""
+        return {"tiles": self.tiles.tiles, "work": self.tiles.work, "part": self.part.buffer}
+
+
+@dataclass
+class MaterialisedPlan:
+    """Planned rows of one step.
+
+    Parameters
+    ----------
+    first : PlannedPart
+        The first part of their keys.
+    step : MlaStep or None
+        The rows; ``None`` before the first step.
+    num_keys : int
+        Keys of all rows, at most.
+    positions : int64 [T]
+        Of their tokens.
+    """
+
+    first: PlannedPart
+    positions: torch.Tensor
+    step: MlaStep | None = None
+    num_keys: int = 0
+
+    @property
+    def rows(self) -> MlaStep:
+        """The planned rows."""
+        assert self.step is not None
+        return self.step
 
 
 class Materialised:
@@ -46,9 +86,10 @@ class Materialised:
     def __init__(self, config: LayerConfig, core: Core) -> None:
         device, dtype, room = core.device, config.attention.dtype, config.room
         self._room, self._config, self._core = room, config.prefill, core
-        chunk = replace(config.prefill, causal=False, writes_empty=False)
-        self._spans = [Part(config.attention.max_rows, room, device) for _ in range(2)]
-        self._attention = [Prefill(config.prefill, device), Prefill(chunk, device)]
+        self._max_rows = config.attention.max_rows
+        later = replace(config.prefill, causal=False, writes_empty=False)
+        self._attention = [Prefill(config.prefill, device), Prefill(later, device)]
+        self._later = self._new_part(1)
         self._merge = MergeTiles(self._attention[1].tiles.tile_m, config.v_head_dim)
 
         def lines(width: int) -> torch.Tensor:
@@ -61,84 +102,105 @@ class Materialised:
         self._keys_and_values = lines(config.projected)
 
     @property
-    def parts(self) -> int:
-        """Parts of the planned rows' keys."""
-        return max(-(-self._rows.num_keys // self._room), 1)
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every buffer that steps share, by name."""
+        own = {"ckv": self._ckv, "k_pe": self._k_pe, "keys and values": self._keys_and_values}
+        later = {f"later {name}": tensor for name, tensor in self._later.tensors.items()}
+        return own | later
+
+    def new_plan(self) -> MaterialisedPlan:
+        """Return buffers for one more step."""
+        none = torch.empty(0, dtype=torch.int64, device=self._core.device)
+        return MaterialisedPlan(self._new_part(0), none)
+
+    def _new_part(self, number: int) -> PlannedPart:
+        part = Part(self._max_rows, self._room, self._core.device)
+        return PlannedPart(part, self._attention[number].new_plan())
 
     def plan(
-        self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        *,
-        num_tokens: int,
-        num_keys: int,
+        self, plan: MaterialisedPlan, step: MlaStep, *, num_keys: int, positions: torch.Tensor
     ) -> None:
         """Describe rows whose tokens follow each other, `num_keys` keys at most. Two launches.
 
-        ``cu_seqlens_q`` may begin anywhere; the rest is as for :meth:`PagedMla.plan`.
+        The first entry of their ``cu_seqlens_q`` may be any number. `positions`, int64 [T], are
+        read where the config has a rope.
         """
-        self._rows = Rows(cu_seqlens_q, seq_lens, block_table, num_tokens, num_keys)
-        self.plan_part(0)
+        plan.step, plan.num_keys, plan.positions = step, num_keys, positions
+        self.plan_part(plan, 0)
 
-    def attend(self, queries: Queries, cache: Cache, weights: HeadWeights, answer: Answer) -> None:
-        """Write the answer to the queries of the planned rows; lse in nats."""
-        queries = self._rotated(queries)
-        self.gather(0, cache)
-        self.project(0, weights)
-        self.attend_part(0, queries, answer)
-        if self.parts == 1:
+    def attend(
+        self,
+        plan: MaterialisedPlan,
+        queries: Queries,
+        cache: Cache,
+        weights: HeadWeights,
+        answer: Answer,
+    ) -> None:
+        """Write the answer to the queries of planned rows; lse in nats."""
+        if self._core.rotate is not None:
+            rotated = self._core.rotate.launch(queries[1], plan.positions)
+            queries = queries[0], rotated[: len(plan.positions)]
+        self.gather(plan, 0, cache)
+        self.project(plan, 0, weights)
+        self.attend_part(plan, 0, queries, answer)
+        parts = self.parts(plan)
+        if parts == 1:
             return
         out = answer[0]
         rest = torch.zeros(out.shape, dtype=out.dtype, device=out.device)
         chunk = torch.empty_like(rest), rest.new_empty(rest.shape[:2], dtype=torch.float32)
-        for part in range(1, self.parts):
-            self.plan_part(part)
-            self.gather(part, cache)
-            self.project(part, weights)
-            self.attend_part(part, queries, chunk)
+        for part in range(1, parts):
+            self.plan_part(plan, part)
+            self.gather(plan, part, cache)
+            self.project(plan, part, weights)
+            self.attend_part(plan, part, queries, chunk)
             self.merge(answer, rest, chunk)
 
-    def plan_part(self, part: int) -> None:
-        """Describe which keys a part has, and the work of attending to them."""
-        rows, spans = self._rows, self._spans[part > 0]
-        spans.fill(rows.cu_seqlens_q, rows.seq_lens, part, self._keys_of(part))
-        tiles = self._attention[part > 0].tiles
-        tiles.fill(spans.query_starts, spans.key_starts, rows.num_tokens)
+    def parts(self, plan: MaterialisedPlan) -> int:
+        """Return in how many parts the keys of planned rows come."""
+        return max(-(-plan.num_keys // self._room), 1)
 
-    def gather(self, part: int, cache: Cache) -> None:
+    def plan_part(self, plan: MaterialisedPlan, part: int) -> None:
+        """Describe which keys a part has, and the work of attending to them."""
+        step, planned = plan.rows, self._part_of(plan, part)
+        lines = self._keys_of(plan, part)
+        planned.part.fill(step.cu_seqlens_q, step.seq_lens, part, lines)
+        query_starts, key_starts = planned.part.query_starts, planned.part.key_starts
+        planned.tiles.fill(query_starts, key_starts, step.num_tokens)
+
+    def gather(self, plan: MaterialisedPlan, part: int, cache: Cache) -> None:
         """Read the latents of a planned part."""
-        spans, keys = self._spans[part > 0], self._keys_of(part)
-        tokens = Spans(self._rows.block_table, spans.key_starts, spans.firsts)
+        spans, keys = self._part_of(plan, part).part, self._keys_of(plan, part)
+        table = plan.rows.block_table
+        assert isinstance(table, torch.Tensor)
+        tokens = Spans(table, spans.key_starts, spans.firsts)
         self._core.gather(tokens, cache, self._ckv[:keys], self._k_pe[:keys])
 
-    def project(self, part: int, weights: HeadWeights) -> None:
+    def project(self, plan: MaterialisedPlan, part: int, weights: HeadWeights) -> None:
         """Make keys and values of every head of the latents that were gathered."""
-        keys = self._keys_of(part)
+        keys = self._keys_of(plan, part)
         weights.materialise(self._ckv[:keys], self._keys_and_values[:keys])
 
-    def attend_part(self, part: int, queries: Queries, answer: Answer) -> None:
+    def attend_part(
+        self, plan: MaterialisedPlan, part: int, queries: Queries, answer: Answer
+    ) -> None:
         """Attend to what was projected; rows without keys in a later part are left as they are."""
-        keys, config = self._keys_of(part), self._config
+        keys, config = self._keys_of(plan, part), self._config
         widths = [config.qk_nope_head_dim, config.v_head_dim]
         heads = self._keys_and_values[:keys].view(keys, config.num_heads, sum(widths))
         k_nope, v = torch.split(heads, widths, dim=-1)
         out, lse = answer
         attention = self._attention[part > 0]
-        attention.attend(*queries, k_nope, self._k_pe[:keys], v, out=out, lse=lse)
+        tensors = Heads(*queries, k_nope, self._k_pe[:keys], v)
+        attention.attend_planned(self._part_of(plan, part).tiles, tensors, out=out, lse=lse)
 
     def merge(self, answer: Answer, rest: torch.Tensor, chunk: Answer) -> None:
         """Merge what the last part answered into the answer so far and the `rest` of it (S-8)."""
-        self._merge.launch(self._attention[1].tiles, answer, rest, chunk)
+        self._merge.launch(self._later.tiles, answer, rest, chunk)
 
-    def _keys_of(self, part: int) -> int:
+    def _part_of(self, plan: MaterialisedPlan, part: int) -> PlannedPart:
+        return plan.first if part == 0 else self._later
+
+    def _keys_of(self, plan: MaterialisedPlan, part: int) -> int:
         """Return the keys of a part, at most."""
-        return min(self._rows.num_keys - part * self._room, self._room)
-
-    def _rotated(self, queries: Queries) -> Queries:
-        core, tokens = self._core, self._rows.num_tokens
-        if core.rotate is None:
-            return queries
-        end = core.plan.num_tokens
-        positions = core.plan.positions[end - tokens : end]
-        return queries[0], core.rotate.launch(queries[1], positions)[:tokens]
+        return min(plan.num_keys - part * self._room, self._room)

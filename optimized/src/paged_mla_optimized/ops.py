@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.launchers.merge import merge_partials
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.planning.plan import HostPlan
+from paged_mla_optimized.step import MlaStep, RequestMap
 
 if TYPE_CHECKING:
     from paged_mla_optimized.core import Core
@@ -55,15 +56,8 @@ def plan(  # noqa: PLR0917 - ops take tensors by position
     core = _INSTANCES[handle]
     table = block_table if request_ids is None else RequestMap(block_table, request_ids)
     plan = core.plan.on(state)
-    core.fill(
-        plan,
-        cu_seqlens_q,
-        seq_lens,
-        table,
-        num_tokens=num_tokens,
-        max_query_len=max_query_len,
-        mask=mask,
-    )
+    step = MlaStep(cu_seqlens_q, seq_lens, table, num_tokens=num_tokens, mask=mask)
+    core.fill(plan, step, max_query_len=max_query_len)
 
 
 @torch.library.custom_op(
@@ -86,7 +80,7 @@ def append(  # noqa: PLR0917 - ops take tensors by position
     """Write this step's latents to the cache that `latents` and `scales` are."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
-    plan.num_tokens = num_tokens
+    plan.host = plan.host._replace(num_tokens=num_tokens)
     cache = LatentCache(core.config.cache_format, latents, scales)
     core.append(plan, ckv, k_pe, cache, slot_mapping)
 
@@ -116,8 +110,7 @@ def attend(  # noqa: PLR0917 - ops take tensors by position
     """Write every element of `out` and `lse`; without `block_table` the plan's own is read."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
-    plan.num_rows, plan.num_tokens, plan.given_table = num_rows, num_tokens, block_table
-    core.choose(plan, num_rows, num_tokens, max_query_len)
+    plan.host = core.chosen(HostPlan(num_rows, num_tokens, max_query_len, given_table=block_table))
     cache = LatentCache(core.config.cache_format, latents, scales)
     core.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
 
@@ -135,7 +128,7 @@ def quantise_queries(
     """Return codes and scales of the planned step's queries."""
     core = _INSTANCES[handle]
     plan = core.plan.on(state)
-    plan.num_tokens = num_tokens
+    plan.host = plan.host._replace(num_tokens=num_tokens)
     return core.quantise_queries(plan, q_nope, q_pe, scale)
 
 

@@ -64,7 +64,8 @@ class Prefill(Uncopied):
         variant = prefill_variant(*demand)
         self._switch = CheckSwitch(self.device)
         self._planned_keys = 0  # that a checked step has
-        self._plan = PrefillPlan(config, variant.tile_m, facts, self.device)
+        self._facts, self._tile_m = facts, variant.tile_m
+        self._plan = self.new_plan()
         self._portable = PortablePrefill(config, variant)
         self._hopper = HopperPrefill(config, facts.num_sms) if is_for_hopper(*demand) else None
 
@@ -72,6 +73,10 @@ class Prefill(Uncopied):
     def tiles(self) -> PrefillPlan:
         """Tiles of the planned step's queries."""
         return self._plan
+
+    def new_plan(self) -> PrefillPlan:
+        """Return buffers for one more step, for :meth:`attend_planned`."""
+        return PrefillPlan(self.config, self._tile_m, self._facts, self.device)
 
     def warm_up(self) -> None:
         """Compile what any step launches, as :meth:`PagedMla.warm_up` does.
@@ -162,17 +167,28 @@ class Prefill(Uncopied):
         if self._switch.is_on and self._planned_keys > k_nope.shape[0]:
             allowed = f"at least {self._planned_keys}, the last entry of cu_seqlens_k"
             raise InvalidArgument("k_nope", f"{k_nope.shape[0]} keys", allowed)
+        return self.attend_planned(self._plan, heads, out=out, lse=lse)
+
+    def attend_planned(
+        self,
+        plan: PrefillPlan,
+        heads: Heads,
+        *,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend the queries of a step that ``plan.fill`` described; `heads` are right already."""
         config = self.config
-        shape = (self._plan.num_tokens, config.num_heads, config.v_head_dim)
+        shape = (plan.num_tokens, config.num_heads, config.v_head_dim)
         out, lse = answers(out, lse, shape, config.dtype, self.device, read=heads._asdict())
         check_token_stride("out", out.stride(0))
-        if self._plan.num_tokens == 0:
+        if plan.num_tokens == 0:
             return out, lse
         descriptors = None if self._hopper is None else self._hopper.describe(heads)
         if self._hopper is None or descriptors is None:
-            self._portable.launch(self._plan, heads, out=out, lse=lse)
+            self._portable.launch(plan, heads, out=out, lse=lse)
         else:
-            self._hopper.launch(descriptors, self._plan, heads, out=out, lse=lse)
+            self._hopper.launch(descriptors, plan, heads, out=out, lse=lse)
         return out, lse
 
     def check(

@@ -122,7 +122,7 @@ def watch_launches() -> None:
 
         def watched(self: Any, *arguments: Any, **named: Any) -> None:
             plan = next((a for a in arguments if isinstance(a, Plan)), None)
-            _launched[None if plan is None else (id(plan), plan.choice)] = family_of(self)
+            _launched[None if plan is None else (id(plan), plan.host.choice)] = family_of(self)
             launch(self, *arguments, **named)
 
         launcher.launch = watched  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def _watched(runner: type[EagerRunner], journal: _Journal) -> type[EagerRunner]:
         def attend(self, batch: Batch) -> Output:
             answer: Output = super().attend(batch)
             plan = self._mla._core.plan  # after a replay too it has what the step was served by
-            journal.latest = _launched.get((id(plan), plan.choice), "")
+            journal.latest = _launched.get((id(plan), plan.host.choice), "")
             return answer
 
         def prefill(self, batch: PrefillBatch) -> Output:

@@ -20,7 +20,7 @@ from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.prefill import Prefill
 from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_optimized.runtime.arrays import to_numpy, to_torch
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.step import MlaStep, RequestMap
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layer import LayerBatch
@@ -160,12 +160,14 @@ class EagerRunner:
         out, lse = _unwritten(q_nope, dims.v_head_dim)
         layer = self._layer_of(batch.workspace)
         layer.plan(
-            *lengths,
-            num_tokens=num_tokens,
-            query_lens=step.query_lens.tolist(),
-            max_seq_lens=step.seq_lens.tolist(),
+            MlaStep(
+                *lengths,
+                num_tokens=num_tokens,
+                query_lens=step.query_lens.tolist(),
+                max_seq_lens=step.seq_lens.tolist(),
+                mask=mask,
+            ),
             absorbed_rows=batch.absorbed_rows,
-            mask=mask,
         )
         layer.append(tensors["ckv"], tensors["k_pe"], self._cache, slots)
         layer.attend(q_nope, q_pe, self._cache, weights, out=out, lse=lse)
@@ -235,23 +237,27 @@ class EagerRunner:
         """Hold the values of a step against the rules, unless the runner is an unchecked one."""
         if self.checks_values:
             self._mla.check(
-                tensors["cu_seqlens_q"],
-                tensors["seq_lens"],
-                tensors["block_table"],
+                MlaStep(
+                    tensors["cu_seqlens_q"],
+                    tensors["seq_lens"],
+                    tensors["block_table"],
+                    num_tokens=num_tokens,
+                    mask=tensors.get("mask"),
+                ),
                 num_blocks=self._problem.num_blocks,
-                num_tokens=num_tokens,
-                mask=tensors.get("mask"),
                 slot_mapping=tensors.get("slot_mapping"),
             )
 
     def _plan(self, tensors: dict[str, torch.Tensor]) -> None:
         """Plan the step of `tensors`."""
         self._mla.plan(
-            tensors["cu_seqlens_q"],
-            tensors["seq_lens"],
-            self._table(tensors),
-            num_tokens=len(tensors["q_nope"]),
-            mask=tensors.get("mask"),
+            MlaStep(
+                tensors["cu_seqlens_q"],
+                tensors["seq_lens"],
+                self._table(tensors),
+                num_tokens=len(tensors["q_nope"]),
+                mask=tensors.get("mask"),
+            )
         )
 
     def _table(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor | RequestMap:

@@ -9,6 +9,7 @@ import torch
 
 from paged_mla_optimized.backend.eager import EagerRunner
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.stepping.graph import GraphedStep
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
 from paged_mla_shared.problem import Problem
@@ -66,13 +67,15 @@ class GraphedRunner(EagerRunner):
             self._steps[call] = self._record(call)
         step, inputs = self._steps[call], self._inputs
         inputs.poison()
-        inputs.load(
+        width = inputs.block_table.shape[1]  # no row has blocks past it
+        batch = MlaStep(
             tensors["cu_seqlens_q"],
             tensors["seq_lens"],
-            tensors["block_table"][:, : inputs.block_table.shape[1]],  # the rest is nobody's
+            tensors["block_table"][:, :width],
+            num_tokens=len(tensors["q_nope"]),
             mask=tensors.get("mask"),
-            **{name: tensors[name] for name in inputs.tokens},
         )
+        inputs.load(batch, {name: tensors[name] for name in inputs.tokens})
         self._slots.fill_(-1)
         if "slot_mapping" in tensors:
             self._slots[: len(tensors["slot_mapping"])].copy_(tensors["slot_mapping"])

@@ -12,6 +12,7 @@ from triton.testing import do_bench
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import LatentCache, empty_cache
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
 _CLEARED = 256 << 20  # bytes that Triton writes before each replay
@@ -120,11 +121,13 @@ def timed(step: Step, config: MlaConfig, device: torch.device) -> Timed:
         for width in (config.kv_lora_rank, config.qk_rope_head_dim)
     )
     mla.plan(
-        torch.arange(step.rows + 1, dtype=torch.int32, device=device) * step.query_len,
-        torch.full((step.rows,), step.seq_len, dtype=torch.int32, device=device),
-        torch.randperm(num_blocks, device=device).int().view(step.rows, -1),
-        num_tokens=num_tokens,
-        max_query_len=step.query_len,
+        MlaStep(
+            torch.arange(step.rows + 1, dtype=torch.int32, device=device) * step.query_len,
+            torch.full((step.rows,), step.seq_len, dtype=torch.int32, device=device),
+            torch.randperm(num_blocks, device=device).int().view(step.rows, -1),
+            num_tokens=num_tokens,
+            max_query_len=step.query_len,
+        )
     )
     out, lse = mla.attend(q_nope, q_pe, cache)  # compiles
 

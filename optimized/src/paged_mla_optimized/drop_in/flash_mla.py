@@ -33,6 +33,7 @@ from paged_mla_optimized.limits import (
 )
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.uncopied import Uncopied
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
@@ -85,16 +86,11 @@ class FlashMLASchedMeta(Uncopied):
             block_table = block_table.repeat_interleave(2, 0)
         if self._plan is None:
             plan = core.new_plan()
-            core.fill(
-                plan,
-                *_planned_rows(cache_seqlens, query_len, is_causal=is_causal),
-                block_table,
-                num_tokens=rows * query_len,
-                max_query_len=max(query_len, 1),
-                mask=None,
-            )
+            starts, lens = _planned_rows(cache_seqlens, query_len, is_causal=is_causal)
+            planned = MlaStep(starts, lens, block_table, num_tokens=rows * query_len)
+            core.fill(plan, planned, max_query_len=max(query_len, 1))
             self._plan, self._step = plan, step
-        self._plan.given_table = block_table
+        self._plan.host = self._plan.host._replace(given_table=block_table)
         return self._plan
 
 
@@ -269,12 +265,10 @@ def _check_values(
     """
     rows = len(cache_seqlens)
     try:
+        starts = torch.arange(rows + 1, dtype=torch.int32) * query_len
         check_step_values(
             replace(config, mask="non_causal"),
-            torch.arange(rows + 1, dtype=torch.int32) * query_len,
-            cache_seqlens,
-            block_table,
-            num_tokens=rows * query_len,
+            MlaStep(starts, cache_seqlens, block_table, num_tokens=rows * query_len),
             slot_mapping=torch.full((rows * query_len,), -1),
             num_blocks=num_blocks,
         )
@@ -361,7 +355,7 @@ def _core(config: MlaConfig, device: torch.device) -> Core:
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     core = _CORES.get((config, device, stream))
     if core is None:
-        core = _CORES[config, device, stream] = Core(config, device, None, None)
+        core = _CORES[config, device, stream] = Core(config, device)
         core.writes_planned_slots = False  # the caller has written the step's tokens
     return core
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.step import RequestMap
 from paged_mla_shared.errors import InvalidArgument
 
 

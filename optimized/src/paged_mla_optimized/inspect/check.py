@@ -10,19 +10,15 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.blocks import Paging, Table, table_of_map
 from paged_mla_optimized.inspect.scales import check_scales_read
-from paged_mla_optimized.inspect.values import check_values
+from paged_mla_optimized.inspect.values import check_lengths, check_mask
 from paged_mla_optimized.planning.plan import Plan
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.step import MlaStep, RequestMap
 
 
 def check_step_values(
     config: MlaConfig,
-    cu_seqlens_q: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_table: torch.Tensor | RequestMap,
+    step: MlaStep,
     *,
-    num_tokens: int,
-    mask: torch.Tensor | None = None,
     slot_mapping: torch.Tensor | None = None,
     num_blocks: int | None = None,
     cache: LatentCache | None = None,
@@ -32,8 +28,9 @@ def check_step_values(
 
     Parameters
     ----------
-    config, cu_seqlens_q, seq_lens, block_table, num_tokens, mask
-        As for :meth:`PagedMla.plan`, on any device.
+    config : MlaConfig
+    step : MlaStep
+        Its tensors are on any device.
     slot_mapping : int64 [T] or None
         As for :meth:`PagedMla.append`.
     num_blocks : int or None
@@ -43,28 +40,22 @@ def check_step_values(
     paging : Paging or None
         Where it is another than the config's.
     """
-    lens = seq_lens.cpu().numpy()
-    if isinstance(block_table, RequestMap):
-        table = table_of_map(config, block_table, lens)
+    lens = step.seq_lens.cpu().numpy()
+    if isinstance(step.block_table, RequestMap):
+        blocks = table_of_map(config, step.block_table, lens)
     else:
-        table = block_table.cpu().numpy()
-    starts = cu_seqlens_q.cpu().numpy()
-    check_values(
-        config,
-        cu_seqlens_q=starts,
-        seq_lens=lens,
-        block_table=table,
-        num_blocks=num_blocks,
-        num_tokens=num_tokens,
-        mask=None if mask is None else mask.cpu().numpy(),
-        slot_mapping=None if slot_mapping is None else slot_mapping.cpu().numpy(),
-        paging=paging,
-    )
+        blocks = step.block_table.cpu().numpy()
+    query_lens = check_lengths(config, step.cu_seqlens_q.cpu().numpy(), lens, step.num_tokens)
+    table = Table(paging or Paging.of(config), query_lens, lens, blocks)
+    table.check(num_blocks)
+    if step.mask is not None:
+        check_mask(config, query_lens, lens, step.mask.cpu().numpy())
+    if slot_mapping is None:
+        table.check_planned_slots()
+    else:
+        table.check_slots(slot_mapping.cpu().numpy(), num_blocks)
     if cache is not None:
-        query_lens = np.diff(starts)
-        contexts = np.maximum(lens - query_lens, 0)
-        used = Table(paging or Paging.of(config), query_lens, lens, table)
-        check_scales_read(config, cache, used, contexts)
+        check_scales_read(config, cache, table, np.maximum(lens - query_lens, 0))
 
 
 def check_appended(

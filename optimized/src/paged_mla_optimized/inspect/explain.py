@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -83,6 +84,42 @@ class Explanation:
             f"splits  {self.cut}; {self.cut_groups} groups are joined by combine",
         )
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class LayerExplanation:
+    """How one batch runs between a layer's projections.
+
+    Parameters
+    ----------
+    attention : Explanation or None
+        Of the absorbed rows; ``None`` if there are none.
+    absorbed_rows, materialised_rows : int
+        So many leading rows are attended to absorbed, and so many others materialised.
+    materialised_keys, parts : int
+        Keys that are gathered and projected for the latter, at most, and in how many parts.
+    """
+
+    attention: Explanation | None
+    absorbed_rows: int
+    materialised_rows: int = 0
+    materialised_keys: int = 0
+    parts: int = 0
+
+    def __str__(self) -> str:
+        rows = f"rows    {self.absorbed_rows} absorbed, {self.materialised_rows} materialised"
+        if self.materialised_rows:
+            rows += f", {self.materialised_keys} keys in {self.parts} parts"
+        return rows if self.attention is None else f"{rows}\n{self.attention}"
+
+
+def buffers_of(tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
+    """Return named tensors as buffers, largest first."""
+    buffers = [
+        Buffer(name=name, shape=tuple(t.shape), dtype=t.dtype, nbytes=t.nbytes)
+        for name, t in tensors.items()
+    ]
+    return sorted(buffers, key=lambda buffer: -buffer.nbytes)
 
 
 def explain(

@@ -15,8 +15,9 @@ from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
 from paged_mla_optimized.inspect.samples import Samples, blocks_near
 from paged_mla_optimized.inspect.values import mask_elements
 from paged_mla_optimized.layer import MlaLayer
+from paged_mla_optimized.planned import PlannedStep
 from paged_mla_optimized.runtime.arrays import to_numpy, to_numpy_spread
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.dump import Dump
@@ -36,21 +37,20 @@ class StepRecorder:
         self._given: dict[str, torch.Tensor] = {}  # of the step, where it is sampled
         self._arrays: dict[str, NDArray[Any]] = {}  # of the layer
 
-    def plan(
-        self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
-        **named: Any,
-    ) -> None:
+    def plan(self, step: MlaStep, **named: Any) -> PlannedStep:
         """Plan, and remember the step."""
-        self._plan(cu_seqlens_q, seq_lens, block_table, **named)
+        planned = self._plan(step, **named)
         self._step, self._layer = self._step + 1, 0
         self._given, self._arrays = {}, {}
         if self._samples.wants_step(self._step):
-            given = {"cu_seqlens_q": cu_seqlens_q, "seq_lens": seq_lens, "mask": named.get("mask")}
+            given = {
+                "cu_seqlens_q": step.cu_seqlens_q,
+                "seq_lens": step.seq_lens,
+                "mask": step.mask,
+            }
             # Copies: an engine may write the next step's once this one is planned.
             self._given = {name: t.clone() for name, t in given.items() if t is not None}
+        return planned
 
     def append(
         self,
@@ -58,6 +58,7 @@ class StepRecorder:
         k_pe: torch.Tensor,
         cache: Cache,
         slot_mapping: torch.Tensor | None = None,
+        **named: Any,
     ) -> None:
         """Append, and keep the cache before it."""
         if self._wants():
@@ -65,7 +66,7 @@ class StepRecorder:
             if self._begin(cache, slot_mapping):
                 self._arrays |= {"ckv": to_numpy_spread(ckv), "k_pe": to_numpy_spread(k_pe)}
                 self._keep(cache, "before")
-        self._append(ckv, k_pe, cache, slot_mapping)
+        self._append(ckv, k_pe, cache, slot_mapping, **named)
         if self._arrays:
             self._arrays |= {"ckv_left": to_numpy(ckv), "k_pe_left": to_numpy(k_pe)}
 

@@ -20,6 +20,7 @@ from paged_mla_optimized.cache import LatentCache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.portable import attend
 from paged_mla_optimized.runtime.device import is_interpreting
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.dump import Dump
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.problem import Mask
@@ -76,10 +77,12 @@ def taps_of(dump: Dump, token: int, head: int) -> Taps:
         raise InvalidArgument("block_ids", f"no block {lacking[0]}", "every block of the row")
     listed = torch.tensor([[places[int(block)] for block in table]], dtype=torch.int32)
     mla.plan(
-        torch.tensor([0, 1], dtype=torch.int32),
-        torch.tensor([keys], dtype=torch.int32),
-        listed,
-        num_tokens=1,
+        MlaStep(
+            torch.tensor([0, 1], dtype=torch.int32),
+            torch.tensor([keys], dtype=torch.int32),
+            listed,
+            num_tokens=1,
+        )
     )
     one = np.s_[token : token + 1, head : head + 1]
     q_nope, q_pe = (_tensor(dump.arrays[name][one], mla.config) for name in ("q_nope", "q_pe"))

@@ -1,4 +1,4 @@
-"""Checks of a step's values on the host (rules S-1, S-2, S-10, S-13, S-14)."""
+"""Checks of lengths and masks on the host (rules S-2 and S-14)."""
 
 from __future__ import annotations
 
@@ -8,35 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.inspect.blocks import Paging, Table
 from paged_mla_shared.errors import InvalidArgument
-
-
-def check_values(
-    config: MlaConfig,
-    *,
-    cu_seqlens_q: NDArray[np.int32],
-    seq_lens: NDArray[np.int32],
-    block_table: NDArray[np.int32],
-    num_blocks: int | None,
-    num_tokens: int,
-    mask: NDArray[Any] | None,
-    slot_mapping: NDArray[np.int64] | None,
-    paging: Paging | None = None,
-) -> None:
-    """Raise ``InvalidArgument`` if a step breaks a rule; shapes and dtypes are right already.
-
-    `num_blocks` is ``None`` where no cache is known yet, and `paging` where the config has it.
-    """
-    query_lens = _check_lengths(config, cu_seqlens_q, seq_lens, num_tokens)
-    table = Table(paging or Paging.of(config), query_lens, seq_lens, block_table)
-    table.check(num_blocks)
-    if mask is not None:
-        _check_mask(config, query_lens, seq_lens, mask)
-    if slot_mapping is None:
-        table.check_planned_slots()
-    else:
-        table.check_slots(slot_mapping, num_blocks)
 
 
 def check_prefix_sums(
@@ -58,10 +30,10 @@ def check_prefix_sums(
     return lengths
 
 
-def _check_lengths(
+def check_lengths(
     config: MlaConfig, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], num_tokens: int
 ) -> NDArray[np.int64]:
-    """Return query_lens [B]."""
+    """Return query_lens [B]; raise ``InvalidArgument`` where lengths break a rule."""
     query_lens = check_prefix_sums("cu_seqlens_q", cu_seqlens_q, "T", num_tokens)
     outside = (seq_lens < 0) | (seq_lens > config.max_model_len)
     if outside.any():
@@ -95,12 +67,13 @@ def _mask_widths(
     return seq_lens if config.mask == "tree:full" else query_lens
 
 
-def _check_mask(
+def check_mask(
     config: MlaConfig,
     query_lens: NDArray[np.int64],
     seq_lens: NDArray[np.int32],
     mask: NDArray[Any],
 ) -> None:
+    """Raise ``InvalidArgument`` where a mask is too small for its rows, or holds no trees."""
     widths = _mask_widths(config, query_lens, seq_lens)
     if config.mask != "tree:packed":
         elements = mask_elements(config, query_lens, seq_lens)

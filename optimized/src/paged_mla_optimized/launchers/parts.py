@@ -27,7 +27,8 @@ class Part:
     def __init__(self, max_rows: int, room: int, device: torch.device) -> None:
         self._room = room
         width = -(-(max_rows + 1) // _ALIGNED) * _ALIGNED
-        self._buffers = torch.zeros((3, width), dtype=torch.int32, device=device).unbind()
+        self.buffer = torch.zeros((3, width), dtype=torch.int32, device=device)
+        self._buffers = self.buffer.unbind()
         self.num_rows = 0
         self._kernel = Launcher(part_kernel, part_constants(max_rows))
 

@@ -26,6 +26,7 @@ from paged_mla_optimized.parallel.heads import heads_of_rank
 from paged_mla_optimized.parallel.sharding import local_config, local_len
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.uncopied import Uncopied
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 _TABLE_STRIDES = (1, 16, 17)  # Triton compiles for 1, for multiples of 16, and for the others
@@ -136,64 +137,51 @@ class ContextParallelMla(Uncopied):
         self._mla.warm_up(cache)
         starts = torch.zeros(2, dtype=torch.int32, device=self.device)
         for stride in _TABLE_STRIDES:
-            self.plan(starts, starts[:1], starts.new_zeros((1, stride)), num_tokens=1)
+            self.plan(MlaStep(starts, starts[:1], starts.new_zeros((1, stride)), num_tokens=1))
         own = self._own
         width = own.kv_lora_rank + own.qk_rope_head_dim
         queries = torch.zeros(1, own.num_heads, width, dtype=own.dtype, device=self.device)
         self.attend(queries[..., : own.kv_lora_rank], queries[..., own.kv_lora_rank :], cache)
 
-    def plan(
-        self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        *,
-        num_tokens: int,
-    ) -> None:
+    def plan(self, step: MlaStep) -> None:
         """Describe a step. Three launches; lengths are read on the device only.
 
         Parameters
         ----------
-        cu_seqlens_q : int32 [B + 1]
-        seq_lens : int32 [B]
-            Of whole rows, this step's tokens included.
-        block_table : int32 [B, M]
-            The same on all ranks. Read here alone.
-        num_tokens : int
-            T, the same on all ranks; padding included.
+        step : MlaStep
+            The same on all ranks: lengths of whole rows, and a block table, which is read here
+            alone. Without a mask.
 
         Raises
         ------
         InvalidArgument
             A tensor's shape, dtype, device or capacity is wrong.
         """
-        lengths = (cu_seqlens_q, seq_lens, block_table)
-        num_tokens = integer("num_tokens", num_tokens)
-        checks.check_lengths(self.config, *lengths, num_tokens=num_tokens, device=self.device)
+        self._check_step(step)
+        num_tokens, table = integer("num_tokens", step.num_tokens), step.block_table
+        assert isinstance(table, torch.Tensor)
         shard = self._shard
         own = {"local_lens": shard.local_lens, "the rank's own block table": shard.block_table}
-        named = ("cu_seqlens_q", "seq_lens", "block_table")
-        check_apart(own, dict(zip(named, lengths, strict=True)))
+        check_apart(own, step.tensors | {"block_table": table})
         if self._switch.is_on:
-            self.check(*lengths, num_tokens=num_tokens)
+            self.check(step)
         self._num_tokens = num_tokens
         if num_tokens > 0:
-            shard.launch(*lengths, num_tokens)
+            shard.launch(step.cu_seqlens_q, step.seq_lens, table, num_tokens)
         self._mla.plan(
-            shard.cu_seqlens_q[: num_tokens + 1],
-            shard.local_lens[:num_tokens],
-            shard.block_table[:num_tokens],
-            num_tokens=num_tokens,
-            max_query_len=1,
+            MlaStep(
+                shard.cu_seqlens_q[: num_tokens + 1],
+                shard.local_lens[:num_tokens],
+                shard.block_table[:num_tokens],
+                num_tokens=num_tokens,
+                max_query_len=1,
+            )
         )
 
     def check(
         self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
+        step: MlaStep,
         *,
-        num_tokens: int,
         num_blocks: int | None = None,
         cache: Cache | None = None,
     ) -> None:
@@ -203,7 +191,7 @@ class ContextParallelMla(Uncopied):
 
         Parameters
         ----------
-        cu_seqlens_q, seq_lens, block_table, num_tokens
+        step : MlaStep
             As for :meth:`plan`.
         num_blocks, cache
             As for :meth:`PagedMla.check`, of this rank; scales are looked at where it has tokens.
@@ -213,24 +201,31 @@ class ContextParallelMla(Uncopied):
         InvalidArgument
             Names the argument that no rule allows.
         """
-        config, lengths = self.config, (cu_seqlens_q, seq_lens, block_table)
-        num_tokens = integer("num_tokens", num_tokens)
-        checks.check_lengths(config, *lengths, num_tokens=num_tokens, device=self.device)
+        config = self.config
+        self._check_step(step)
         if cache is not None:
             cache = as_cache(config.cache_format, cache)
             checks.check_cache(config, cache, self.device)
         check_step_values(
             config,
-            *lengths,
-            num_tokens=num_tokens,
+            step,
             num_blocks=blocks_of_cache(num_blocks, cache),
             paging=Paging.of(config, self._world, self._interleave),
         )
         if cache is not None:
-            query_lens, lens = cu_seqlens_q.diff().cpu().numpy(), seq_lens.cpu().numpy()
+            query_lens = step.cu_seqlens_q.diff().cpu().numpy()
+            lens, table = step.seq_lens.cpu().numpy(), step.block_table
+            assert isinstance(table, torch.Tensor)
             local = self._local_lens(np.maximum(lens - query_lens, 0))
-            table = Table(Paging.of(config), query_lens, local, block_table.cpu().numpy())
-            check_scales_read(config, cache, table, local)
+            own = Table(Paging.of(config), query_lens, local, table.cpu().numpy())
+            check_scales_read(config, cache, own, local)
+
+    def _check_step(self, step: MlaStep) -> None:
+        """Check the tensors of a step; a table that a map describes is none for several ranks."""
+        check_kind("step", step, MlaStep)
+        if step.block_table is not None:
+            check_kind("block_table", step.block_table, torch.Tensor)
+        checks.check_step(self.config, step, self.device)
 
     def _local_lens(self, lens: NDArray[np.int32]) -> NDArray[np.int64]:
         """Return how many of each row's tokens this rank has, int64 [B]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,7 +13,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
 from paged_mla_optimized.planning.families import AttendVariant, fixed_splits, row_share
 from paged_mla_optimized.runtime.launch import Launcher
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.step import MlaStep, RequestMap
 
 _TOKENS_PER_PROGRAM = 64
 _ENTRIES_PER_PROGRAM = 512
@@ -37,6 +37,32 @@ class PlanKernels:
         constants = schedule_constants(config, variant, num_sms)
         self.schedule = Launcher(schedule_kernel, constants)
         self.tokens = Launcher(token_kernel, token_constants(config, variant))
+
+
+class HostPlan(NamedTuple):
+    """What the host knows of a planned step; the rest lies on the device.
+
+    Parameters
+    ----------
+    num_rows, num_tokens : int
+        B and T, padding included.
+    max_query_len : int or None
+        The longest query, if the step tells it.
+    choice : int or None
+        Number of the step's variant among those of its instance; ``None`` if a compiled function
+        planned the step: its first launch chooses.
+    query_len : int
+        The query length that the variant's tiles are made for.
+    given_table : int32 [B, M] or None
+        The caller's block table; ``None`` if the plan built one.
+    """
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    max_query_len: int | None = None
+    choice: int | None = 0
+    query_len: int = 1
+    given_table: torch.Tensor | None = None
 
 
 class Plan:
@@ -92,12 +118,8 @@ class Plan:
         Built from a request map; empty if the config asks for none.
     work : tuple of tensors
         Where an attend kernel finds its share, in the order of its parameters.
-    given_table : int32 [B, M] or None
-        The caller's block table, by reference; None if rows of `table` were built instead.
-    num_rows, num_tokens, query_len : int
-        B and T of the planned step, and the query length that its tiles are made for.
-    choice : int
-        Number of the step's variant among those of its instance.
+    host : HostPlan
+        Of the planned step.
     """
 
     token_starts: torch.Tensor
@@ -129,18 +151,24 @@ class Plan:
         for name, (shape, dtype) in self._buffers.items():
             self._offsets[name], words = words, words + _words(shape, dtype)
         self._bind(torch.zeros(words, dtype=torch.int64, device=device))
-        self.given_table: torch.Tensor | None = None
-        self.num_rows = 0
-        self.num_tokens = 0
-        self.query_len = 1
-        self.choice = 0
+        self.host = HostPlan()
+        self.latest: Any = None  # the ``PlannedStep`` that these buffers describe
+
+    @property
+    def num_rows(self) -> int:
+        """B of the planned step, padding included."""
+        return self.host.num_rows
+
+    @property
+    def num_tokens(self) -> int:
+        """T of the planned step, padding included."""
+        return self.host.num_tokens
 
     @property
     def block_table(self) -> torch.Tensor:
         """Block table of the planned step, int32 [B, M]."""
-        if self.given_table is not None:
-            return self.given_table
-        return self.planned("table", self.num_rows)
+        given = self.host.given_table
+        return self.planned("table", self.num_rows) if given is None else given
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -193,37 +221,24 @@ class Plan:
     def fill(
         self,
         kernels: PlanKernels,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
-        *,
-        num_tokens: int,
-        mask: torch.Tensor | None,
+        step: MlaStep,
+        host: HostPlan,
     ) -> None:
         """Rewrite every buffer for a step, in two launches and without synchronising."""
-        self.num_rows = seq_lens.shape[0]
-        self.num_tokens = num_tokens
-        self._schedule(kernels, cu_seqlens_q, seq_lens, block_table, mask)
-        if num_tokens > 0:
-            self._describe_tokens(kernels, mask)
+        self.host = host
+        self._schedule(kernels, step)
+        if host.num_tokens > 0:
+            self._describe_tokens(kernels, step.mask)
 
-    def _schedule(
-        self,
-        kernels: PlanKernels,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor | RequestMap,
-        mask: torch.Tensor | None,
-    ) -> None:
-        config = self.config
+    def _schedule(self, kernels: PlanKernels, step: MlaStep) -> None:
+        config, block_table, mask = self.config, step.block_table, step.mask
+        cu_seqlens_q, seq_lens = step.cu_seqlens_q, step.seq_lens
         if isinstance(block_table, RequestMap):
             slots, ids = block_table.req_to_token, block_table.request_ids
-            self.given_table = None
             builders = self.num_rows * -(-config.table_width // _ENTRIES_PER_PROGRAM)
             num_requests, most_tokens = slots.shape
         else:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
-            self.given_table = block_table
             builders = 0
             num_requests, most_tokens = -1, block_table.shape[1] * config.block_size
         kernels.schedule(

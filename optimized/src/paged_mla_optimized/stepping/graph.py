@@ -10,8 +10,10 @@ import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.cache import Cache, is_of_format, tensors_of
-from paged_mla_optimized.core import HostStep
+from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_kind
+from paged_mla_optimized.layer import MlaLayer
+from paged_mla_optimized.planned import PlannedStep
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.log import LOGGER
 from paged_mla_optimized.runtime.uncopied import Uncopied
@@ -34,7 +36,7 @@ class GraphedStep(Uncopied):
 
     Parameters
     ----------
-    mlas : sequence of PagedMla
+    mlas : sequence of PagedMla or MlaLayer
         Planned from the step's inputs before `model_fn` runs, so that layers only append and
         attend. Empty if `model_fn` plans itself, as drafts of several steps do.
     model_fn : callable of StepView
@@ -54,7 +56,7 @@ class GraphedStep(Uncopied):
 
     def __init__(
         self,
-        mlas: Sequence[PagedMla],
+        mlas: Sequence[PagedMla | MlaLayer],
         model_fn: Callable[[StepView], Any],
         inputs: StepInputs,
         buckets: Sequence[Bucket],
@@ -159,21 +161,14 @@ class GraphedStep(Uncopied):
             self._check(self.inputs.view(bucket), rows)
         captured = self._graphs[bucket]
         captured.graph.replay()
-        for mla, step in zip(self._mlas, captured.steps, strict=True):
-            mla.resume(step)
+        for mla, planned in zip(self._mlas, captured.planned, strict=True):
+            mla.resume(planned)
         return captured.outputs
 
     def run_eagerly(self, view: StepView) -> Any:
         """Run the step without a graph; the same launches."""
         for mla in self._mlas:
-            mla.plan(
-                view.cu_seqlens_q,
-                view.seq_lens,
-                view.block_table,
-                num_tokens=view.bucket.tokens,
-                max_query_len=view.bucket.max_query_len,
-                mask=view.mask,
-            )
+            mla.plan(view.step)
         return self._model_fn(view)
 
     def _check(self, view: StepView, rows: int) -> None:
@@ -183,18 +178,11 @@ class GraphedStep(Uncopied):
             raise InvalidArgument("rows", rows, allowed)
         for mla in self._mlas:
             caches: list[Cache | None] = [
-                cache for cache in self._caches if is_of_format(mla.config, cache)
+                cache for cache in self._caches if is_of_format(_config_of(mla), cache)
             ]
             for cache in caches or [None]:
-                mla.check(
-                    view.cu_seqlens_q,
-                    view.seq_lens,
-                    view.block_table,
-                    num_tokens=view.bucket.tokens,
-                    mask=view.mask,
-                    slot_mapping=view.tokens.get("slot_mapping"),
-                    cache=cache,
-                )
+                slots = view.tokens.get("slot_mapping")
+                mla.check(view.step, slot_mapping=slots, cache=cache)
 
     def _capture(self, view: StepView) -> _Captured:
         began = time.perf_counter()
@@ -216,15 +204,15 @@ class GraphedStep(Uncopied):
         self.graph_bytes[view.bucket] = taken
         seconds = time.perf_counter() - began
         LOGGER.info("captured %s: %s bytes, %.2f s", view.bucket, f"{taken:,}", seconds)
-        return _Captured(graph, outputs, [mla.host_step() for mla in self._mlas])
+        return _Captured(graph, outputs, [mla.planned for mla in self._mlas])
 
 
 class _Captured(NamedTuple):
-    """A graph, what it returns, and what the host knows of the step that it plans for each mla."""
+    """A graph, what it returns, and the step that it plans for each instance."""
 
     graph: torch.cuda.CUDAGraph
     outputs: Any
-    steps: list[HostStep]
+    planned: list[PlannedStep]
 
 
 def _check_device(device: torch.device) -> None:
@@ -233,6 +221,10 @@ def _check_device(device: torch.device) -> None:
             f"GraphedStep: the inputs are on {device}, and CUDA graphs need a GPU; "
             "run plan, append and attend without a graph there"
         )
+
+
+def _config_of(mla: PagedMla | MlaLayer) -> MlaConfig:
+    return mla.config.attention if isinstance(mla, MlaLayer) else mla.config
 
 
 def _addresses_of(caches: Sequence[Cache]) -> list[int]:

@@ -24,6 +24,7 @@ from paged_mla_optimized.given import (
 from paged_mla_optimized.inspect.check import check_step_values
 from paged_mla_optimized.limits import MAX_MODEL_LEN, MAX_ROWS, MAX_TOKENS
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 TokenInput: TypeAlias = (
@@ -90,6 +91,18 @@ class StepView:
     block_table: torch.Tensor
     mask: torch.Tensor | None
     tokens: dict[str, torch.Tensor]
+
+    @property
+    def step(self) -> MlaStep:
+        """The step that ``plan`` takes, as large as the bucket."""
+        return MlaStep(
+            self.cu_seqlens_q,
+            self.seq_lens,
+            self.block_table,
+            num_tokens=self.bucket.tokens,
+            max_query_len=self.bucket.max_query_len,
+            mask=self.mask,
+        )
 
 
 class StepInputs:
@@ -214,45 +227,42 @@ class StepInputs:
             else:
                 tensor.fill_(_NO_BLOCK if tensor.dtype is torch.int32 else 1)
 
-    def load(
-        self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        *,
-        mask: torch.Tensor | None = None,
-        **tokens: torch.Tensor,
-    ) -> None:
+    def load(self, step: MlaStep, tokens: Mapping[str, torch.Tensor] | None = None) -> None:
         """Copy a step in and pad the rest, in any bucket that it fits. Does not wait.
 
-        Parameters are those of :meth:`PagedMla.plan`, then the tensors named at construction, all
-        of as many tokens; each on the device, or in pinned host memory and contiguous: from
-        elsewhere a copy waits. The lines of a named tensor behind those given become its padding,
-        up to the last one, in one launch. A named tensor that is not given stays as it is: who
-        writes it in place also writes the padding behind the step's tokens.
+        Tensors are on the device, or in pinned host memory and contiguous: from elsewhere a copy
+        waits. The lines of a named tensor behind those given become its padding, up to the last
+        one, in one launch. A named tensor that is not given stays as it is: who writes it in place
+        also writes the padding behind the step's tokens.
 
         ``PAGED_MLA_CHECK=1`` has it hold the values against the rules first, and wait for them. A
         tensor named ``slot_mapping`` is then taken for the slots that tokens go to.
 
+        Parameters
+        ----------
+        step : MlaStep
+            With a block table. The kernel is the bucket's, whatever ``max_query_len`` or
+            ``query_lens`` say.
+        tokens : mapping of str to [T, ..], or None
+            Tensors named at construction; T is ``step.num_tokens``.
+
         Raises
         ------
         InvalidArgument
-            A tensor's shape or dtype is wrong, it is larger than the room for it, has not as many
-            tokens as the others, or is one of the inputs' own in another place than its own.
-            Nothing has been copied then.
+            A tensor's shape or dtype is wrong, it is larger than the room for it, has not a line
+            for each token, or is one of the inputs' own in another place than its own. Nothing has
+            been copied then.
         """
-        self._check(cu_seqlens_q, seq_lens, block_table, mask, tokens)
+        check_kind("step", step, MlaStep)
+        check_kind("block_table", step.block_table, torch.Tensor)
+        tokens = {} if tokens is None else dict(tokens)
+        self._check(step, tokens)
         if self._switch.is_on:
-            most = self.config.max_query_tokens
-            check_step_values(
-                self.config,
-                cu_seqlens_q,
-                seq_lens,
-                block_table,
-                num_tokens=min([len(tensor) for tensor in tokens.values()], default=most),
-                mask=mask,
-                slot_mapping=tokens.get("slot_mapping"),
-            )
+            slots = tokens.get("slot_mapping")
+            check_step_values(self.config, step, slot_mapping=slots)
+        cu_seqlens_q, seq_lens, mask = step.cu_seqlens_q, step.seq_lens, step.mask
+        block_table = step.block_table
+        assert isinstance(block_table, torch.Tensor)
         rows, width = block_table.shape
         self.loaded_rows = rows
         self.cu_seqlens_q[: rows + 1].copy_(cu_seqlens_q, non_blocking=True)
@@ -271,15 +281,12 @@ class StepInputs:
             room[: len(tensor)].copy_(tensor.detach(), non_blocking=True)
             room[len(tensor) :].fill_(self._padding[name])
 
-    def _check(
-        self,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        mask: torch.Tensor | None,
-        tokens: dict[str, torch.Tensor],
-    ) -> None:
+    def _check(self, step: MlaStep, tokens: dict[str, torch.Tensor]) -> None:
         """Hold what :meth:`load` was given against the room for it."""
+        seq_lens, cu_seqlens_q, block_table = step.seq_lens, step.cu_seqlens_q, step.block_table
+        assert isinstance(block_table, torch.Tensor)
+        mask, num_tokens = step.mask, integer("num_tokens", step.num_tokens)
+        check_between(0, self.config.max_query_tokens, num_tokens=num_tokens)
         _check_fits("seq_lens", seq_lens, (None,), self.seq_lens)
         rows = len(seq_lens)
         _check_fits("cu_seqlens_q", cu_seqlens_q, (rows + 1,), self.cu_seqlens_q)
@@ -292,14 +299,12 @@ class StepInputs:
             is_packed = mask.ndim == self.mask.ndim == 2
             lines = mask[:, : self.mask.shape[1]] if is_packed else mask
             _check_fits("mask", lines, (None, *self.mask.shape[1:]), self.mask)
-        num_tokens = None  # of the first of them, and so of all
         for name, tensor in tokens.items():
             if name not in self.tokens:
                 raise InvalidArgument(name, "a tensor", f"the named ones: {[*self.tokens]}")
             room = self.tokens[name]
             _check_fits(name, tensor, (num_tokens, *room.shape[1:]), room)
-            num_tokens = len(tensor)
-        if mask is not None and mask.ndim == 2 and len(mask) < (num_tokens or 0):
+        if mask is not None and mask.ndim == 2 and len(mask) < num_tokens:
             # The other tokens would keep their lines of the step before.
             given, allowed = f"{len(mask)} lines", f"one for each of {num_tokens} tokens"
             raise InvalidArgument("mask", given, allowed)

@@ -14,8 +14,8 @@ from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.gather import Spans
 from paged_mla_optimized.planning.plan import Plan
+from paged_mla_optimized.step import RequestMap
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs
-from paged_mla_optimized.tables import RequestMap
 
 
 def warm_up(core: Core, cache: Cache, request_map: RequestMap | None) -> None:
@@ -51,20 +51,12 @@ def _plan(
     """Plan a step of padded rows and tokens in the kernel for queries of a length."""
     as_small = replace(core.config, max_rows=num_rows, max_query_tokens=num_tokens, max_model_len=1)
     inputs = StepInputs(as_small, core.device, {})
-    step = inputs.view(Bucket(num_tokens, num_rows, query_len))
+    step = inputs.view(Bucket(num_tokens, num_rows, query_len)).step
     table: torch.Tensor | RequestMap = step.block_table
     if request_map is not None:
         ids = request_map.request_ids.new_zeros(num_rows)
         table = RequestMap(request_map.req_to_token, ids)
-    core.fill(
-        plan,
-        step.cu_seqlens_q,
-        step.seq_lens,
-        table,
-        num_tokens=num_tokens,
-        max_query_len=query_len,
-        mask=step.mask,
-    )
+    core.fill(plan, replace(step, block_table=table), max_query_len=query_len)
 
 
 def _latents(core: Core, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

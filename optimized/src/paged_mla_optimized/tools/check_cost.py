@@ -15,6 +15,7 @@ import torch
 from paged_mla_optimized.cache import LatentCache, as_cache, empty_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.inspect.check import check_step_values
+from paged_mla_optimized.step import MlaStep
 
 ROWS, SEQ_LEN, BLOCK_SIZE, REPEATS = 256, 4096, 64, 20
 
@@ -42,9 +43,8 @@ def milliseconds(cache_format: str, device: str, *, has_cache: bool) -> float:
     taken = []
     for _ in range(REPEATS):
         began = time.perf_counter()
-        check_step_values(
-            config, starts, lens, table, num_tokens=ROWS, num_blocks=blocks, cache=cache
-        )
+        step = MlaStep(starts, lens, table, num_tokens=ROWS)
+        check_step_values(config, step, num_blocks=blocks, cache=cache)
         taken.append(time.perf_counter() - began)
     return 1e3 * statistics.median(taken)
 

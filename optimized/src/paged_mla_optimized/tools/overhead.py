@@ -19,6 +19,7 @@ import torch
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.runtime.device import device_record
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.stepping.graph import GraphedStep
 from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
 from paged_mla_optimized.tools.bench.timing import capture, milliseconds
@@ -53,7 +54,7 @@ class _Step:
 
     def plan(self) -> None:
         lengths = (self.cu_seqlens_q, self.seq_lens, self.block_table)
-        self.mla.plan(*lengths, num_tokens=len(self.q_nope), mask=self.mask)
+        self.mla.plan(MlaStep(*lengths, num_tokens=len(self.q_nope), mask=self.mask))
 
     def append(self) -> None:
         self.mla.append(self.ckv, self.k_pe, self.cache)

@@ -14,6 +14,7 @@ import torch
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.given import check_kind
+from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -95,11 +96,13 @@ class LatentAttention:
         rows = len(seq_lens)
         check_kind("block_tables", block_tables, torch.Tensor)
         self.mla.plan(
-            cu_seqlens_q[: rows + 1],
-            seq_lens,
-            block_tables[:rows],
-            num_tokens=num_tokens,
-            max_query_len=self.query_len,
+            MlaStep(
+                cu_seqlens_q[: rows + 1],
+                seq_lens,
+                block_tables[:rows],
+                num_tokens=num_tokens,
+                max_query_len=self.query_len,
+            )
         )
 
     def write(

@@ -14,7 +14,7 @@ from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.sglang.convert import as_blocks, starts_of
 from paged_mla_optimized.engines.tensors import as_cache, split_queries
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
-from paged_mla_optimized.tables import RequestMap
+from paged_mla_optimized.step import MlaStep, RequestMap
 
 _TABLE_MULTIPLE = 8
 
@@ -97,12 +97,14 @@ class Rows:
         self._planned = self._causal if mask is None else self._of_trees()
         check_capacity(self._planned.config, rows, rows * query_len)  # `_numbers` ends there
         self._planned.plan(
-            self._numbers[: rows + 1] * query_len,
-            seq_lens.int(),
-            RequestMap(self._req_to_token, request_ids),
-            num_tokens=rows * query_len,
-            max_query_len=query_len,
-            mask=mask,
+            MlaStep(
+                self._numbers[: rows + 1] * query_len,
+                seq_lens.int(),
+                RequestMap(self._req_to_token, request_ids),
+                num_tokens=rows * query_len,
+                max_query_len=query_len,
+                mask=mask,
+            )
         )
 
     def plan_extend(
@@ -131,11 +133,13 @@ class Rows:
         length = config.max_query_tokens if config.deterministic else max(num_tokens, 1)
         self._planned = self._causal
         self._planned.plan(
-            starts_of(extend_seq_lens.clamp(max=config.max_model_len)),
-            seq_lens.clamp(max=config.max_model_len).int(),
-            RequestMap(self._req_to_token, request_ids),
-            num_tokens=num_tokens,
-            max_query_len=length,
+            MlaStep(
+                starts_of(extend_seq_lens.clamp(max=config.max_model_len)),
+                seq_lens.clamp(max=config.max_model_len).int(),
+                RequestMap(self._req_to_token, request_ids),
+                num_tokens=num_tokens,
+                max_query_len=length,
+            )
         )
 
     def attend(

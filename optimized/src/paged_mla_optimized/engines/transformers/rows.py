@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.engines.transformers.attention import OF_THIS_MODEL
 from paged_mla_optimized.engines.transformers.pool import LatentPool
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.weights import HeadWeights
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 
@@ -235,12 +236,14 @@ class Rows:
         starts = [0, *itertools.accumulate(query_lens)]
         device = pool.latents.device
         pool.mla.plan(
-            torch.tensor(starts, dtype=torch.int32, device=device),
-            torch.tensor(lengths, dtype=torch.int32, device=device),
-            torch.tensor(table, device=device),
-            num_tokens=starts[-1],
-            query_lens=query_lens,
-            max_seq_lens=lengths,
+            MlaStep(
+                torch.tensor(starts, dtype=torch.int32, device=device),
+                torch.tensor(lengths, dtype=torch.int32, device=device),
+                torch.tensor(table, device=device),
+                num_tokens=starts[-1],
+                query_lens=query_lens,
+                max_seq_lens=lengths,
+            )
         )
         if not new.all():
             step.tokens = torch.tensor(np.flatnonzero(new), device=device)

@@ -18,6 +18,7 @@ from paged_mla_optimized.engines.vllm.convert import query_len
 from paged_mla_optimized.inspect.scales import check_layer_scale
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
 from paged_mla_optimized.runtime.device import is_capturing
+from paged_mla_optimized.step import MlaStep
 
 
 @dataclass(eq=False)
@@ -164,10 +165,9 @@ class Decode:
             for layer, scale in enumerate(scales):
                 check_layer_scale(scale, layer)
         self.mla.check(
-            step.query_start_loc,
-            step.seq_lens,
-            step.block_table,
-            num_tokens=step.num_tokens,
+            MlaStep(
+                step.query_start_loc, step.seq_lens, step.block_table, num_tokens=step.num_tokens
+            ),
             slot_mapping=step.slot_mapping,
         )
 
@@ -175,11 +175,13 @@ class Decode:
         """Plan a step."""
         hint = query_len(len(step.seq_lens), step.num_tokens, self._query_lens)
         self.mla.plan(
-            step.query_start_loc,
-            step.seq_lens,
-            step.block_table,
-            num_tokens=step.num_tokens,
-            max_query_len=hint,
+            MlaStep(
+                step.query_start_loc,
+                step.seq_lens,
+                step.block_table,
+                num_tokens=step.num_tokens,
+                max_query_len=hint,
+            )
         )
 
 

@@ -56,9 +56,9 @@ def _ours(tensors: Tensors) -> tuple[dict[str, Launch], float]:
     """
     cache = LatentCache(tensors.config.cache_format, tensors.cache)
     inputs = (tensors.q_nope, tensors.q_pe, cache)
-    core = Core(tensors.config, "cuda", None, None)
+    core = Core(tensors.config, "cuda")
     portable = portable_variant(core.demand, tensors.case.query_len)
-    without_gluon = Core(tensors.config, "cuda", portable, None)
+    without_gluon = Core(tensors.config, "cuda", variant=portable)
 
     out = tensors.q_nope.new_empty(tensors.q_nope.shape)
     lse = out.new_empty(out.shape[:2], dtype=torch.float32)

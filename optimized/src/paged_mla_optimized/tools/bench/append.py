@@ -19,6 +19,7 @@ from paged_mla_optimized.cache import empty_cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
 from paged_mla_optimized.launchers.gather import Spans
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
@@ -96,12 +97,12 @@ def _round(step: Step) -> int:
 
 def _append(step: Step) -> Launch:
     """Return the launch, after a look at what it wrote."""
-    core = Core(step.config, "cuda", None, None)
+    core = Core(step.config, "cuda")
     torch.manual_seed(0)
     blocks = TOKENS // BLOCK_SIZE
     ends = torch.tensor([0, TOKENS], dtype=torch.int32, device="cuda")
     table = torch.randperm(blocks, device="cuda").int()[None]
-    core.fill(core.plan, ends, ends[1:], table, num_tokens=TOKENS, max_query_len=TOKENS, mask=None)
+    core.fill(core.plan, MlaStep(ends, ends[1:], table, num_tokens=TOKENS), max_query_len=TOKENS)
     count = _round(step)
     caches = [empty_cache(step.config, blocks, "cuda") for _ in range(count)]
     latents = torch.randn(count, TOKENS, R + P, dtype=step.config.dtype, device="cuda")

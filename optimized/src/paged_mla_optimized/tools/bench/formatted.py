@@ -26,7 +26,7 @@ def written(
     cache = empty_cache(config, num_blocks, latents.device)
     if config.cache_format == FLAT:
         cache = cache._replace(scales=latents.abs().max().float() / _LARGEST)
-    core = Core(config, latents.device, None, None)
+    core = Core(config, latents.device)
     Append(config, core.facts.arch, core.tables).launch(
         latents[:, :R],
         latents[:, R:],

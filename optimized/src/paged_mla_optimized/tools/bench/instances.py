@@ -17,6 +17,7 @@ import torch
 
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import MAIN, P, R
 from paged_mla_optimized.tools.bench.problem import SCALE
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
@@ -89,11 +90,13 @@ class Problem:
     def plan(self, mla: PagedMla) -> None:
         """Plan the step."""
         mla.plan(
-            self.cu_seqlens_q,
-            self.seq_lens,
-            self.table,
-            num_tokens=self.tokens,
-            max_query_len=self.longest,
+            MlaStep(
+                self.cu_seqlens_q,
+                self.seq_lens,
+                self.table,
+                num_tokens=self.tokens,
+                max_query_len=self.longest,
+            )
         )
 
     def attend(self, mla: PagedMla) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,11 +110,13 @@ class Problem:
         for row in (0, len(self.step.rows) - 1):
             begin, end = self.cu_seqlens_q[row : row + 2].tolist()
             mla.plan(
-                torch.tensor([0, end - begin], dtype=torch.int32).cuda(),
-                self.seq_lens[row : row + 1],
-                self.table[row : row + 1],
-                num_tokens=end - begin,
-                max_query_len=self.longest,
+                MlaStep(
+                    torch.tensor([0, end - begin], dtype=torch.int32).cuda(),
+                    self.seq_lens[row : row + 1],
+                    self.table[row : row + 1],
+                    num_tokens=end - begin,
+                    max_query_len=self.longest,
+                )
             )
             out, _ = mla.attend(self.q_nope[begin:end], self.q_pe[begin:end], self.cache)
             wrong += int((out != whole[begin:end]).sum())

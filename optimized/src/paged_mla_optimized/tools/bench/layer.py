@@ -29,6 +29,7 @@ from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.planning.forms import Forms, Prices
 from paged_mla_optimized.prefill import Prefill
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.tools.bench import peers
 from paged_mla_optimized.tools.bench.cases import P, R
 from paged_mla_optimized.tools.bench.problem import SCALE, off_by
@@ -109,12 +110,14 @@ class Problem:
         """Plan the step; `absorbed` is 1, 0 or the model's choice."""
         step = self.step
         self.layer.plan(
-            self.starts(step.query_len),
-            self.starts(self.keys)[1:],
-            self.table,
-            num_tokens=step.query_len,
-            query_lens=[step.query_len],
-            max_seq_lens=[self.keys],
+            MlaStep(
+                self.starts(step.query_len),
+                self.starts(self.keys)[1:],
+                self.table,
+                num_tokens=step.query_len,
+                query_lens=[step.query_len],
+                max_seq_lens=[self.keys],
+            ),
             absorbed_rows=absorbed,
         )
 
@@ -194,20 +197,21 @@ def _measure_chunk(problem: Problem, fa3: peers.Prefill | None) -> dict[str, Any
 
 def _shares(problem: Problem) -> dict[str, float]:
     """Return the time of each kind of launch of a materialised step, all its parts together."""
-    rows = problem.layer.materialised
+    rows, plan = problem.layer.materialised, problem.layer.planned.materialised
+    assert plan is not None
     queries = problem.q[..., :N], problem.q[..., N:]
     out = problem.q.new_zeros((*problem.q.shape[:2], V))
     answer = out, out.new_zeros(out.shape[:2], dtype=torch.float32)
     rest, shares = torch.zeros_like(out), Counter[str]()
-    for part in range(rows.parts):
+    for part in range(rows.parts(plan)):
         launches: dict[str, Launch] = {
-            "gather": partial(rows.gather, part, problem.cache),
-            "projection": partial(rows.project, part, problem.weights),
-            "attention": partial(rows.attend_part, part, queries, answer),
+            "gather": partial(rows.gather, plan, part, problem.cache),
+            "projection": partial(rows.project, plan, part, problem.weights),
+            "attention": partial(rows.attend_part, plan, part, queries, answer),
         }
         if part > 0:
-            rows.plan_part(part)
-            launches["plan"] = partial(rows.plan_part, part)
+            rows.plan_part(plan, part)
+            launches["plan"] = partial(rows.plan_part, plan, part)
             launches["merge"] = partial(rows.merge, answer, rest, answer)
         shares.update(times(launches))
     return dict(shares)
@@ -220,7 +224,7 @@ class _Concatenated:
         self.problem, step = problem, problem.step
         self.mla = PagedMla(problem.config.attention)
         lengths = problem.starts(step.query_len), problem.starts(problem.keys)[1:]
-        self.mla.plan(*lengths, problem.table, num_tokens=step.query_len)
+        self.mla.plan(MlaStep(*lengths, problem.table, num_tokens=step.query_len))
         self.ckv, self.k_pe = (problem.cache.new_empty(problem.keys, width) for width in (R, P))
         lines = step.num_heads * (N + V)
         self.projected = self.ckv.new_empty(problem.keys, lines)

@@ -20,6 +20,7 @@ from torch.multiprocessing.spawn import spawn
 from paged_mla_optimized.api import PagedMla
 from paged_mla_optimized.parallel import ContextParallelMla, heads_of_rank, link_bytes
 from paged_mla_optimized.parallel.exchange import Exchange
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import Case
 from paged_mla_optimized.tools.bench.problem import Tensors, build, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
@@ -92,7 +93,7 @@ def share_of_rank(tensors: Tensors, world: int, rank: int) -> tuple[torch.Tensor
 
 
 def _plan(mla: PagedMla | ContextParallelMla, tensors: Tensors, table: torch.Tensor) -> None:
-    mla.plan(tensors.cu_seqlens_q, tensors.seq_lens, table, num_tokens=len(tensors.q_nope))
+    mla.plan(MlaStep(tensors.cu_seqlens_q, tensors.seq_lens, table, num_tokens=len(tensors.q_nope)))
 
 
 def _together(launch: Launch) -> float:

@@ -10,6 +10,7 @@ import torch
 from paged_mla_optimized.cache import Cache
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import Core
+from paged_mla_optimized.step import MlaStep
 from paged_mla_optimized.tools.bench.cases import Case, P, R
 
 SCALE = 192**-0.5
@@ -88,18 +89,13 @@ def _visible(case: Case) -> torch.Tensor:
 def plan(core: Core, tensors: Tensors) -> None:
     """Describe the step of a case in the plan of `core`."""
     lengths = (tensors.cu_seqlens_q, tensors.seq_lens, tensors.block_table)
-    core.fill(
-        core.plan,
-        *lengths,
-        num_tokens=len(tensors.q_nope),
-        max_query_len=tensors.case.query_len,
-        mask=tensors.mask,
-    )
+    step = MlaStep(*lengths, num_tokens=len(tensors.q_nope), mask=tensors.mask)
+    core.fill(core.plan, step, max_query_len=tensors.case.query_len)
 
 
 def attention(tensors: Tensors, config: MlaConfig, cache: Cache) -> Callable[[], torch.Tensor]:
     """Return what attends over `cache` and returns out [T, H, R]; the case is planned here."""
-    core = Core(config, tensors.q.device, None, None)
+    core = Core(config, tensors.q.device)
     plan(core, tensors)
     out = torch.full_like(tensors.q_nope, torch.nan)
     lse = out.new_empty(out.shape[:2], dtype=torch.float32)
