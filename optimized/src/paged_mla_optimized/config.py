@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
@@ -11,10 +13,12 @@ from paged_mla_optimized.given import (
     check_between,
     check_int32,
     check_word,
+    integer,
     take_flag,
     take_integers,
     take_scale,
 )
+from paged_mla_optimized.hf_config import attention_of
 from paged_mla_optimized.limits import (
     MAX_BLOCK_SIZE,
     MAX_DRAFT_TOKENS,
@@ -48,7 +52,13 @@ _INTEGERS = (
     "table_multiple",
     "table_fill",
 )
+_LEAST_RANK_TO_WARN = 256
+"""Models with fewer latents may have heads as wide as latents; none with so many has (S-5)."""
 MASKS = ("causal", "non_causal", *(f"tree:{spelling}" for spelling in MaskSpelling))
+
+
+class SoftmaxScaleWarning(UserWarning):
+    """A config's ``softmax_scale`` is ``(R + P) ** -0.5``, which is no known model's (S-5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +70,9 @@ class MlaConfig:
     num_heads : int
         H, query heads on this rank; 1 to 128.
     softmax_scale : float
-        Multiplies the logits; finite and > 0. The model's value, never ``(R + P) ** -0.5`` (S-5).
+        Multiplies the logits; finite and > 0. The model's value, ``(N + P) ** -0.5`` times the
+        squared mscale of its yarn. ``(R + P) ** -0.5`` of 256 latents or more is a mistake, of
+        which a :class:`SoftmaxScaleWarning` tells (S-5).
     block_size : int
         Tokens per cache block; 1 to 32768, and of "fp8_block_group" multiples of 4.
     max_rows, max_query_tokens, max_model_len : int
@@ -72,8 +84,9 @@ class MlaConfig:
         P, a power of two in 16..64.
     dtype : torch.dtype
         Of queries, latents and outputs: bfloat16, float16 or float32.
-    cache_format : str
-        The plain one of `dtype`, "bf16", "fp16" or "fp32"; or one of FP8 (S-11).
+    cache_format : str or None
+        One of FP8 (S-11), or the plain one of `dtype`, "bf16", "fp16" or "fp32", for which
+        ``None`` stands: the config then has its name.
     products : str
         Of queries and FP8 latents, weights and FP8 latents: "exact", of 16 bits, or "fast", which
         lets kernels round queries and weights to FP8. Not all kernels do.
@@ -115,7 +128,7 @@ class MlaConfig:
     kv_lora_rank: int = 512
     qk_rope_head_dim: int = 64
     dtype: torch.dtype = torch.bfloat16
-    cache_format: str = "bf16"
+    cache_format: str = field(default=None)  # type: ignore[arg-type] # a name once it is made
     products: str = "exact"
     mask: str = "causal"
     max_draft_tokens: int = 0
@@ -148,6 +161,72 @@ class MlaConfig:
         self._check_dims()
         if self.rope is not None:
             object.__setattr__(self, "rope", legal_rope(self.rope))
+        self._warn_of_scale()
+
+    @classmethod
+    def from_hf(
+        cls,
+        config: object,
+        *,
+        block_size: int,
+        max_rows: int,
+        max_query_tokens: int,
+        max_model_len: int | None = None,
+        tensor_parallel_size: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the attention of a model, of whose config the transformers library makes one.
+
+        Heads, widths, ``softmax_scale`` and ``rope`` are the model's, in the way of
+        :func:`~paged_mla_optimized.hf_config.attention_of`. Queries and keys are then given as
+        projections leave them, since the kernels rotate them; where the model rotates them itself,
+        take ``dataclasses.replace(config, rope=None)``. Everything else is changed in the same way.
+
+        Parameters
+        ----------
+        config : PretrainedConfig, or dict
+            A model's, as releases 4 or 5 of transformers make it, or ``config.json``, loaded.
+        block_size, max_rows, max_query_tokens : int
+            As for the class.
+        max_model_len : int or None
+            ``None`` takes the model's ``max_position_embeddings``.
+        tensor_parallel_size : int
+            Ranks that the model's heads are divided over, a divisor of their number.
+        dtype : torch.dtype or None
+            ``None`` takes the model's, and bfloat16 if its config names none.
+
+        Raises
+        ------
+        InvalidArgument
+            A field of `config` is missing or wrong, or a capacity is.
+        Unsupported
+            Another attention than MLA, or a rotation or head sizes that these kernels do not know.
+        """
+        found = attention_of(config)
+        ranks = integer("tensor_parallel_size", tensor_parallel_size)
+        if ranks < 1 or found.dims.num_heads % ranks:
+            allowed = f"a divisor of num_attention_heads = {found.dims.num_heads}"
+            raise InvalidArgument("tensor_parallel_size", ranks, allowed)
+        if dtype is None and found.dtype not in TORCH_DTYPES:
+            allowed = f"{', '.join(TORCH_DTYPES)}; or another that dtype= says"
+            raise InvalidArgument("config.dtype", found.dtype, allowed)
+        if max_model_len is None:
+            max_model_len = found.max_position_embeddings
+        if max_model_len is None:
+            allowed = "an integer, or max_model_len= in its place"
+            raise InvalidArgument("config.max_position_embeddings", None, allowed)
+        return cls(
+            num_heads=found.dims.num_heads // ranks,
+            softmax_scale=found.softmax_scale,
+            block_size=block_size,
+            max_rows=max_rows,
+            max_query_tokens=max_query_tokens,
+            max_model_len=max_model_len,
+            kv_lora_rank=found.dims.kv_lora_rank,
+            qk_rope_head_dim=found.dims.qk_rope_head_dim,
+            dtype=TORCH_DTYPES[found.dtype] if dtype is None else dtype,
+            rope=found.rope,
+        )
 
     @property
     def stored(self) -> CacheFormat:
@@ -217,15 +296,30 @@ class MlaConfig:
                 raise Unsupported(f"{name} {value}: powers of two from 16 to {largest}")
 
     def _check_format(self) -> None:
-        check_word("cache_format", self.cache_format, FORMATS)
         if not isinstance(self.dtype, torch.dtype) or self.dtype not in DTYPE_NAMES:
             raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
+        plain = PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[self.dtype]]
+        if self.cache_format is None:
+            object.__setattr__(self, "cache_format", plain)
+        check_word("cache_format", self.cache_format, FORMATS)
         multiple = self.stored.block_size_multiple
         if self.block_size % multiple:
             allowed = f"a multiple of {multiple} in {self.cache_format}"
             raise InvalidArgument("block_size", self.block_size, allowed)
-        if self.is_fp8:
-            return
-        expected = PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[self.dtype]]
-        if self.cache_format != expected:
-            raise InvalidArgument("cache_format", self.cache_format, f"{expected} ({self.dtype})")
+        if not self.is_fp8 and self.cache_format != plain:
+            allowed = f"{plain} or None, which stands for it, with {self.dtype}"
+            raise InvalidArgument("cache_format", self.cache_format, allowed)
+
+    def _warn_of_scale(self) -> None:
+        """Tell of a scale that belongs to the width of a cached token, not to that of a head."""
+        width = self.kv_lora_rank + self.qk_rope_head_dim
+        is_suspect = math.isclose(self.softmax_scale, width**-0.5, rel_tol=1e-6)
+        if self.kv_lora_rank >= _LEAST_RANK_TO_WARN and is_suspect:
+            given = f"softmax_scale {self.softmax_scale:.6g} is (kv_lora_rank + qk_rope_head_dim)"
+            warnings.warn(
+                f"{given} ** -0.5 = {width} ** -0.5. A model's scale is that of its heads before "
+                "absorption, (qk_nope_head_dim + qk_rope_head_dim) ** -0.5 (192 ** -0.5 in "
+                "DeepSeek-V3) times the squared mscale of its yarn: MlaConfig.from_hf has it",
+                SoftmaxScaleWarning,
+                stacklevel=4,  # whoever makes the config
+            )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
+
+import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.given import check_kind, take_integers
+from paged_mla_optimized.hf_config import attention_of
 from paged_mla_optimized.limits import MAX_MODEL_LEN
 from paged_mla_optimized.prefill_config import PrefillConfig
 from paged_mla_shared.errors import InvalidArgument, Unsupported
@@ -68,6 +72,39 @@ class LayerConfig:
         if given is not None and not fewest <= given <= MAX_MODEL_LEN:
             allowed = f"max_query_tokens = {fewest} to {MAX_MODEL_LEN}, or None"
             raise InvalidArgument("workspace_tokens", given, allowed)
+
+    @classmethod
+    def from_hf(
+        cls,
+        config: object,
+        *,
+        block_size: int,
+        max_rows: int,
+        max_query_tokens: int,
+        max_model_len: int | None = None,
+        tensor_parallel_size: int = 1,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the layers of a model, of whose config the transformers library makes one.
+
+        Parameters and errors are those of :meth:`MlaConfig.from_hf`; ``replace(layer,
+        attention=replace(layer.attention, ...))`` changes what it does not take.
+        """
+        attention = MlaConfig.from_hf(
+            config,
+            block_size=block_size,
+            max_rows=max_rows,
+            max_query_tokens=max_query_tokens,
+            max_model_len=max_model_len,
+            tensor_parallel_size=tensor_parallel_size,
+            dtype=dtype,
+        )
+        dims = attention_of(config).dims
+        return cls(
+            attention=attention,
+            qk_nope_head_dim=dims.qk_nope_head_dim,
+            v_head_dim=dims.v_head_dim,
+        )
 
     @property
     def projected(self) -> int:

@@ -37,6 +37,11 @@ class MlaDims:
         return replace(self, num_heads=num_heads)
 
     @property
+    def softmax_scale(self) -> float:
+        """What the scores are multiplied by, ``(N + P) ** -0.5``, without a model's yarn (S-5)."""
+        return float(self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
+
+    @property
     def cached_dim(self) -> int:
         """Elements of one cached token, R + P."""
         return self.kv_lora_rank + self.qk_rope_head_dim

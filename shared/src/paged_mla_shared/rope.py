@@ -1,7 +1,11 @@
-"""Which rotations there are (rule S-12): the legal range of every parameter of a ``Rope``."""
+"""Which rotations there are (rule S-12): the legal range of every parameter of a ``Rope``.
+
+Also the magnitude that YaRN gives to angles and to the softmax scale.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 from numbers import Real
 from typing import Any
@@ -40,6 +44,11 @@ def legal_rope(rope: object) -> Rope:
         raise InvalidArgument("rope.theta", theta, "more than 1 with yarn")
     yarn = None if rope.yarn is None else _legal_yarn(rope.yarn)
     return Rope(RopePairing(rope.pairing), theta, yarn)
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """Return YaRN's magnitude for a context that is `factor` times as long; `mscale` 0 gives 1."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _legal_yarn(yarn: object) -> Yarn:

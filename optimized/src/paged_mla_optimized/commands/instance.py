@@ -39,7 +39,7 @@ def config_of(
     dims = configuration.dims
     return MlaConfig(
         num_heads=num_heads or dims.num_heads,
-        softmax_scale=(dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
+        softmax_scale=dims.softmax_scale,
         block_size=configuration.block_size,
         max_rows=max_rows,
         max_query_tokens=max_query_tokens,

@@ -7,7 +7,7 @@ import math
 import torch
 
 from paged_mla_shared.problem import Rope, Yarn
-from paged_mla_shared.rope import legal_rope
+from paged_mla_shared.rope import legal_rope, yarn_mscale
 
 
 def rope_tables(
@@ -31,8 +31,8 @@ def rope_tables(
     angles = positions[:, None] * frequencies[None, :]
     scale = 1.0
     if rope.yarn is not None:
-        scale = _mscale(rope.yarn.factor, rope.yarn.mscale)
-        scale /= _mscale(rope.yarn.factor, rope.yarn.mscale_all_dim)
+        scale = yarn_mscale(rope.yarn.factor, rope.yarn.mscale)
+        scale /= yarn_mscale(rope.yarn.factor, rope.yarn.mscale_all_dim)
     table_dtype = torch.float64 if dtype is torch.float32 else torch.float32
     return (angles.cos() * scale).to(table_dtype), (angles.sin() * scale).to(table_dtype)
 
@@ -59,7 +59,3 @@ def _correction_range(yarn: Yarn, dim: int, theta: float) -> tuple[float, float]
     low = max(float(math.floor(pair_of(yarn.beta_fast))), 0.0)
     high = min(float(math.ceil(pair_of(yarn.beta_slow))), dim - 1.0)
     return low, high + 0.001 if low == high else high
-
-
-def _mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -233,8 +233,7 @@ class Case:
             max_query_tokens=self.spare
             * max(1, *(n + self.padded_tokens for n in map(_query_tokens, self.steps))),
             max_model_len=self.spare * max(longest, 1),
-            softmax_scale=self.softmax_scale
-            or (dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
+            softmax_scale=self.softmax_scale or dims.softmax_scale,
             mask=self.mask,
             mask_spelling=self.mask_spelling,
             max_draft_tokens=self.spare * self.max_query_len if tree else 0,
