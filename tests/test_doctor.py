@@ -128,6 +128,8 @@ def test_the_configuration_decides_the_kernel(said):
     small = said("--arch", "sm90", "--dims", "mistral-small-4", "--block-size", "16")
     assert "bf16 cache in blocks of 16 tokens, 10,240 bytes for each block and layer" in small
     assert any("made for kv_lora_rank 512" in line for line in small)
+    half = said("--arch", "sm90", "--dtype", "float16", "--block-size", "16")
+    assert "fp16 cache in blocks of 16 tokens, 18,432 bytes for each block and layer" in half
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,10 @@ def test_the_configuration_decides_the_kernel(said):
         (["--dims", "qwen"], "--dims: got 'qwen'; allowed: deepseek-v3, deepseek-v2, "),
         (["--arch", "sm75"], "--arch: got 'sm75'; allowed: sm80, sm86, "),
         (["--heads", "0"], "--heads: got '0'; allowed: integers >= 1"),
-        (["--dtype", "float16"], "--dtype: got float16; allowed: bfloat16, "),
+        (
+            ["--dtype", "float16", "--cache-format", "bf16"],
+            "--dtype: got float16; allowed: bfloat16, ",
+        ),
         (
             ["--cache-format", "fp8_block_group", "--block-size", "6"],
             "--block-size: got 6; allowed: multiples of 4 with --cache-format fp8_block_group",

@@ -1,4 +1,5 @@
-from dataclasses import FrozenInstanceError
+import warnings
+from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 import torch
 from mla_step import config
 
-from paged_mla_optimized import PrefillConfig
+from paged_mla_optimized import MlaConfig, PrefillConfig, SoftmaxScaleWarning
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing, Yarn
@@ -105,6 +106,59 @@ def test_fp8_is_no_matter_of_the_dtype(name, dtype):
     assert cfg.is_fp8
     assert cfg.stored is FORMATS[name]
     assert not config().is_fp8
+
+
+REAL = {"num_heads": 16, "block_size": 64, "max_rows": 4, "max_query_tokens": 64}
+REAL |= {"max_model_len": 1024}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")],
+)
+def test_without_a_format_a_cache_is_of_the_dtype(dtype, name):
+    """S-11: by a name that reads as if it were given."""
+    found = MlaConfig(softmax_scale=192**-0.5, dtype=dtype, **REAL)
+    assert found == MlaConfig(softmax_scale=192**-0.5, dtype=dtype, cache_format=name, **REAL)
+    assert found.cache_format == name
+    assert replace(found, dtype=torch.float16, cache_format=None).cache_format == "fp16"
+
+
+def test_another_dtype_does_not_change_a_format_that_is_there():
+    """S-11: the error says how to have it follow."""
+    found = MlaConfig(softmax_scale=192**-0.5, **REAL)
+    with pytest.raises(InvalidArgument, match="cache_format: got bf16; allowed: fp16 or None"):
+        replace(found, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("scale", [576**-0.5, float(np.float32(576) ** np.float32(-0.5))])
+def test_the_scale_of_a_cached_token_is_warned_of(scale):
+    """S-5: a common mistake, once for each config, at the line that makes it."""
+    with pytest.warns(SoftmaxScaleWarning, match=r"is \(kv_lora_rank \+ qk_rope") as told:
+        MlaConfig(softmax_scale=scale, **REAL)
+    assert [warning.filename for warning in told] == [__file__]
+
+
+RIGHT = {
+    "deepseek-v3": {"softmax_scale": 192**-0.5},
+    "mistral-small-4": {"softmax_scale": 128**-0.5, "kv_lora_rank": 256},
+    "glm-4.7-flash": {"softmax_scale": 256**-0.5},
+    "minicpm3": {"softmax_scale": 96**-0.5, "kv_lora_rank": 256, "qk_rope_head_dim": 32},
+    "heads as wide as latents": {"softmax_scale": 192**-0.5, "kv_lora_rank": 128},
+    "small heads as wide as latents": {
+        "softmax_scale": 32**-0.5,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("model", RIGHT)
+def test_the_scales_of_models_are_not_warned_of(model):
+    """S-5: with as few latents as a head has elements, both scales are the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MlaConfig(**REAL, **RIGHT[model])
 
 
 def test_a_config_does_not_change():

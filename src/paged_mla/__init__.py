@@ -31,9 +31,11 @@ if TYPE_CHECKING:
         PrefillConfig,
         RequestMap,
         Samples,
+        SoftmaxScaleWarning,
         StaleGraph,
         StepInputs,
         StepView,
+        empty_cache,
         merge_partials,
         record,
     )
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 _HOMES = {
-    "paged_mla_shared.errors": ("InvalidArgument", "Unsupported"),
-    "paged_mla_shared.problem": ("Rope", "RopePairing", "Yarn"),
     "paged_mla_optimized.parallel": ("ContextParallelMla", "heads_of_rank", "local_len"),
     "paged_mla_optimized": _kernels.__all__,
 }
@@ -71,12 +71,14 @@ __all__ = [
     "Rope",
     "RopePairing",
     "Samples",
+    "SoftmaxScaleWarning",
     "StaleGraph",
     "StepInputs",
     "StepView",
     "Unsupported",
     "Yarn",
     "__version__",
+    "empty_cache",
     "heads_of_rank",
     "local_len",
     "merge_partials",

@@ -12,8 +12,8 @@ from paged_mla_shared.lazy import import_name
 
 if TYPE_CHECKING:
     from paged_mla_optimized.api import PagedMla
-    from paged_mla_optimized.cache import LatentCache
-    from paged_mla_optimized.config import MlaConfig
+    from paged_mla_optimized.cache import LatentCache, empty_cache
+    from paged_mla_optimized.config import MlaConfig, SoftmaxScaleWarning
     from paged_mla_optimized.inspect.record import record
     from paged_mla_optimized.inspect.samples import Samples
     from paged_mla_optimized.launchers.merge import merge_partials
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from paged_mla_optimized.stepping.graph import GraphedStep, StaleGraph
     from paged_mla_optimized.stepping.inputs import Bucket, StepInputs, StepView
     from paged_mla_optimized.weights import HeadWeights
+    from paged_mla_shared.errors import InvalidArgument, Unsupported
+    from paged_mla_shared.problem import Rope, RopePairing, Yarn
 
 _HOMES = {
     "Bucket": "stepping.inputs",
@@ -47,13 +49,23 @@ _HOMES = {
     "PrefillConfig": "prefill_config",
     "RequestMap": "step",
     "Samples": "inspect.samples",
+    "SoftmaxScaleWarning": "config",
     "StaleGraph": "stepping.graph",
     "StepInputs": "stepping.inputs",
     "StepView": "stepping.inputs",
+    "empty_cache": "cache",
     "merge_partials": "launchers.merge",
     "record": "inspect.record",
 }
+_SHARED_HOMES = {
+    "InvalidArgument": "errors",
+    "Rope": "problem",
+    "RopePairing": "problem",
+    "Unsupported": "errors",
+    "Yarn": "problem",
+}
 _HOME = {name: f"{__name__}.{home}" for name, home in _HOMES.items()}
+_HOME |= {name: f"paged_mla_shared.{home}" for name, home in _SHARED_HOMES.items()}
 
 __all__ = [
     "Bucket",
@@ -61,6 +73,7 @@ __all__ = [
     "ExtendWindow",
     "GraphedStep",
     "HeadWeights",
+    "InvalidArgument",
     "LatentCache",
     "LayerConfig",
     "LayerEvents",
@@ -72,10 +85,16 @@ __all__ = [
     "Prefill",
     "PrefillConfig",
     "RequestMap",
+    "Rope",
+    "RopePairing",
     "Samples",
+    "SoftmaxScaleWarning",
     "StaleGraph",
     "StepInputs",
     "StepView",
+    "Unsupported",
+    "Yarn",
+    "empty_cache",
     "merge_partials",
     "record",
 ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from paged_mla_optimized.cache import Cache, as_cache, named_tensors
+from paged_mla_optimized.cache import Cache, LatentCache, as_cache, empty_cache, named_tensors
 from paged_mla_optimized.checks import (
     answers,
     check_planned,
@@ -127,6 +127,10 @@ class MlaLayer(Planner):
     def absorbed_rows(self) -> int:
         """Leading rows of the latest step that are attended to absorbed."""
         return self.planned.absorbed_rows
+
+    def new_cache(self, num_blocks: int) -> LatentCache:
+        """Return a cache of one layer, as :meth:`PagedMla.new_cache` does."""
+        return empty_cache(self.config.attention, num_blocks, self.device)
 
     def warm_up(
         self, cache: Cache, weights: HeadWeights, request_map: RequestMap | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from paged_mla_optimized.apart import check_apart, check_places
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.given import check_at_least, check_kind
 from paged_mla_shared.errors import InvalidArgument
@@ -91,16 +92,47 @@ class HeadWeights:
         return weights
 
     @torch.no_grad()
-    def absorb(self, q_nope: torch.Tensor) -> torch.Tensor:
-        """Return queries over latents [T, H, R] of queries [T, H, N]."""
-        absorbed = q_nope.new_empty((*q_nope.shape[:2], self.w_uk.shape[2]))
-        torch.bmm(q_nope.transpose(0, 1), self.w_uk, out=absorbed.transpose(0, 1))
-        return absorbed
+    def absorb(self, q_nope: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return queries over latents of a layer's queries (S-21).
+
+        Parameters
+        ----------
+        q_nope : dtype [T, H, N]
+        out : dtype [T, H, R] or None
+            Where to write; ``None`` allocates.
+
+        Returns
+        -------
+        out : dtype [T, H, R]
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype or device is wrong, or `out` lies in what is read.
+        """
+        return _by_head("q_nope", q_nope, self.w_uk, out)
 
     @torch.no_grad()
-    def project(self, latents: torch.Tensor, out: torch.Tensor) -> None:
-        """Write values [T, H, V] of means of latents [T, H, R]."""
-        torch.bmm(latents.transpose(0, 1), self.w_uv.mT, out=out.transpose(0, 1))
+    def project(self, latents: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return values of heads of their means of latents (S-21).
+
+        Parameters
+        ----------
+        latents : dtype [T, H, R]
+            What absorbed attention answers.
+        out : dtype [T, H, V] or None
+            Where to write; ``None`` allocates.
+
+        Returns
+        -------
+        out : dtype [T, H, V]
+
+        Raises
+        ------
+        InvalidArgument
+            A tensor's shape, dtype or device is wrong, or `out` lies in what is read.
+        """
+        return _by_head("latents", latents, self.w_uv.mT, out)
 
     @torch.no_grad()
     def materialise(self, ckv: torch.Tensor, keys_and_values: torch.Tensor) -> None:
@@ -113,3 +145,20 @@ class HeadWeights:
         of_all = ckv.expand(num_heads, *ckv.shape)
         torch.bmm(of_all, self.w_uk.mT, out=by_head[..., :nope])
         torch.bmm(of_all, self.w_uv.mT, out=by_head[..., nope:])
+
+
+def _by_head(
+    name: str, x: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Return lines [T, H, n] times the weights of their head, [H, n, m]."""
+    num_heads, given, returned = weights.shape
+    check_tensor(name, x, (None, num_heads, given), weights.dtype, weights.device)
+    shape = (len(x), num_heads, returned)
+    if out is None:
+        out = x.new_empty(shape)
+    else:
+        check_tensor("out", out, shape, weights.dtype, weights.device)
+        check_places(out=out)
+        check_apart({"out": out}, {name: x, "the weights": weights})
+    torch.bmm(x.transpose(0, 1), weights, out=out.transpose(0, 1))
+    return out

@@ -77,9 +77,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cache-format",
         type=one_of(FORMATS),
-        default="bf16",
         metavar="NAME",
-        help=f"how a cached token is stored: {', '.join(FORMATS)} (default: %(default)s)",
+        help=f"how a cached token is stored: {', '.join(FORMATS)} "
+        "(default: that of the dtype, and bf16)",
     )
     group.add_argument(
         "--dtype",
@@ -123,7 +123,8 @@ def configuration_of(options: argparse.Namespace) -> Configuration:
     InvalidArgument
         Blocks are too large, or two options contradict each other.
     """
-    stored, block_size = FORMATS[options.cache_format], options.block_size
+    cache_format = options.cache_format or PLAIN_FORMAT_OF_DTYPE[options.dtype or "bfloat16"]
+    stored, block_size = FORMATS[cache_format], options.block_size
     of_cache = _DTYPE_OF_PLAIN_FORMAT.get(stored.name)
     dtype = options.dtype or of_cache or "bfloat16"
     if of_cache not in {None, dtype}:

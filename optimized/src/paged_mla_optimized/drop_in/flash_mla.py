@@ -35,7 +35,6 @@ from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument, Unsupported
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
 
@@ -47,6 +46,13 @@ _LOCK = threading.Lock()  # threads that use one stream share buffers
 _CORES: dict[tuple[MlaConfig, torch.device, int], Core] = {}
 """Buffers and kernels by config, device and stream. They stay, since a CUDA graph may hold their
 addresses, and they are few, since capacities are rounded up to powers of two."""
+
+
+class _Config(MlaConfig):
+    """A config without a warning of its scale, since FlashMLA's default is ``D ** -0.5``."""
+
+    def _warn_of_scale(self) -> None:
+        """Tell of nothing."""
 
 
 class FlashMLASchedMeta(Uncopied):
@@ -335,7 +341,7 @@ def _config(
     rows_of_each = 2 if is_causal else 1  # see _planned_rows
     check_between(0, MAX_ROWS // rows_of_each, batch_size=rows)
     check_between(0, MAX_TOKENS, **{"batch_size * seq_len_q": rows * query_len})
-    return MlaConfig(
+    return _Config(
         num_heads=heads // kv_heads,
         softmax_scale=scale,
         block_size=block_size,
@@ -345,7 +351,6 @@ def _config(
         kv_lora_rank=rank,
         qk_rope_head_dim=rotated,
         dtype=q.dtype,
-        cache_format=PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[q.dtype]],
         mask="causal" if is_causal else "non_causal",
     )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paged_mla_optimized import checks
 from paged_mla_optimized.apart import check_apart
 from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.cache import Cache, as_cache, named_tensors
+from paged_mla_optimized.cache import Cache, LatentCache, as_cache, empty_cache, named_tensors
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.core import blocks_of_cache
 from paged_mla_optimized.given import check_kind, integer
@@ -117,6 +117,13 @@ class ContextParallelMla(Uncopied):
     def local_lens(self) -> torch.Tensor:
         """Keys of this rank that each query of the planned step sees, int32 [T]."""
         return self._shard.local_lens[: self._num_tokens]
+
+    def new_cache(self, num_blocks: int) -> LatentCache:
+        """Return this rank's cache of one layer, as :meth:`PagedMla.new_cache` does.
+
+        A block has ``block_size`` tokens of this rank; all ranks have as many blocks.
+        """
+        return empty_cache(self.config, num_blocks, self.device)
 
     def warm_up(self, cache: Cache) -> None:
         """Compile what any step launches, as :meth:`PagedMla.warm_up` does; all ranks call it.

@@ -101,7 +101,7 @@ class Scenario:
             max_rows=tokens if divided else config.max_step_rows,
             max_query_tokens=tokens,
             max_model_len=config.num_blocks * config.span,
-            softmax_scale=(dims.qk_nope_head_dim + dims.qk_rope_head_dim) ** -0.5,
+            softmax_scale=dims.softmax_scale,
             mask=mask,
             mask_spelling=self.mask_spelling,
             max_draft_tokens=config.drafts.max_nodes if tree and config.drafts else 0,

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.engines.transformers.attention import pass_on, take_latents
 from paged_mla_optimized.engines.transformers.projection import (
     check_calls,
@@ -27,7 +27,6 @@ from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
 from paged_mla_optimized.runtime.uncopied import Uncopied
 from paged_mla_shared.errors import InvalidArgument, Unsupported
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 LIBRARY: dict[type[nn.Module], ModuleType] = {
     v2.DeepseekV2Attention: v2,
@@ -101,7 +100,6 @@ class LatentPool(Uncopied):
             kv_lora_rank=first.kv_lora_rank,
             qk_rope_head_dim=first.qk_rope_head_dim,
             dtype=weight.dtype,
-            cache_format=PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[weight.dtype]],
         )
         config = LayerConfig(
             attention=attention,

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from paged_mla_optimized.api import PagedMla
-from paged_mla_optimized.config import DTYPE_NAMES, MlaConfig
+from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.launchers.merge_tiles import MergeTiles
 from paged_mla_optimized.layer import MlaLayer
 from paged_mla_optimized.layer_config import LayerConfig
@@ -36,7 +36,6 @@ from paged_mla_optimized.tools.bench.problem import SCALE, off_by
 from paged_mla_optimized.tools.bench.table import head_of, options_of, row_of, run
 from paged_mla_optimized.tools.bench.timing import Launch, in_turns
 from paged_mla_optimized.weights import HeadWeights
-from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
 
 N, V = 128, 128
 _LIMIT = 1e-2  # relative error: keys, values, weights and answers are rounded to bfloat16
@@ -92,7 +91,6 @@ class Problem:
             max_query_tokens=step.query_len,
             max_model_len=self.keys,
             dtype=dtype,
-            cache_format=PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[dtype]],
         )
         self.config = LayerConfig(attention=attention, qk_nope_head_dim=N, v_head_dim=V)
         self.layer = MlaLayer(self.config, device)

@@ -15,13 +15,14 @@ import random
 import shutil
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.config import MlaConfig, SoftmaxScaleWarning
 from paged_mla_optimized.engines.tools.model import VOCAB, build_model
 from paged_mla_optimized.engines.vllm.decode import Decode, Step
 from paged_mla_optimized.engines.vllm.record import record
@@ -47,7 +48,10 @@ class ScaleOfTheWidth(Decode):
 
     def __init__(self, config: MlaConfig, *given: Any) -> None:
         width = config.kv_lora_rank + config.qk_rope_head_dim
-        super().__init__(replace(config, softmax_scale=width**-0.5), *given)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SoftmaxScaleWarning)  # the fault is planted
+            config = replace(config, softmax_scale=width**-0.5)
+        super().__init__(config, *given)
 
 
 class TablesOfOtherRows(Decode):
