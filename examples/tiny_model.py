@@ -3,8 +3,7 @@
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from paged_mla_optimized import HeadWeights, LayerConfig, MlaConfig
-from paged_mla_shared.problem import Rope, RopePairing
+from paged_mla_optimized import HeadWeights, LayerConfig, MlaConfig, Rope, RopePairing
 
 VOCAB, HIDDEN, LAYERS, NOPE, VALUE = 97, 64, 2, 16, 16
 CAPACITIES = {"block_size": 16, "max_rows": 4, "max_query_tokens": 32, "max_model_len": 256}
@@ -14,7 +13,6 @@ SIZES = {
         "kv_lora_rank": 32,
         "qk_rope_head_dim": 16,
         "dtype": torch.float32,
-        "cache_format": "fp32",
     },
 }
 

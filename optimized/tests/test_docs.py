@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_hf_config import V3
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -25,7 +26,8 @@ def test_the_layer_in_an_engine():
     [example] = re.findall(r"```python\n(.+?)```", (DOCS / "layer.md").read_text(), re.DOTALL)
     for theirs, ours in (
         ('device="cuda"', 'device="cpu"'),  # the interpreter
-        ("max_rows=256,", 'max_rows=4, dtype=torch.float32, cache_format="fp32",'),
+        ("max_rows=256,", "max_rows=4, dtype=torch.float32,"),
+        ("mla.new_cache(num_blocks)", "ones_of(mla.new_cache(4))"),
         ("max_model_len=131072,", "max_model_len=1024,"),
     ):
         assert theirs in example
@@ -40,7 +42,8 @@ def test_the_layer_in_an_engine():
         "kv_b_projs": torch.randn(layers, 16 * 256, 512),
         "ckv": torch.ones(layers, tokens, 512),
         "k_pe": torch.ones(layers, tokens, 64),
-        "caches": torch.ones(layers, 4, 64, 576),
+        "hf_config": V3,
+        "ones_of": lambda cache: cache._replace(latents=torch.ones_like(cache.latents)),
         "q": torch.randn(layers, tokens, 16, 192) * 0.01,
     }
     exec(example, names)

@@ -111,6 +111,12 @@ def test_the_text_of_a_larger_model():
     assert MlaConfig.from_hf(outer | {"text_config": text}, **CAPACITIES) == expected
 
 
+@pytest.mark.parametrize(("beside", "length"), [(None, 4096), (2048, 2048)])
+def test_the_trained_length_may_stand_beside_the_rope(beside, length):
+    """S-12: as in transformers, the field of the config comes first."""
+    assert made(original_max_position_embeddings=beside).rope.yarn.original_max_position == length
+
+
 @pytest.mark.parametrize(
     ("changes", "pairing"),
     [

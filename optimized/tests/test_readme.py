@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import torch
+from test_hf_config import V3
 
 from paged_mla_optimized.engines.sglang import registration as sglang
 from paged_mla_optimized.engines.vllm import registration as vllm
@@ -32,9 +33,9 @@ def test_the_example_runs():
     """One prompt of 20 tokens and one decode row of 70, at DeepSeek-V3 widths."""
     example = examples(FOLDER / "README.md")[0]
     example = example.replace('device="cuda"', 'device="cpu"')  # the interpreter
-    example = example.replace(
-        "block_size=64,", 'block_size=64, dtype=torch.float32, cache_format="fp32",'
-    )
+    example = example.replace("block_size=64,", "block_size=64, dtype=torch.float32,")
+    example = example.replace("mla.new_cache(num_blocks)", "ones_of(mla.new_cache(4))")
+    example = example.replace("max_model_len=131072,", "max_model_len=1024,")
     tokens, heads = 21, 16
     names = {
         "cu_seqlens_q": torch.tensor([0, 20, 21], dtype=torch.int32),
@@ -42,10 +43,13 @@ def test_the_example_runs():
         "block_table": torch.tensor([[2, -1], [0, 3]], dtype=torch.int32),
         "ckv": torch.ones(tokens, 512),
         "k_pe": torch.ones(tokens, 64),
-        "cache": torch.ones(4, 64, 576),
+        "hf_config": V3,
+        "torch": torch,
+        "ones_of": lambda cache: cache._replace(latents=torch.ones_like(cache.latents)),
         "q_nope": torch.randn(tokens, heads, 512),
         "q_pe": torch.randn(tokens, heads, 64),
     }
     exec(example, names)
+    assert names["cache"].latents.shape == (4, 64, 576)
     torch.testing.assert_close(names["out"], torch.ones(tokens, heads, 512))
     assert names["lse"].shape == (tokens, heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -128,7 +128,7 @@ class MlaConfig:
     kv_lora_rank: int = 512
     qk_rope_head_dim: int = 64
     dtype: torch.dtype = torch.bfloat16
-    cache_format: str = field(default=None)  # type: ignore[arg-type] # a name once it is made
+    cache_format: str = field(default=None)  # type: ignore[assignment] # a name once it is made
     products: str = "exact"
     mask: str = "causal"
     max_draft_tokens: int = 0
@@ -299,7 +299,8 @@ class MlaConfig:
         if not isinstance(self.dtype, torch.dtype) or self.dtype not in DTYPE_NAMES:
             raise Unsupported(f"dtype {self.dtype!r}: {', '.join(map(str, DTYPE_NAMES))}")
         plain = PLAIN_FORMAT_OF_DTYPE[DTYPE_NAMES[self.dtype]]
-        if self.cache_format is None:
+        given: Any = self.cache_format
+        if given is None:
             object.__setattr__(self, "cache_format", plain)
         check_word("cache_format", self.cache_format, FORMATS)
         multiple = self.stored.block_size_multiple

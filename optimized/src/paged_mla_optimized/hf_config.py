@@ -171,7 +171,8 @@ def _yarn(config: object, given: Mapping[str, Any], place: str) -> Yarn:
     if given.get("truncate", True) is not True:
         raise Unsupported(f"{place}.truncate {given['truncate']}: yarn rounds its range of pairs")
     original = "original_max_position_embeddings"
-    factor, trained = given.get("factor"), _field(config, original)
+    factor: Any = given.get("factor")
+    trained = _field(config, original)
     trained = given.get(original) if trained is None else trained
     for name, value in (("factor", factor), (original, trained)):
         if value is None:

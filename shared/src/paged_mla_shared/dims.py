@@ -39,7 +39,8 @@ class MlaDims:
     @property
     def softmax_scale(self) -> float:
         """What the scores are multiplied by, ``(N + P) ** -0.5``, without a model's yarn (S-5)."""
-        return float(self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
+        scale: float = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
+        return scale
 
     @property
     def cached_dim(self) -> int:
