@@ -113,7 +113,10 @@ def test_triton_compiles_anew_in_a_folder_that_was_moved_unless_it_has_the_paths
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dtype", "float16"], "--dtype: got float16; allowed: bfloat16, the type of"),
+        (
+            ["--dtype", "float16", "--cache-format", "bf16"],
+            "--dtype: got float16; allowed: bfloat16, the type of",
+        ),
         (["--max-rows", str(2**31)], "max_rows: got 2147483648; allowed: 1 to 32766"),
     ],
 )

@@ -172,8 +172,9 @@ def _yarn(config: object, given: Mapping[str, Any], place: str) -> Yarn:
         raise Unsupported(f"{place}.truncate {given['truncate']}: yarn rounds its range of pairs")
     original = "original_max_position_embeddings"
     factor: Any = given.get("factor")
-    trained = _field(config, original)
-    trained = given.get(original) if trained is None else trained
+    trained: Any = _field(config, original)
+    if trained is None:
+        trained = given.get(original)
     for name, value in (("factor", factor), (original, trained)):
         if value is None:
             raise InvalidArgument(f"{place}.{name}", "none", "a number, which yarn needs")
