@@ -318,3 +318,12 @@ def test_arguments_of_older_releases_are_taken():
     metadata, num_splits = get_mla_metadata(torch.zeros(4).int(), 32, 1, num_heads_q=16)
     assert isinstance(metadata, FlashMLASchedMeta)
     assert num_splits is None
+
+
+def test_the_default_scale_is_not_warned_of():
+    """S-5: that of FlashMLA, the width of queries, here at DeepSeek's sizes."""
+    q, cache = torch.zeros(1, 1, 16, 576), torch.zeros(1, 64, 1, 576)
+    lens, table = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    out, lse = flash_mla_with_kvcache(q, cache, table, lens, 512, *get_mla_metadata())
+    assert not out.any()
+    assert lse.isinf().all()

@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 from hf_models import TINY, YARN, Kind, build, paged
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
 from paged_mla_optimized import LayerConfig, MlaConfig
 from paged_mla_optimized.hf_config import _PAIRINGS
@@ -93,6 +93,8 @@ def our_scores(config, q, k):
 @pytest.mark.parametrize(("kind", "rope", "changes"), CASES)
 def test_scale_and_rope_are_those_of_the_library(kind, rope, changes):
     """S-5, S-12: for every model that is known, in the names of this release and of release 4."""
+    if BORROWED.get(kind, kind) not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {__version__} has no {kind}")
     theirs = config_of(kind, ROPES[rope], **changes)
     fields = theirs.to_dict() | {"model_type": kind}
     ours = MlaConfig.from_hf(fields, **CAPACITIES)
