@@ -77,7 +77,8 @@ def attention_of(config: object) -> HfAttention:
     Notes
     -----
     As in transformers 5.24, yarn whose ``mscale`` or ``mscale_all_dim`` is 0 or missing has the
-    magnitude of ``mscale`` 1 over that of 0. What a model does to its queries and latents between
+    magnitude of ``mscale`` 1 over that of 0. DeepSeek-V2's scale has its mscale, as in DeepSeek's
+    own code and release 5.24; release 4.57.1 leaves it out. What a model does to its queries and latents between
     projection and rotation is not in here: the scale of Mistral Small 4's queries at far positions,
     and those of LongCat's low ranks.
     """
