@@ -78,9 +78,9 @@ def attention_of(config: object) -> HfAttention:
     -----
     As in transformers 5.24, yarn whose ``mscale`` or ``mscale_all_dim`` is 0 or missing has the
     magnitude of ``mscale`` 1 over that of 0. DeepSeek-V2's scale has its mscale, as in DeepSeek's
-    own code and release 5.24; release 4.57.1 leaves it out. What a model does to its queries and latents between
-    projection and rotation is not in here: the scale of Mistral Small 4's queries at far positions,
-    and those of LongCat's low ranks.
+    own code and release 5.24; release 4.57.1 leaves it out. What a model does to its queries and
+    latents between projection and rotation is not in here: the scale of Mistral Small 4's queries
+    at far positions, and those of LongCat's low ranks.
     """
     text = _field(config, "text_config")
     has_text = _field(config, "kv_lora_rank") is None and text is not None
