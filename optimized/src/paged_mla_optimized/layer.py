@@ -337,7 +337,7 @@ class MlaLayer(Planner):
             core.attend(
                 planned.absorbed, absorbed, q_pe[:tokens], cache, out=latents, lse=lse[:tokens]
             )
-            weights.project(latents, out[:tokens])
+            weights.project(latents, out=out[:tokens])
         if tokens < num_tokens:
             answer = out[tokens:], lse[tokens:]
             queries = q_nope[tokens:], q_pe[tokens:]
