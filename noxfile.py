@@ -314,7 +314,7 @@ def mutants(session: nox.Session) -> None:
     Path("out").mkdir(exist_ok=True)
     summary = ("--summary", "conformance/docs/mutants.md", "--page", "out/mutants.md")
     pages = () if session.posargs else summary
-    session.run("python", "-m", "paged_mla_conformance.mutants", *pages, *session.posargs)
+    session.run("python", "-m", "paged_mla_conformance.meta.mutants", *pages, *session.posargs)
 
 
 @nox.session(default=False)
@@ -322,7 +322,7 @@ def explained(session: nox.Session) -> None:
     """Explain dumps of mutants, single faults and right steps, and count what is right."""
     install_editable(session, "conformance")
     page = () if session.posargs else ("--page", "out/explained.md")
-    session.run("python", "-m", "paged_mla_conformance.explained", *page, *session.posargs)
+    session.run("python", "-m", "paged_mla_conformance.meta.explained", *page, *session.posargs)
 
 
 @nox.session(default=False)

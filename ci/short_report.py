@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from paged_mla_conformance.report import to_json
-from paged_mla_conformance.result import error_of
+from paged_mla_conformance.run.reports.report import to_json
+from paged_mla_conformance.run.reports.result import error_of
 
 KEPT = ("test", "group", "outcome", "worst", "ms", "reason", "message", "note", "end")
 

@@ -107,7 +107,9 @@ def test_explain_prints_the_lines_that_are_shown(tmp_path: Path):
     """Of the dump that ``reference/docs/explain.md`` makes of a lost token."""
     name = "the-last-token-is-not-written"
     dumps = [name, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]
-    subprocess.run([sys.executable, "-m", "paged_mla_conformance.explained", *dumps], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "paged_mla_conformance.meta.explained", *dumps], check=True
+    )
     done = subprocess.run(
         [sys.executable, "-m", "paged_mla", "explain", str(tmp_path / f"{name}.safetensors")],
         capture_output=True,

@@ -9,10 +9,10 @@ import pytest
 
 from paged_mla import command, doctor
 from paged_mla.gpus import Gpu
-from paged_mla_conformance import summary
-from paged_mla_conformance.options import parse
-from paged_mla_conformance.report import Report
-from paged_mla_conformance.subject import Subject
+from paged_mla_conformance.run.options import parse
+from paged_mla_conformance.run.reports import summary
+from paged_mla_conformance.run.reports.report import Report
+from paged_mla_conformance.run.subject import Subject
 from paged_mla_reference.backend import create as create_reference
 from paged_mla_reference.simulator.scenario import save_scenario
 from paged_mla_reference.simulator.scenarios import core_scenario

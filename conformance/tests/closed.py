@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from paged_mla_conformance.mutants.backends import EVERY_FORMAT, MutantBackend
+from paged_mla_conformance.meta.mutants.backends import EVERY_FORMAT, MutantBackend
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Problem

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.passing import Passing
+from paged_mla_conformance.meta.mutants.backends import MutantBackend
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_shared.problem import Batch, Output
 
 
-class _Ending(Passing):
+class _Ending(ForwardingRunner):
     def attend(self, batch: Batch) -> Output:
         """End, of 9 heads."""
         if self.problem.dims.num_heads == 9:
@@ -94,7 +94,7 @@ class Forks(_Ending):
         os.fork()
 
 
-class ExitsAlways(Passing):
+class ExitsAlways(ForwardingRunner):
     """It never answers."""
 
     def attend(self, batch: Batch) -> Output:  # noqa: ARG002 - it ends before it looks

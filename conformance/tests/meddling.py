@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.mutants.runners import TheImageBecomesTheCache
-from paged_mla_conformance.passing import Passing
+from paged_mla_conformance.meta.mutants.backends import MutantBackend
+from paged_mla_conformance.meta.mutants.runners import TheImageBecomesTheCache
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem
 
 
-class WritesQueries(Passing):
+class WritesQueries(ForwardingRunner):
     """Scaled in place."""
 
     def attend(self, batch: Batch) -> Output:
@@ -35,7 +35,7 @@ class WritesQueries(Passing):
         return answer
 
 
-class WritesLengths(Passing):
+class WritesLengths(ForwardingRunner):
     """Advanced in place."""
 
     def plan(self, batch: Batch) -> Metadata:
@@ -45,7 +45,7 @@ class WritesLengths(Passing):
         return planned
 
 
-class WritesLatents(Passing):
+class WritesLatents(ForwardingRunner):
     """Rotated in place."""
 
     def append(self, batch: Batch) -> None:
@@ -54,7 +54,7 @@ class WritesLatents(Passing):
         batch.k_pe[...] *= -1
 
 
-class WritesTheImage(Passing):
+class WritesTheImage(ForwardingRunner):
     """The image becomes the cache."""
 
     def load_cache(self, image: CacheImage) -> None:
@@ -63,7 +63,7 @@ class WritesTheImage(Passing):
         image.blocks[0, 0] ^= 1
 
 
-class WritesPartials(Passing):
+class WritesPartials(ForwardingRunner):
     """Merged in place."""
 
     def merge(self, partials: Sequence[Output]) -> Output:
@@ -73,7 +73,7 @@ class WritesPartials(Passing):
         return merged
 
 
-class AnswersWithItsInput(Passing):
+class AnswersWithItsInput(ForwardingRunner):
     """The answer lies where the queries did."""
 
     def attend(self, batch: Batch) -> Output:
@@ -81,7 +81,7 @@ class AnswersWithItsInput(Passing):
         return Output(batch.q_nope[:], self.inner.attend(batch).lse)
 
 
-class ReturnsNone(Passing):
+class ReturnsNone(ForwardingRunner):
     """It forgets to return."""
 
     def attend(self, batch: Batch) -> Output:
@@ -90,7 +90,7 @@ class ReturnsNone(Passing):
         return None  # type: ignore[return-value]
 
 
-class ReturnsATuple(Passing):
+class ReturnsATuple(ForwardingRunner):
     """It returns what kernels do."""
 
     def attend(self, batch: Batch) -> Output:
@@ -99,7 +99,7 @@ class ReturnsATuple(Passing):
         return (answer.out, answer.lse)  # type: ignore[return-value]
 
 
-class ReturnsLists(Passing):
+class ReturnsLists(ForwardingRunner):
     """It has no arrays."""
 
     def attend(self, batch: Batch) -> Output:
@@ -108,7 +108,7 @@ class ReturnsLists(Passing):
         return Output(answer.out.tolist(), answer.lse)  # type: ignore[arg-type]
 
 
-class ReturnsMaskedArrays(Passing):
+class ReturnsMaskedArrays(ForwardingRunner):
     """Whose comparisons hide what is masked."""
 
     def attend(self, batch: Batch) -> Output:
@@ -117,7 +117,7 @@ class ReturnsMaskedArrays(Passing):
         return Output(np.ma.masked_all_like(answer.out), answer.lse)
 
 
-class ReturnsFlatAnswers(Passing):
+class ReturnsFlatAnswers(ForwardingRunner):
     """It leaves the heads in the width."""
 
     def attend(self, batch: Batch) -> Output:
@@ -126,7 +126,7 @@ class ReturnsFlatAnswers(Passing):
         return Output(answer.out.reshape(len(answer.out), -1), answer.lse)
 
 
-class PlansADict(Passing):
+class PlansADict(ForwardingRunner):
     """It has no Metadata."""
 
     def plan(self, batch: Batch) -> Metadata:
@@ -134,7 +134,7 @@ class PlansADict(Passing):
         return vars(self.inner.plan(batch))  # type: ignore[return-value]
 
 
-class ReadsBytes(Passing):
+class ReadsBytes(ForwardingRunner):
     """It has no array."""
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -142,7 +142,7 @@ class ReadsBytes(Passing):
         return self.inner.read_cache(block_ids).tobytes()  # type: ignore[return-value]
 
 
-class ReadsWords(Passing):
+class ReadsWords(ForwardingRunner):
     """It counts in 32 bits."""
 
     def read_cache(self, block_ids: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -150,7 +150,7 @@ class ReadsWords(Passing):
         return self.inner.read_cache(block_ids).view(np.int32)  # type: ignore[return-value]
 
 
-class GathersOneArray(Passing):
+class GathersOneArray(ForwardingRunner):
     """Latents and keys lie side by side."""
 
     def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -158,7 +158,7 @@ class GathersOneArray(Passing):
         return np.concatenate(self.inner.gather_context(batch), axis=1)  # type: ignore[return-value]
 
 
-class QuantisesAlone(Passing):
+class QuantisesAlone(ForwardingRunner):
     """It keeps the scales."""
 
     def quantise_queries(
@@ -168,7 +168,7 @@ class QuantisesAlone(Passing):
         return self.inner.quantise_queries(batch, scale)[:1]  # type: ignore[return-value]
 
 
-class ScalesQueries(Passing):
+class ScalesQueries(ForwardingRunner):
     """Divided in place."""
 
     def quantise_queries(
@@ -180,7 +180,7 @@ class ScalesQueries(Passing):
         return found
 
 
-class WritesKeys(Passing):
+class WritesKeys(ForwardingRunner):
     """Scaled in place."""
 
     def prefill(self, batch: PrefillBatch) -> Output:
@@ -190,7 +190,7 @@ class WritesKeys(Passing):
         return answer
 
 
-class PrefillsWithItsInput(Passing):
+class PrefillsWithItsInput(ForwardingRunner):
     """Answers lie where values lay."""
 
     def prefill(self, batch: PrefillBatch) -> Output:
@@ -199,7 +199,7 @@ class PrefillsWithItsInput(Passing):
         return Output(batch.v[: len(answer.out)], answer.lse)
 
 
-class Raises(Passing):
+class Raises(ForwardingRunner):
     """Something is not implemented."""
 
     def attend(self, batch: Batch) -> Output:
@@ -207,7 +207,7 @@ class Raises(Passing):
         raise NotImplementedError("no such kernel")
 
 
-class LosesPadding(Passing):
+class LosesPadding(ForwardingRunner):
     """It answers the tokens that somebody wants."""
 
     def attend(self, batch: Batch) -> Output:
@@ -216,7 +216,7 @@ class LosesPadding(Passing):
         return Output(answer.out[:live].copy(), answer.lse[:live].copy())
 
 
-class RaisesStrangely(Passing):
+class RaisesStrangely(ForwardingRunner):
     """It says what no screen and no file has letters for."""
 
     def attend(self, batch: Batch) -> Output:  # noqa: ARG002 - it never looks
@@ -224,7 +224,7 @@ class RaisesStrangely(Passing):
         raise RuntimeError("\N{GREEK SMALL LETTER MU}s, a byte of a path: \udc80, and \0")
 
 
-class CastsQueries(Passing):
+class CastsQueries(ForwardingRunner):
     """It takes queries of another type, which it should refuse."""
 
     def attend(self, batch: Batch) -> Output:
@@ -232,7 +232,7 @@ class CastsQueries(Passing):
         return self.inner.attend(replace(batch, q_pe=batch.q_pe.astype(batch.q_nope.dtype)))
 
 
-class Warns(Passing):
+class Warns(ForwardingRunner):
     """It speaks up twice in every call."""
 
     def attend(self, batch: Batch) -> Output:
@@ -242,8 +242,8 @@ class Warns(Passing):
         return self.inner.attend(batch)
 
 
-def _ending(end: Callable[[], Any]) -> type[Passing]:
-    class Excused(Passing):
+def _ending(end: Callable[[], Any]) -> type[ForwardingRunner]:
+    class Excused(ForwardingRunner):
         """It asks pytest to look away."""
 
         def attend(self, batch: Batch) -> Output:
@@ -258,7 +258,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-_RUNNERS: dict[str, Callable[..., Passing]] = {
+_RUNNERS: dict[str, Callable[..., ForwardingRunner]] = {
     "writes-queries": WritesQueries,
     "writes-lengths": WritesLengths,
     "writes-latents": WritesLatents,

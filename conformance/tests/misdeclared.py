@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paged_mla_conformance.mutants.backends import FLOAT32, MutantBackend
+from paged_mla_conformance.meta.mutants.backends import FLOAT32, MutantBackend
 
 
 def _exit() -> None:

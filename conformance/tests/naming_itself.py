@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from paged_mla_conformance.mutants.backends import MutantBackend
+from paged_mla_conformance.meta.mutants.backends import MutantBackend
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.problem import Problem
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 REFERENCE = "paged_mla_reference.backend:create"
-MUTANTS = "paged_mla_conformance.mutants.backends"
+MUTANTS = "paged_mla_conformance.meta.mutants.backends"
 RIGHT = f"{MUTANTS}:right"
 NINE_HEADS = "test_decode[decode-h9-fp32]"
 FEW = ("-k", " or ".join(f"decode-h{heads}-fp32" for heads in (8, 9, 16, 24)))

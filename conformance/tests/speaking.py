@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.passing import Passing
+from paged_mla_conformance.meta.mutants.backends import MutantBackend
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_reference.paging import blocks_of, keys_of_tokens
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output
 
 
-class Saying(Passing, ABC):
+class Saying(ForwardingRunner, ABC):
     """It says every answer in the same way of its own."""
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Silent(Saying):
         return Output(answer.out, np.full_like(answer.lse, np.nan))
 
 
-class TableOfIds(Passing):
+class TableOfIds(ForwardingRunner):
     """It reads every entry of the table as an address."""
 
     def attend(self, batch: Batch) -> Output:
@@ -91,7 +91,7 @@ class TableOfIds(Passing):
         return self.inner.attend(batch)
 
 
-class EmptyRowsAreNaN(Passing):
+class EmptyRowsAreNaN(ForwardingRunner):
     """Nobody reads what rows without a request get."""
 
     def attend(self, batch: Batch) -> Output:
@@ -179,7 +179,7 @@ def _nan_where(empty: NDArray[np.bool_], answer: Output) -> Output:
     )
 
 
-SPEAKERS: dict[str, type[Passing]] = {
+SPEAKERS: dict[str, type[ForwardingRunner]] = {
     "base-2": Base2,
     "heads-first": HeadsFirst,
     "table-of-ids": TableOfIds,

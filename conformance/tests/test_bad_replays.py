@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.fuzz.command import main
-from paged_mla_conformance.fuzz.corpus import load_case, save_case
-from paged_mla_conformance.mutants.__main__ import main as mutants
+from paged_mla_conformance.meta.mutants.__main__ import main as mutants
+from paged_mla_conformance.search.command import main
+from paged_mla_conformance.search.corpus import load_case, save_case
 from paged_mla_shared.cases.case import Case, Row
 from paged_mla_shared.errors import InvalidArgument
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged_mla_conformance.bounded import spoilt
+from paged_mla_conformance.suite.trials.bounded import spoilt
 from paged_mla_reference.bounded import legal_rows
 from paged_mla_reference.materialise import materialise
 from paged_mla_reference.validate import validate_batch

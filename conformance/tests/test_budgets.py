@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from turned import turned
 
-from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_conformance.suite.trials.trial import Stage, Trial
 from paged_mla_reference import chunked
 from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.backend import create

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_conformance.convention import STRICT, load_profile
-from paged_mla_conformance.fuzz.corpus import load_case, save_case
-from paged_mla_conformance.guarded import GuardedBackend
-from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.passing import Passing
-from paged_mla_conformance.presented import presented
-from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import (
+from paged_mla_conformance.meta.mutants.backends import MutantBackend
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_conformance.runners.profile import STRICT, load_profile
+from paged_mla_conformance.runners.profile_adapter import adapted
+from paged_mla_conformance.runners.protocol_guard import GuardedBackend
+from paged_mla_conformance.search.corpus import load_case, save_case
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.selection.params import (
     CaseParam,
     allows,
     params_of_group,
     trace_params,
     why_skip,
 )
-from paged_mla_conformance.traces import TraceTrial
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.trials.traces import TraceTrial
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
 from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.judging.compare import Mismatch
@@ -82,7 +82,7 @@ def case_of(group: str, name: str) -> Case:
     return replace(case, cache_format="quarters")
 
 
-class LosesScales(Passing):
+class LosesScales(ForwardingRunner):
     """Every scale of the cache arrives as 1."""
 
     def load_cache(self, image: CacheImage) -> None:
@@ -92,7 +92,7 @@ class LosesScales(Passing):
         self.inner.load_cache(replace(image, blocks=blocks))
 
 
-class ForgetsAScale(Passing):
+class ForgetsAScale(ForwardingRunner):
     """The scale of the first token written stays what it was."""
 
     def append(self, batch: Batch) -> None:
@@ -162,13 +162,13 @@ def test_profiles_show_it_with_plain_numbers(reserved: bool):  # noqa: FBT001 - 
     """S-9: no scale that may not be read is poison any more, and what was written is read back."""
     shown: list[CacheImage] = []
 
-    class Looks(Passing):
+    class Looks(ForwardingRunner):
         def load_cache(self, image: CacheImage) -> None:
             shown.append(image)
             self.inner.load_cache(image)
 
     profile = replace(load_profile(STRICT), unread="stale", reserved_block=reserved)
-    trial = Trial(presented(wrong(Looks), profile), case_of("mixed", "bs16"), SMALL, "float32")
+    trial = Trial(adapted(wrong(Looks), profile), case_of("mixed", "bs16"), SMALL, "float32")
     trial.check_step()
     for image in shown:
         values = image.read(np.arange(image.layout.num_blocks)).view(np.float32)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance import envelope
-from paged_mla_conformance.envelope import PRODUCTION, envelopes, of_cases, shortfalls
-from paged_mla_conformance.profile import SUITE_GROUPS
+from paged_mla_conformance.meta import envelope
+from paged_mla_conformance.meta.envelope import PRODUCTION, envelopes, of_cases, shortfalls
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
 from paged_mla_shared.cases import GROUPS
 
 PAGE = Path(__file__).parent.parent / "docs" / "envelope.md"

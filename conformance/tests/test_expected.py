@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.expected import ExpectedFailure, load_expected_failures
+from paged_mla_conformance.run.expected_failures import ExpectedFailure, load_expected_failures
 
 GOOD = 'test = "test_decode[decode-h9-bf16]"\nreason = "odd heads"\nissue = "https://e.org/1"\n'
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.explained import dumps
-from paged_mla_conformance.explained.__main__ import main
-from paged_mla_conformance.mutants import MUTANTS
+from paged_mla_conformance.meta.explained import dumps
+from paged_mla_conformance.meta.explained.__main__ import main
+from paged_mla_conformance.meta.mutants import MUTANTS
 from paged_mla_shared.dump import load_dump
 
 KILLS = {

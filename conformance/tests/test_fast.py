@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_conformance.convention import STRICT, load_profile
-from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import params_of_group, trace_params
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.runners.profile import STRICT, load_profile
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.selection.params import params_of_group, trace_params
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.attention import QueryAnswer, attend_one
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
 from paged_mla_reference.deviations.change import answering, imagined, reading, scoring

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.fuzz import steps
-from paged_mla_conformance.fuzz.command import main, replay
-from paged_mla_conformance.fuzz.corpus import corpus_files, load_case, save_case
-from paged_mla_conformance.fuzz.machine import REPLAY_FILE
-from paged_mla_conformance.fuzz.sweep import Sweep
-from paged_mla_conformance.mutants import MUTANTS
-from paged_mla_conformance.mutants.backends import mutant
+from paged_mla_conformance.meta.mutants import MUTANTS
+from paged_mla_conformance.meta.mutants.backends import mutant
+from paged_mla_conformance.search import steps
+from paged_mla_conformance.search.command import main, replay
+from paged_mla_conformance.search.corpus import corpus_files, load_case, save_case
+from paged_mla_conformance.search.machine import REPLAY_FILE
+from paged_mla_conformance.search.sweep import Sweep
 from paged_mla_reference.backend import create
 from paged_mla_reference.simulator.scenario import load_scenario
 from paged_mla_shared.cases import GROUPS
@@ -91,7 +91,7 @@ def test_a_failure_is_shrunk_printed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """S-19: the smallest schedule that fails comes as a table and as a file that fails again."""
-    wrong = "paged_mla_conformance.mutants.backends:context-is-added-twice"
+    wrong = "paged_mla_conformance.meta.mutants.backends:context-is-added-twice"
     search = ["--backend", wrong, "--schedules", "0", "--production", "0", "--cases", "0"]
     search += ["--examples", "40", "--skip-corpus"]
     assert main([*search, "--folder", str(tmp_path)]) == 1
@@ -109,7 +109,7 @@ def test_a_failing_case_is_shrunk_printed_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """S-17: the smallest case that fails comes as a literal and as a file that fails again."""
-    wrong = "paged_mla_conformance.mutants.backends:slots-follow-positions"
+    wrong = "paged_mla_conformance.meta.mutants.backends:slots-follow-positions"
     search = ["--backend", wrong, "--skip-corpus", "--schedules", "0", "--examples", "0"]
     search += ["--production", "0"]
     assert main([*search, "--cases", "200", "--folder", str(tmp_path)]) == 1

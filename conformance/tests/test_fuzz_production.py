@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.fuzz.command import main
-from paged_mla_conformance.fuzz.corpus import load_case
-from paged_mla_conformance.fuzz.production import WAYS, production_case
-from paged_mla_conformance.fuzz.shrink import shrunk
-from paged_mla_conformance.fuzz.sizes import Size, sizes_of
-from paged_mla_conformance.fuzz.sweep import Sweep
-from paged_mla_conformance.mutants.backends import mutant
+from paged_mla_conformance.meta.mutants.backends import mutant
+from paged_mla_conformance.search.command import main
+from paged_mla_conformance.search.corpus import load_case
+from paged_mla_conformance.search.production import WAYS, production_case
+from paged_mla_conformance.search.shrink import shrunk
+from paged_mla_conformance.search.sizes import Size, sizes_of
+from paged_mla_conformance.search.sweep import Sweep
 from paged_mla_reference.backend import create
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dims import SMALL
@@ -64,7 +64,7 @@ def test_a_failure_is_made_smaller_and_replayed(tmp_path: Path):
     case, dtype = load_case(path)
     assert repr(case) in message
     assert (dtype, len(case.steps), len(case.rows) <= 2) == ("float32", 1, True)
-    backend = f"paged_mla_conformance.mutants.backends:{wrong}"
+    backend = f"paged_mla_conformance.meta.mutants.backends:{wrong}"
     assert main(["--backend", backend, "--replay", str(path)]) == 1
     assert main(["--backend", REFERENCE, "--replay", str(path)]) == 0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged_mla_conformance.layered import check_layer
-from paged_mla_conformance.mutants.backends import MutantBackend
-from paged_mla_conformance.passing import Passing
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.meta.mutants.backends import MutantBackend
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_conformance.suite.trials.layered import check_layer
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_shared.cases import GROUPS
@@ -20,7 +20,7 @@ from paged_mla_shared.problem import Output
 ALL_TOKENS = sum(row.query_len for row in PROMPTS.rows)
 
 
-class Wide(Passing):
+class Wide(ForwardingRunner):
     """Answers come as they were accumulated."""
 
     def layer(self, batch: LayerBatch) -> Output:
@@ -39,7 +39,7 @@ class WideInChunks(Wide):
 
 
 @pytest.mark.parametrize("wide", [Wide, WideInChunks])
-def test_answers_of_layers_have_the_type_of_the_problem(wide: type[Passing]):
+def test_answers_of_layers_have_the_type_of_the_problem(wide: type[ForwardingRunner]):
     """S-5: a wider one is as wrong as any other."""
     backend = MutantBackend(wrap=wide, capabilities=CAPABILITIES)
     with pytest.raises(Mismatch, match="dtype float32, expected bfloat16"):

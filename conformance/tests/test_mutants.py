@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.mutants import MUTANTS, __main__, backends
-from paged_mla_conformance.mutants.backends import mutant, spoilt_engine
-from paged_mla_conformance.mutants.kill import Kills, NothingAsked, kill
-from paged_mla_conformance.mutants.matrix import Matrix
-from paged_mla_conformance.profile import SUITE_GROUPS
+from paged_mla_conformance.meta.mutants import MUTANTS, __main__, backends
+from paged_mla_conformance.meta.mutants.backends import mutant, spoilt_engine
+from paged_mla_conformance.meta.mutants.kill import Kills, NothingAsked, kill
+from paged_mla_conformance.meta.mutants.matrix import Matrix
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
 from paged_mla_reference.deviations import Fault
 from paged_mla_reference.deviations.reports import PROJECTS, link
 from paged_mla_reference.rules import RULES

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_mla_conformance.convention import STRICT, load_profile
-from paged_mla_conformance.mutants.backends import EVERY_FORMAT, MutantBackend
-from paged_mla_conformance.nan_codes import NAN_CODES, check_nan_code, trials
-from paged_mla_conformance.passing import Passing
-from paged_mla_conformance.profile import Run
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.meta.mutants.backends import EVERY_FORMAT, MutantBackend
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_conformance.runners.profile import STRICT, load_profile
+from paged_mla_conformance.suite.bad_inputs.nan_codes import NAN_CODES, check_nan_code, trials
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.problem import Batch, Output, Problem
@@ -23,7 +23,7 @@ CAPABILITIES = replace(EVERY_FORMAT, cache_formats=frozenset({"fp32", "fp8_e4m3"
 def hiding(what: str, value: float) -> Trial:
     """Return the step against a backend whose `what` is `value` wherever it would be NaN."""
 
-    class Hides(Passing):
+    class Hides(ForwardingRunner):
         def attend(self, batch: Batch) -> Output:
             output = self.inner.attend(batch)
             answer = getattr(output, what)

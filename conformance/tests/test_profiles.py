@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from running import run_suite
 
-from paged_mla_conformance.convention import FOLDER, load_profile
-from paged_mla_conformance.mutants.backends import mutant
-from paged_mla_conformance.mutants.kill import kill
-from paged_mla_conformance.presented import presented
+from paged_mla_conformance.meta.mutants.backends import mutant
+from paged_mla_conformance.meta.mutants.kill import kill
+from paged_mla_conformance.runners.profile import FOLDER, load_profile
+from paged_mla_conformance.runners.profile_adapter import adapted
 from paged_mla_shared.errors import InvalidArgument
 
 TOUCHED = (
@@ -98,9 +98,9 @@ def test_the_contract_asks_less_than_the_rules(fault: str, group: str):
 def test_strict_speaks_as_the_rules_do():
     """The backend itself is asked, not one that translates."""
     right = mutant("right")
-    assert presented(right, load_profile("strict")) is right
-    assert presented(right, load_profile("kernel")) is right
-    assert presented(right, load_profile("contract")) is not right
+    assert adapted(right, load_profile("strict")) is right
+    assert adapted(right, load_profile("kernel")) is right
+    assert adapted(right, load_profile("contract")) is not right
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from running import FEW, NINE_HEADS, last_line, report_of, result_of
 
-from paged_mla_conformance.guarded import GuardedBackend, ProtocolBroken
-from paged_mla_conformance.mutants.backends import MutantBackend, mutant
-from paged_mla_conformance.mutants.kill import kill
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.meta.mutants.backends import MutantBackend, mutant
+from paged_mla_conformance.meta.mutants.kill import kill
+from paged_mla_conformance.runners.protocol_guard import GuardedBackend, ProtocolBroken
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.judging.compare import Mismatch
 from paged_mla_shared.cases import GROUPS, PREFILLS
 from paged_mla_shared.dims import SMALL

@@ -11,10 +11,10 @@ import pytest
 from running import MUTANTS, REFERENCE, last_line, report_of, run_suite
 from test_verdict import report
 
-from paged_mla_conformance import mutants
-from paged_mla_conformance.quick.choice import MOST_MS, MOST_TESTS, choose
-from paged_mla_conformance.quick.table import Entry, load_table, to_json
-from paged_mla_conformance.report import SCHEMA
+from paged_mla_conformance.meta import mutants
+from paged_mla_conformance.run.quick.choice import MOST_MS, MOST_TESTS, choose
+from paged_mla_conformance.run.quick.table import Entry, load_table, to_json
+from paged_mla_conformance.run.reports.report import SCHEMA
 from paged_mla_reference.deviations import IN_16_BITS
 
 WORTH = re.compile(r"quick: (\d+) of (\d+) known faults that apply to this backend are looked for")

@@ -13,10 +13,12 @@ import pytest
 from running import REFERENCE
 from test_verdict import SUBJECT, report
 
-from paged_mla_conformance import command, conduct, html, junit, summary
-from paged_mla_conformance.progress import Progress
-from paged_mla_conformance.report import SCHEMA, Report, to_json
-from paged_mla_conformance.subject import Subject, machine
+from paged_mla_conformance.run import command
+from paged_mla_conformance.run.reports import html, junit, summary
+from paged_mla_conformance.run.reports.report import SCHEMA, Report, to_json
+from paged_mla_conformance.run.subject import Subject, machine
+from paged_mla_conformance.run.workers import scheduler
+from paged_mla_conformance.run.workers.progress import Progress
 
 
 def eventful() -> Report:
@@ -157,7 +159,9 @@ class Terminal(io.StringIO):
 def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: pytest.MonkeyPatch):
     """S-20: a log gets a line now and then, a terminal one that moves."""
     clock = iter([0.0, 0.0, seconds])
-    monkeypatch.setattr("paged_mla_conformance.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        "paged_mla_conformance.run.workers.progress.time.monotonic", lambda: next(clock)
+    )
     progress = Progress(stream)
     progress.begin(SUBJECT.title)
     progress.show(10, 40, 2, share=0.25)
@@ -168,7 +172,9 @@ def test_progress(stream: io.StringIO, seconds: float, line: str, monkeypatch: p
 def test_progress_before_tests_are_known(monkeypatch: pytest.MonkeyPatch):
     """S-20: loading a backend may take seconds; a terminal shows that something is happening."""
     clock = iter([0.0, 3.0])
-    monkeypatch.setattr("paged_mla_conformance.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        "paged_mla_conformance.run.workers.progress.time.monotonic", lambda: next(clock)
+    )
     stream = Terminal()
     Progress(stream).show(0, 0, 0, share=0.0)
     assert stream.getvalue() == "\r3 s: loading the backend and collecting tests\x1b[K"
@@ -180,6 +186,6 @@ def test_the_commit_is_read_before_an_older_report_is_removed(tmp_path, monkeypa
     path.write_text("{}")
     monkeypatch.setattr(command, "commit_of", lambda _: "clean" if path.exists() else "dirty")
     monkeypatch.setattr(command, "Worker", lambda *_, **__: None)
-    monkeypatch.setattr(conduct.Conductor, "run", lambda _: None)
+    monkeypatch.setattr(scheduler.Scheduler, "run", lambda _: None)
     command.main(["--backend", REFERENCE, "--report", str(path)])
     assert json.loads(path.read_text())["commit"] == "clean"

@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 from running import FEW, MUTANTS, REFERENCE, last_line, report_of, result_of, run_suite
 
-from paged_mla_conformance import html
-from paged_mla_conformance.profile import SUITE_GROUPS
-from paged_mla_conformance.report import SCHEMA
-from paged_mla_conformance.subject import versions
+from paged_mla_conformance.run.reports import html
+from paged_mla_conformance.run.reports.report import SCHEMA
+from paged_mla_conformance.run.subject import versions
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
 
 
 @pytest.fixture(scope="module")

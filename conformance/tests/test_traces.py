@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.mutants.backends import MutantBackend, mutant
-from paged_mla_conformance.passing import Passing
-from paged_mla_conformance.traces import TraceCrash, TraceMismatch, TraceTrial
+from paged_mla_conformance.meta.mutants.backends import MutantBackend, mutant
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_conformance.suite.trials.traces import TraceCrash, TraceMismatch, TraceTrial
 from paged_mla_reference.backend import create
 from paged_mla_reference.simulator.scenarios import CORE, core_scenario
 from paged_mla_shared.backend import Backend
@@ -14,7 +14,7 @@ from paged_mla_shared.dims import SMALL
 from paged_mla_shared.problem import Batch, Output
 
 
-class Crashing(Passing):
+class Crashing(ForwardingRunner):
     """Divides by nothing."""
 
     def attend(self, batch: Batch) -> Output:

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from turned import turned
 
-from paged_mla_conformance.layered import check_layer, check_layer_bits
-from paged_mla_conformance.traces import TraceTrial
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.trials.layered import check_layer, check_layer_bits
+from paged_mla_conformance.suite.trials.traces import TraceTrial
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import ReferenceBackend
 from paged_mla_reference.cache import append, slots_to_write
 from paged_mla_reference.e4m3 import decode

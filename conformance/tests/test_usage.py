@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from running import REFERENCE, RIGHT, ROOT, run_suite
 
-from paged_mla_conformance.options import parse
-from paged_mla_conformance.plugin import load_backend
+from paged_mla_conformance.run.options import parse
+from paged_mla_conformance.run.plugin import load_backend
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_mla_conformance.vectors import stale_vectors
+from paged_mla_conformance.meta.vectors import stale_vectors
 
 
 def test_no_vector_is_stale():

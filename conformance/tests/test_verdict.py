@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from paged_mla_conformance.profile import SUITE_GROUPS
-from paged_mla_conformance.report import Report
-from paged_mla_conformance.result import Result
-from paged_mla_conformance.subject import Subject
+from paged_mla_conformance.run.reports.report import Report
+from paged_mla_conformance.run.reports.result import Result
+from paged_mla_conformance.run.subject import Subject
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
 
 SUBJECT = Subject(
     factory="mine:create",

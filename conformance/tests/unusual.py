@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.mutants.backends import EVERY_FORMAT, MutantBackend
+from paged_mla_conformance.meta.mutants.backends import EVERY_FORMAT, MutantBackend
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.problem import Metadata, Output, Problem
 

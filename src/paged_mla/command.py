@@ -44,7 +44,7 @@ _SEARCH = ("conformance", ("pytest", "hypothesis"))
 _KERNELS = ("optimized", ("torch", "triton"))
 SUBCOMMANDS = {
     "conformance": Subcommand(
-        "paged_mla_conformance.command",
+        "paged_mla_conformance.run.command",
         "judge a backend; --quick takes less than a minute",
         *_SUITE,
     ),
@@ -55,7 +55,7 @@ SUBCOMMANDS = {
         "paged_mla_reference.simulator.command", "run a serving engine's schedule, and draw it"
     ),
     "fuzz": Subcommand(
-        "paged_mla_conformance.fuzz.command", "search for steps that break a backend", *_SEARCH
+        "paged_mla_conformance.search.command", "search for steps that break a backend", *_SEARCH
     ),
     "taps": Subcommand(
         "paged_mla_optimized.commands.taps", "record a kernel's intermediate values", *_KERNELS

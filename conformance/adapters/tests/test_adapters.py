@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_conformance.expected import load_expected_failures
+from paged_mla_conformance.run.expected_failures import load_expected_failures
 
 FOLDER = Path(__file__).parents[1]
 NEEDS = {

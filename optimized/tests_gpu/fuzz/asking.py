@@ -18,7 +18,7 @@ import torch
 from combinations import PORTABLE_PREFILL, PREFILL, Combination
 from drawing import Draw
 
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_optimized.backend import create
 from paged_mla_optimized.backend.eager import EagerRunner
 from paged_mla_optimized.backend.graphed import GraphedRunner

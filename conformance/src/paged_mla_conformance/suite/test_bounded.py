@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.bounded import check_bounded
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.trials.bounded import check_bounded
+from paged_mla_conformance.suite.trials.trial import Trial
 
 pytestmark = pytest.mark.mla(
     group="bounded", ops=("plan", "append", "attend"), features=("bounded",)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.trials.trial import Trial
 
 pytestmark = pytest.mark.mla(group="causality", ops=("append", "attend"))
 

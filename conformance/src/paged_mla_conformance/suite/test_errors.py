@@ -8,14 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_mla_conformance.bad_inputs import (
-    BAD_BATCHES,
-    BAD_PROBLEMS,
-    BASES,
-    BadBatch,
-    BadProblem,
-)
-from paged_mla_conformance.bad_layers import (
+from paged_mla_conformance.suite.bad_inputs.layers import (
     BAD_LAYERS,
     BAD_PARTIALS,
     BAD_QUERY_SCALES,
@@ -23,14 +16,21 @@ from paged_mla_conformance.bad_layers import (
     BadLayer,
     BadPartials,
 )
-from paged_mla_conformance.bad_prefills import BASE as PREFILL
-from paged_mla_conformance.bad_prefills import CAPACITIES
-from paged_mla_conformance.bending import bent_case
-from paged_mla_conformance.both_forms import Layer
-from paged_mla_conformance.collector import skip_if
-from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import why_undeclared
-from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_conformance.suite.bad_inputs.prefills import BASE as PREFILL
+from paged_mla_conformance.suite.bad_inputs.prefills import CAPACITIES
+from paged_mla_conformance.suite.bad_inputs.steps import (
+    BAD_BATCHES,
+    BAD_PROBLEMS,
+    BASES,
+    BadBatch,
+    BadProblem,
+)
+from paged_mla_conformance.suite.selection.adapt_case import adapt_case
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.selection.items import skip_if
+from paged_mla_conformance.suite.selection.params import why_undeclared
+from paged_mla_conformance.suite.trials.both_forms import Layer
+from paged_mla_conformance.suite.trials.trial import Stage, Trial
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.errors import InvalidArgument, Unsupported
 from paged_mla_shared.prefill_inputs import build_prefills
@@ -60,7 +60,7 @@ def base(request: pytest.FixtureRequest, mla_run: Run) -> Bases:
 
 
 def _trial(run: Run, base: str) -> Trial:
-    case, note = bent_case(BASES[base], run.backend.capabilities)
+    case, note = adapt_case(BASES[base], run.backend.capabilities)
     return Trial(run.backend, case, run.dims, run.dtypes[0], note)
 
 
@@ -191,7 +191,7 @@ def test_too_many_tokens(mla_run: Run, base: Bases) -> None:
 def test_too_large_prefill(mla_run: Run, capacity: str, request: pytest.FixtureRequest) -> None:
     """A prefill past a capacity is refused."""
     argument, most = CAPACITIES[capacity]
-    case, _ = bent_case(PREFILL, mla_run.backend.capabilities)
+    case, _ = adapt_case(PREFILL, mla_run.backend.capabilities)
     skip_if(request.node, why_undeclared(mla_run, case, mla_run.dtypes[0], ("prefill",)))
     problem = case.problem(mla_run.dims, mla_run.dtypes[0])
     [good] = build_prefills(case, mla_run.dims, mla_run.dtypes[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.collector import skip_if
-from paged_mla_conformance.nan_codes import NAN_CODES, check_nan_code, trials
-from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import Skip
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.bad_inputs.nan_codes import NAN_CODES, check_nan_code, trials
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.selection.items import skip_if
+from paged_mla_conformance.suite.selection.params import Skip
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.judging.compare import Check
 
 pytestmark = pytest.mark.mla(group="formats", ops=("append", "attend"), rules=("S-10", "S-11"))

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_mla_conformance.collector import skip_if
-from paged_mla_conformance.forms import FORMS, Form, halves, permuted_requests
-from paged_mla_conformance.selection import Skip
-from paged_mla_conformance.trial import Stage, Trial
+from paged_mla_conformance.suite.selection.items import skip_if
+from paged_mla_conformance.suite.selection.params import Skip
+from paged_mla_conformance.suite.trials.metamorphic import FORMS, Form, halves, permuted_requests
+from paged_mla_conformance.suite.trials.trial import Stage, Trial
 from paged_mla_reference.cache import slots_to_write
 from paged_mla_reference.judging import compare
 from paged_mla_reference.paging import NO_SLOT

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.both_forms import check_both_forms
-from paged_mla_conformance.layered import check_layer
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.trials.both_forms import check_both_forms
+from paged_mla_conformance.suite.trials.layered import check_layer
+from paged_mla_conformance.suite.trials.trial import Trial
 
 pytestmark = pytest.mark.mla(group="layer", ops=("prefill", "attend"))
 

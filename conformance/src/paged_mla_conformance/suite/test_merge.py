@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.bending import bent_case
-from paged_mla_conformance.collector import skip_if
-from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import CaseParam, why_skip
+from paged_mla_conformance.suite.selection.adapt_case import adapt_case
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.selection.items import skip_if
+from paged_mla_conformance.suite.selection.params import CaseParam, why_skip
 from paged_mla_reference.judging.compare import Check, check_merge
 from paged_mla_reference.merge import merge
 from paged_mla_shared.backend import Runner
@@ -27,9 +27,9 @@ def _runner(item: pytest.Item, run: Run, case: MergeCase) -> Runner:
         num_heads=case.num_heads,
         is_large=case.is_large,
     )
-    bent, _ = bent_case(step, run.backend.capabilities)
-    skip_if(item, why_skip(run, CaseParam(bent, run.dtypes[0]), ("merge",)))
-    return run.backend.prepare(bent.problem(run.dims, run.dtypes[0]))
+    adapted, _ = adapt_case(step, run.backend.capabilities)
+    skip_if(item, why_skip(run, CaseParam(adapted, run.dtypes[0]), ("merge",)))
+    return run.backend.prepare(adapted.problem(run.dims, run.dtypes[0]))
 
 
 @pytest.mark.parametrize("case", MERGES, ids=lambda case: case.name)

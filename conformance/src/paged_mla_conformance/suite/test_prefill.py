@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.bad_prefills import BAD_PREFILLS, BASE, BadPrefill
-from paged_mla_conformance.bending import bent_case
-from paged_mla_conformance.collector import skip_if
-from paged_mla_conformance.forms import arrangements, of_prefill_rows
-from paged_mla_conformance.profile import Run
-from paged_mla_conformance.selection import why_undeclared
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.bad_inputs.prefills import BAD_PREFILLS, BASE, BadPrefill
+from paged_mla_conformance.suite.selection.adapt_case import adapt_case
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.selection.items import skip_if
+from paged_mla_conformance.suite.selection.params import why_undeclared
+from paged_mla_conformance.suite.trials.metamorphic import arrangements, of_prefill_rows
+from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.judging import compare
 from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output
@@ -40,7 +40,7 @@ def test_prefill(trial: Trial) -> None:
 @pytest.mark.parametrize("bad", BAD_PREFILLS, ids=lambda bad: bad.name)
 def test_bad_prefill(mla_run: Run, bad: BadPrefill, request: pytest.FixtureRequest) -> None:
     """A prefill no rule allows is refused, and the runner keeps its use."""
-    case, note = bent_case(BASE, mla_run.backend.capabilities)
+    case, note = adapt_case(BASE, mla_run.backend.capabilities)
     skip_if(request.node, why_undeclared(mla_run, case, mla_run.dtypes[0], ("prefill",)))
     trial = Trial(mla_run.backend, case, mla_run.dims, mla_run.dtypes[0], note)
     runner = trial.prepare()

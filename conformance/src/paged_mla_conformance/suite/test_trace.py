@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.traces import TraceTrial
+from paged_mla_conformance.suite.trials.traces import TraceTrial
 
 pytestmark = pytest.mark.mla(
     group="trace",

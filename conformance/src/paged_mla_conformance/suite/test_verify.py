@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paged_mla_conformance.trial import Trial
+from paged_mla_conformance.suite.trials.trial import Trial
 
 pytestmark = pytest.mark.mla(group="verify", ops=("plan", "append", "attend"))
 

@@ -1,0 +1,1 @@
+"""Tests of the suite itself: mutants, explained dumps, the envelope of sizes, stored vectors."""

@@ -1,0 +1,203 @@
+"""How large the suite's cases are, group by group, and how large production is.
+
+``python -m paged_mla_conformance.meta.envelope --page conformance/docs/envelope.md`` writes the
+table.
+A bug that only shows past a size is found only by a case past that size, so no group may stay
+below what engines serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from paged_mla_reference.simulator.scenario import Scenario
+from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_shared.cases import CASES, MERGES, Case, MergeCase
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.folders import make_folders
+from paged_mla_shared.problem import Mask
+
+Envelope = dict[str, float]
+
+MEANINGS = {
+    "keys": "tokens of the longest row",
+    "queries": "query tokens of one row behind a context",
+    "tokens": "query tokens of a step",
+    "padding": "padded tokens at the end of a step",
+    "rows": "rows of a step",
+    "tree": "draft nodes of a row",
+    "row blocks": "blocks of a row",
+    "block ids": "blocks of the cache",
+    "heads": "most heads",
+    "pairs": "query tokens times heads of a step",
+    "steps": "steps on one runner",
+    "least scale": "smallest softmax scale",
+    "most scale": "largest softmax scale",
+    "theta": "largest base of a rotation",
+    "magnitude": "largest difference of YaRN's two mscales",
+    "partials": "partial answers merged at once",
+}
+
+_ALL = {"keys": 33000, "queries": 600, "rows": 300}
+
+PRODUCTION: dict[str, Envelope] = {
+    "metadata": {"keys": 131072, "queries": 600, "rows": 300, "tree": 64, "block ids": 2**16},
+    "append": {**_ALL, "tokens": 600, "block ids": 2**16},
+    "decode": {
+        "keys": 65536, "rows": 300, "row blocks": 65536, "heads": 128, "pairs": 16384,
+        "least scale": 1e-3, "most scale": 1e3,
+    },
+    "extend": {**_ALL, "pairs": 16384, "heads": 128},
+    "mixed": {**_ALL, "tokens": 800},
+    "verify": {"keys": 26000, "queries": 64, "rows": 130, "tree": 64, "heads": 64},
+    "empty": {"rows": 300, "padding": 512},
+    "exact": {"keys": 4096, "heads": 128},  # keys that several splits share
+    "layouts": {"keys": 33000},
+    "masks": {"keys": 33000, "queries": 64, "rows": 300, "tree": 64},
+    "causality": {"keys": 1700, "queries": 600},
+    "siblings": {"keys": 4096, "tree": 64},
+    "rope": {"keys": 131072, "theta": 1e6, "magnitude": 0.2, "tree": 8, "tokens": 600},
+    "large_offsets": {"block ids": 2**24},
+    "replay": {"keys": 16384, "queries": 600, "rows": 300, "tree": 64, "steps": 4},
+    "gather": {"keys": 33000, "queries": 600, "rows": 300},
+    "formats": {"keys": 150, "queries": 4, "rows": 128, "heads": 32},
+    "invariance": {"keys": 2048},
+    "deterministic": {"keys": 4096, "rows": 200, "heads": 128},
+    "queries": {"tokens": 600, "heads": 128, "pairs": 16384, "tree": 8},
+    "layer": {**_ALL, "tokens": 1200, "tree": 8, "steps": 3},
+    "prefill": {"keys": 8192, "queries": 600, "rows": 300, "heads": 128, "tokens": 2048},
+    "bounded": {"rows": 300, "tree": 10},
+    "merge": {"tokens": 600, "heads": 128, "partials": 130},
+    "trace": {"keys": 1300, "queries": 600, "rows": 30},
+}  # fmt: skip
+
+
+def envelopes() -> dict[str, Envelope]:
+    """Return the envelope of every group."""
+    found = {group: of_cases(cases) for group, cases in CASES.items()}
+    return found | {"merge": of_merges(MERGES), "trace": of_scenarios(CORE)}
+
+
+def of_cases(cases: Iterable[Case]) -> Envelope:
+    """Return the largest of everything in some cases, at a model of 4 heads."""
+    envelope: Envelope = {"least scale": float("inf")}
+    for case in cases:
+        problem = case.problem(SMALL, "float32")
+        heads = problem.dims.num_heads
+        rope, yarn = case.rope, case.rope and case.rope.yarn
+        steps = [[row for row in step if row.seq_len] for step in case.steps]
+        rows = [row for step in steps for row in step]
+        behind = [row.query_len for row in rows if row.context_len]
+        tokens = max(sum(row.query_len for row in step) for step in steps)
+        _raise(
+            envelope,
+            {
+                "keys": max((row.seq_len for row in rows), default=0),
+                "queries": max(behind, default=0),
+                "tokens": tokens,
+                "padding": case.padded_tokens,
+                "rows": max(map(len, case.steps)),
+                "tree": problem.max_draft_tokens if case.mask is Mask.TREE else 0,
+                "row blocks": max((-(-r.seq_len // case.block_size) for r in rows), default=0),
+                "block ids": problem.num_blocks,
+                "heads": heads,
+                "pairs": tokens * heads,
+                "steps": len(case.steps),
+                "most scale": problem.softmax_scale,
+                "theta": rope.theta if rope else 0,
+                "magnitude": abs(yarn.mscale - yarn.mscale_all_dim) if yarn else 0,
+            },
+        )
+        envelope["least scale"] = min(envelope["least scale"], problem.softmax_scale)
+    return envelope
+
+
+def of_merges(cases: Iterable[MergeCase]) -> Envelope:
+    """Return the largest of everything in some merges."""
+    envelope: Envelope = {}
+    for case in cases:
+        sizes = {"tokens": case.tokens, "heads": case.num_heads, "partials": len(case.parts)}
+        _raise(envelope, {**sizes, "pairs": case.tokens * case.num_heads})
+    return envelope
+
+
+def of_scenarios(scenarios: Iterable[Scenario]) -> Envelope:
+    """Return the largest of everything in some schedules."""
+    envelope: Envelope = {}
+    for scenario in scenarios:
+        config, requests = scenario.config, scenario.requests
+        longest = max(len(request.tokens) for request in requests)
+        prompt = max(len(request.prompt) for request in requests)
+        _raise(
+            envelope,
+            {
+                "keys": longest,
+                "queries": min(config.max_chunk, config.token_budget, prompt),
+                "tokens": config.max_step_tokens,
+                "rows": min(config.max_step_rows, len(requests)),
+                "row blocks": -(-longest // config.block_size),
+                "block ids": config.num_blocks,
+            },
+        )
+    return envelope
+
+
+def shortfalls(group: str, envelope: Envelope) -> list[str]:
+    """Return where the cases of a group stay below production, one phrase each."""
+    found = []
+    for what, needed in PRODUCTION[group].items():
+        have = envelope.get(what, 0)
+        if have > needed if what.startswith("least") else have < needed:
+            found.append(f"{group}: {what} {have:g}, production has {needed:g}")
+    return found
+
+
+def page() -> str:
+    """Return the table as Markdown."""
+    found = envelopes()
+    lines = [
+        "# The envelope of the suite's cases",
+        "",
+        "The largest of everything that any case of a group asks, at a model of 4 heads; in bold",
+        "what production is known to need, which a test holds. Written by",
+        "`python -m paged_mla_conformance.meta.envelope --page conformance/docs/envelope.md`.",
+        "",
+        "| group | " + " | ".join(MEANINGS) + " |",
+        "|---" * (len(MEANINGS) + 1) + "|",
+    ]
+    for group, envelope in found.items():
+        cells = []
+        for what in MEANINGS:
+            value = envelope.get(what, 0)
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            cells.append(f"**{text}**" if what in PRODUCTION[group] else text if value else "")
+        lines.append(f"| {group} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"- **{what}**: {meaning}" for what, meaning in MEANINGS.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page; return 0 when no group stays below production."""
+    parser = argparse.ArgumentParser(
+        prog="paged_mla_conformance.meta.envelope", description=__doc__
+    )
+    parser.add_argument("--page", type=Path, metavar="MARKDOWN")
+    options = parser.parse_args(arguments)
+    if options.page:
+        make_folders(options.page)
+        options.page.write_text(page())
+    found = [phrase for group, e in envelopes().items() for phrase in shortfalls(group, e)]
+    print("\n".join(found) or "no group stays below production")
+    return 1 if found else 0
+
+
+def _raise(envelope: Envelope, values: Envelope) -> None:
+    for what, value in values.items():
+        envelope[what] = max(envelope.get(what, 0), value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Explain dumps of every mutant, of single faults and of right steps, and count what is right.
+
+``python -m paged_mla_conformance.meta.explained --page out/explained.md``
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from paged_mla_conformance.meta.explained.dumps import (
+    Failed,
+    failures,
+    tests_of_the_table,
+    tests_that_kill,
+)
+from paged_mla_conformance.meta.explained.healthy import healthy
+from paged_mla_conformance.meta.explained.page import Case, Results
+from paged_mla_conformance.meta.explained.single import single_faults
+from paged_mla_conformance.meta.mutants import MUTANTS
+from paged_mla_reference.debug.explanation import Explanation, explain
+from paged_mla_reference.debug.together import together
+from paged_mla_reference.deviations import ENGINE, ORACLE
+from paged_mla_shared.dump import save_dump
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.folders import make_folders
+from paged_mla_shared.options import whole
+
+MOST_DUMPS = 3  # of a mutant, as long as one deviation alone does not fit them
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what was right; return 0 when no right step was called broken."""
+    parser = argparse.ArgumentParser(
+        prog="paged_mla_conformance.meta.explained", description=__doc__
+    )
+    parser.add_argument("names", nargs="*", metavar="MUTANT", help="these alone (default: all)")
+    parser.add_argument(
+        "--matrix",
+        type=Path,
+        metavar="JSON",
+        help="a matrix that nox -s mutants has written (default: the table of the quick verdict)",
+    )
+    parser.add_argument("--single", type=whole(0), default=30, help="single faults")
+    parser.add_argument("--healthy", type=whole(0), default=200, help="right steps")
+    parser.add_argument("--page", type=Path, metavar="MARKDOWN")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep the mutants' dumps")
+    options = parser.parse_args(arguments)
+    unknown = set(options.names) - set(MUTANTS)
+    if unknown:
+        parser.error(f"no mutants: {sorted(unknown)}")
+    try:
+        kills = tests_that_kill(options.matrix) if options.matrix else tests_of_the_table()
+    except InvalidArgument as error:
+        parser.error(f"--matrix: {error}, as nox -s mutants writes it to out/mutants.json")
+    warnings.simplefilter("ignore")
+    results = Results()
+    for name, dump in healthy(options.healthy):
+        found = explain(dump)
+        results.healthy += 1
+        if found.is_broken:
+            results.accused.append(f"{name}: {found.verdict}")
+            print(results.accused[-1], flush=True)
+    for name in options.names or MUTANTS:
+        case = _mutant(name, kills.get(name, []), options.save)
+        results.mutants.append(case)
+        print(case.line, flush=True)
+    for fault in single_faults(options.single):
+        started = time.process_time()
+        found = explain(fault.dump)
+        case = _case(fault.what, "", found, fault.rules, time.process_time() - started)
+        results.single.append(case)
+        print(case.line, flush=True)
+    print(results.summary())
+    if options.page:
+        make_folders(options.page)
+        options.page.write_text(results.markdown())
+    return 1 if results.accused else 0
+
+
+def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
+    if name in ENGINE:
+        return Case(name, "", why="the engine's schedule is wrong, the step is answered rightly")
+    found = failures(name, tests)
+    first = next(found, None)
+    if first is None:
+        return Case(name, tests[0] if tests else "", why="no step shows it")
+    if folder is not None:
+        _keep(first, folder / f"{name}.safetensors")
+    started = time.process_time()
+    explanations = [explain(first.dump)]
+    seconds = time.process_time() - started
+    case = _case(name, first.test, explanations[0], MUTANTS[name].rules, seconds)
+    if name not in ORACLE:
+        return case
+    shared = together(explanations)
+    while len(shared.best) != 1 and len(explanations) < MOST_DUMPS:
+        another = next(found, None)
+        if another is None:
+            break
+        if folder is not None:
+            number = len(explanations) + 1
+            _keep(another, folder / f"{name}-{number}.safetensors")
+        explanations.append(explain(another.dump))
+        shared = together(explanations)
+    names = [fit.hypothesis.name for fit in shared.fits]
+    return replace(
+        case,
+        known=True,
+        dumps=len(explanations),
+        shared_place=names.index(name) + 1 if name in names else 0,
+        shared_best=names[0] if shared.best else "",
+        shared_alike=len(shared.best),
+    )
+
+
+def _keep(failed: Failed, path: Path) -> None:
+    make_folders(path)
+    save_dump(replace(failed.dump, origin=f"mutant {failed.mutant}, {failed.test}"), path)
+
+
+def _case(name: str, test: str, found: Explanation, rules: tuple[str, ...], seconds: float) -> Case:
+    first = found.found.first
+    names = [fit.hypothesis.name for fit in found.fits]
+    alike = [f.hypothesis.name for f in found.fits if f.explains == found.fits[0].explains]
+    return Case(
+        name,
+        test,
+        rule="" if first is None else first.rule,
+        rules=rules,
+        best=names[0] if found.best else "",
+        place=names.index(name) + 1 if name in names else 0,
+        alike=len(alike) if name in alike else 0,
+        seconds=seconds,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

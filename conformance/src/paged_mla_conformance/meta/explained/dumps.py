@@ -1,0 +1,333 @@
+"""Dumps of the tests that a mutant fails, those that the matrix of mutants names first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.meta.mutants.backends import mutant, spoilt_engine
+from paged_mla_conformance.run.quick.table import load_table
+from paged_mla_conformance.runners.profile import STRICT, load_profile
+from paged_mla_conformance.runners.recording_runner import RecordingBackend
+from paged_mla_conformance.suite.selection.adapt_case import adapt_case, adapt_scenario
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS, Run
+from paged_mla_conformance.suite.selection.params import TraceParam, allows
+from paged_mla_conformance.suite.trials.layered import check_layer
+from paged_mla_conformance.suite.trials.traces import TraceTrial
+from paged_mla_conformance.suite.trials.trial import Trial
+from paged_mla_reference.debug.checks import examine
+from paged_mla_reference.debug.step import Step
+from paged_mla_reference.judging.compare import Mismatch, check_merge
+from paged_mla_reference.merge import merge
+from paged_mla_reference.rounding import widen
+from paged_mla_reference.simulator.scenario import Scenario
+from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_shared.aliases import alias_blocks
+from paged_mla_shared.backend import Backend
+from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
+from paged_mla_shared.dims import SMALL
+from paged_mla_shared.documents import read_object
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.dump import Dump, load_dump, save_dump
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import FORMATS, types_id
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.poison import HUGE
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.strides import copied, memory_of
+
+MOST_TRIED = 60  # tests beside those that the matrix names
+_TEST = re.compile(r"test_(\w+)\[(.+)\]")
+ASKED: dict[str, Callable[[Trial], Any]] = {
+    "decode": Trial.check_attention,
+    "extend": Trial.check_attention,
+    "masks": Trial.check_attention,
+    "read": Trial.check_attention,
+    "metadata": Trial.check_metadata,
+    "append": Trial.check_append,
+    "written": Trial.check_append,
+    "written_again": Trial.check_append_again,
+    "gather": Trial.check_gather,
+    "gathered": Trial.check_gather,
+    "replay": Trial.check_replay,
+    "queries": Trial.check_queries,
+    "prefill": Trial.check_prefill,
+    "layer": check_layer,
+    "layer_whole": check_layer,
+    **dict.fromkeys(
+        ("mixed", "verify", "empty", "layouts", "rope", "large_offsets"), Trial.check_step
+    ),
+}
+"""What a test of that name asks."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A test that a mutant failed, and the step at which it did.
+
+    Parameters
+    ----------
+    mutant, test : str
+    dump : Dump
+    """
+
+    mutant: str
+    test: str
+    dump: Dump
+
+
+def tests_that_kill(page: Path) -> dict[str, list[str]]:
+    """Return, for each mutant, the first test of each group that kills it by a rule it breaks.
+
+    Raises
+    ------
+    InvalidArgument
+        The page cannot be read, or is no matrix of mutants.
+    """
+    document = read_object(page)
+    if "mutants" not in document:
+        raise InvalidArgument(str(page), "no mutants", "a matrix of mutants")
+    found = {}
+    for entry in document["mutants"]:
+        kills = entry["kills"]
+        tests = [_of_steps(g, kills[g]["rule"]) for g in SUITE_GROUPS if "rule" in kills.get(g, {})]
+        found[entry["name"]] = tests
+    return found
+
+
+def tests_of_the_table() -> dict[str, list[str]]:
+    """Return, for each mutant, the tests in the table of the quick verdict that find it.
+
+    Groups come in the order of the suite, the quickest test of each first.
+    """
+    places = {group: place for place, group in enumerate(SUITE_GROUPS)}
+    found: dict[str, list[str]] = {}
+    for key, entry in sorted(
+        load_table().items(),
+        key=lambda item: (places.get(group_of(item[0]), len(places)), item[1].ms),
+    ):
+        for name in entry.finds:
+            found.setdefault(name, []).append(_of_steps(group_of(key), _typed(key)))
+    return found
+
+
+def group_of(test: str) -> str:
+    """Return the group of a test that is called after it."""
+    return test.partition("[")[0].removeprefix("test_")
+
+
+def _typed(key: str) -> str:
+    """Return the name of a test in float32."""
+    name, _, cache_format = key.removesuffix("]").partition("+")
+    if not cache_format and group_of(key) not in {*ASKED, "trace"}:
+        return key
+    return f"{name}-{types_id('float32', cache_format or None)}]"
+
+
+def _of_steps(group: str, test: str) -> str:
+    """Return a test, or the first of its group that asks a step, where it does not itself."""
+    if group_of(test) in ASKED or group not in ASKED:
+        return test
+    return f"test_{group}[{CASES[group][0].dtype_id('float32')}]"
+
+
+def failures(name: str, tests: list[str]) -> Iterator[Failed]:
+    """Return the steps at which a mutant fails tests, one of each that has a step to be dumped.
+
+    Tests that the matrix names come first, then others of their kind.
+    """
+    for test in (*tests, *islice(_others(tests), MOST_TRIED)):
+        parts = _TEST.fullmatch(test)
+        if parts is None:
+            continue
+        dump = _dump_of(name, parts[1], parts[2])
+        if dump is not None:
+            yield Failed(name, test, dump)
+
+
+def _others(tests: list[str]) -> Iterator[str]:
+    """Return tests of the kinds and cache formats of some."""
+    for test in tests:
+        parts = _TEST.fullmatch(test)
+        if parts is None:
+            continue
+        ids = []
+        if parts[1] == "merge":
+            ids = [case.name for case in MERGES]
+        elif parts[1] in ASKED:
+            group, _, named = parts[2].partition("-fp32")
+            stored = FORMATS.get(named.removeprefix("-"))
+            cases = CASES[group.partition("-")[0]]
+            asked = [case for case in cases if stored is None or allows(stored, case)]
+            ids = [f"{case.dtype_id('float32')}{named}" for case in asked]
+        yield from (other for i in ids if (other := f"test_{parts[1]}[{i}]") not in tests)
+
+
+def _dump_of(name: str, test: str, param: str) -> Dump | None:
+    """Return the step at which a mutant fails a test, ``None`` if it does not."""
+    with spoilt_engine(name):
+        return failing_step(lambda: mutant(name), lambda backend: _run(backend, test, param))
+
+
+def failing_step(
+    make: Callable[[], Backend], ask: Callable[[RecordingBackend], None]
+) -> Dump | None:
+    """Return the step at which a backend fails what it is asked, ``None`` if it does not.
+
+    The suite's caches hold NaN where nothing may be read. Those of engines hold other tokens: the
+    step is run again over such a cache, and kept if it fails there too.
+    """
+    failed = RecordingBackend(make())
+    try:
+        ask(failed)
+    except Mismatch:
+        pass
+    else:
+        return None
+    if failed.last is None:
+        return None
+    again = RecordingBackend(make())
+    runner = again.prepare(failed.last.problem)
+    for call, arguments in failed.last.calls:
+        getattr(runner, call)(*[used(x) for x in arguments])
+    if again.last is not None:
+        dump = in_noise(again.last.dump)
+        if examine(Step.of(dump)).first is not None:
+            return _as_read(dump)
+    return _as_read(in_noise(failed.last.dump))
+
+
+def _as_read(dump: Dump) -> Dump | None:
+    """Return a dump as who explains it gets it: from a file, ``None`` if no file may hold it."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "dump.safetensors"
+        try:
+            save_dump(dump, path)
+        except InvalidArgument:  # an answer of another type
+            return None
+        return load_dump(path)
+
+
+def _run(backend: RecordingBackend, test: str, param: str) -> None:
+    """Ask one test, if it is of steps."""
+    run = Run(backend, "x:y", "small", load_profile(STRICT), ("float32",))
+    if test == "merge":
+        _merge(backend, param)
+    elif test == "trace":
+        scenarios = {p.id: p.scenario for scenario in CORE for p in _traces(scenario)}
+        scenario, _ = adapt_scenario(scenarios[param], backend.capabilities)
+        TraceTrial(backend, scenario, SMALL, "float32").check()
+    elif test in ASKED:
+        cases = {
+            c.dtype_id("float32"): c
+            for case in CASES[param.partition("-")[0]]
+            for c in _cases(case)
+        }
+        adapted, _ = adapt_case(cases[param], run.backend.capabilities)
+        ASKED[test](Trial(backend, adapted, SMALL, "float32"))
+
+
+def _cases(case: Case) -> list[Case]:
+    return [replace(case, cache_format=name) for name in (None, *FORMATS)]
+
+
+def _traces(scenario: Scenario) -> list[TraceParam]:
+    formats = (None, *FORMATS)
+    return [TraceParam(replace(scenario, cache_format=name), "float32") for name in formats]
+
+
+def used(given: Any) -> Any:
+    """Return a cache, or a prefill, whose poison is other tokens; what else there is as it is."""
+    if isinstance(given, CacheImage):
+        return _used_cache(given)
+    if isinstance(given, PrefillBatch):
+        k_nope, k_pe, v = map(_used_keys, (given.k_nope, given.k_pe, given.v))
+        return replace(given, k_nope=k_nope, k_pe=k_pe, v=v)
+    return given
+
+
+def _used_keys(keys: NDArray[Any]) -> NDArray[Any]:
+    """Return keys, or values, of which what nothing may read is of a key's size."""
+    found = copied(keys)
+    memory = memory_of(found)  # what lies between them too
+    poisoned = ~(np.abs(widen(memory)) < HUGE / 10)
+    drawn = np.random.default_rng(len(keys)).standard_normal(memory.shape)
+    memory[poisoned] = drawn[poisoned].astype(memory.dtype)
+    return found
+
+
+def _used_cache(image: CacheImage) -> CacheImage:
+    """Return a cache whose poison is other tokens: finite numbers of a latent's size.
+
+    What they are follows from the block and the place in it. Blocks that wrapped offsets would
+    reach are tokens of their own too; all others are alike, as nothing is known to read them.
+    """
+    layout = image.layout
+    itemsize = numpy_dtype(layout.format.ckv_dtype).itemsize
+    aliases = alias_blocks(image.block_ids, layout.block_stride // itemsize, itemsize)
+    ids = np.concatenate([image.block_ids, aliases])
+    blocks = image.read(ids)
+    for field in layout.format.fields(layout.dims):
+        values = layout.field(blocks, field.name)
+        values[...] = _filled(widen(values), ids).astype(values.dtype)
+    scales = layout.scales(blocks)
+    scales[...] = np.abs(_filled(widen(scales), ids))
+    unlisted = np.array([0.5, -0.25], numpy_dtype(layout.format.ckv_dtype)).view(np.uint8)
+    poison = unlisted if len(image.poison) % len(unlisted) == 0 else image.poison
+    return replace(image, block_ids=ids, blocks=blocks, poison=poison)
+
+
+def _filled(values: NDArray[np.float64], block_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Replace NaN and what is huge by numbers drawn for each block."""
+    drawn = [np.random.default_rng(int(b)).standard_normal(values.shape[1:]) for b in block_ids]
+    poisoned = ~(np.abs(values) < HUGE / 10)
+    return np.where(poisoned, np.array(drawn).reshape(values.shape), values)
+
+
+def _merge(backend: RecordingBackend, param: str) -> None:
+    [case] = [case for case in MERGES if case.name == param]
+    dims = SMALL.with_heads(case.num_heads)
+    problem = GROUPS["decode"][0].problem(dims, "float32")
+    partials = case.build(dims.kv_lora_rank)
+    problem = replace(problem, dims=dims)
+    check_merge(backend.prepare(problem).merge(partials), merge(partials), partials)
+
+
+def in_noise(dump: Dump, seed: int = 0) -> Dump:
+    """Return a dump whose answer is rounded otherwise: each number one step up or down, or kept.
+
+    A kernel does not sum in the oracle's order. Without this, a mutant, which is the oracle, would
+    be named by its bits. Numbers next to a token's largest are kept: their steps are as large as a
+    budget may be.
+    """
+    if "partial_out" in dump.arrays:
+        return dump
+    rng = np.random.default_rng(seed)
+    arrays = dict(dump.arrays)
+    for kind in ("", "layer_", "prefill_"):
+        lse = arrays.get(f"{kind}lse")
+        if lse is None or not lse.size:
+            continue
+        seen = np.isfinite(lse)
+        for name in (f"{kind}out", f"{kind}lse"):
+            arrays[name] = _moved(arrays[name], seen, rng)
+    return replace(dump, arrays=arrays)
+
+
+def _moved(array: NDArray[Any], seen: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[Any]:
+    """Return numbers one step up or down, or kept."""
+    size = np.abs(np.where(np.isfinite(array), array, 0)).astype(np.float64)
+    largest = size.reshape(len(size), -1).max(axis=1, initial=0.0)
+    small = size <= largest.reshape(-1, *[1] * (array.ndim - 1)) / 2
+    moved = small & (size > 0) & seen.reshape(*seen.shape, *[1] * (array.ndim - seen.ndim))
+    moved &= rng.random(array.shape) < 2 / 3
+    towards = rng.choice(np.array([-np.inf, np.inf], array.dtype), array.shape)
+    return np.where(moved, np.nextafter(array, towards), array)

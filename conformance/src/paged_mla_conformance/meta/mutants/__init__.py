@@ -1,0 +1,18 @@
+"""Mutants: backends that are wrong in a known way, as proof that the suite can fail.
+
+``RUNNER`` deviations wrap a runner: their change takes a problem and a right runner. So do
+``UNBOUNDED`` ones, but only runners that look at no values. ``MUTANTS`` holds them beside those of
+the oracle and of the simulated engine.
+"""
+
+from __future__ import annotations
+
+from paged_mla_conformance.meta.mutants import captured, known, runners, stale, unbounded
+from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
+from paged_mla_reference.deviations.deviation import deviations_of
+
+RUNNER: dict[str, Deviation] = deviations_of((captured, stale, known, runners))
+
+UNBOUNDED: dict[str, Deviation] = deviations_of((unbounded,))
+
+MUTANTS: dict[str, Deviation] = {**ORACLE, **RUNNER, **UNBOUNDED, **ENGINE}

@@ -1,0 +1,295 @@
+"""Runners that replay what the first step had: sizes, lengths and tables, as captured graphs do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.meta.mutants.stale import SHOWS
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_reference.backend import ReferenceRunner
+from paged_mla_reference.deviations import ORACLE, Deviation, Fault
+from paged_mla_reference.deviations.change import of_rows
+from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_reference.oracle import RIGHT
+from paged_mla_reference.paging import blocks_of, query_spans
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+
+def _cut(batch: Batch, longest: int) -> Batch:
+    """Return a step with rows of at most `longest` tokens, or of their queries alone."""
+    lengths = np.maximum(
+        np.minimum(batch.seq_lens, longest), np.where(batch.seq_lens > 0, batch.query_lens, 0)
+    )
+    return replace(batch, seq_lens=lengths.astype(np.int32))
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="vllm@trtllm_mla transformers#45323")
+class TheLongestRowIsThatOfTheFirstStep(ForwardingRunner):
+    """The maximum length recorded at capture bounds every later row."""
+
+    longest: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Cut rows to the first step's longest."""
+        if self.longest is None:
+            self.longest = int(batch.seq_lens.max(initial=1))
+        return self.inner.attend(_cut(batch, max(self.longest, 1)))
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS)
+class SplitsAreCountedInTheFirstStep(ForwardingRunner):
+    """Rows end with the splits of 1024 keys that the first step's longest row needed."""
+
+    splits: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Cut rows to whole splits."""
+        if self.splits is None:
+            self.splits = blocks_of(int(batch.seq_lens.max(initial=1)), 1024)
+        return self.inner.attend(_cut(batch, max(self.splits, 1) * 1024))
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="rtp-llm#1181 vllm#36492")
+class LengthsAreThoseOfTheFirstStep(ForwardingRunner):
+    """Lengths recorded at capture stay, where the batch is as large."""
+
+    first: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Take the first step's lengths, none longer than what is cached."""
+        if self.first is None:
+            self.first = batch.seq_lens.copy()
+        if len(self.first) == len(batch.seq_lens):
+            kept = np.minimum(self.first, batch.seq_lens)
+            batch = replace(batch, seq_lens=np.maximum(kept, batch.query_lens).astype(np.int32))
+        return self.inner.attend(batch)
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="tokenspeed#840")
+class AnIdleCaptureStaysEmpty(ForwardingRunner):
+    """A schedule recorded over padded rows alone stays empty."""
+
+    idle: bool | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Answer no row after an idle first step."""
+        if self.idle is None:
+            self.idle = not batch.seq_lens.any()
+        answer = self.inner.attend(batch)
+        if self.idle:
+            answer.out[:], answer.lse[:] = 0, -np.inf
+        return answer
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#28569")
+class RowsPastTheFirstStepsAreNotServed(ForwardingRunner):
+    """The number of rows recorded at capture bounds every later batch."""
+
+    rows: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Leave later rows unanswered."""
+        self.rows = batch.num_rows if self.rows is None else self.rows
+        answer = self.inner.attend(batch)
+        if batch.num_rows > self.rows:
+            start = int(batch.cu_seqlens_q[self.rows])
+            answer.out[start:], answer.lse[start:] = 0, -np.inf
+        return answer
+
+
+def _unanswered_past(answer: Output, batch: Batch, count: int) -> Output:
+    """Return the answer, nothing in it past the first `count` queries of a row."""
+    for span in query_spans(batch):
+        answer.out[span][count:] = 0
+        answer.lse[span][count:] = -np.inf
+    return answer
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#30805", akin="vllm#45227")
+class QueriesPastTheFirstStepsAreNotServed(ForwardingRunner):
+    """Counters are sized for the query tokens that a row of the first step has."""
+
+    longest: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Leave later tokens of a row unanswered."""
+        if self.longest is None:
+            self.longest = int(batch.query_lens.max(initial=1))
+        return _unanswered_past(self.inner.attend(batch), batch, self.longest)
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS)
+class QueryTilesAreCountedInTheFirstStep(ForwardingRunner):
+    """Queries of a row end with the tiles of 32 that the first step's longest needed."""
+
+    tiles: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Leave later tiles unanswered."""
+        if self.tiles is None:
+            self.tiles = blocks_of(int(batch.query_lens.max(initial=1)), 32)
+        return _unanswered_past(self.inner.attend(batch), batch, max(self.tiles, 1) * 32)
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545 ATOM#1391")
+class QueryLengthsAreThoseOfTheFirstStep(ForwardingRunner):
+    """A step with as many tokens and rows is cut into the queries of the first one."""
+
+    ends: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Cut the tokens where the first step did."""
+        if self.ends is None:
+            self.ends = batch.cu_seqlens_q.copy()
+        alike = len(self.ends) == len(batch.cu_seqlens_q)
+        alike = alike and self.ends[-1] == batch.cu_seqlens_q[-1]
+        if alike and (np.diff(self.ends) <= batch.seq_lens).all():
+            batch = replace(batch, cu_seqlens_q=self.ends)
+        return self.inner.attend(batch)
+
+
+@breaks(Fault.STALE, *SHOWS, cites="sglang#26655 vllm#35175 rtp-llm#1259")
+class TheTableIsThatOfTheFirstStep(ForwardingRunner):
+    """A block table reallocated after capture is not seen, where it is large enough."""
+
+    table: NDArray[np.int32] | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Read through the first step's table."""
+        if self.table is None:
+            self.table = batch.block_table.copy()
+        blocks = -(-batch.seq_lens // self.problem.block_size)
+        rows, width = self.table.shape
+        fits = rows >= batch.num_rows and width >= blocks.max(initial=0)
+        if (
+            fits
+            and (self.table[: batch.num_rows] < self.problem.num_blocks)[
+                np.arange(width) < blocks[:, None]
+            ].all()
+        ):
+            batch = replace(batch, block_table=self.table[: batch.num_rows])
+        return self.inner.attend(batch)
+
+
+@breaks(Fault.HOST_SCALAR, *SHOWS, "S-1")
+class TheWidthOfTheTableIsThatOfTheFirstStep(ForwardingRunner):
+    """Every step's table is read by the width of the first one's."""
+
+    width: int | None = None
+
+    def attend(self, batch: Batch) -> Output:
+        """Look for rows of the table at the first step's distance."""
+        rows, width = batch.block_table.shape
+        if self.width is None:
+            self.width = width
+        places = np.arange(rows)[:, None] * self.width + np.arange(width)
+        read = batch.block_table.ravel()[places % max(rows * width, 1)]
+        return self.inner.attend(replace(batch, block_table=read % self.problem.num_blocks))
+
+
+@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667 TensorRT-LLM#17110")
+class WriteSlotsAreThoseOfTheFirstStep(ForwardingRunner):
+    """Slots baked in at capture are written again, where as many tokens come."""
+
+    slots: NDArray[np.int64] | None = None
+
+    def append(self, batch: Batch) -> None:
+        """Write to the first step's slots."""
+        if self.slots is None:
+            self.slots = self.inner.plan(batch).slot_mapping
+        if len(self.slots) == batch.num_tokens and batch.slot_mapping is None:
+            batch = replace(batch, slot_mapping=self.slots)
+        self.inner.append(batch)
+
+
+@breaks(Fault.HOST_SCALAR, "S-17", "S-10", cites="TensorRT-LLM#17110")
+class ReplayedAppendsServeOneToken(ForwardingRunner):
+    """In a replay, rows of several tokens are written where those of the first step were."""
+
+    slots: NDArray[np.int64] | None = None
+
+    def append(self, batch: Batch) -> None:
+        """Take the first step's slots for tokens of longer rows."""
+        slots = self.inner.plan(batch).slot_mapping.copy()
+        if self.slots is None:
+            self.slots = slots
+        elif batch.slot_mapping is None:
+            several = np.flatnonzero(of_rows(batch, batch.query_lens > 1))
+            several = several[several < len(self.slots)]
+            several = several[~np.isin(self.slots[several], slots)]
+            slots[several] = self.slots[several]
+            batch = replace(batch, slot_mapping=slots)
+        self.inner.append(batch)
+
+
+@breaks(Fault.HOST_SCALAR, "S-11", "S-17")
+class QueryScalesAreThoseOfTheFirstStep(ForwardingRunner):
+    """The scale given at capture divides the queries of every later step."""
+
+    steps = 0
+    scale: float | None = None
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Take the first step's scale."""
+        self.scale = self.scale if self.steps else scale
+        self.steps += 1
+        return self.inner.quantise_queries(batch, self.scale)
+
+
+@breaks(Fault.HOST_SCALAR, "S-11", "S-12", "S-17")
+class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
+    """Queries of 8 bits are rotated by the lengths recorded at capture."""
+
+    lengths: NDArray[np.int32] | None = None
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Take the first step's lengths, none longer than what is cached."""
+        if self.lengths is None:
+            self.lengths = batch.seq_lens.copy()
+        if len(self.lengths) == batch.num_rows:
+            kept = np.minimum(self.lengths, batch.seq_lens)
+            fewest = np.where(batch.seq_lens > 0, batch.query_lens, 0)
+            batch = replace(batch, seq_lens=np.maximum(kept, fewest).astype(np.int32))
+        return self.inner.quantise_queries(batch, scale)
+
+
+class _WrongInReplay(ForwardingRunner):
+    """The first step is right; the steps after it have a deviation of the oracle."""
+
+    deviation: Deviation
+    steps = 0
+
+    def __init__(self, problem: Problem, inner: Runner) -> None:
+        super().__init__(problem, inner)
+        self.wrong = ReferenceRunner(problem, self.deviation.change(RIGHT))
+
+    def load_cache(self, image: CacheImage) -> None:
+        """Load into both."""
+        self.inner.load_cache(image)
+        self.wrong.load_cache(image)
+
+    def append(self, batch: Batch) -> None:
+        """Append to both."""
+        self.inner.append(batch)
+        self.wrong.append(batch)
+
+    def attend(self, batch: Batch) -> Output:
+        """Ask the wrong one from the second step on."""
+        self.steps += 1
+        return (self.inner if self.steps == 1 else self.wrong).attend(batch)
+
+
+@breaks(Fault.CAUSAL, *SHOWS, cites="tokenspeed#258 tokenspeed#260 tokenspeed#616")
+class ReplaysAreNotCausal(_WrongInReplay):
+    """A graph of several query tokens was captured without a causal mask."""
+
+    deviation = ORACLE["the-future-is-seen"]

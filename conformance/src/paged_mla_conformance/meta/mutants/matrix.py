@@ -1,0 +1,208 @@
+"""Mutants against groups: which group kills which mutant, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paged_mla_conformance.meta.mutants import MUTANTS
+from paged_mla_conformance.meta.mutants.kill import Kills
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
+from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
+from paged_mla_reference.deviations.reports import link
+from paged_mla_shared.folders import make_folders
+
+
+class Matrix:
+    """The kills of a run.
+
+    Parameters
+    ----------
+    kills : sequence of Kills
+        Of mutants; the right backend is none.
+    right : Kills
+        What the suite did to the right backend.
+    """
+
+    def __init__(self, kills: Sequence[Kills], right: Kills) -> None:
+        self.kills = list(kills)
+        self.right = right
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the suite, one sentence each; empty when it has proved itself."""
+        found = [f"{k.name} survives" for k in self.kills if not k.groups]
+        found += [
+            f"{k.name} is noticed, but by no assertion of a rule it breaks: {k.groups}"
+            for k in self.kills
+            if k.misjudged
+        ]
+        if self.right.groups:
+            found.append(f"the right backend fails: {self.right.groups}")
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of all runs."""
+        return self.right.seconds + sum(k.seconds for k in self.kills)
+
+    @property
+    def alone(self) -> dict[str, list[str]]:
+        """For each group, the mutants that no other group kills."""
+        found: dict[str, list[str]] = {group: [] for group in SUITE_GROUPS}
+        for k in self.kills:
+            if len(k.by()) == 1:
+                found[k.by()[0]].append(k.name)
+        return found
+
+    def summary(self) -> str:
+        """Return the totals in one line."""
+        killed = sum(k.killed for k in self.kills)
+        return (
+            f"{killed} of {len(self.kills)} mutants killed by a rule they break, "
+            f"{len(SUITE_GROUPS)} groups, {self.seconds:.0f} s of processor time"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "schema": 1,
+            "groups": list(SUITE_GROUPS),
+            "mutants": [
+                {
+                    "name": k.name,
+                    "level": level(k.name),
+                    "fault": MUTANTS[k.name].fault.value,
+                    "rules": list(MUTANTS[k.name].rules),
+                    "citations": list(MUTANTS[k.name].citations),
+                    "akin": list(MUTANTS[k.name].akin),
+                    "what": MUTANTS[k.name].what,
+                    "kills": k.groups,
+                }
+                for k in self.kills
+            ],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write Markdown to `path`, and JSON beside it."""
+        make_folders(path)
+        path.write_text(self.markdown())
+        path.with_suffix(".json").write_text(json.dumps(self.as_dict(), indent=1) + "\n")
+
+    def summary_page(self) -> str:
+        """Return a short page: what mutants are, and how many of each fault are killed."""
+        return "\n".join([_HEAD, _BUILT, *self._faults()])
+
+    def markdown(self) -> str:
+        """Return the page."""
+        return "\n".join([_HEAD, *self._faults(), *self._list(), *self._matrix(), *self._alone()])
+
+    def _faults(self) -> list[str]:
+        counts = Counter(MUTANTS[k.name].fault for k in self.kills)
+        killed = Counter(MUTANTS[k.name].fault for k in self.kills if k.killed)
+        lines = [f"| {fault} | {count} | {killed[fault]} |" for fault, count in counts.items()]
+        total = f"| **all** | **{len(self.kills)}** | **{killed.total()}** |"
+        head = ["## Faults", "", "| fault | mutants | killed |", "|---|---|---|"]
+        return [*head, *lines, total, ""]
+
+    def _list(self) -> list[str]:
+        lines = [_line(k.name, MUTANTS[k.name]) for k in self.kills]
+        head = ["| mutant | level | fault | rules | reports | what it does |", "|---" * 6 + "|"]
+        return ["## Mutants", "", *head, *lines, ""]
+
+    def _matrix(self) -> list[str]:
+        groups = [g for g in SUITE_GROUPS if any(g in k.groups for k in self.kills)]
+        lines = []
+        for k in self.kills:
+            cells = [_cell(k.groups.get(group, {})) for group in groups]
+            lines.append(f"| {k.name} | {' | '.join(cells)} |")
+        head = f"| mutant | {' | '.join(groups)} |"
+        return [*_KEY, head, "|---" * (len(groups) + 1) + "|", *lines, ""]
+
+    def _alone(self) -> list[str]:
+        lines = [
+            f"| {group} | {', '.join(names) or '(none)'} |" for group, names in self.alone.items()
+        ]
+        return [
+            "## Mutants that one group alone kills",
+            "",
+            "| group | mutants |",
+            "|---|---|",
+            *lines,
+            "",
+        ]
+
+
+def level(name: str) -> str:
+    """Return what a mutant spoils: "oracle", "runner" or "engine"."""
+    if name in ORACLE:
+        return "oracle"
+    return "engine" if name in ENGINE else "runner"
+
+
+def _line(name: str, deviation: Deviation) -> str:
+    cells = [
+        f"`{name}`",
+        level(name),
+        deviation.fault.value,
+        ", ".join(deviation.rules),
+        _reports(deviation),
+        deviation.what,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _reports(deviation: Deviation) -> str:
+    known = [f"[{c}]({link(c)})" for c in deviation.citations]
+    known += [f"akin to [{c}]({link(c)})" for c in deviation.akin]
+    return ", ".join(known) or "no report known"
+
+
+def _cell(kinds: dict[str, str]) -> str:
+    if "rule" in kinds:
+        return "x"
+    if "other" in kinds:
+        return "o"
+    return "c" if kinds else ""
+
+
+_HEAD = """\
+# Mutants
+
+A mutant is a backend that is wrong in a known way. `nox -s mutants` runs the suite against each of
+them, and fails when the suite does not notice one, when only a crash notices it, or when no failing
+assertion names a rule that the mutant breaks. All run at small dims in float32; those that break
+S-11 run in every cache format, and those that break S-22 in bfloat16, since float32 does not round
+weights.
+
+A mutant of the oracle is the reference with one function exchanged
+([deviations](../../reference/src/paged_mla_reference/deviations/__init__.py)). A mutant of a runner
+wraps the reference's runner
+([mutants](../src/paged_mla_conformance/meta/mutants/__init__.py)). A mutant of the engine is a
+right backend with the schedules of a wrong engine. To see one fail:
+
+    paged-mla conformance --backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2
+
+The rules of a mutant are those that it breaks and those by which its fault shows. Tests of what it
+does as a right backend does are left out for it, and so are cases of production's size.
+"""
+
+_BUILT = """\
+`nox -s mutants` writes the whole list with its sources, and the matrix of groups and mutants, to
+`out/mutants.md` and `out/mutants.json`.
+"""
+
+_KEY = [
+    "## Which group kills which mutant",
+    "",
+    "Reports are named `project#number` (an issue or pull request), `project@commit` or",
+    "`project@file`;",
+    '"akin to" marks a report of something close to the mutant.',
+    "",
+    "`x`: an assertion that names a rule the mutant breaks; the group is then left out.",
+    "`o`: only assertions that name other rules. `c`: only crashes.",
+    "",
+]

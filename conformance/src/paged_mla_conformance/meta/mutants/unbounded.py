@@ -1,0 +1,303 @@
+"""Runners that do something of their own with steps that no rule allows.
+
+All are right about legal steps: only a runner of ``prepare_unchecked`` gets others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_reference.bounded import legal_rows, taken_as
+from paged_mla_reference.deviations import Fault
+from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_reference.paging import NO_SLOT
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Metadata, Output, Problem
+
+SHOWS = ("S-2", "S-1", "S-3", "S-6", "S-9", "S-10")  # how a row shows that should be padding
+
+
+class _TakesAnotherStep(ForwardingRunner):
+    """Every call takes what :meth:`taken` makes of the step."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Return another step."""
+        raise NotImplementedError
+
+    def plan(self, batch: Batch) -> Metadata:
+        """Plan the other step."""
+        return self.inner.plan(self.taken(batch))
+
+    def append(self, batch: Batch) -> None:
+        """Append the other step."""
+        self.inner.append(self.taken(batch))
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend to the other step's rows."""
+        return self.inner.attend(self.taken(batch))
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Gather the other step's rows."""
+        return self.inner.gather_context(self.taken(batch))
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class PositionsInFrontOfRowsAreWritten(ForwardingRunner):
+    """The table is read in front of a short row, where the row before it names its last block."""
+
+    def append(self, batch: Batch) -> None:
+        """Append, and write the tokens that have no position."""
+        self.inner.append(batch)
+        slots = _slots_in_front(self.problem, batch)
+        if batch.slot_mapping is None and (slots >= 0).any():
+            self.inner.append(replace(batch, slot_mapping=slots))
+
+
+def _slots_in_front(problem: Problem, batch: Batch) -> NDArray[np.int64]:
+    """Return the slots of negative positions, -1 for other tokens."""
+    slots = np.full(batch.num_tokens, NO_SLOT, np.int64)
+    width, size = batch.block_table.shape[1], problem.block_size
+    if problem.mask is Mask.NON_CAUSAL:
+        return slots
+    for row, seq_len in enumerate(batch.seq_lens.tolist()):
+        start, end = batch.cu_seqlens_q[row : row + 2].tolist()
+        if not (0 < seq_len < end - start and 0 <= start < end <= batch.num_tokens):
+            continue
+        position = seq_len - (end - start) + np.arange(end - start)
+        entry = row * width + position // size
+        table = batch.block_table.ravel()
+        block = table[np.maximum(entry, 0)].astype(np.int64)
+        is_wrong = (position < 0) & (entry >= 0) & (block >= 0) & (block < problem.num_blocks)
+        slots[start:end] = np.where(is_wrong, block * size + position % size, NO_SLOT)
+    return slots
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class ShortRowsAreAsLongAsTheirQueries(_TakesAnotherStep):
+    """A row with fewer keys than queries gets as many keys as it has queries."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Lengthen rows, where the table has the columns."""
+        if self.problem.mask is Mask.NON_CAUSAL:
+            return batch
+        query_lens = np.diff(batch.cu_seqlens_q.astype(np.int64))
+        longer = np.maximum(batch.seq_lens, np.minimum(query_lens, self.problem.max_model_len))
+        lengths = np.where(batch.seq_lens > 0, longer, batch.seq_lens)
+        return replace(batch, seq_lens=lengths.astype(np.int32))
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class LengthsLoseTheirSign(_TakesAnotherStep):
+    """A negative length is taken for the positive one."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Drop signs."""
+        lengths = np.abs(batch.seq_lens.astype(np.int64)).clip(max=2**31 - 1)
+        return replace(batch, seq_lens=lengths.astype(np.int32))
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class LengthsAreClampedToTheTable(_TakesAnotherStep):
+    """A row longer than its table, or than the model, is cut to what there is."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Shorten rows."""
+        room = batch.block_table.shape[1] * self.problem.block_size
+        most = min(room, self.problem.max_model_len)
+        return replace(batch, seq_lens=np.minimum(batch.seq_lens, most).astype(np.int32))
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class ColumnsPastTheTableAreBlockZero(_TakesAnotherStep):
+    """Table entries past the last column are read as block 0."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Widen the table for the longest row that the model has."""
+        within = batch.seq_lens[batch.seq_lens <= self.problem.max_model_len]
+        needed = -(-int(within.max(initial=0)) // self.problem.block_size)
+        missing = max(needed - batch.block_table.shape[1], 0)
+        return replace(batch, block_table=np.pad(batch.block_table, ((0, 0), (0, missing))))
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class StartsBelowZeroAreTokenZero(_TakesAnotherStep):
+    """A row that begins in front of the step is served from its first token."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Clamp where rows begin."""
+        return replace(batch, cu_seqlens_q=np.maximum(batch.cu_seqlens_q, 0))
+
+
+@breaks(Fault.VALIDATION, *SHOWS, "S-5", "S-7")
+class RowsEndWhereLaterOnesBegin(_TakesAnotherStep):
+    """Of rows that overlap the later one is served, and the earlier one is cut."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Let no prefix sum be larger than a later one."""
+        sums = np.minimum.accumulate(batch.cu_seqlens_q[::-1])[::-1]
+        return replace(batch, cu_seqlens_q=np.ascontiguousarray(sums))
+
+
+class _ReadsOtherBlocks(_TakesAnotherStep):
+    """Block ids that the cache does not have are taken for some that it has."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Change such ids among those that rows use, and no others."""
+        table, size = batch.block_table.astype(np.int64), self.problem.block_size
+        used = np.arange(table.shape[1]) * size < batch.seq_lens[:, None]
+        strange = used & ((table < 0) | (table >= self.problem.num_blocks))
+        other = np.where(strange, self.block(table), table)
+        return replace(batch, block_table=other.astype(np.int32))
+
+    def block(self, table: NDArray[np.int64]) -> NDArray[np.int64] | int:
+        """Return the blocks that such ids are taken for."""
+        raise NotImplementedError
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class BlocksOutsideTheCacheAreBlockZero(_ReadsOtherBlocks):
+    """A block id outside the cache is read, and written, as block 0."""
+
+    def block(self, table: NDArray[np.int64]) -> int:  # noqa: ARG002 - whatever they are
+        """Return 0."""
+        return 0
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class BlocksPastTheCacheAreItsLast(_ReadsOtherBlocks):
+    """A block id outside the cache is clamped to the nearest that it has."""
+
+    def block(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Clamp."""
+        return table.clip(0, self.problem.num_blocks - 1)
+
+
+@breaks(Fault.VALIDATION, *SHOWS)
+class NegativeBlocksCountFromTheEnd(_ReadsOtherBlocks):
+    """A block id of -1 is the last block of the cache; ids past it begin anew."""
+
+    def block(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Wrap round."""
+        return table % self.problem.num_blocks
+
+
+class _WritesOtherSlots(_TakesAnotherStep):
+    """Named slots are changed before they are looked at."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Change named slots."""
+        slots = batch.slot_mapping
+        return batch if slots is None else replace(batch, slot_mapping=self.slots(slots))
+
+    def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return other slots."""
+        raise NotImplementedError
+
+
+@breaks(Fault.VALIDATION, "S-10", "S-1")
+class SlotsPastTheCacheAreItsLast(_WritesOtherSlots):
+    """A named slot past the cache is clamped to its last one."""
+
+    def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Clamp."""
+        return np.minimum(slots, self.problem.num_blocks * self.problem.block_size - 1)
+
+
+@breaks(Fault.OFFSET, "S-10", "S-1")
+class NamedSlotsKeepHalfTheirBits(_WritesOtherSlots):
+    """Of a named slot the lower 32 bits are kept, so that one far past the cache lies in it."""
+
+    def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Drop the upper half."""
+        return slots.astype(np.int32).astype(np.int64)
+
+
+@breaks(Fault.VALIDATION, "S-10", "S-1")
+class SlotsBelowMinusOneAreWritten(_WritesOtherSlots):
+    """Only -1 writes nothing: other negative slots count from the end of the cache."""
+
+    def slots(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Wrap round."""
+        count = self.problem.num_blocks * self.problem.block_size
+        return np.where(slots < -1, slots % count, slots)
+
+
+@breaks(Fault.VALIDATION, "S-14", *SHOWS, "S-5", "S-7")
+class MasksAreReadPastTheirEnd(_TakesAnotherStep):
+    """What lies behind a mask that is too short is read as a part of it."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Lengthen a flat mask by more than any legal row takes."""
+        problem = self.problem
+        if batch.mask is None or problem.mask_spelling is MaskSpelling.PACKED:
+            return batch
+        longest = max(problem.max_model_len, problem.max_draft_tokens)
+        more = problem.max_rows * problem.max_draft_tokens * longest
+        return replace(batch, mask=np.append(batch.mask, np.ones(more, bool)))
+
+
+@breaks(Fault.MASK, "S-14", "S-3", "S-4", "S-5", "S-7", "S-6")
+class OnlyLegalRowsHaveMaskElements(_TakesAnotherStep):
+    """The mask of a row begins where that of the legal row before it ends."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Put elements before those that follow a row which is not legal."""
+        problem = self.problem
+        if batch.mask is None or problem.mask_spelling is MaskSpelling.PACKED:
+            return batch
+        mask, begin = batch.mask, 0
+        query_lens = np.diff(batch.cu_seqlens_q.astype(np.int64))
+        columns = query_lens if problem.mask_spelling is MaskSpelling.QLEN else batch.seq_lens
+        for row, legal in enumerate(legal_rows(problem, batch).tolist()):
+            count = int(max(query_lens[row], 0)) * int(max(columns[row], 0))
+            if begin + count > batch.mask.size:
+                break
+            if not legal:
+                mask = np.insert(mask, begin, np.ones(count, bool))
+            begin += count
+        return replace(batch, mask=mask)
+
+
+@breaks(Fault.VALIDATION, *SHOWS, "S-5", "S-7")
+class OneIllegalRowSilencesTheStep(_TakesAnotherStep):
+    """A step with a row that is not legal is taken for an idle one."""
+
+    def taken(self, batch: Batch) -> Batch:
+        """Let no row have a token."""
+        if legal_rows(self.problem, batch).all():
+            return batch
+        return replace(batch, seq_lens=np.zeros_like(batch.seq_lens))
+
+
+@breaks(Fault.VALIDATION, "S-6")
+class RowsThatAreNotLegalAreLeftUnwritten(ForwardingRunner):
+    """What a row that is not legal should get is left as it lay in memory."""
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend, and forget the padding that is the backend's own."""
+        answer = self.inner.attend(batch)
+        taken = taken_as(self.problem, batch).seq_lens
+        lost = (batch.seq_lens != 0) & (taken[len(taken) - batch.num_rows :] == 0)
+        for row in np.flatnonzero(lost).tolist():
+            start, end = np.clip(batch.cu_seqlens_q[row : row + 2], 0, batch.num_tokens)
+            answer.out[start:end] = np.nan
+        return answer
+
+
+@breaks(Fault.STALE, "S-17", "S-2", "S-5", "S-6", "S-7", "S-9")
+class TheStepBehindAnIllegalOneIsIdle(ForwardingRunner):
+    """The step behind an illegal one is answered as if all its rows were padding."""
+
+    was_illegal = False
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend, and forget the answer behind an illegal step."""
+        answer, is_idle = self.inner.attend(batch), self.was_illegal
+        self.was_illegal = not legal_rows(self.problem, batch).all()
+        if is_idle:
+            answer.out[:], answer.lse[:] = 0, -np.inf
+        return answer

@@ -1,0 +1,59 @@
+"""One run of the suite, from its first process to the verdict and the reports."""
+
+from __future__ import annotations
+
+import sys
+
+from paged_mla_conformance.run.options import Options, report_files
+from paged_mla_conformance.run.reports import html, junit, summary
+from paged_mla_conformance.run.reports.report import Report, to_json
+from paged_mla_conformance.run.status import INTERRUPTED
+from paged_mla_conformance.run.subject import Subject
+from paged_mla_conformance.run.workers.progress import Progress
+from paged_mla_conformance.run.workers.scheduler import Refused, Scheduler
+from paged_mla_conformance.run.workers.worker import Worker
+from paged_mla_shared.documents import printable
+
+
+def judge(options: Options, first: Worker, commit: str) -> int:
+    """Run the suite and print the verdict.
+
+    Parameters
+    ----------
+    options : Options
+    first : Worker
+        A process that has been started with these options.
+    commit : str
+        Of the suite.
+
+    Returns
+    -------
+    int
+        0 when the backend conforms, or passed what was asked of it.
+    """
+    report = Report(Subject(options.backend), time_limit=options.time_limit, commit=commit)
+    scheduler = Scheduler(
+        options.pytest_arguments,
+        report,
+        Progress(sys.stdout),
+        first=first,
+        workers=options.workers,
+        on_screen=options.on_screen,
+    )
+    status = 0
+    try:
+        scheduler.run()
+    except Refused as refused:
+        print(printable(refused), file=sys.stderr)
+        return refused.status
+    except KeyboardInterrupt:
+        report.errors.append("interrupted")
+        status = INTERRUPTED
+    if options.report is not None:
+        document = report.as_dict()
+        as_json, as_html, as_xml = report_files(options.report)
+        as_json.write_text(to_json(document))
+        html.write(document, as_html)
+        junit.write(document, as_xml)
+    summary.write(report, sys.stdout)
+    return status or int(bool(report.reasons_against))

@@ -1,0 +1,213 @@
+"""Everything a run found out, and the verdict: JSON is the source, all else is rendered from it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paged_mla_conformance.run.reports.result import OUTCOMES, Result
+from paged_mla_conformance.run.subject import Subject
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
+from paged_mla_shared import __version__
+from paged_mla_shared.provenance import commit_of
+
+SCHEMA = Path(__file__).with_name("report.schema.json")
+
+
+@dataclass
+class Warned:
+    """A warning of the backend: how often it came, and in which test first."""
+
+    count: int
+    first: str
+
+
+@dataclass
+class Report:
+    """Everything a run found out.
+
+    Parameters
+    ----------
+    subject : Subject
+    time_limit : float
+        Seconds for one test; 0 for none.
+    tests : list of str
+        What was to be asked.
+    deselected : list of str
+        Tests of the suite that the user left out.
+    results : list of Result
+    stopped : str
+        Why the user's options ended the run early; empty if they did not.
+    errors : list of str
+        What else kept the run from finishing.
+    findable : int
+        Of a quick run: how many known faults all tests that the backend declares would find. Else
+        0.
+    finds : dict of str to list of str
+        Of a quick run: the known faults that each of its tests finds, by their names.
+    warnings : dict of str to Warned
+        By their text.
+    commit : str
+        Of the suite.
+    """
+
+    subject: Subject
+    time_limit: float = 0.0
+    tests: list[str] = field(default_factory=list)
+    deselected: list[str] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    stopped: str = ""
+    errors: list[str] = field(default_factory=list)
+    findable: int = 0
+    finds: dict[str, list[str]] = field(default_factory=dict)
+    warnings: dict[str, Warned] = field(default_factory=dict)
+    commit: str = field(default_factory=lambda: commit_of(__file__))
+    date: str = field(default_factory=lambda: dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
+    started: float = field(default_factory=time.monotonic)
+
+    def warn(self, counts: dict[str, int], first: str) -> None:
+        """Add what a test's warnings were."""
+        for text, count in counts.items():
+            self.warnings.setdefault(text, Warned(0, first)).count += count
+
+    @property
+    def partial(self) -> bool:
+        """Whether the user asked for less than the suite: no verdict on the backend then."""
+        return bool(self.deselected or self.stopped)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """How many tests ran, and what became of them."""
+        found = Counter(result.outcome for result in self.results)
+        ends = Counter(result.end for result in self.results)
+        counts = {outcome: found[outcome] for outcome in OUTCOMES}
+        return {
+            "all": len(self.results),
+            "run": len(self.results) - counts["skipped"],
+            **counts,
+            "died": ends["died"],
+            "timed-out": ends["timed-out"],
+            "deselected": len(self.deselected),
+            "unanswered": len(self.tests) - len(self.results),
+        }
+
+    @property
+    def skip_reasons(self) -> dict[str, int]:
+        """How many tests each reason skipped."""
+        return dict(Counter(r.reason for r in self.results if r.outcome == "skipped"))
+
+    @property
+    def reasons_against(self) -> list[str]:
+        """Why the backend is not conformant; empty when nothing speaks against it."""
+        against = list(self.errors)
+        totals = self.totals
+        failing = totals["failed"] + totals["unexpected-pass"]
+        if failing:
+            against.append(f"{failing} failing test{_plural(failing)}")
+        if unanswered := totals["unanswered"]:
+            tests = "test was" if unanswered == 1 else "tests were"
+            against.append(f"{unanswered} {tests} never answered")
+        undeclared = {r.reason for r in self.results if r.undeclared_core}
+        against += [f"core capability missing: {reason}" for reason in sorted(undeclared)]
+        if self.tests and not (self.partial or unanswered):
+            asked = {r.group for r in self.results}
+            missing = [group for group in SUITE_GROUPS if group not in asked]
+            against += [f"group {group} was not asked" for group in missing]
+        if not totals["run"]:
+            against.append("no test ran")
+        return against
+
+    @property
+    def verdict(self) -> str:
+        """One line: does the backend conform, where, and on how much evidence."""
+        return f"{self._word}: {self.subject.title}: {self._evidence}"
+
+    @property
+    def _word(self) -> str:
+        against = bool(self.reasons_against)
+        if self.partial:
+            return "FAILED in part" if against else "PASSED in part"
+        if against:
+            return "NOT CONFORMANT"
+        totals = self.totals
+        left_out = totals["skipped"] or totals["expected-failure"] or self.subject.dtypes_left_out
+        return "CONFORMANT in what was asked" if left_out else "CONFORMANT"
+
+    @property
+    def _evidence(self) -> str:
+        totals = self.totals
+        counts = {
+            "failed": totals["failed"] + totals["unexpected-pass"],
+            f"known failure{_plural(totals['expected-failure'])}": totals["expected-failure"],
+            "not asked": totals["skipped"],
+            "deselected": 0 if self.findable else totals["deselected"],
+            "never answered": totals["unanswered"],
+        }
+        parts = [f"{totals['passed']} passed"]
+        parts += [f"{count} {what}" for what, count in counts.items() if count]
+        if self.subject.dtypes_left_out:
+            parts.append(f"{'/'.join(self.subject.dtypes_left_out)} not asked")
+        evidence = ", ".join(parts)
+        if self.findable and not (totals["unanswered"] or self.stopped):
+            evidence += f"; {self.quick}"
+        return evidence
+
+    @property
+    def found(self) -> int:
+        """How many known faults the tests of a quick run find; a skipped test finds none."""
+        asked = {result.test for result in self.results if result.outcome != "skipped"}
+        faults = [self.finds[test] for test in self.finds.keys() & asked]
+        return len(frozenset[str]().union(*faults))
+
+    @property
+    def quick(self) -> str:
+        """What a quick run is worth, in one phrase."""
+        faults = f"{self.found} of {self.findable} known faults that apply to this backend"
+        return f"quick: {faults} are looked for"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON document (see ``report.schema.json``)."""
+        subject = asdict(self.subject)
+        names = ("factory", "name", "version", "mode", "device", "capabilities")
+        return {
+            "schema": 2,
+            "suite": {"name": "paged-mla-conformance", "version": __version__},
+            "commit": self.commit,
+            "date": self.date,
+            "seconds": round(time.monotonic() - self.started, 3),
+            "time_limit": self.time_limit,
+            "backend": {name: subject[name] for name in names},
+            "environment": subject["environment"],
+            "dims": subject["dims"],
+            "dtypes": subject["dtypes"],
+            "profile": subject["profile"],
+            "conformant": not self.partial and not self.reasons_against,
+            "partial": self.partial,
+            "reasons_against": self.reasons_against,
+            "verdict": self.verdict,
+            "totals": self.totals,
+            **(
+                {"quick": {"found": self.found, "findable": self.findable}} if self.findable else {}
+            ),
+            "deselected": sorted(self.deselected),
+            "warnings": [
+                {"message": text, **asdict(warned)} for text, warned in self.warnings.items()
+            ],
+            "results": [r.as_dict() for r in sorted(self.results, key=lambda r: r.test)],
+        }
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """Return a report as text: a line for each test, so that two reports can be compared."""
+    head = json.dumps({k: v for k, v in document.items() if k != "results"}, indent=1)
+    lines = ",\n".join(f"  {json.dumps(result)}" for result in document["results"])
+    return head.removesuffix("\n}") + f',\n "results": [\n{lines}\n ]\n}}\n'
+
+
+def _plural(count: int) -> str:
+    return "" if count == 1 else "s"

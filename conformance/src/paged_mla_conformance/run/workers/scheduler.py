@@ -1,0 +1,284 @@
+"""Runs the suite in worker processes, and requires a result for every test."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import wait
+from typing import Any
+from zlib import crc32
+
+from paged_mla_conformance.run.reports.report import Report
+from paged_mla_conformance.run.reports.result import Result
+from paged_mla_conformance.run.status import NO_TESTS_COLLECTED, USAGE_ERROR
+from paged_mla_conformance.run.subject import Subject
+from paged_mla_conformance.run.workers.progress import Progress
+from paged_mla_conformance.run.workers.worker import Worker, threads_of_each
+
+MOST_REPLACED = 5  # processes, before a backend is given up
+_TICK = 0.2  # seconds between two looks at the clock
+_PATIENCE = 5.0  # seconds for a process to end by itself
+_LOADING = "while the backend was loaded"
+
+
+class Refused(Exception):
+    """Nothing was asked: a wrong command line, no backend, or a machine that cannot run it.
+
+    Parameters
+    ----------
+    status : int
+        Pytest's: 4 for a wrong command line or backend, 5 where it cannot run here.
+    message : str
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class Scheduler:
+    """Hands out the tests one by one.
+
+    A process that ends or takes too long fails the test it had in hand; another one takes its place
+    and goes on with the next. Tests of huge caches all go to one process: side by side on a device,
+    each would take the memory that another one found free.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Pytest's.
+    report : Report
+        Gets what is found out.
+    progress : Progress
+    first : Worker
+        A process that has been started with `arguments`; it finds out what there is to ask.
+    workers : int
+        Processes, at least 1.
+    on_screen : bool
+        Whether pytest has the terminal.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        report: Report,
+        progress: Progress,
+        *,
+        first: Worker,
+        workers: int,
+        on_screen: bool,
+    ) -> None:
+        self._arguments = arguments
+        self._report = report
+        self._progress = progress
+        self._wanted = workers
+        self._on_screen = on_screen
+        self._workers = [first]
+        self._tests: list[Result] = []  # as they stand until they are answered
+        self._cost: dict[str, float] = {}  # of each test, as a share of the whole run
+        self._share = 0.0  # of the run that is done
+        self._queue: deque[int] = deque()
+        self._huge: deque[int] = deque()
+        self._keeper: Worker | None = None  # of the huge ones
+        self._maxfail = 0
+        self._replaced = 0
+
+    def run(self) -> None:
+        """Ask everything.
+
+        Raises
+        ------
+        Refused
+        KeyboardInterrupt
+        """
+        for _ in range(self._wanted - 1):
+            self._start()
+        try:
+            while self._workers:
+                self._listen()
+                self._watch()
+                results = self._report.results
+                failed = sum(result.fails for result in results)
+                if not self._on_screen:
+                    self._progress.show(len(results), len(self._tests), failed, self._share)
+        finally:
+            self._progress.end()
+            for worker in self._workers:
+                worker.stop()
+
+    def _start(self) -> None:
+        threads = threads_of_each(self._wanted)
+        worker = Worker(self._arguments, on_screen=self._on_screen, threads=threads)
+        self._workers.append(worker)
+
+    def _listen(self) -> None:
+        """Take what the processes say."""
+        ready = wait([worker.connection for worker in self._workers], _TICK)
+        for worker in [worker for worker in self._workers if worker.connection in ready]:
+            try:
+                message = worker.receive()
+            except (EOFError, OSError, ValueError):
+                self._died(worker)
+                continue
+            kind = message.pop("kind")
+            if kind == "collected":
+                self._collected(worker, **message)
+            elif kind == "result":
+                self._answered(worker, **message)
+            else:
+                self._ended(worker, **message)
+
+    def _watch(self) -> None:
+        """Notice processes that are gone or take too long."""
+        for worker in list(self._workers):
+            limit = self._report.time_limit
+            if worker.gone:
+                self._died(worker)
+            elif limit and time.monotonic() - worker.since > limit:
+                self._timed_out(worker)
+
+    def _collected(
+        self,
+        worker: Worker,
+        *,
+        subject: dict[str, Any],
+        tests: list[dict[str, Any]],
+        costs: list[float],
+        huge: list[int],
+        deselected: list[str],
+        quick: dict[str, Any] | None,
+        maxfail: int,
+        warnings: dict[str, int],
+    ) -> None:
+        """Learn from the first answer which tests there are; other processes must agree."""
+        worker.collected = True
+        known = [Result(**test) for test in tests]
+        if not self._tests:
+            report, self._tests, self._maxfail = self._report, known, maxfail
+            report.subject, report.deselected = Subject(**subject), deselected
+            report.tests = [test.test for test in known]
+            if quick is not None:
+                report.findable, report.finds = quick["findable"], quick["finds"]
+            report.warn(warnings, "while it was loaded")
+            self._cost = dict(zip(report.tests, _shares(costs), strict=True))
+            self._huge.extend(huge)
+            self._queue.extend(_mixed(report.tests, set(range(len(known))) - set(huge)))
+            self._progress.begin(f"{report.subject.title}: {len(known)} tests")
+        elif known != self._tests:
+            self._give_up("processes found different tests")
+        self._hand_out(worker)
+
+    def _answered(
+        self, worker: Worker, *, result: dict[str, Any], warnings: dict[str, int], lost: bool
+    ) -> None:
+        """Take a result; a process that lost its device is of no further use."""
+        found = Result(**result)
+        self._report.warn(warnings, found.test)
+        self._add(found)
+        if lost:
+            self._remove(worker)
+            self._replace()
+        else:
+            self._hand_out(worker)
+
+    def _ended(self, worker: Worker, *, status: int) -> None:
+        """Let a process go that has nothing left, or whose pytest stopped by itself."""
+        self._remove(worker, patience=_PATIENCE)
+        said = worker.said()
+        if worker.dismissed:
+            return
+        if not self._tests and status in {
+            USAGE_ERROR,
+            NO_TESTS_COLLECTED,
+        }:
+            raise Refused(status, _refusal(said))
+        self._give_up(f"pytest stopped with status {status}: {said}".rstrip(": "))
+
+    def _died(self, worker: Worker) -> None:
+        how = self._remove(worker, patience=_PATIENCE)
+        if worker.test is not None:
+            self._fail(worker, "died", f"the process {how} during this test")
+        elif not worker.collected:
+            self._give_up(f"the process {how} {_LOADING}\n{worker.said()}".strip())
+
+    def _timed_out(self, worker: Worker) -> None:
+        limit = f"{self._report.time_limit:g} s"
+        worker.show_where()
+        self._remove(worker)
+        if worker.test is not None:
+            self._fail(worker, "timed-out", f"no answer after {limit} (--timeout)")
+        elif not worker.dismissed:
+            self._give_up(f"the process took more than {limit} {_LOADING}\n{worker.said()}".strip())
+
+    def _fail(self, worker: Worker, end: str, message: str) -> None:
+        """Count the test that a process had in hand as failed, and go on without the process."""
+        assert worker.test is not None
+        test, took = self._tests[worker.test], time.monotonic() - worker.since
+        message = f"{message}\n{worker.said()}".strip()
+        self._add(replace(test, end=end, message=message, ms=round(took * 1e3, 3)))
+        self._replace()
+
+    def _add(self, result: Result) -> None:
+        results = self._report.results
+        results.append(result)
+        self._share += self._cost[result.test]
+        failed = sum(known.fails for known in results)
+        if result.fails and failed == self._maxfail and (self._queue or self._huge):
+            self._report.stopped = f"stopped after {failed} failures"
+            self._drop_the_rest()
+
+    def _hand_out(self, worker: Worker) -> None:
+        if self._huge and self._keeper in {None, worker}:
+            self._keeper = worker
+            worker.ask(self._huge.popleft())
+        else:
+            worker.ask(self._queue.popleft() if self._queue else None)
+
+    def _remove(self, worker: Worker, patience: float = 0.0) -> str:
+        self._workers.remove(worker)
+        if worker is self._keeper:
+            self._keeper = None
+        return worker.stop(patience)
+
+    def _replace(self) -> None:
+        """Start a process for one that is gone, if there is anything left to ask."""
+        if not self._queue and not self._huge:
+            return
+        self._replaced += 1
+        if self._replaced > MOST_REPLACED:
+            self._give_up(f"gave up after {self._replaced} processes that ended or hung")
+        else:
+            self._start()
+
+    def _give_up(self, reason: str) -> None:
+        self._report.errors.append(reason)
+        self._drop_the_rest()
+
+    def _drop_the_rest(self) -> None:
+        self._queue.clear()
+        self._huge.clear()
+
+
+def _shares(costs: Sequence[float]) -> list[float]:
+    total = sum(costs)
+    return [cost / total for cost in costs]
+
+
+def _mixed(tests: Sequence[str], numbers: set[int]) -> list[int]:
+    """Return numbers of tests in an order that has long and short ones everywhere.
+
+    The mean of those that are done is then that of the rest. The order depends on names alone, so
+    that every run has the same one.
+    """
+    return sorted(numbers, key=lambda number: (crc32(tests[number].encode()), number))
+
+
+def _refusal(said: str) -> str:
+    """Return pytest's own word on why it did not start, without what stands around it."""
+    for line in reversed(said.splitlines()):
+        for prefix in ("ERROR: ", "Exit: ", "pytest.main(): error: "):
+            if line.startswith(prefix):
+                return line.removeprefix(prefix)
+    return said

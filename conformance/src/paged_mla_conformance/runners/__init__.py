@@ -1,0 +1,1 @@
+"""Backends and runners around another one: they forward, check, translate, interleave or record."""

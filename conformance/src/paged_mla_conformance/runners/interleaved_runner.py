@@ -1,0 +1,68 @@
+"""A runner whose calls alternate with plans of other steps by a second runner (S-17)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.runners.decoy import decoy_step
+from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.problem import Batch, Output, Problem
+
+
+class InterleavedRunner(ForwardingRunner):
+    """Plans its first step; before every call, the other runner plans another step of that shape.
+
+    Parameters
+    ----------
+    problem : Problem
+    inner : Runner
+        The one that is asked.
+    other : Runner
+        Of a problem with the same capacities.
+    """
+
+    def __init__(self, problem: Problem, inner: Runner, other: Runner) -> None:
+        super().__init__(problem, inner)
+        self._other = other
+        self._has_planned = False
+
+    def append(self, batch: Batch) -> None:
+        """Append after the other's plan."""
+        self._plan(batch)
+        self.inner.append(batch)
+
+    def attend(self, batch: Batch) -> Output:
+        """Attend after the other's plan."""
+        self._plan(batch)
+        return self.inner.attend(batch)
+
+    def gather_context(self, batch: Batch) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Gather after the other's plan."""
+        self._plan(batch)
+        return self.inner.gather_context(batch)
+
+    def quantise_queries(
+        self, batch: Batch, scale: float | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Quantise after the other's plan."""
+        self._plan(batch)
+        return self.inner.quantise_queries(batch, scale)
+
+    def layer(self, batch: LayerBatch) -> Output:
+        """Answer after the other's plan, which takes absorbed queries and reads none."""
+        step = batch.step
+        absorbed = np.zeros((*step.q_pe.shape[:2], step.ckv.shape[1]), step.q_nope.dtype)
+        self._plan(replace(step, q_nope=absorbed))
+        return self.inner.layer(batch)
+
+    def _plan(self, batch: Batch) -> None:
+        if not self._has_planned:
+            self.inner.plan(batch)
+        self._has_planned = True
+        self._other.plan(decoy_step(self.problem, batch))

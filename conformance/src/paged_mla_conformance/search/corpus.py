@@ -1,0 +1,149 @@
+"""Cases and schedules that broke a backend once, as files that are asked again first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paged_mla_conformance.suite.trials.trial import Trial
+from paged_mla_reference.simulator.scenario import Scenario, load_scenario
+from paged_mla_reference.validate import validate_problem
+from paged_mla_shared.backend import Backend
+from paged_mla_shared.cases.case import Case, Row
+from paged_mla_shared.dims import SMALL, MlaDims
+from paged_mla_shared.documents import read_object, take_version
+from paged_mla_shared.errors import InvalidArgument
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE, check_format
+from paged_mla_shared.problem import Mask
+from paged_mla_shared.typed import build
+
+CORPUS = Path(__file__).with_name("corpus")
+VERSION = 1
+MOST_KEYS = 1 << 19
+MOST_QUERIES = 1 << 12
+MOST_STEPS = 64
+MOST_PAIRS = 1 << 28  # of a query and a key, in all heads and steps; some minutes of the reference
+ASKED = ("plan", "append", "attend")
+"""What every case is asked through."""
+_LIMITS = {
+    "num_heads": (1, 128),
+    "block_size": (1, 1 << 12),
+    "padded_tokens": (0, 1 << 10),
+    "table_width": (0, 1 << 12),
+    "packed_padding": (0, 1 << 8),
+    "spare": (1, 16),
+    "token_padding": (0, 1 << 12),
+    "block_padding": (0, 1 << 12),
+    "cache_elements": (0, 1 << 33),
+    "cache_blocks": (0, 1 << 25),
+}
+
+
+def corpus_files() -> list[Path]:
+    """Return every file of the corpus, in order."""
+    return sorted(CORPUS.glob("*.json"))
+
+
+def load_replay(path: Path) -> tuple[Case, str] | Scenario:
+    """Return the case and its element type, or the schedule, that a replay file holds.
+
+    Raises
+    ------
+    InvalidArgument
+        The file is of another version of the format, or holds neither.
+    """
+    return load_case(path) if "case" in read_object(path) else load_scenario(path)
+
+
+def save_case(case: Case, dtype: str, path: Path) -> None:
+    """Write a case and its element type as JSON."""
+    document = {"version": VERSION, "dtype": dtype, "case": asdict(case)}
+    path.write_text(json.dumps(document) + "\n")
+
+
+def load_case(path: Path) -> tuple[Case, str]:
+    """Read what :func:`save_case` wrote.
+
+    Raises
+    ------
+    InvalidArgument
+        The file is of another version of the format, holds no case, or one that is larger than
+        any that is drawn or written by hand.
+    """
+    fields = read_object(path)
+    take_version(fields, "version", VERSION, str(path))
+    document: _Document = build(_Document, fields, str(path))
+    return document.case, document.dtype
+
+
+@dataclass(frozen=True)
+class _Document:
+    dtype: str
+    case: Case
+
+    def __post_init__(self) -> None:
+        if self.dtype not in PLAIN_FORMAT_OF_DTYPE:
+            allowed = f"one of {', '.join(PLAIN_FORMAT_OF_DTYPE)}"
+            raise InvalidArgument("dtype", repr(self.dtype), allowed)
+        try:
+            check_format(self.case.cache_format)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"case.{error.argument}", error.given, error.allowed) from None
+        for name, (least, largest) in _LIMITS.items():
+            value = getattr(self.case, name)
+            if value is not None and not least <= value <= largest:
+                raise InvalidArgument(f"case.{name}", value, f"{least} to {largest}")
+        for name in ("token_padding", "block_padding"):
+            if getattr(self.case, name) % 2:
+                raise InvalidArgument(f"case.{name}", getattr(self.case, name), "even numbers")
+        for rows in self.case.steps:
+            _check_rows(rows, self.case.mask)
+        _check_work(self.case)
+        validate_problem(self.case.problem(SMALL, self.dtype))
+
+
+def _check_work(case: Case) -> None:
+    """Check that a case is not hours of work, which a small file may well ask for."""
+    if len(case.steps) > MOST_STEPS:
+        raise InvalidArgument("case.then", f"{len(case.steps)} steps", f"at most {MOST_STEPS}")
+    num_heads = SMALL.num_heads if case.num_heads is None else case.num_heads
+    pairs = num_heads * sum(row.query_len * row.seq_len for rows in case.steps for row in rows)
+    if pairs > MOST_PAIRS:
+        given = f"{pairs:,} pairs of a query and a key in {num_heads} heads"
+        raise InvalidArgument("case.rows", given, f"at most {MOST_PAIRS:,}")
+
+
+def _check_rows(rows: tuple[Row, ...], mask: Mask) -> None:
+    for number, row in enumerate(rows):
+        where = f"case: row {number} of {len(rows)}"
+        is_short = 0 < row.seq_len < row.query_len and mask is not Mask.NON_CAUSAL
+        if min(row.seq_len, row.query_len) < 0 or is_short:
+            given = f"mask {mask}, seq_len {row.seq_len}, query_len {row.query_len}"
+            allowed = "0 <= query_len <= seq_len, seq_len 0, or mask non_causal and lengths >= 0"
+            raise InvalidArgument(where, given, allowed)
+        other = row.shares_prefix_of
+        if other is not None and not 0 <= other < number:
+            raise InvalidArgument(where, f"shares_prefix_of {other}", "a row before it")
+    keys, queries = sum(row.seq_len for row in rows), sum(row.query_len for row in rows)
+    if keys > MOST_KEYS or queries > MOST_QUERIES:
+        allowed = f"at most {MOST_KEYS} and {MOST_QUERIES} in one step"
+        raise InvalidArgument("case: rows", f"{keys} keys, {queries} query tokens", allowed)
+
+
+def check_case(backend: Backend, case: Case, dims: MlaDims, dtype: str) -> None:
+    """Ask one case: every step, then each of them again on a fresh runner, and what it gathers.
+
+    With slots of its own a step does not fill the rows that it reads, so only its write is asked.
+
+    Raises
+    ------
+    Mismatch, or whatever the backend raises
+    """
+    trial = Trial(backend, case, dims, dtype)
+    if case.explicit_slots:
+        trial.check_append()
+    else:
+        trial.check_replay()
+        if "gather_context" in backend.capabilities.ops:
+            trial.check_gather()

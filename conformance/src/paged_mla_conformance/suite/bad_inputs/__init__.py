@@ -1,0 +1,1 @@
+"""Inputs that no rule allows, each the smallest change to a good one."""

@@ -1,0 +1,74 @@
+"""Adapts a case to a backend that does not declare its head count or block size.
+
+Most cases need some head count and some block size and are about neither: they take the nearest
+ones that the backend declares, so that a kernel for 16 to 128 heads is asked nearly all that one
+for any number is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TypeVar
+
+from paged_mla_reference.simulator.scenario import Scenario
+from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.cases import Case
+from paged_mla_shared.dims import MlaDims
+
+AnyCase = TypeVar("AnyCase", bound=Case)
+
+
+def adapt_case(case: AnyCase, capabilities: Capabilities) -> tuple[AnyCase, str]:
+    """Return `case` as the backend can be asked it, and what was changed, "" for nothing."""
+    declared = {"num_heads": capabilities.num_heads, "block_size": capabilities.block_sizes}
+    changes: dict[str, int] = {}
+    for name, values in declared.items():
+        asked = getattr(case, name)
+        if asked is None or name in case.fixed:
+            continue
+        nearest = nearest_of(values, asked)
+        if nearest != asked:
+            changes[name] = nearest
+    notes = [f"{name} {getattr(case, name)} is {value}" for name, value in changes.items()]
+    if changes:
+        case = replace(case, **changes)  # type: ignore[arg-type]  # both are int
+    return case, ", ".join(notes)
+
+
+def adapt_scenario(scenario: Scenario, capabilities: Capabilities) -> tuple[Scenario, str]:
+    """Return a schedule as the backend can be asked it, and what was changed, "" for nothing.
+
+    Smaller blocks are as many more, so that all of them hold no fewer tokens, and ranks take turns
+    within a block.
+    """
+    config, notes = scenario.config, []
+    size = nearest_of(capabilities.block_sizes, config.block_size)
+    if size != config.block_size:
+        notes.append(f"block_size {config.block_size} is {size}")
+        most = max(config.num_blocks, -(-config.num_blocks * config.block_size // size))
+        group = replace(config.group, interleave=math.gcd(config.group.interleave, size))
+        adapted = replace(config, block_size=size, num_blocks=most, group=group)
+        scenario = replace(scenario, config=adapted)
+    heads = scenario.num_heads
+    if heads is not None and (nearest := nearest_of(capabilities.num_heads, heads)) != heads:
+        notes.append(f"num_heads {heads} is {nearest}")
+        scenario = replace(scenario, num_heads=nearest)
+    return scenario, ", ".join(notes)
+
+
+def adapt_dims(dims: MlaDims, capabilities: Capabilities) -> MlaDims:
+    """Return model dims with the nearest head count that the backend declares."""
+    return dims.with_heads(nearest_of(capabilities.num_heads, dims.num_heads))
+
+
+def nearest_of(declared: Collection[int], asked: int) -> int:
+    """Return the declared number nearest to `asked`, the larger of two; `asked` if there is none.
+
+    >>> nearest_of({16, 32, 64}, 24)
+    32
+    """
+    if asked in declared:
+        return asked
+    return min(declared, key=lambda value: (abs(value - asked), -value), default=asked)

@@ -1,0 +1,92 @@
+"""What every backend must declare to be called conformant, by the mode it runs in.
+
+The interpreter computes wrongly on bfloat16 and cannot hold a cache past 2^31 elements,
+so its core is smaller and its verdict always names the mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paged_mla_conformance.runners.profile import Profile
+from paged_mla_conformance.suite.selection.adapt_case import adapt_dims
+from paged_mla_shared.backend import Backend
+from paged_mla_shared.cases import CASES
+from paged_mla_shared.dims import PRESETS, MlaDims
+from paged_mla_shared.formats import PLAIN_FORMAT_OF_DTYPE
+
+
+@dataclass(frozen=True)
+class Core:
+    """Core requirements of one mode.
+
+    Parameters
+    ----------
+    dims : str
+        Preset the mode runs at unless told otherwise.
+    dtypes : tuple of str
+        Element types that must be declared.
+    optional : frozenset of str
+        Ops and features whose absence is a skip, not a verdict.
+    """
+
+    dims: str
+    dtypes: tuple[str, ...]
+    optional: frozenset[str]
+
+
+_OPTIONAL = frozenset({"quantise_queries", "prefill", "layer", "deterministic", "bounded"})
+
+CORE = {
+    "gpu": Core(
+        "deepseek-v3",
+        ("bfloat16", "float16"),
+        _OPTIONAL | {"gather_context"},
+    ),
+    "interpreter": Core(
+        "small",
+        ("float32",),
+        _OPTIONAL | {"gather_context", "large_offsets"},
+    ),
+    "cpu": Core(
+        "small",
+        ("float32", "float16", "bfloat16"),
+        _OPTIONAL,
+    ),
+}
+
+SUITE_GROUPS = (*CASES, "merge", "errors", "trace")
+
+ALL_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the suite: a backend, the model it is asked about, in which types and terms."""
+
+    backend: Backend
+    factory: str
+    dims_name: str
+    profile: Profile
+    chosen_dtypes: tuple[str, ...] = ()
+
+    @property
+    def core(self) -> Core:
+        """Core requirements that apply."""
+        return CORE[self.backend.mode]
+
+    @property
+    def dims(self) -> MlaDims:
+        """Model dims of every case, with the nearest head count that the backend declares."""
+        return adapt_dims(PRESETS[self.dims_name], self.backend.capabilities)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Those the user chose, else the core ones of the mode."""
+        return self.chosen_dtypes or self.core.dtypes
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """What a backend declares is asked: its cache formats that are of no dtype, sorted."""
+        declared = self.backend.capabilities.cache_formats
+        return tuple(sorted(declared - set(PLAIN_FORMAT_OF_DTYPE.values())))

@@ -1,0 +1,84 @@
+"""What is known of a collected test: which case it asks, under which id, and why it is skipped."""
+
+from __future__ import annotations
+
+import pytest
+
+from paged_mla_conformance.suite.selection.core import Run
+from paged_mla_conformance.suite.selection.params import (
+    CaseParam,
+    Skip,
+    TraceParam,
+    why_left_out,
+    why_skip,
+    why_skip_trace,
+    why_skip_word,
+)
+from paged_mla_shared.cases import Case
+
+RUN = pytest.StashKey[Run]()
+SKIP = pytest.StashKey[Skip]()
+
+
+def marker_of(item: pytest.Item) -> pytest.Mark:
+    """Return the ``mla`` marker of a suite test."""
+    marker = item.get_closest_marker("mla")
+    assert marker is not None
+    return marker
+
+
+def test_id(item: pytest.Item) -> str:
+    """Return ``test_function[param]``, the id in reports and expected-failures files."""
+    return item.name
+
+
+def skip_if(item: pytest.Item, skip: Skip | None) -> None:
+    """Skip a test for a reason that the suite has, if it has one."""
+    if skip is not None:
+        item.stash[SKIP] = skip
+        pytest.skip(skip.reason)
+
+
+def param_of(item: pytest.Item) -> CaseParam | TraceParam | None:
+    """Return the case or the schedule that a test asks, ``None`` if it builds its own steps."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    param = params.get("trial", params.get("trace_trial"))
+    return param if isinstance(param, CaseParam | TraceParam) else None
+
+
+def is_without_parameter(item: pytest.Item) -> bool:
+    """Return whether a test needs a case or a schedule, and none was left for it."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return not {"trial", "trace_trial"}.isdisjoint(params) and param_of(item) is None
+
+
+def why_not_asked(item: pytest.Item) -> Skip | None:
+    """Return why the backend is not asked a test, ``None`` if it is."""
+    run, marks = item.config.stash[RUN], marker_of(item).kwargs
+    skip = why_left_out(run, marks["group"], case_id(item))
+    for word in (*marks["ops"], *marks.get("features", ())):
+        skip = skip or why_skip_word(run, word)
+    param = param_of(item)
+    if isinstance(param, CaseParam):
+        skip = skip or why_skip(run, param, marks["ops"])
+    elif isinstance(param, TraceParam):
+        skip = skip or why_skip_trace(run, param)
+    return skip
+
+
+def case_id(item: pytest.Item) -> str | None:
+    """Return the id of the case a test asks, ``None`` for tests that build their own steps."""
+    case = case_of(item)
+    return case.id if case else None
+
+
+def is_huge(item: pytest.Item) -> bool:
+    """Return whether a test's cache is of gigabytes, for ids and offsets that need many bits."""
+    case = case_of(item)
+    return case is not None and case.placed_high
+
+
+def case_of(item: pytest.Item) -> Case | None:
+    """Return the case a test asks, ``None`` for tests that build their own steps."""
+    param = param_of(item)
+    return param.case if isinstance(param, CaseParam) else None

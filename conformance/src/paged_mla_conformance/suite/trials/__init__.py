@@ -1,0 +1,1 @@
+"""How one test uses a backend: load, call and compare."""

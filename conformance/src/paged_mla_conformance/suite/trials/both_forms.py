@@ -1,0 +1,120 @@
+"""One step of a layer in both forms: absorbed over the cache, materialised beside it (S-21).
+
+Both are held against one answer, exact from the latents, the queries and the weights. What each
+form hands on in the problem's dtype, the rounded oracle rounds too, so that the budget has it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.suite.trials.trial import Stage, Trial
+from paged_mla_reference.absorb import UpProjection
+from paged_mla_reference.attention import Answer
+from paged_mla_reference.judging import budgets, compare
+from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.judging.layers import attended
+from paged_mla_reference.layer import absorbed_step, materialised_step
+from paged_mla_reference.masks import visibility
+from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_reference.prefill import prefill
+from paged_mla_reference.rounding import Rounding, round_to
+from paged_mla_shared.inputs import build_steps, normal
+from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.problem import Mask, Output, Rows
+from paged_mla_shared.strides import strided
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A stage, the heads' queries [T, H, N] before they are absorbed, and weights of its dtype."""
+
+    stage: Stage
+    q: NDArray[Any]
+    kv_b_proj: NDArray[Any]
+
+    @classmethod
+    def of(cls, stage: Stage, seed: int, *, strided_inputs: bool = False) -> Layer:
+        """Draw queries and weights, views if asked; keys and values are as large as latents.
+
+        Both are as spread as the step's queries, and those that no rule lets anyone read are NaN.
+        """
+        dims, dtype = stage.problem.dims, stage.problem.dtype
+        rng = np.random.default_rng(seed)
+        q = normal(rng, (stage.batch.num_tokens, dims.num_heads, dims.qk_nope_head_dim), dtype)
+        q[keys_of_tokens(stage.batch) == 0] = np.nan
+        rows = dims.num_heads * (dims.qk_nope_head_dim + dims.v_head_dim)
+        rank = dims.kv_lora_rank
+        kv_b_proj = normal(rng, (rows, rank), dtype, rank**-0.5)
+        if strided_inputs:
+            q, kv_b_proj = strided(q), strided(kv_b_proj)
+        return cls(stage, q, kv_b_proj)
+
+    @property
+    def weights(self) -> UpProjection:
+        """Both projections."""
+        return UpProjection.of_kv_b_proj(self.kv_b_proj, self.stage.problem.dims)
+
+    def asked(self, absorbed_rows: int = 0, workspace: int = 0) -> LayerBatch:
+        """Return the step as a layer is asked it."""
+        step = replace(self.stage.batch, q_nope=self.q)
+        return LayerBatch(step, self.kv_b_proj, absorbed_rows, workspace)
+
+    def materialised(self, rounding: Rounding = Rounding.SPEC) -> PrefillBatch:
+        """Return the step with keys and values of every head."""
+        stage, step = self.stage, self.asked().step
+        return materialised_step(stage.problem, step, stage.after, self.weights, rounding)
+
+    def attended(self, rounding: Rounding) -> Answer:
+        """Return the absorbed oracle's answer, projected."""
+        return attended(self.stage.problem, self.asked(), self.stage.after, rounding)
+
+
+def layers_of(trial: Trial) -> Iterator[Layer]:
+    """Yield every step of the trial's case as one of a layer, each with weights of its own."""
+    seed = zlib.crc32(trial.case.id.encode())
+    for number, step in enumerate(build_steps(trial.case, trial.dims, trial.dtype)):
+        yield Layer.of(Stage.of(step), seed + number, strided_inputs=trial.case.strided_inputs)
+
+
+def check_both_forms(trial: Trial) -> None:
+    """Ask every step of the trial's case in both forms; no prefill has the mask of a tree."""
+    runner = trial.prepare()
+    for layer in layers_of(trial):
+        stage, problem = layer.stage, layer.stage.problem
+        visible = visibility(problem, stage.batch)
+        exact = prefill(problem, layer.materialised(Rounding.EXACT), Rounding.EXACT, visible)
+        if problem.mask is not Mask.TREE:
+            batch = layer.materialised()
+            rounded = prefill(problem, batch, Rounding.SPEC)
+            trial.checks += _check(problem.dtype, batch, runner.prefill(batch), exact, rounded)
+
+        absorbed = absorbed_step(problem, layer.asked())
+        runner.load_cache(stage.after)
+        answer = runner.attend(absorbed)
+        projected = round_to(layer.weights.project(answer.out), "float32")
+        widest = layer.attended(Rounding.EXACT)  # scores are sums of R + P products
+        trial.checks += _check(
+            problem.dtype,
+            absorbed,
+            Output(projected, answer.lse),
+            replace(exact, score_bound=widest.score_bound, turn_error=widest.turn_error),
+            layer.attended(Rounding.SPEC),
+        )
+
+
+def _check(dtype: str, batch: Rows, actual: Output, exact: Answer, rounded: Answer) -> list[Check]:
+    """Hold an answer against the exact one."""
+    keys, terms = keys_of_tokens(batch), batch.query_width
+    allowed = (
+        budgets.out_budget(dtype, exact, rounded, keys, terms),
+        budgets.lse_budget(exact, rounded, keys, terms),
+    )
+    return compare.check_layer(batch, actual, exact, allowed)

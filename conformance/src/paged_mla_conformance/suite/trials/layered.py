@@ -1,0 +1,164 @@
+"""Whole layers: each step in both forms and in parts, and prompts in chunks of tokens (S-21, S-19).
+
+Later steps of a runner have the bits of a fresh one (S-17), rows of a deterministic backend those
+that they have beside any others (S-20).
+
+All answers are held against one that is exact from latents, queries and weights
+(:mod:`paged_mla_reference.judging.layers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.suite.trials.both_forms import Layer, layers_of
+from paged_mla_conformance.suite.trials.metamorphic import arrangements, of_rows
+from paged_mla_conformance.suite.trials.trial import Stage, Trial
+from paged_mla_reference.judging import compare
+from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.judging.layers import RightLayer
+from paged_mla_shared.backend import Runner
+from paged_mla_shared.dtypes import dtype_name
+from paged_mla_shared.inputs import build_steps
+from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.problem import Batch, Mask, Output
+
+CHUNK_ENDS = (40, 64, 71)  # positions: inside a block, at its edge, and a few tokens on
+IN_CHUNKS = {"mixed", "padding", "replay"}  # what steps of chunks are, some rows of which are done
+
+
+def check_layer(trial: Trial) -> None:
+    """Ask every step of the trial's case as a layer."""
+    runner = trial.prepare_first()
+    in_chunks = trial.backend.capabilities.features >= IN_CHUNKS
+    for number, layer in enumerate(layers_of(trial)):
+        stage = layer.stage
+        right = RightLayer.of(stage.problem, layer.asked(), stage.after)
+        step = layer.asked().step
+        for rows, workspace in _forms(stage):
+            runner.load_cache(stage.before)
+            answer = _ask(runner, stage, layer.asked(rows, workspace))
+            trial.checks += _check(_over_held(trial, runner, stage, right), answer, workspace)
+            if trial.case.then:
+                fresh = _alone(trial, layer, rows, workspace)
+                trial.check_fresh(answer, fresh, f"step {number}, {rows} rows absorbed")
+        is_causal = stage.problem.mask is Mask.CAUSAL
+        if in_chunks and is_causal and (step.query_lens == step.seq_lens).all():
+            runner.load_cache(stage.before)
+            answer, workspace = _in_chunks(runner, layer, step), stage.problem.max_query_tokens
+            trial.checks += _check(_over_held(trial, runner, stage, right), answer, workspace)
+
+
+def check_layer_bits(trial: Trial) -> None:
+    """Ask some rows of a right answer in each arrangement; they keep their bits (S-20).
+
+    Which form a row has and what parts its keys come in is the caller's choice, and stays: all rows
+    are absorbed, or none and the keys are in one part.
+    """
+    [step], [layer] = build_steps(trial.case, trial.dims, trial.dtype), layers_of(trial)
+    stage, problem = layer.stage, layer.stage.problem
+    right = RightLayer.of(problem, layer.asked(), stage.after)
+    workspace = problem.max_rows * max(problem.max_model_len, problem.max_query_tokens)
+    forms = {"absorbed": True, "materialised": False}
+    if problem.mask is not Mask.CAUSAL:
+        del forms["materialised"]
+    for form, absorbed in forms.items():
+        runner = _loaded(trial, stage)
+        whole = _ask(runner, stage, layer.asked(absorbed * stage.batch.num_rows, workspace))
+        trial.checks += _check(_over_held(trial, runner, stage, right), whole, workspace)
+        for name, rows in arrangements(step.batch).items():
+            some = of_rows(step, rows)
+            part = Layer(Stage.of(some.step), layer.q[some.tokens], layer.kv_b_proj)
+            actual = _alone(trial, part, absorbed * len(rows), workspace)
+            expected = Output(whole.out[some.tokens], whole.lse[some.tokens])
+            trial.checks += compare.check_bitwise("S-20", actual, expected, f"{name}, {form}")
+
+
+def _alone(trial: Trial, layer: Layer, absorbed_rows: int, workspace: int) -> Output:
+    """Return the answer of a runner that is asked nothing else."""
+    runner = _loaded(trial, layer.stage)
+    return _ask(runner, layer.stage, layer.asked(absorbed_rows, workspace))
+
+
+def _loaded(trial: Trial, stage: Stage) -> Runner:
+    """Return a new runner, whose cache is as it is before the append."""
+    runner = trial.prepare()
+    runner.load_cache(stage.before)
+    return runner
+
+
+def _ask(runner: Runner, stage: Stage, batch: LayerBatch) -> Output:
+    """Return the answer to a step, whose elements are of the problem's type (S-5)."""
+    answer, dtype = runner.layer(batch), stage.problem.dtype
+    if dtype_name(answer.out.dtype) != dtype:
+        raise compare.Mismatch("S-5", "out", f"dtype {answer.out.dtype}, expected {dtype}")
+    return answer
+
+
+def _over_held(trial: Trial, runner: Runner, stage: Stage, right: RightLayer) -> RightLayer:
+    """Hold the cache of a runner that wrote a step; return what is right over what it holds.
+
+    Keys that were rotated may be rounded otherwise (S-12).
+    """
+    held = trial.compare_cache(runner, stage, is_written=True)
+    if (held.blocks == stage.after.blocks).all():
+        return right
+    return RightLayer.of(stage.problem, right.batch, held)
+
+
+def _check(right: RightLayer, answer: Output, workspace: int) -> list[Check]:
+    """Hold an answer that was made of parts of so many keys."""
+    allowed = right.allowed_in_parts(workspace)
+    return compare.check_layer(right.batch.step, answer, right.exact, allowed)
+
+
+def _forms(stage: Stage) -> Iterator[tuple[int, int]]:
+    """Yield absorbed rows and workspace: half the rows and one part, none and several, then all.
+
+    Where the mask is not causal, all rows are absorbed.
+    """
+    keys, fewest = int(stage.batch.seq_lens.sum()), stage.problem.max_query_tokens
+    if stage.problem.mask is not Mask.CAUSAL:
+        yield stage.batch.num_rows, fewest
+        return
+    yield stage.batch.num_rows // 2, max(keys, fewest)
+    yield 0, max(keys // 4, fewest)
+    yield stage.batch.num_rows, fewest
+
+
+def _in_chunks(runner: Runner, layer: Layer, step: Batch) -> Output:
+    """Ask whole prompts in chunks of their tokens, one step after the other."""
+    problem = layer.stage.problem
+    lines = (step.num_tokens, problem.dims.num_heads)
+    out, lse = np.zeros((*lines, problem.dims.v_head_dim)), np.full(lines, -np.inf, np.float32)
+    for tokens, chunk in _chunks(step):
+        asked = LayerBatch(chunk, layer.kv_b_proj, 0, problem.max_query_tokens)
+        part = _ask(runner, layer.stage, asked)
+        out[tokens], lse[tokens] = part.out, part.lse
+    return Output(out, lse)
+
+
+def _chunks(step: Batch) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    """Yield whole prompts in chunks: which tokens, and the step that has them."""
+    lens = step.query_lens.astype(np.int64)
+    ends = [end for end in CHUNK_ENDS if end < lens.max()]
+    for first, last in pairwise((0, *ends, int(lens.max()))):
+        begins, stops = np.minimum(first, lens), np.minimum(last, lens)
+        spans = zip(step.cu_seqlens_q, begins, stops, strict=False)
+        tokens = np.concatenate([np.arange(start + a, start + b) for start, a, b in spans])
+        names = ("q_nope", "q_pe", "ckv", "k_pe")
+        yield (
+            tokens,
+            replace(
+                step,
+                cu_seqlens_q=np.append(0, np.cumsum(stops - begins)).astype(np.int32),
+                seq_lens=stops.astype(np.int32),
+                slot_mapping=None,
+                **{name: getattr(step, name)[tokens] for name in names},
+            ),
+        )

@@ -1,0 +1,363 @@
+"""One test case on one backend: loads the cache, calls the backend and compares its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_conformance.runners.decoy import decoy_problem
+from paged_mla_conformance.runners.interleaved_runner import InterleavedRunner
+from paged_mla_conformance.suite.trials.sampling import asked_tokens
+from paged_mla_reference import chunked
+from paged_mla_reference.attention import Answer, attend
+from paged_mla_reference.cache import append, gather_context, slots_to_write
+from paged_mla_reference.judging import budgets, caches, compare
+from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
+from paged_mla_reference.judging.queries import check_queries
+from paged_mla_reference.judging.short import check_short
+from paged_mla_reference.judging.single import check_single, equal_values, lone_keys
+from paged_mla_reference.masks import keys_seen
+from paged_mla_reference.materialise import materialise, respelt
+from paged_mla_reference.paging import keys_of_tokens
+from paged_mla_reference.positions import metadata
+from paged_mla_reference.prefill import prefill
+from paged_mla_reference.queries import quantise_queries
+from paged_mla_reference.rounding import Rounding
+from paged_mla_shared.backend import Backend, Runner
+from paged_mla_shared.cases import Case, PrefillCase, QueryCase
+from paged_mla_shared.dims import MlaDims
+from paged_mla_shared.inputs import Step, build_steps
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.prefill_inputs import build_prefills
+from paged_mla_shared.problem import Batch, Output, Problem
+from paged_mla_shared.query_inputs import build_queries
+
+MAX_BLOCKS_READ = 4096  # of a cache too large to read back whole
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step as the backend gets it: its batch, and the cache before and after the append."""
+
+    problem: Problem
+    batch: Batch
+    before: CacheImage
+    after: CacheImage
+
+    @classmethod
+    def of(cls, step: Step) -> Stage:
+        """Let the reference lay out `step`."""
+        batch, before = materialise(step)
+        return cls(step.problem, batch, before, append(step.problem, batch, before))
+
+    def answers(self, asked: NDArray[np.bool_] | None = None) -> tuple[Answer, Answer]:
+        """Return the oracle's answers, exact and rounded where the specification rounds."""
+        problem, batch, image = self.problem, self.batch, self.after
+        exact = attend(problem, batch, image, Rounding.EXACT, asked)
+        return exact, attend(problem, batch, image, Rounding.SPEC, asked)
+
+
+@dataclass
+class Trial:
+    """A case at given dims and dtype against a backend; collects the checks that held.
+
+    `note` says where the case was adapted to what the backend declares.
+    """
+
+    backend: Backend
+    case: Case
+    dims: MlaDims
+    dtype: str
+    note: str = ""
+    checks: list[Check] = field(default_factory=list)
+
+    def stages(self) -> list[Stage]:
+        """Return every step of the case, laid out."""
+        return [Stage.of(step) for step in build_steps(self.case, self.dims, self.dtype)]
+
+    @property
+    def problem(self) -> Problem:
+        """The case's problem."""
+        return self.case.problem(self.dims, self.dtype)
+
+    def prepare(self) -> Runner:
+        """Build a runner of the case's problem."""
+        return self.backend.prepare(self.problem)
+
+    def prepare_first(self) -> Runner:
+        """Build a runner of the case's problem, then one of another, unless their caches are huge.
+
+        Where plans are declared, the other one plans between the calls of the first.
+        """
+        runner, problem, capabilities = self.prepare(), self.problem, self.backend.capabilities
+        if self.case.cache_elements:
+            return runner
+        other = self.backend.prepare(decoy_problem(problem, capabilities))
+        return InterleavedRunner(problem, runner, other) if "plan" in capabilities.ops else runner
+
+    def check_metadata(self) -> None:
+        """Plan every step; positions and slots are exact."""
+        runner = self.prepare()
+        for stage in self.stages():
+            self._plan(runner, stage)
+
+    def check_append(self) -> None:
+        """Append every step; every byte of the cache is right."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            self.append(runner, stage)
+
+    def check_append_again(self) -> None:
+        """Append every step, then what of it runs again as other tokens (S-10, S-11)."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            cached = self.append(runner, stage).after  # what may be rounded otherwise stays so
+            again = others_past_the_first(stage.batch)
+            after = append(stage.problem, again, cached)
+            self.append(runner, Stage(stage.problem, again, cached, after))
+
+    def check_attention(self) -> None:
+        """Attend to a cache that the oracle filled; no byte of it may change."""
+        runner = self.prepare()
+        for stage in self.stages():
+            runner.load_cache(stage.after)
+            self.attend(runner, stage)
+            self.compare_cache(runner, stage, is_written=False)
+
+    def check_step(self) -> list[Output]:
+        """Plan, append and attend every step on one runner; return the answers."""
+        runner = self.prepare()
+        answers: list[Output] = []
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            self._plan(runner, stage)
+            answers.append(self.attend(runner, self.append(runner, stage)))
+        return answers
+
+    def check_replay(self) -> None:
+        """Every step on one runner gives the bits that a fresh runner gives (S-17)."""
+        answers = self.check_step()
+        for number, (stage, answer) in enumerate(zip(self.stages(), answers, strict=True)):
+            fresh = self.prepare()
+            fresh.load_cache(stage.before)
+            fresh.append(stage.batch)
+            self.check_fresh(answer, fresh.attend(stage.batch), f"step {number}")
+
+    def check_fresh(self, answer: Output, fresh: Output, what: str) -> None:
+        """Hold an answer bit for bit against that of a runner which was asked nothing else."""
+        why = f"{what}, against a fresh runner"
+        self.checks += compare.check_bitwise("S-17", answer, fresh, why)
+
+    def check_beside(self) -> None:
+        """Append and attend every step in turns with a runner of another problem."""
+        runner, problem = (
+            self.prepare_first(),
+            decoy_problem(self.problem, self.backend.capabilities),
+        )
+        other = self.backend.prepare(problem)
+        for stage in self.stages():
+            runner.load_cache(stage.before)
+            other.load_cache(replace(stage.before, layout=problem.layout))
+            written = self.append(runner, stage)
+            other.append(stage.batch)
+            other.attend(stage.batch)
+            self.attend(runner, written)
+
+    def check_gather(self) -> None:
+        """Read every row's cached latents back, bit for bit; no byte of the cache may change."""
+        runner = self.prepare_first()
+        for stage in self.stages():
+            runner.load_cache(stage.after)
+            actual = runner.gather_context(stage.batch)
+            expected = gather_context(stage.problem, stage.batch, stage.after)
+            self.checks += caches.check_gathered(actual, expected)
+            self.compare_cache(runner, stage, is_written=False)
+
+    def check_queries(self) -> None:
+        """Quantise the queries of every step; codes and scales are exact but for rotations."""
+        assert isinstance(self.case, QueryCase)
+        runner = self.prepare_first()
+        batches = build_queries(self.case, self.dims, self.dtype)
+        for built, scale in zip(batches, self.case.scales, strict=True):
+            batch = respelt(self.problem, built)
+            actual = runner.quantise_queries(batch, scale)
+            expected = quantise_queries(self.problem, batch, scale)
+            self.checks += check_queries(self.problem, batch, actual, expected, given=scale)
+
+    def check_prefill(self) -> list[tuple[PrefillBatch, Output]]:
+        """Attend to keys and values of every head; in chunks of context too, where asked.
+
+        Later steps of a runner have the bits of a fresh one (S-17).
+        """
+        assert isinstance(self.case, PrefillCase)
+        runner, answers = self.prepare_first(), []
+        for number, batch in enumerate(build_prefills(self.case, self.dims, self.dtype)):
+            answer = self.prefill(runner, batch).answer
+            answers.append((batch, answer))
+            if self.case.then:
+                self.check_fresh(answer, self.prepare().prefill(batch), f"step {number}")
+            if self.case.workspace:
+                self._check_chunks(runner, batch, self.case.workspace)
+        return answers
+
+    def _check_chunks(self, runner: Runner, batch: PrefillBatch, workspace: int) -> None:
+        """Each part of the keys is answered right, and merged they are the whole (S-8, S-21)."""
+        parts = [self.prefill(runner, part) for part in chunked.parts_of(batch, workspace)]
+        merged = chunked.merge_parts([part.answer for part in parts])
+        whole = prefill(self.problem, batch, Rounding.EXACT).output("float32")
+        seen = np.isfinite(whole.lse).all(axis=1)  # the others saw nothing in any part
+        out, lse = budgets.chunk_budget(parts)
+        self.checks += compare.check_same(
+            "S-21",
+            Output(merged.out[seen], merged.lse[seen]),
+            Output(whole.out[seen], whole.lse[seen]),
+            (out[seen], lse[seen]),
+        )
+
+    def prefill(self, runner: Runner, batch: PrefillBatch) -> budgets.Part:
+        """Attend to keys and values on a runner; compare with the oracle."""
+        problem, actual = self.problem, runner.prefill(batch)
+        exact, rounded = (prefill(problem, batch, rounding) for rounding in Rounding)
+        self.checks += compare.check_output(problem, batch, actual, exact, rounded)
+        self.checks += check_single(problem, actual, exact, lone_keys(batch))
+        keys, terms = keys_of_tokens(batch), batch.query_width
+        return budgets.Part(
+            actual,
+            exact,
+            budgets.out_budget(problem.dtype, exact, rounded, keys, terms),
+            budgets.lse_budget(exact, rounded, keys, terms),
+        )
+
+    def check_bits_kept(self, stage: Stage, changed: Batch, affected: Sequence[bool]) -> None:
+        """Attend to `stage` and to `changed`: exactly the `affected` tokens' bits differ (S-4)."""
+        runner = self.prepare()
+        runner.load_cache(stage.before)
+        runner.append(stage.batch)
+        answer = runner.attend(stage.batch)
+        runner.load_cache(stage.before)
+        runner.append(changed)
+        again = runner.attend(changed)
+        for token, may_differ in enumerate(affected):
+            same = answer.out[token].tobytes() == again.out[token].tobytes()
+            if same == bool(may_differ):
+                verb = "did not notice" if may_differ else "noticed"
+                raise compare.Mismatch("S-4", "out", f"token {token} {verb} a changed token")
+        self.checks.append(Check("bits kept", 0.0, 0.0))
+
+    def answer(self, stage: Stage) -> Output:
+        """Append and attend `stage` on a runner of its own, without a look at the answer."""
+        runner = self.backend.prepare(stage.problem)
+        runner.load_cache(stage.before)
+        runner.append(stage.batch)
+        return runner.attend(stage.batch)
+
+    def check_same(
+        self,
+        rule: str,
+        stage: Stage,
+        tokens: NDArray[np.int64],
+        whole: Output,
+        again: Output,
+    ) -> None:
+        """Hold `again`, of some `tokens` of `stage`, against `whole`; each has its budget."""
+        allowed = compare.both_budgets(stage.problem, stage.batch, *stage.answers())
+        mine = Output(whole.out[tokens], whole.lse[tokens])
+        self.checks += compare.check_same(
+            rule, again, mine, (allowed[0][tokens], allowed[1][tokens])
+        )
+
+    def _plan(self, runner: Runner, stage: Stage) -> None:
+        expected = metadata(stage.problem, stage.batch)
+        actual = runner.plan(stage.batch)
+        self.checks += compare.check_metadata(stage.batch, actual, expected)
+
+    def append(self, runner: Runner, stage: Stage) -> Stage:
+        """Append `stage` on a runner whose cache is as it was before; every byte is right.
+
+        Return it with the cache as it is now: rotated keys may be rounded otherwise (S-12).
+        """
+        kept = stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()
+        runner.append(stage.batch)
+        if kept != (stage.batch.ckv.tobytes(), stage.batch.k_pe.tobytes()):
+            raise compare.Mismatch("S-10", "ckv or k_pe", "append changed its inputs")
+        return replace(stage, after=self.compare_cache(runner, stage, is_written=True))
+
+    def attend(self, runner: Runner, stage: Stage) -> Output:
+        """Attend `stage` on a runner whose cache holds it; compare with the oracle."""
+        actual = runner.attend(stage.batch)
+        problem, batch = stage.problem, stage.batch
+        exact, rounded, allowance = self.answers(stage, asked_tokens(problem, batch))
+        self.checks += compare.check_output(
+            problem, batch, actual, exact, rounded, allowance=allowance
+        )
+        if allowance is None:
+            seen = keys_seen(problem, batch)
+            counts = equal_values(problem, batch, stage.after, seen)
+            self.checks += check_single(problem, actual, exact, counts)
+            self.checks += check_short(problem, seen, actual, exact, rounded)
+        return actual
+
+    def answers(
+        self, stage: Stage, asked: NDArray[np.bool_] | None
+    ) -> tuple[Answer, Answer, Allowance | None]:
+        """Return what answers are held against: exact, rounded, and what fast products may cost."""
+        exact, rounded = stage.answers(asked)
+        if not may_be_fast(stage.problem, self.backend.capabilities.products):
+            return exact, rounded, None
+        return exact, *fast_answers(stage.problem, stage.batch, stage.after, asked)
+
+    def compare_cache(self, runner: Runner, stage: Stage, *, is_written: bool) -> CacheImage:
+        """Hold every byte of a runner's cache against what it is after the append; return it.
+
+        `is_written` says that the runner wrote the step's tokens, not the oracle.
+        """
+        block_ids = _blocks_to_read(stage.after)
+        slots = slots_to_write(stage.problem, stage.batch)
+        actual = runner.read_cache(block_ids)
+        self.checks += caches.check_cache(
+            stage.after.layout,
+            block_ids,
+            actual,
+            stage.after.read(block_ids),
+            caches.Writer(stage.batch, slots),
+            rotated=caches.Rotated.of(stage.problem, slots) if is_written else None,
+        )
+        blocks = actual[np.searchsorted(block_ids, stage.after.block_ids)]
+        return replace(stage.after, blocks=blocks)
+
+
+def _blocks_to_read(image: CacheImage) -> NDArray[np.int64]:
+    """Return every block of a small cache; of a large one the live blocks and their aliases.
+
+    An offset kept in 32 bits lands 2^31 or 2^32 elements or bytes away, an id kept in 16 or 24
+    bits as many blocks, so those blocks are read.
+    """
+    total = image.layout.num_blocks
+    if total <= MAX_BLOCKS_READ:
+        return np.arange(total, dtype=np.int64)
+    wraps = np.array([2**31, 2**32, 2**33, 2**34]) // image.layout.block_stride
+    wraps = np.concatenate([wraps, [2**16, 2**24]])  # of the block's own id
+    near = image.block_ids[:, None] - wraps[None, :]
+    aliases = (near[:, :, None] + np.array([-1, 0, 1])).ravel()
+    wanted = np.unique(np.concatenate([image.block_ids, aliases, [0, total - 1]]))
+    return wanted[(wanted >= 0) & (wanted < total)].astype(np.int64)
+
+
+def others_past_the_first(batch: Batch) -> Batch:
+    """Return a step whose rows of several tokens ran their first one before; all are doubled."""
+    longer = batch.query_lens > 1
+    first = batch.cu_seqlens_q[:-1][longer]
+    arrays = {
+        name: np.delete(getattr(batch, name), first, axis=0)
+        for name in ("q_nope", "q_pe", "ckv", "k_pe")
+    }
+    arrays |= {name: arrays[name] + arrays[name] for name in ("ckv", "k_pe")}
+    ends = np.cumsum(batch.query_lens - longer)
+    return replace(batch, cu_seqlens_q=np.append(0, ends).astype(np.int32), **arrays)

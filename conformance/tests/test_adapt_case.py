@@ -1,0 +1,82 @@
+"""A kernel for some head counts and block sizes is asked nearly everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paged_mla_conformance.runners.profile import load_profile
+from paged_mla_conformance.suite.selection.adapt_case import adapt_case, adapt_scenario, nearest_of
+from paged_mla_conformance.suite.selection.core import SUITE_GROUPS, Run
+from paged_mla_conformance.suite.selection.params import (
+    params_of_group,
+    trace_params,
+    why_skip,
+    why_skip_trace,
+)
+from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
+from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_shared.backend import Capabilities
+from paged_mla_shared.cases import GROUPS
+
+TENSOR_CORES = replace(CAPABILITIES, num_heads=frozenset({16, 32, 64, 128}))
+ONE_BLOCK_SIZE = replace(TENSOR_CORES, block_sizes=frozenset({64}))
+
+
+def run_of(capabilities: Capabilities) -> Run:
+    backend = ReferenceBackend(capabilities=capabilities)
+    return Run(backend, "x:y", "small", load_profile("kernel"), ("float32",))
+
+
+def asked(capabilities: Capabilities) -> int:
+    """Count the cases and traces that a backend is asked."""
+    run = run_of(capabilities)
+    params = [param for group in GROUPS for param in params_of_group(run, group)]
+    traces = [why_skip_trace(run, param) is None for param in trace_params(run)]
+    return sum(why_skip(run, param, ("attend",)) is None for param in params) + sum(traces)
+
+
+def test_a_kernel_of_few_head_counts_is_asked_nine_tenths():
+    """A head count that is not the point keeps no case from a kernel."""
+    assert asked(TENSOR_CORES) >= 0.9 * asked(CAPABILITIES)
+
+
+@pytest.mark.parametrize("group", [group for group in SUITE_GROUPS if group in GROUPS])
+def test_no_group_is_lost_to_a_head_count(group: str):
+    """Each group asks a kernel for one block size and four head counts something."""
+    run = run_of(ONE_BLOCK_SIZE)
+    assert any(why_skip(run, param, ("attend",)) is None for param in params_of_group(run, group))
+
+
+def test_what_a_case_is_about_is_not_changed():
+    """S-5: a case about nine heads is not asked with sixteen."""
+    nine = next(case for case in GROUPS["decode"] if case.name == "h9")
+    assert adapt_case(nine, TENSOR_CORES) == (nine, "")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 48, 256])
+def test_a_bent_schedule_can_run(size: int):
+    """S-19: whatever block size a backend has, every request still fits in all blocks."""
+    capabilities = replace(CAPABILITIES, block_sizes=frozenset({size}))
+    for scenario in CORE:
+        adapted, _ = adapt_scenario(scenario, capabilities)
+        assert adapted.config.block_size == size
+        assert all(adapted.config.longest >= len(request.tokens) for request in adapted.requests)
+
+
+def test_a_bent_case_says_so():
+    """The report names what was changed."""
+    case = next(case for case in GROUPS["layouts"] if case.name == "block-padding")
+    adapted, note = adapt_case(case, TENSOR_CORES)
+    assert (adapted.num_heads, adapted.id, note) == (16, case.id, "num_heads 6 is 16")
+    schedule, note = adapt_scenario(CORE[0], ONE_BLOCK_SIZE)
+    assert (schedule.config.block_size, note) == (64, "block_size 16 is 64")
+
+
+@pytest.mark.parametrize(
+    ("declared", "asked_for", "taken"), [((16, 32), 24, 32), ((16, 32), 20, 16), ((), 5, 5)]
+)
+def test_the_nearest_is_taken(declared: tuple[int, ...], asked_for: int, taken: int):
+    """Of two as near the larger; without any, the case stays and is skipped by name."""
+    assert nearest_of(declared, asked_for) == taken
