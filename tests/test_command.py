@@ -11,7 +11,7 @@ import pytest
 from paged_mla import command
 
 IN_A_COMMAND = {  # what each calls on the way
-    "explain": "paged_mla_reference.debug.command.load_dump",
+    "explain": "paged_mla_reference.explain.command.load_dump",
     "simulate": "paged_mla_reference.simulator.command.timeline_of",
     "taps": "paged_mla_optimized.commands.taps.load_dump",
     "doctor": "paged_mla.doctor.find_gpus",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.validate import validate_problem
+from paged_mla_reference.rules.validation.inputs import validate_problem
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.problem import Problem

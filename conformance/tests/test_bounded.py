@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from paged_mla_conformance.suite.trials.bounded import spoilt
-from paged_mla_reference.bounded import legal_rows
-from paged_mla_reference.materialise import materialise
-from paged_mla_reference.validate import validate_batch
+from paged_mla_reference.rules.bounded import legal_rows
+from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_shared.cases import CASES, IllegalCase
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.errors import InvalidArgument

@@ -9,14 +9,14 @@ import pytest
 from turned import turned
 
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference import chunked
-from paged_mla_reference.attention import Answer, attend
 from paged_mla_reference.backend import create
-from paged_mla_reference.judging import budgets
-from paged_mla_reference.judging.compare import Mismatch, check_output, check_same
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rounding import Rounding, ulp
+from paged_mla_reference.rules import chunked
+from paged_mla_reference.rules.attention import Answer, attend
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.rounding import Rounding, ulp
+from paged_mla_reference.tolerance import budgets
+from paged_mla_reference.tolerance.compare import Mismatch, check_output, check_same
 from paged_mla_shared.cases import GROUPS, PREFILLS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps

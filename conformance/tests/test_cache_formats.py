@@ -29,9 +29,9 @@ from paged_mla_conformance.suite.selection.params import (
 from paged_mla_conformance.suite.trials.traces import TraceTrial
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.encoding import ENCODINGS
-from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_reference.slots import Encoding, Slots, Tokens
+from paged_mla_reference.rules.encoding import ENCODINGS
+from paged_mla_reference.rules.slots import Encoding, Slots, Tokens
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL

@@ -64,7 +64,7 @@ def test_mutants_faults_and_right_steps(
     said = capsys.readouterr().out
     assert "mutants with a dump: 5 of 6" in said
     assert "first broken rule right: 5 of 5" in said
-    assert "deviation named first, of one dump: 5 of 5" in said
+    assert "fault named first, of one dump: 5 of 5" in said
     assert "single faults, first broken rule right: 5 of 5" in said
     assert "right steps called broken: 0 of 10" in said
     assert "| first broken rule right | 5 of 5, 100.0% |" in page.read_text()
@@ -98,7 +98,7 @@ def test_a_matrix_that_is_none(
 def test_a_tie_is_ended_by_another_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """S-5: on one step two deviations predict the same, on the next test's only one does."""
+    """S-5: on one step two faults predict the same, on the next test's only one does."""
     monkeypatch.chdir(tmp_path)
     name = "one-key-too-many"
     kills = {
@@ -109,8 +109,8 @@ def test_a_tie_is_ended_by_another_dump(
     assert main([name, *matrix, "--single", "0", "--healthy", "0", "--save", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "place 2, 4 alike, of 2 dumps 1" in said
-    assert "deviation named first, of one dump: 0 of 1" in said
-    assert "deviation named first, of up to three dumps: 1 of 1" in said
+    assert "fault named first, of one dump: 0 of 1" in said
+    assert "fault named first, of up to three dumps: 1 of 1" in said
     origins = [load_dump(tmp_path / f"{name}{end}.safetensors").origin for end in ("", "-2")]
     assert len(set(origins)) == 2
 

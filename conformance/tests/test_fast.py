@@ -13,13 +13,13 @@ from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_conformance.suite.selection.params import params_of_group, trace_params
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.attention import QueryAnswer, attend_one
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.deviations.change import answering, imagined, reading, scoring
-from paged_mla_reference.e4m3 import decode, encode
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.faults.kernel.change import answering, imagined, reading, scoring
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_reference.rules.attention import QueryAnswer, attend_one
+from paged_mla_reference.rules.e4m3 import decode, encode
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.cases import Case
 from paged_mla_shared.dims import DEEPSEEK_V3, SMALL
 from paged_mla_shared.layout import CacheImage

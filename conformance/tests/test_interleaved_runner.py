@@ -14,8 +14,8 @@ from paged_mla_conformance.runners.interleaved_runner import InterleavedRunner
 from paged_mla_conformance.suite.trials.layered import check_layer, check_layer_bits
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_reference.validate import validate_batch
+from paged_mla_reference.rules.validation.inputs import validate_batch
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.cases import CASES, Case
 from paged_mla_shared.dims import SMALL

@@ -10,7 +10,7 @@ from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.suite.trials.layered import check_layer
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.cases import GROUPS
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.layer import LayerBatch

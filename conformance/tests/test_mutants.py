@@ -9,27 +9,27 @@ from pathlib import Path
 import pytest
 
 from paged_mla_conformance.meta.mutants import MUTANTS, __main__, backends
-from paged_mla_conformance.meta.mutants.backends import mutant, spoilt_engine
+from paged_mla_conformance.meta.mutants.backends import broken_engine, mutant
 from paged_mla_conformance.meta.mutants.kill import Kills, NothingAsked, kill
 from paged_mla_conformance.meta.mutants.matrix import Matrix
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
-from paged_mla_reference.deviations import Fault
-from paged_mla_reference.deviations.reports import PROJECTS, link
+from paged_mla_reference.faults import FaultClass
+from paged_mla_reference.faults.reports import PROJECTS, link
 from paged_mla_reference.rules import RULES
 
 PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
-def test_every_fault_has_a_mutant(fault: Fault):
+@pytest.mark.parametrize("fault_class", FaultClass, ids=lambda fault_class: fault_class.name)
+def test_every_class_of_faults_has_a_mutant(fault_class: FaultClass):
     """No class of faults is only a word."""
-    assert any(deviation.fault is fault for deviation in MUTANTS.values())
+    assert any(fault.fault_class is fault_class for fault in MUTANTS.values())
 
 
 def test_the_list_is_long_and_its_rules_exist():
     """One list, of the oracle's, the runners' and the engine's."""
     assert len(MUTANTS) >= 80
-    assert all(set(deviation.rules) <= set(RULES) for deviation in MUTANTS.values())
+    assert all(set(fault.rules) <= set(RULES) for fault in MUTANTS.values())
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_the_page_names_every_mutant_with_its_reports(tmp_path: Path):
     document = json.loads(page.with_suffix(".json").read_text())
     assert [m["name"] for m in document["mutants"]] == list(MUTANTS)
     assert document["groups"] == list(SUITE_GROUPS)
-    for name, deviation in MUTANTS.items():
+    for name, fault in MUTANTS.items():
         assert f"| `{name}` |" in page.read_text()
-        assert all(f"[{c}]({link(c)})" in page.read_text() for c in deviation.citations)
-        assert all(f"akin to [{c}]({link(c)})" in page.read_text() for c in deviation.akin)
+        assert all(f"[{c}]({link(c)})" in page.read_text() for c in fault.citations)
+        assert all(f"akin to [{c}]({link(c)})" in page.read_text() for c in fault.akin)
 
 
 def test_the_committed_summary_is_that_of_the_list():
@@ -182,5 +182,5 @@ def test_what_a_mutant_changes_is_known(name: str, changed: set[str]):
 def test_engine_mutants_are_right_backends():
     """S-13: their fault is in the schedules they are asked."""
     assert mutant("hash-ignores-the-parent").oracle == mutant("right").oracle
-    with spoilt_engine("lse-in-base-2") as nothing:
+    with broken_engine("lse-in-base-2") as nothing:
         assert nothing is None

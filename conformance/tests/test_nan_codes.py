@@ -13,7 +13,7 @@ from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.suite.bad_inputs.nan_codes import NAN_CODES, check_nan_code, trials
 from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.problem import Batch, Output, Problem
 

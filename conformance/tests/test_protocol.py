@@ -15,7 +15,7 @@ from paged_mla_conformance.meta.mutants.backends import MutantBackend, mutant
 from paged_mla_conformance.meta.mutants.kill import kill
 from paged_mla_conformance.runners.protocol_guard import GuardedBackend, ProtocolBroken
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.cases import GROUPS, PREFILLS
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.prefill_inputs import build_prefills

@@ -15,7 +15,7 @@ from paged_mla_conformance.meta import mutants
 from paged_mla_conformance.run.quick.choice import MOST_MS, MOST_TESTS, choose
 from paged_mla_conformance.run.quick.table import Entry, load_table, to_json
 from paged_mla_conformance.run.reports.report import SCHEMA
-from paged_mla_reference.deviations import IN_16_BITS
+from paged_mla_reference.faults import IN_16_BITS
 
 WORTH = re.compile(r"quick: (\d+) of (\d+) known faults that apply to this backend are looked for")
 

@@ -13,15 +13,15 @@ from paged_mla_conformance.suite.trials.layered import check_layer, check_layer_
 from paged_mla_conformance.suite.trials.traces import TraceTrial
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import ReferenceBackend
-from paged_mla_reference.cache import append, slots_to_write
-from paged_mla_reference.e4m3 import decode
-from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_reference.judging.queries import check_queries
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.queries import quantise_queries
-from paged_mla_reference.rounding import widen
+from paged_mla_reference.rules.cache import append, slots_to_write
+from paged_mla_reference.rules.e4m3 import decode
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.rounding import widen
 from paged_mla_reference.simulator.scenarios import core_scenario
+from paged_mla_reference.tolerance.compare import Mismatch
+from paged_mla_reference.tolerance.queries import check_queries
 from paged_mla_shared.cases import GROUPS, QUERIES, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.layout import CacheImage

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import round_to, widen
+from paged_mla_reference.rules.rope import rotate
+from paged_mla_reference.rules.rounding import round_to, widen
 from paged_mla_shared.problem import Rope
 
 

@@ -84,7 +84,7 @@ def test_a_prefill(tmp_path: Path):
 
 def test_they_are_explained(tmp_path: Path):
     """Nothing is broken; a fault in what came back is."""
-    explanation = import_or_skip("paged_mla_reference.debug.explanation")
+    explanation = import_or_skip("paged_mla_reference.explain.explanation")
     for dump, name in ((layer_dump(tmp_path), "layer"), (prefill_dump(tmp_path), "prefill")):
         assert explanation.explain(dump).verdict == "No rule is broken."
         arrays = {**dump.arrays, f"{name}_lse": dump.arrays[f"{name}_lse"] / np.float32(np.log(2))}

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from paged_mla_reference.debug.ordinary import dump_of
-from paged_mla_reference.deviations import ORACLE
+from paged_mla_reference.explain.hypotheses.ordinary import dump_of
+from paged_mla_reference.faults import ORACLE
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.dims import SMALL
@@ -29,7 +29,7 @@ def dumped(
     of: Case | None = None,
     without: tuple[str, ...] = (),
 ) -> Dump:
-    """Return what a step was given and what an oracle, or a deviation by its name, made of it."""
+    """Return what a step was given and what an oracle, or a fault by its name, made of it."""
     oracle = ORACLE[wrong].change(RIGHT) if isinstance(wrong, str) else wrong
     [step] = build_steps(of or case(), SMALL, dtype)
     dump = dump_of(step, oracle)

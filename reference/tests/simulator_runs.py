@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import append
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_reference.simulator import batches
 from paged_mla_reference.simulator.audit import Audit
 from paged_mla_reference.simulator.config import EngineConfig
@@ -19,7 +20,6 @@ from paged_mla_reference.simulator.scenario import Scenario, drive
 from paged_mla_reference.simulator.step import Step
 from paged_mla_reference.simulator.trace import record, trace_of
 from paged_mla_reference.simulator.workloads import tokens
-from paged_mla_reference.validate import validate_batch
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.poison import poisoned_image
 from paged_mla_shared.problem import Mask

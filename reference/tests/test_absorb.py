@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import DIMS, request, scene
 
-from paged_mla_reference.absorb import UpProjection
-from paged_mla_reference.attention import attend
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rope import yarn_softmax_scale
-from paged_mla_reference.rounding import Rounding, round_to
+from paged_mla_reference.rules.absorb import UpProjection
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.rope import yarn_softmax_scale
+from paged_mla_reference.rules.rounding import Rounding, round_to
 from paged_mla_shared.prefill import PrefillBatch
 
 N, V = DIMS.qk_nope_head_dim, DIMS.v_head_dim

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import SCALE, causal, image_of, loops, request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.rope import rotate
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_shared.problem import Mask, Rope, RopePairing
 
 

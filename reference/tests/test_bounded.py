@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.bounded import has_meaning, legal_rows, planned_as, taken_as
-from paged_mla_reference.masks import decode_mask, spell_mask
-from paged_mla_reference.paging import used_blocks
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.rounding import Rounding
-from paged_mla_reference.validate import validate_batch
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.bounded import has_meaning, legal_rows, planned_as, taken_as
+from paged_mla_reference.rules.masks import decode_mask, spell_mask
+from paged_mla_reference.rules.paging import used_blocks
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Mask, MaskSpelling
 

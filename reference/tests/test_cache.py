@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from reference_scenes import causal, loops, problem_of, request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, gather_context, slots_to_write
-from paged_mla_reference.judging.caches import Rotated, allowed_bytes
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import append, gather_context, slots_to_write
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.tolerance.caches import Rotated, allowed_bytes
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from reference_scenes import problem_of
 from test_prefill import rows
 
-from paged_mla_reference.chunked import context_chunks, merge_parts, parts_of
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.chunked import context_chunks, merge_parts, parts_of
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_shared.problem import Output
 
 U = 2.0**-24  # of float32, in which parts travel

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from reference_scenes import causal, loops, request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append
-from paged_mla_reference.drafts import commit, copy_tails, draft_view, extend_window
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import append
+from paged_mla_reference.rules.drafts import commit, copy_tails, draft_view, extend_window
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_shared.errors import InvalidArgument
 
 PREFIXES = np.array([5, 8], np.int32)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from paged_mla_reference.e4m3 import LARGEST, decode, encode
+from paged_mla_reference.rules.e4m3 import LARGEST, decode, encode
 
 CODES = np.arange(256, dtype=np.uint8)
 FINITE = np.arange(0x7F, dtype=np.uint8)  # codes of 0 to 448, in order

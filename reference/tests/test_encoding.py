@@ -9,16 +9,22 @@ import pytest
 from reference_scenes import problem_of, request, scene
 from simulator_runs import TINY, ask, check_answers
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, copy_slots, gather_context, read_slots, write_slots
-from paged_mla_reference.drafts import copy_tails
-from paged_mla_reference.encoding import ENCODINGS, as_cached
-from paged_mla_reference.rounding import Rounding, widen
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import (
+    append,
+    copy_slots,
+    gather_context,
+    read_slots,
+    write_slots,
+)
+from paged_mla_reference.rules.drafts import copy_tails
+from paged_mla_reference.rules.encoding import ENCODINGS, as_cached
+from paged_mla_reference.rules.rounding import Rounding, widen
+from paged_mla_reference.rules.slots import Encoding
+from paged_mla_reference.rules.validation.inputs import validate_problem
 from paged_mla_reference.simulator.config import EngineConfig
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.trace import record
-from paged_mla_reference.slots import Encoding
-from paged_mla_reference.validate import validate_problem
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS, CacheFormat, ScaleTensor
 from paged_mla_shared.layout import CacheImage

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from dumped import ROWS, case, changed, dumped
 
-from paged_mla_reference.attention import attend_one
-from paged_mla_reference.debug import ranking
-from paged_mla_reference.debug.answers import both_answers
-from paged_mla_reference.debug.checks import examine
-from paged_mla_reference.debug.explanation import explain
-from paged_mla_reference.debug.finding import State
-from paged_mla_reference.debug.maps import maps_of
-from paged_mla_reference.debug.ordinary import dump_of
-from paged_mla_reference.debug.step import LARGEST_BLOCK, Step
-from paged_mla_reference.deviations import ORACLE
-from paged_mla_reference.deviations.change import answering, reading, scoring, seeing, writing
+from paged_mla_reference.explain.checks.answers import both_answers
+from paged_mla_reference.explain.checks.dump_checks import examine
+from paged_mla_reference.explain.checks.finding import State
+from paged_mla_reference.explain.checks.step import LARGEST_BLOCK, Step
+from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.explain.hypotheses import ranking
+from paged_mla_reference.explain.hypotheses.ordinary import dump_of
+from paged_mla_reference.explain.render.maps import maps_of
+from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults.kernel.change import answering, scoring, seeing, with_batch, writing
 from paged_mla_reference.oracle import RIGHT
-from paged_mla_reference.rounding import round_to
+from paged_mla_reference.rules.attention import attend_one
+from paged_mla_reference.rules.rounding import round_to
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dump import Dump
@@ -52,7 +52,7 @@ def test_a_right_step_is_not_broken(cache_format: str):
 
 
 @pytest.mark.parametrize(
-    ("deviation", "rule", "what"),
+    ("fault", "rule", "what"),
     [
         ("causal-mask-is-top-left", "S-5", "out"),
         ("lse-in-base-2", "S-7", "lse"),
@@ -61,14 +61,14 @@ def test_a_right_step_is_not_broken(cache_format: str):
         ("scale-is-omitted", "S-5", "out"),
     ],
 )
-def test_a_known_deviation_is_named(deviation: str, rule: str, what: str):
-    """The rule, the quantity, and the deviation first, with its reports."""
-    found = explain(dumped(deviation))
+def test_a_known_fault_is_named(fault: str, rule: str, what: str):
+    """The rule, the quantity, and the fault first, with its reports."""
+    found = explain(dumped(fault))
     first = found.found.first
     assert first is not None
     assert (first.rule, first.what) == (rule, what)
-    assert found.best[0].hypothesis.name == deviation
-    assert f"{deviation} (" in found.cause
+    assert found.best[0].hypothesis.name == fault
+    assert f"{fault} (" in found.cause
     assert all(citation in found.cause for citation in found.best[0].hypothesis.citations)
 
 
@@ -122,7 +122,7 @@ def halved_scale(problem, query, keys, rounding):
     ("oracle", "said"),
     [
         (seeing(RIGHT, without_key), "row 3 does not see key 33"),
-        (reading(RIGHT, through_another_table), "row 0 reads block "),
+        (with_batch(RIGHT, through_another_table), "row 0 reads block "),
         (answering(RIGHT, one_head_doubled), "head 2 has the answer of head 1"),
         (writing(RIGHT, one_slot_off), "written: token 0 to slot "),
         (scoring(RIGHT, halved_scale), "the scale is 2.0930"),
@@ -404,5 +404,5 @@ def test_lengths_of_another_convention(times: int, what: str):
         return replace(batch, seq_lens=batch.seq_lens + times * batch.query_lens)
 
     rows = case((Row(37, 2), Row(70, 3)), block_size=64)
-    found = explain(dumped(reading(RIGHT, change), of=rows))
+    found = explain(dumped(with_batch(RIGHT, change), of=rows))
     assert found.best[0].hypothesis.name == f"the rows' lengths {what}"

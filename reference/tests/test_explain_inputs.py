@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from dumped import case, changed, dumped
 
-from paged_mla_reference.debug.explanation import Explanation, explain
-from paged_mla_reference.debug.step import Step
-from paged_mla_reference.deviations import ORACLE
+from paged_mla_reference.explain.checks.step import Step
+from paged_mla_reference.explain.explanation import Explanation, explain
+from paged_mla_reference.faults import ORACLE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump, load_dump, save_dump
@@ -18,7 +18,7 @@ from paged_mla_shared.layout import CacheImage
 
 
 def appended(dump: Dump, name: str) -> tuple[Dump, CacheImage]:
-    """Return a dump and what a deviation's append makes of its cache."""
+    """Return a dump and what a fault's append makes of its cache."""
     step = Step.of(dump)
     assert step.batch is not None
     assert step.before is not None

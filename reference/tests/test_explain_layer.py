@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from dumped import case, changed, dumped
 
-from paged_mla_reference.debug.explanation import explain
-from paged_mla_reference.debug.step import Step
-from paged_mla_reference.deviations import ORACLE
+from paged_mla_reference.explain.checks.step import Step
+from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.faults import ORACLE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.dump import Dump, load_dump, save_dump
 from paged_mla_shared.problem import Rope, RopePairing
@@ -25,7 +25,7 @@ def without(dump: Dump, *names: str) -> Dump:
 
 
 def layered(name: str = "", dtype: str = "float32", **fields: Any) -> Dump:
-    """Return a step of a layer, and what the rules or a deviation made of it.
+    """Return a step of a layer, and what the rules or a fault made of it.
 
     Two of five rows are absorbed; the keys of the others come in two parts.
     """
@@ -118,6 +118,6 @@ def test_layers_that_no_rule_allows():
     found = explain(changed(layered(), workspace=np.array(1, np.int64)))
     assert "S-21 is broken in workspace" in found.verdict
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paged_mla_reference.debug.layer_checks.MOST_ELEMENTS", 100)
+        patch.setattr("paged_mla_reference.explain.checks.layer_checks.MOST_ELEMENTS", 100)
         found = explain(layered())
     assert "keep some rows, or some heads" in found.found.findings[-1].detail

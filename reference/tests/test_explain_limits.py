@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from dumped import changed, dumped
 
-from paged_mla_reference.debug import limits
-from paged_mla_reference.debug.command import main
+from paged_mla_reference.explain.checks import limits
+from paged_mla_reference.explain.command import main
 from paged_mla_shared.dump import Dump, save_dump
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from dumped import case, dumped
 
-from paged_mla_reference.debug.command import main
-from paged_mla_reference.debug.explanation import explain
-from paged_mla_reference.debug.maps import maps_of
-from paged_mla_reference.debug.page import render
-from paged_mla_reference.debug.trace import trace_of
+from paged_mla_reference.explain.command import main
+from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.explain.render.maps import maps_of
+from paged_mla_reference.explain.render.page import render
+from paged_mla_reference.explain.render.trace import trace_of
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import save_dump
 from paged_mla_shared.errors import InvalidArgument

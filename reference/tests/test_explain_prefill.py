@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from dumped import changed
 
-from paged_mla_reference.debug.explanation import explain
-from paged_mla_reference.debug.prefill_checks import MOST
-from paged_mla_reference.deviations import ORACLE
+from paged_mla_reference.explain.checks.prefill_checks import MOST
+from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.faults import ORACLE
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_shared.cases import Row
 from paged_mla_shared.cases.prefill import PrefillCase
@@ -32,7 +32,7 @@ def wrong_oracle(name: str) -> Oracle:
 
 
 def prefilled(name: str = "", dtype: str = "float32", *, causal: bool = True) -> Dump:
-    """Return a prefill, and what an oracle or a deviation made of it."""
+    """Return a prefill, and what an oracle or a fault made of it."""
     case = PrefillCase(group="prefill", rows=ROWS, causal=causal, padded_tokens=2, **OF_CASE)
     [batch] = build_prefills(case, SMALL, dtype)
     problem = case.problem(SMALL, dtype)
@@ -44,7 +44,7 @@ def prefilled(name: str = "", dtype: str = "float32", *, causal: bool = True) ->
 
 
 def quantised(name: str = "", scale: float | None = None, rope: Rope | None = None) -> Dump:
-    """Return queries, and the codes and scales that an oracle or a deviation made of them."""
+    """Return queries, and the codes and scales that an oracle or a fault made of them."""
     case = QueryCase(
         group="queries", rows=(Row(37, 5), Row(0, 1), Row(75, 3)), scale=scale, uneven=True,
         rope=rope, **OF_CASE,
@@ -95,7 +95,7 @@ def test_a_right_prefill(tmp_path: Path, dtype: str, *, causal: bool):
     ],
 )
 def test_wrong_prefills_are_named(name: str, rule: str, *, causal: bool):
-    """S-4 to S-7, S-21: the rule, and the deviation."""
+    """S-4 to S-7, S-21: the rule, and the fault."""
     found = explain(prefilled(name, causal=causal))
     assert found.found.first is not None
     assert found.found.first.rule == rule
@@ -153,7 +153,7 @@ def test_right_queries(scale: float | None, rope: Rope | None):
     ],
 )
 def test_wrong_queries_are_named(name: str, scale: float | None, rope: Rope | None):
-    """S-11, S-12: the deviation is first."""
+    """S-11, S-12: the fault is first."""
     found = explain(quantised(name, scale, rope))
     assert found.found.first is not None
     assert found.found.first.rule == "S-11"

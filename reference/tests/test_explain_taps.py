@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from dumped import dumped
 
-from paged_mla_reference.debug.beside import beside
-from paged_mla_reference.debug.command import main
-from paged_mla_reference.debug.trace import trace_of
+from paged_mla_reference.explain.command import main
+from paged_mla_reference.explain.render.tap_comparison import compare_taps
+from paged_mla_reference.explain.render.trace import trace_of
 from paged_mla_shared.dump import Dump, save_dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.taps import Taps, load_taps, save_taps
@@ -48,7 +48,7 @@ def test_a_right_kernel_differs_by_rounding(tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "token 4, head 2: row 3, position 129" in said
     assert "64 to 129" in said
-    found = beside(dump, load_taps(tmp_path / "taps"))
+    found = compare_taps(dump, load_taps(tmp_path / "taps"))
     assert max(number.error for number in found.scores.values()) < 1e-5
     assert max(part.out_error for part in found.parts) < 1e-5
     assert found.lse.error < 1e-5
@@ -60,7 +60,7 @@ def test_a_key_that_the_kernel_did_not_see_comes_first(
 ):
     """S-4: it has a score by the rules and none of the kernel's; machines read null."""
     dump = dumped()
-    found = beside(dump, tapped(dump, lacking=77))
+    found = compare_taps(dump, tapped(dump, lacking=77))
     assert found.scores[77].error == np.inf
     lines = found.text().splitlines()
     assert lines[3].split()[0] == "77"
@@ -76,7 +76,7 @@ def test_a_key_that_the_kernel_did_not_see_comes_first(
 def test_parts_that_are_not_all_keys(spans: tuple[tuple[int, int], ...]):
     """S-8: the right answer is of all keys, whichever parts a kernel has."""
     dump = dumped()
-    whole, found = trace_of(dump, TOKEN, HEAD), beside(dump, tapped(dump, spans))
+    whole, found = trace_of(dump, TOKEN, HEAD), compare_taps(dump, tapped(dump, spans))
     assert (found.lse.right, found.trace.out) == (whole.lse, whole.out)
 
 

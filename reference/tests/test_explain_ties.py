@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from dumped import case, dumped
 
-from paged_mla_reference.debug.explanation import explain
-from paged_mla_reference.debug.finding import Stage
-from paged_mla_reference.debug.hypothesis import Hypothesis, catalogued
-from paged_mla_reference.debug.ordinary import breadth
+from paged_mla_reference.explain.checks.finding import Stage
+from paged_mla_reference.explain.explanation import explain
+from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis, catalogued
+from paged_mla_reference.explain.hypotheses.ordinary import breadth
 from paged_mla_shared.cases import Row
 
 CHUNKS, DECODE = (Row(9, 5), Row(20, 3)), (Row(37, 1), Row(20, 1))

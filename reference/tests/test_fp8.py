@@ -10,11 +10,11 @@ import pytest
 from reference_scenes import DIMS, problem_of, request, scene
 
 from paged_mla_reference.backend import create
-from paged_mla_reference.cache import copy_slots, gather_context, read_slots, write_slots
-from paged_mla_reference.encoding import ENCODINGS, as_cached
-from paged_mla_reference.fp8 import FP8, SMALLEST_SCALE, quantise, scale_of
-from paged_mla_reference.rounding import round_to, widen
-from paged_mla_reference.validate import validate_problem
+from paged_mla_reference.rules.cache import copy_slots, gather_context, read_slots, write_slots
+from paged_mla_reference.rules.encoding import ENCODINGS, as_cached
+from paged_mla_reference.rules.fp8 import FP8, SMALLEST_SCALE, quantise, scale_of
+from paged_mla_reference.rules.rounding import round_to, widen
+from paged_mla_reference.rules.validation.inputs import validate_problem
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.poison import poisoned_image

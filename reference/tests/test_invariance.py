@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_shared.problem import Mask
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=20)

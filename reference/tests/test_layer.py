@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from reference_scenes import DIMS, causal, loops, request, scene
 
-from paged_mla_reference.absorb import UpProjection
-from paged_mla_reference.judging.layers import RightLayer
-from paged_mla_reference.layer import layer
-from paged_mla_reference.masks import spell_mask
-from paged_mla_reference.validate import validate_layer
+from paged_mla_reference.rules.absorb import UpProjection
+from paged_mla_reference.rules.layer import layer
+from paged_mla_reference.rules.masks import spell_mask
+from paged_mla_reference.rules.validation.inputs import validate_layer
+from paged_mla_reference.tolerance.layers import RightLayer
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.problem import Mask, MaskSpelling

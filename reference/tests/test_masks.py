@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import request, scene
 
-from paged_mla_reference.masks import decode_mask, spell_mask, visibility
+from paged_mla_reference.rules.masks import decode_mask, spell_mask, visibility
 from paged_mla_shared.problem import Mask, MaskSpelling
 
 FORK = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool)  # root with two children

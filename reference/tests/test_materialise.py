@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_mla_reference.masks import decode_mask
-from paged_mla_reference.materialise import live_blocks, materialise
+from paged_mla_reference.rules.masks import decode_mask
+from paged_mla_reference.rules.materialise import live_blocks, materialise
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps

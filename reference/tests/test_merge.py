@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_mla_reference.merge import merge
+from paged_mla_reference.rules.merge import merge
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Output
 

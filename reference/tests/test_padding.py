@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from reference_scenes import request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append
-from paged_mla_reference.masks import spell_mask
-from paged_mla_reference.padding import pad_batch
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.rounding import Rounding
-from paged_mla_reference.validate import validate_batch
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import append
+from paged_mla_reference.rules.masks import spell_mask
+from paged_mla_reference.rules.padding import pad_batch
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_shared.problem import Mask, MaskSpelling
 
 FORK = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool)

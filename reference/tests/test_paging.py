@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from reference_scenes import problem_of, request, scene
 
-from paged_mla_reference.paging import blocks_of, context_lens, slots_of, used_blocks
-from paged_mla_reference.positions import metadata
+from paged_mla_reference.rules.paging import blocks_of, context_lens, slots_of, used_blocks
+from paged_mla_reference.rules.positions import metadata
 from paged_mla_shared.problem import Mask
 
 A_TREE = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], bool)

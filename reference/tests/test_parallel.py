@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import causal, loops, request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, write_slots
-from paged_mla_reference.merge import merge
-from paged_mla_reference.parallel import ContextParallel, attend_rank, rank_batch
-from paged_mla_reference.rounding import Rounding
-from paged_mla_reference.validate import validate_batch
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import append, write_slots
+from paged_mla_reference.rules.merge import merge
+from paged_mla_reference.rules.parallel import ContextParallel, attend_rank, rank_batch
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Mask, Rope, RopePairing

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_reference.judging.pattern import describe
+from paged_mla_reference.tolerance.pattern import describe
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.inputs import build_steps

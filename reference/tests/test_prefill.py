@@ -10,9 +10,9 @@ import pytest
 from reference_scenes import DIMS, SCALE, problem_of
 
 from paged_mla_reference.backend import create
-from paged_mla_reference.prefill import prefill, sees
-from paged_mla_reference.rounding import Rounding
-from paged_mla_reference.validate import validate_prefill
+from paged_mla_reference.rules.prefill import prefill, sees
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import validate_prefill
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.prefill import PrefillBatch
 

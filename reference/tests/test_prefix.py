@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scenes import request, scene
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append
-from paged_mla_reference.prefix import (
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import append
+from paged_mla_reference.rules.prefix import (
     ROOT_KEY,
     BlockContent,
     PrefixIndex,
@@ -21,7 +21,7 @@ from paged_mla_reference.prefix import (
     block_key,
     block_keys,
 )
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.rounding import Rounding
 
 TOKENS = list(range(100, 112))
 

@@ -9,12 +9,12 @@ import pytest
 from reference_scenes import DIMS, request, scene
 
 from paged_mla_reference.backend import ReferenceRunner
-from paged_mla_reference.fp8 import SMALLEST_SCALE, quantise, scale_of
-from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_reference.judging.queries import check_queries
-from paged_mla_reference.queries import quantise_queries
-from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import round_to, widen
+from paged_mla_reference.rules.fp8 import SMALLEST_SCALE, quantise, scale_of
+from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.rope import rotate
+from paged_mla_reference.rules.rounding import round_to, widen
+from paged_mla_reference.tolerance.compare import Mismatch
+from paged_mla_reference.tolerance.queries import check_queries
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing

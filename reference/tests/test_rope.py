@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_mla_reference.rope import (
+from paged_mla_reference.rules.rope import (
     frequencies,
     magnitude,
     mscale,

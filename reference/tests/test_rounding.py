@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paged_mla_reference.rounding import round_to
+from paged_mla_reference.rules.rounding import round_to
 from paged_mla_shared.dtypes import numpy_dtype
 
 

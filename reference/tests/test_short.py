@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paged_mla_reference.attention import Answer, attend, attend_visible
-from paged_mla_reference.cache import append
-from paged_mla_reference.judging.compare import Mismatch, check_output
-from paged_mla_reference.judging.short import FEWEST_QUERIES, check_short
-from paged_mla_reference.masks import keys_seen, visibility
-from paged_mla_reference.materialise import materialise
-from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_reference.rules.attention import Answer, attend, attend_visible
+from paged_mla_reference.rules.cache import append
+from paged_mla_reference.rules.masks import keys_seen, visibility
+from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
+from paged_mla_reference.tolerance.compare import Mismatch, check_output
+from paged_mla_reference.tolerance.short import FEWEST_QUERIES, check_short
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.cases.exact import SHORT
 from paged_mla_shared.dims import MlaDims
@@ -174,7 +174,7 @@ def test_lengths(keys):
 
 
 def test_few_queries():
-    """S-22: too few queries have no deviation that says something."""
+    """S-22: too few queries have no fault that says something."""
     problem, seen, own, exact, spec = _right_answer(*step_of(4, "float16"))
     for answer in (exact, spec):
         answer.out[FEWEST_QUERIES // 8 - 1 :] = np.nan

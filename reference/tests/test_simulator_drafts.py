@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulator_runs import ask, run
 
-from paged_mla_reference.drafts import commit, draft_view, extend_window
+from paged_mla_reference.rules.drafts import commit, draft_view, extend_window
 from paged_mla_reference.simulator.batches import lay_out
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig
 from paged_mla_reference.simulator.speculation import accepted_path, draft_branches, tree_of

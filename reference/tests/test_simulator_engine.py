@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from simulator_runs import TINY, ask, check_answers, run, words
 
-from paged_mla_reference.parallel import ContextParallel
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.parallel import ContextParallel
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig, RowOrder
 from paged_mla_reference.simulator.coverage import Coverage, Situation
 from paged_mla_reference.simulator.dense import Dense

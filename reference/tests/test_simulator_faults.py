@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from simulator_runs import ask, check_answers, run, words
 
-from paged_mla_reference.deviations import ENGINE
-from paged_mla_reference.deviations.engine import Spoilt, spoilt
-from paged_mla_reference.prefix import PrefixIndex
+from paged_mla_reference.faults import ENGINE
+from paged_mla_reference.faults.engine.schedules import Patch
+from paged_mla_reference.faults.patches import patched
+from paged_mla_reference.rules.prefix import PrefixIndex
 from paged_mla_reference.simulator.audit import Violation
 from paged_mla_reference.simulator.block_pool import BlockPool
 from paged_mla_reference.simulator.config import EngineConfig, RowOrder
@@ -40,19 +41,19 @@ SCENARIO = Scenario(
 )
 
 
-def references_are_not_dropped() -> Spoilt:
+def references_are_not_dropped() -> Patch:
     def release(pool, block_ids):
         assert pool.available + len(block_ids) > 0
 
-    return spoilt((BlockPool, "release", release))
+    return patched((BlockPool, "release", release))
 
 
-def cleanup_never_runs() -> Spoilt:
-    return spoilt((Engine, "_retire", lambda engine, seq: engine.running.remove(seq)))
+def cleanup_never_runs() -> Patch:
+    return patched((Engine, "_retire", lambda engine, seq: engine.running.remove(seq)))
 
 
-def positions_count_from_the_chunk() -> Spoilt:
-    return spoilt((Row, "context_len", 0))
+def positions_count_from_the_chunk() -> Patch:
+    return patched((Row, "context_len", 0))
 
 
 LEAKS = {
@@ -102,5 +103,5 @@ def test_the_index_catches_a_wrong_hash(name: str):
     """S-13: the index compares contents, so that a colliding key never becomes a hit."""
     comparing = PrefixIndex, "find", PrefixIndex.find
     caught = pytest.raises(RuntimeError, match="one key for two contents")
-    with ENGINE[name].change(), spoilt(comparing), caught:
+    with ENGINE[name].change(), patched(comparing), caught:
         run(SCENARIO.config, SCENARIO.requests)

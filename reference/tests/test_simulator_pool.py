@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from paged_mla_reference.prefix import block_contents
+from paged_mla_reference.rules.prefix import block_contents
 from paged_mla_reference.simulator.block_pool import BlockPool
 from paged_mla_reference.simulator.coverage import Coverage, Situation
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_mla_reference.parallel import ContextParallel
+from paged_mla_reference.rules.parallel import ContextParallel
 from paged_mla_reference.simulator import work
 from paged_mla_reference.simulator.command import main
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig

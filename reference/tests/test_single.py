@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paged_mla_reference.attention import Answer, attend
-from paged_mla_reference.cache import append
-from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_reference.judging.single import check_single, equal_values, lone_keys, slack
-from paged_mla_reference.masks import keys_seen
-from paged_mla_reference.materialise import materialise
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_reference.rules.attention import Answer, attend
+from paged_mla_reference.rules.cache import append
+from paged_mla_reference.rules.masks import keys_seen
+from paged_mla_reference.rules.materialise import materialise
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
+from paged_mla_reference.tolerance.compare import Mismatch
+from paged_mla_reference.tolerance.single import check_single, equal_values, lone_keys, slack
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.cases.exact import SINGLE
 from paged_mla_shared.cases.prefill import PrefillCase

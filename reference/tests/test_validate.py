@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from reference_scenes import DIMS, problem_of, request, scene
 
-from paged_mla_reference.masks import spell_mask
-from paged_mla_reference.validate import validate_batch, validate_problem
+from paged_mla_reference.rules.masks import spell_mask
+from paged_mla_reference.rules.validation.inputs import validate_batch, validate_problem
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Mask, MaskSpelling, Rope, RopePairing, Yarn
 

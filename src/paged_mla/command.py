@@ -49,7 +49,7 @@ SUBCOMMANDS = {
         *_SUITE,
     ),
     "explain": Subcommand(
-        "paged_mla_reference.debug.command", "name the rule that a recorded step breaks"
+        "paged_mla_reference.explain.command", "name the rule that a recorded step breaks"
     ),
     "simulate": Subcommand(
         "paged_mla_reference.simulator.command", "run a serving engine's schedule, and draw it"

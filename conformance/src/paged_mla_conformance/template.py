@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference import merge, paging, positions
+from paged_mla_reference.rules import merge, paging, positions
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem

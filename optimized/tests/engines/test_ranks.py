@@ -21,7 +21,7 @@ ROWS = (  # (seq_len, query_len)
 @pytest.mark.parametrize(("world", "interleave"), [(2, 1), (3, 4), (8, 2)])
 def test_steps_of_ranks(world, interleave):
     """S-1, S-18: decode rows of many lengths, chains of four, a chunk, and padding."""
-    oracle = import_or_skip("paged_mla_reference.parallel")
+    oracle = import_or_skip("paged_mla_reference.rules.parallel")
     width = -(-LONGEST // (BLOCK_SIZE * world))
     starts = np.cumsum([0, *(queries for _, queries in ROWS)]).astype(np.int32)
     tokens = int(starts[-1]) + 2

@@ -174,8 +174,8 @@ def test_ranks_of_context_parallelism():
 
     The reference deals the keys and merges the answers.
     """
-    parallel = import_or_skip("paged_mla_reference.parallel")
-    oracle = import_or_skip("paged_mla_reference.merge")
+    parallel = import_or_skip("paged_mla_reference.rules.parallel")
+    oracle = import_or_skip("paged_mla_reference.rules.merge")
     whole = build((50, 1), (1, 1), (33, 1), (0, 0), padded_tokens=1, seed=2)
     group = parallel.ContextParallel(2)
     partials = []

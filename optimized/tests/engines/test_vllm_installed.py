@@ -224,7 +224,7 @@ def test_a_graph_of_microbatches_reads_the_lengths_of_its_replays(make):
 @pytest.mark.parametrize("name", [HEALTHY, "tables-of-other-rows"])
 def test_its_steps_are_dumped(make, tmp_path, name):
     """What vLLM said is in the dump, not what an adapter with an error took it for."""
-    explanation = import_or_skip("paged_mla_reference.debug.explanation")
+    explanation = import_or_skip("paged_mla_reference.explain.explanation")
     step = build((37, 1), (64, 1), (17, 1))
     step.cache.nan_to_num_(0.5)  # engines keep numbers everywhere
     layer = engine_layer(step, layer_name="0")

@@ -99,7 +99,7 @@ def run(name: str, folder: Path, num_layers: int = 1, **options: Any) -> Any:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_is_named(name: str, tmp_path: Path):
     """A dump has what vLLM said, not what the adapter made of it."""
-    explanation = import_or_skip("paged_mla_reference.debug.explanation")
+    explanation = import_or_skip("paged_mla_reference.explain.explanation")
     [path] = run(name, tmp_path, every=2).written
     found = explanation.explain(load_dump(path))
     assert found.is_broken == (name != HEALTHY), found.verdict

@@ -30,7 +30,7 @@ from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.launchers.prefill import PortablePrefill
 from paged_mla_optimized.planning.families import PORTABLE
 from paged_mla_optimized.planning.plan import Plan
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.cases import PrefillCase
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch

@@ -2,5 +2,5 @@
 
 Every module states one group of rules and is written to be read beside it. Arithmetic is
 float64; results are rounded only where a rule says so, and only by
-:func:`paged_mla_reference.rounding.round_to`.
+:func:`paged_mla_reference.rules.rounding.round_to`.
 """

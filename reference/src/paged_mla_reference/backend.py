@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.bounded import taken_as
-from paged_mla_reference.encoding import ENCODINGS
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.paging import NO_SLOT
-from paged_mla_reference.validate import (
+from paged_mla_reference.rules.bounded import taken_as
+from paged_mla_reference.rules.encoding import ENCODINGS
+from paged_mla_reference.rules.paging import NO_SLOT
+from paged_mla_reference.rules.validation.inputs import (
     validate_batch,
     validate_layer,
     validate_prefill,

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import AttendQuery, attend, attend_visible
-from paged_mla_reference.cache import append, gather_context
-from paged_mla_reference.layer import layer
-from paged_mla_reference.merge import merge
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.queries import quantise_queries
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import AttendQuery, attend, attend_visible
+from paged_mla_reference.rules.cache import append, gather_context
+from paged_mla_reference.rules.layer import layer
+from paged_mla_reference.rules.merge import merge
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
@@ -52,23 +52,23 @@ class Oracle:
     Parameters
     ----------
     metadata : callable
-        (S-1, S-3), :func:`paged_mla_reference.positions.metadata`.
+        (S-1, S-3), :func:`paged_mla_reference.rules.positions.metadata`.
     append : callable
-        (S-10, S-12), :func:`paged_mla_reference.cache.append`.
+        (S-10, S-12), :func:`paged_mla_reference.rules.cache.append`.
     attend : callable
         (S-4 to S-7), :func:`answer`.
     attend_visible : callable
         (S-5 to S-7), :func:`visible_answer`.
     gather_context : callable
-        (S-1, S-9), :func:`paged_mla_reference.cache.gather_context`.
+        (S-1, S-9), :func:`paged_mla_reference.rules.cache.gather_context`.
     quantise_queries : callable
-        (S-11), :func:`paged_mla_reference.queries.quantise_queries`.
+        (S-11), :func:`paged_mla_reference.rules.queries.quantise_queries`.
     merge : callable
-        (S-8), :func:`paged_mla_reference.merge.merge`.
+        (S-8), :func:`paged_mla_reference.rules.merge.merge`.
     prefill : callable
         (S-21), :func:`prefilled`.
     layer : callable
-        (S-21), :func:`paged_mla_reference.layer.layer`.
+        (S-21), :func:`paged_mla_reference.rules.layer.layer`.
     """
 
     metadata: Callable[[Problem, Batch], Metadata] = metadata

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from paged_mla_adapters.arrays import DTYPES, to_numpy, to_torch
 from paged_mla_adapters.declared import mode
-from paged_mla_reference.fp8 import quantise
-from paged_mla_reference.positions import metadata
+from paged_mla_reference.rules.fp8 import quantise
+from paged_mla_reference.rules.positions import metadata
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.errors import Unsupported
 from paged_mla_shared.layout import CacheImage

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.suite.trials.trial import Stage
-from paged_mla_reference.fp8 import FP8
-from paged_mla_reference.judging.budgets import lse_budget, out_budget
-from paged_mla_reference.paging import keys_of_tokens
-from paged_mla_reference.positions import metadata
+from paged_mla_reference.rules.fp8 import FP8
+from paged_mla_reference.rules.paging import keys_of_tokens
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.tolerance.budgets import lse_budget, out_budget
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.dtypes import dtype_name

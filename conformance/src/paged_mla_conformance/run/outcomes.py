@@ -13,7 +13,7 @@ from paged_mla_conformance.run.reports.result import FAILING, Result
 from paged_mla_conformance.suite.selection.items import RUN, SKIP, case_of, marker_of, test_id
 from paged_mla_conformance.suite.trials.traces import TraceTrial
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.tolerance.compare import Check
 
 EXPECTED = pytest.StashKey[dict[str, ExpectedFailure]]()
 TRIAL = pytest.StashKey[Trial | TraceTrial]()

@@ -40,7 +40,7 @@ from paged_mla_conformance.suite.selection.params import (
 )
 from paged_mla_conformance.suite.trials.traces import TraceTrial
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.tolerance.compare import Check
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import PRESETS
 from paged_mla_shared.errors import Unsupported

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.masks import decode_mask, spell_mask
+from paged_mla_reference.rules.masks import decode_mask, spell_mask
 from paged_mla_shared.backend import Capabilities
 from paged_mla_shared.problem import Batch, Problem, Rope, RopePairing
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.runners.profile import Profile
-from paged_mla_reference.attention import attend
-from paged_mla_reference.layer import absorbed_step
-from paged_mla_reference.paging import NO_SLOT, used_blocks
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.layer import absorbed_step
+from paged_mla_reference.rules.paging import NO_SLOT, used_blocks
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_shared.backend import Backend, Capabilities, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.inputs import INT32_MAX

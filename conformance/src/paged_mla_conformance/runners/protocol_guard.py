@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.backend import Backend, BoundedBackend, Runner
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage

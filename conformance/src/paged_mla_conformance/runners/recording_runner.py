@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
-from paged_mla_reference.cache import slots_to_write
+from paged_mla_reference.rules.cache import slots_to_write
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dtypes import numpy_dtype
 from paged_mla_shared.dump import Dump

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paged_mla_conformance.suite.trials.trial import Trial
+from paged_mla_reference.rules.validation.inputs import validate_problem
 from paged_mla_reference.simulator.scenario import Scenario, load_scenario
-from paged_mla_reference.validate import validate_problem
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases.case import Case, Row
 from paged_mla_shared.dims import SMALL, MlaDims

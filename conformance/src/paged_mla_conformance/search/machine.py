@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from paged_mla_conformance.suite.selection.adapt_case import adapt_scenario
 from paged_mla_conformance.suite.selection.params import unmet_by_trace
 from paged_mla_conformance.suite.trials.traces import TraceCrash, TraceMismatch, TraceTrial
-from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
+from paged_mla_reference.rules.parallel import UNDIVIDED, ContextParallel
 from paged_mla_reference.simulator.audit import Audit, Violation
 from paged_mla_reference.simulator.batches import lay_out
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig, RowOrder

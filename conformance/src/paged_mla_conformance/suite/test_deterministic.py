@@ -7,7 +7,7 @@ import pytest
 from paged_mla_conformance.suite.trials.layered import check_layer_bits
 from paged_mla_conformance.suite.trials.metamorphic import arrangements, of_rows
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference.judging import compare
+from paged_mla_reference.tolerance import compare
 from paged_mla_shared.inputs import build_steps
 from paged_mla_shared.problem import Output
 

@@ -9,7 +9,7 @@ from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_conformance.suite.selection.items import skip_if
 from paged_mla_conformance.suite.selection.params import Skip
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.judging.compare import Check
+from paged_mla_reference.tolerance.compare import Check
 
 pytestmark = pytest.mark.mla(group="formats", ops=("append", "attend"), rules=("S-10", "S-11"))
 

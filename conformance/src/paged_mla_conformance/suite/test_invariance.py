@@ -12,9 +12,9 @@ from paged_mla_conformance.suite.selection.items import skip_if
 from paged_mla_conformance.suite.selection.params import Skip
 from paged_mla_conformance.suite.trials.metamorphic import FORMS, Form, halves, permuted_requests
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference.cache import slots_to_write
-from paged_mla_reference.judging import compare
-from paged_mla_reference.paging import NO_SLOT
+from paged_mla_reference.rules.cache import slots_to_write
+from paged_mla_reference.rules.paging import NO_SLOT
+from paged_mla_reference.tolerance import compare
 from paged_mla_shared.inputs import Step, build_steps
 from paged_mla_shared.problem import Output
 

@@ -8,8 +8,8 @@ from paged_mla_conformance.suite.selection.adapt_case import adapt_case
 from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_conformance.suite.selection.items import skip_if
 from paged_mla_conformance.suite.selection.params import CaseParam, why_skip
-from paged_mla_reference.judging.compare import Check, check_merge
-from paged_mla_reference.merge import merge
+from paged_mla_reference.rules.merge import merge
+from paged_mla_reference.tolerance.compare import Check, check_merge
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.cases import MERGES, Case, MergeCase, Row
 

@@ -11,7 +11,7 @@ from paged_mla_conformance.suite.selection.items import skip_if
 from paged_mla_conformance.suite.selection.params import why_undeclared
 from paged_mla_conformance.suite.trials.metamorphic import arrangements, of_prefill_rows
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.judging import compare
+from paged_mla_reference.tolerance import compare
 from paged_mla_shared.prefill_inputs import build_prefills
 from paged_mla_shared.problem import Output
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.masks import decode_mask
+from paged_mla_reference.rules.masks import decode_mask
 
 pytestmark = pytest.mark.mla(group="siblings", ops=("append", "attend"))
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.masks import spell_mask
-from paged_mla_reference.padding import UNREADABLE_BLOCK, pad_batch
-from paged_mla_reference.parallel import ContextParallel, rank_batch
+from paged_mla_reference.rules.masks import spell_mask
+from paged_mla_reference.rules.padding import UNREADABLE_BLOCK, pad_batch
+from paged_mla_reference.rules.parallel import ContextParallel, rank_batch
 from paged_mla_reference.simulator.model import Histories, ModelStandIn
 from paged_mla_reference.simulator.step import Row, Step
 from paged_mla_shared.dtypes import numpy_dtype

@@ -6,8 +6,8 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from paged_mla_reference.paging import blocks_of
-from paged_mla_reference.prefix import BlockContent, PrefixIndex
+from paged_mla_reference.rules.paging import blocks_of
+from paged_mla_reference.rules.prefix import BlockContent, PrefixIndex
 from paged_mla_reference.simulator.coverage import Coverage, Situation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
+from paged_mla_reference.rules.parallel import UNDIVIDED, ContextParallel
 from paged_mla_shared.errors import InvalidArgument
 
 _LARGEST = {

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import Answer, attend_one, nothing_visible, turn_error
-from paged_mla_reference.encoding import as_cached
-from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
-from paged_mla_reference.rope import rotate
-from paged_mla_reference.rounding import Rounding, round_to, widen
+from paged_mla_reference.rules.attention import Answer, attend_one, nothing_visible, turn_error
+from paged_mla_reference.rules.encoding import as_cached
+from paged_mla_reference.rules.parallel import UNDIVIDED, ContextParallel
+from paged_mla_reference.rules.rope import rotate
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
 from paged_mla_reference.simulator.model import Histories, ModelStandIn, State
 from paged_mla_reference.simulator.request import Request
 from paged_mla_reference.simulator.step import Row

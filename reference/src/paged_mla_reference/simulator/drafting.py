@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paged_mla_reference.paging import blocks_of
+from paged_mla_reference.rules.paging import blocks_of
 from paged_mla_reference.simulator.block_pool import BlockPool
 from paged_mla_reference.simulator.config import Drafts
 from paged_mla_reference.simulator.sequence import Sequence as Running

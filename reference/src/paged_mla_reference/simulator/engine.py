@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 
-from paged_mla_reference.paging import blocks_of
+from paged_mla_reference.rules.paging import blocks_of
 from paged_mla_reference.simulator.arrange import arrange
 from paged_mla_reference.simulator.block_pool import BlockPool
 from paged_mla_reference.simulator.commit import commit

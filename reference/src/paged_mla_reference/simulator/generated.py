@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from paged_mla_reference.parallel import UNDIVIDED, ContextParallel
+from paged_mla_reference.rules.parallel import UNDIVIDED, ContextParallel
 from paged_mla_reference.simulator.config import DraftKind, Drafts, EngineConfig, RowOrder
 from paged_mla_reference.simulator.request import Request
 from paged_mla_reference.simulator.scenario import Scenario

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.rounding import round_to
+from paged_mla_reference.rules.rounding import round_to
 from paged_mla_reference.simulator.request import Request
 from paged_mla_reference.simulator.step import Row
 from paged_mla_shared.dims import MlaDims

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from paged_mla_reference.prefix import block_contents
+from paged_mla_reference.rules.prefix import block_contents
 from paged_mla_reference.simulator.block_pool import BlockPool
 from paged_mla_reference.simulator.config import EngineConfig
 from paged_mla_reference.simulator.coverage import Coverage, Situation

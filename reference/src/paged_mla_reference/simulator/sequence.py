@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paged_mla_reference.prefix import BlockContent
+from paged_mla_reference.rules.prefix import BlockContent
 from paged_mla_reference.simulator.request import Request
 
 

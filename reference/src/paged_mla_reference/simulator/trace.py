@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paged_mla_reference.attention import Answer
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import Answer
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.rules.validation.inputs import validate_problem
 from paged_mla_reference.simulator.batches import batch_of, rank_batches
 from paged_mla_reference.simulator.dense import Dense
 from paged_mla_reference.simulator.engine import Engine
@@ -14,7 +15,6 @@ from paged_mla_reference.simulator.model import Histories, ModelStandIn
 from paged_mla_reference.simulator.scenario import Scenario, drive
 from paged_mla_reference.simulator.step import Step
 from paged_mla_reference.simulator.work import check_answers, check_arrays
-from paged_mla_reference.validate import validate_problem
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.problem import Batch, Mask, Problem
 

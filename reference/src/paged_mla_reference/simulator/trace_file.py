@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.attention import Answer
-from paged_mla_reference.parallel import ContextParallel
-from paged_mla_reference.rounding import round_to, widen
+from paged_mla_reference.rules.attention import Answer
+from paged_mla_reference.rules.parallel import ContextParallel
+from paged_mla_reference.rules.rounding import round_to, widen
+from paged_mla_reference.rules.validation.inputs import validate_batch, validate_problem
 from paged_mla_reference.simulator.archive import LARGEST_ARRAYS, open_archive
 from paged_mla_reference.simulator.trace import Token, Trace, TraceStep
-from paged_mla_reference.validate import validate_batch, validate_problem
 from paged_mla_shared.documents import take_version
 from paged_mla_shared.dtypes import bits, numpy_dtype
 from paged_mla_shared.errors import InvalidArgument

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paged_mla_reference.paging import blocks_of
+from paged_mla_reference.rules.paging import blocks_of
 from paged_mla_reference.simulator.config import EngineConfig
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.request import Request

@@ -22,15 +22,15 @@ from paged_mla_conformance.meta.explained.healthy import healthy
 from paged_mla_conformance.meta.explained.page import Case, Results
 from paged_mla_conformance.meta.explained.single import single_faults
 from paged_mla_conformance.meta.mutants import MUTANTS
-from paged_mla_reference.debug.explanation import Explanation, explain
-from paged_mla_reference.debug.together import together
-from paged_mla_reference.deviations import ENGINE, ORACLE
+from paged_mla_reference.explain.explanation import Explanation, explain
+from paged_mla_reference.explain.joint_explanation import explain_jointly
+from paged_mla_reference.faults import ENGINE, ORACLE
 from paged_mla_shared.dump import save_dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
 from paged_mla_shared.options import whole
 
-MOST_DUMPS = 3  # of a mutant, as long as one deviation alone does not fit them
+MOST_DUMPS = 3  # of a mutant, as long as one fault alone does not fit them
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
     case = _case(name, first.test, explanations[0], MUTANTS[name].rules, seconds)
     if name not in ORACLE:
         return case
-    shared = together(explanations)
+    shared = explain_jointly(explanations)
     while len(shared.best) != 1 and len(explanations) < MOST_DUMPS:
         another = next(found, None)
         if another is None:
@@ -106,7 +106,7 @@ def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
             number = len(explanations) + 1
             _keep(another, folder / f"{name}-{number}.safetensors")
         explanations.append(explain(another.dump))
-        shared = together(explanations)
+        shared = explain_jointly(explanations)
     names = [fit.hypothesis.name for fit in shared.fits]
     return replace(
         case,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.meta.mutants.backends import mutant, spoilt_engine
+from paged_mla_conformance.meta.mutants.backends import broken_engine, mutant
 from paged_mla_conformance.run.quick.table import load_table
 from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.runners.recording_runner import RecordingBackend
@@ -23,13 +23,13 @@ from paged_mla_conformance.suite.selection.params import TraceParam, allows
 from paged_mla_conformance.suite.trials.layered import check_layer
 from paged_mla_conformance.suite.trials.traces import TraceTrial
 from paged_mla_conformance.suite.trials.trial import Trial
-from paged_mla_reference.debug.checks import examine
-from paged_mla_reference.debug.step import Step
-from paged_mla_reference.judging.compare import Mismatch, check_merge
-from paged_mla_reference.merge import merge
-from paged_mla_reference.rounding import widen
+from paged_mla_reference.explain.checks.dump_checks import examine
+from paged_mla_reference.explain.checks.step import Step
+from paged_mla_reference.rules.merge import merge
+from paged_mla_reference.rules.rounding import widen
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.scenarios import CORE
+from paged_mla_reference.tolerance.compare import Mismatch, check_merge
 from paged_mla_shared.aliases import alias_blocks
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import CASES, GROUPS, MERGES, Case
@@ -173,7 +173,7 @@ def _others(tests: list[str]) -> Iterator[str]:
 
 def _dump_of(name: str, test: str, param: str) -> Dump | None:
     """Return the step at which a mutant fails a test, ``None`` if it does not."""
-    with spoilt_engine(name):
+    with broken_engine(name):
         return failing_step(lambda: mutant(name), lambda backend: _run(backend, test, param))
 
 

@@ -25,15 +25,15 @@ class Case:
     alike : int
         Hypotheses, it among them, that explain the dump equally well, as well as any.
     known : bool
-        Whether the deviation is in the catalogue that is tried.
+        Whether the fault is in the catalogue that is tried.
     dumps : int
-        That were explained together: further ones as long as several deviations, or none, fit.
+        That were explained together: further ones as long as several faults, or none, fit.
     shared_place : int
-        Of the mutant's own name among the deviations that explain them, from 1; 0 without.
+        Of the mutant's own name among the faults that explain them, from 1; 0 without.
     shared_best : str
-        The deviation that explains them all; "" if none does.
+        The fault that explains them all; "" if none does.
     shared_alike : int
-        Deviations that explain them all equally well.
+        Faults that explain them all equally well.
     why : str
         Why there is no dump; "" if there is.
     seconds : float
@@ -93,13 +93,11 @@ class Results:
         return {
             "mutants with a dump": f"{len(dumped)} of {len(self.mutants)}",
             "first broken rule right": _share(sum(c.is_right for c in dumped), len(dumped)),
-            "deviation named first, of one dump": _share(
-                sum(c.place == 1 for c in known), len(known)
-            ),
-            "deviation named first, of up to three dumps": _share(
+            "fault named first, of one dump": _share(sum(c.place == 1 for c in known), len(known)),
+            "fault named first, of up to three dumps": _share(
                 sum(c.shared_place == 1 for c in known), len(known)
             ),
-            "deviation named first of one dump, or beside others that predict the same": _share(
+            "fault named first of one dump, or beside others that predict the same": _share(
                 sum(c.place == 1 or c.alike > 0 for c in known), len(known)
             ),
             "single faults, first broken rule right": _share(
@@ -141,7 +139,7 @@ class Results:
                 "| why | mutants | names |", "|---|---|---|", *without, "",
                 "## First broken rule is none of the mutant's", "",
                 "| mutant | test | found | breaks |", "|---|---|---|---|", *wrong, "",
-                "## Deviations that are not named first", "",
+                "## Faults that are not named first", "",
                 _ALIKE, "",
                 _LATER, "|---" * 9 + "|", *later, "",
                 "## Single faults", "",
@@ -151,8 +149,8 @@ class Results:
 
 
 _ALIKE = """\
-*Alike*: so many explain this dump equally well, the deviation among them. As long as not one
-deviation alone fits, a step of another test is explained together with it, up to three: the right
+*Alike*: so many explain this dump equally well, the fault among them. As long as not one
+fault alone fits, a step of another test is explained together with it, up to three: the right
 half of the table."""
 _LATER = (
     "| mutant | test | place | alike | named first | dumps | place | alike | named first together |"
@@ -172,9 +170,9 @@ Each mutant gives one dump: the step at which it fails the first test that kills
 of the quick verdict has it. Memory that no step may read holds other tokens where the mutant fails
 on them too, and NaN where it does not. In large caches, the blocks that wrapped offsets reach are
 among the listed ones. Half of the numbers of out and lse, chosen at random, are moved by one unit
-in the last place, so that their bits identify nothing. Where several deviations explain a dump
+in the last place, so that their bits identify nothing. Where several faults explain a dump
 equally well, the first is the one that breaks the fewest of some small cases of this suite
-([ordinary.py](../../reference/src/paged_mla_reference/debug/ordinary.py)), which has no access to
-the right one. Single faults are random and in no catalogue. Right steps are drawn from all cases,
-in all types and cache formats.
+([ordinary.py](../../reference/src/paged_mla_reference/explain/hypotheses/ordinary.py)), which has
+no access to the right one. Single faults are random and in no catalogue. Right steps are drawn from
+all cases, in all types and cache formats.
 """

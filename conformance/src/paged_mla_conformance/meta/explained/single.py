@@ -12,18 +12,18 @@ import numpy as np
 from paged_mla_conformance.meta.explained.dumps import failing_step
 from paged_mla_conformance.meta.explained.healthy import DTYPES
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference.attention import QueryAnswer, attend_one
 from paged_mla_reference.backend import ReferenceBackend
-from paged_mla_reference.deviations.change import (
+from paged_mla_reference.faults.kernel.change import (
     answering,
     appending,
-    reading,
     scoring,
     seeing,
+    with_batch,
     writing,
 )
 from paged_mla_reference.oracle import RIGHT, Oracle
-from paged_mla_reference.rounding import Rounding, widen
+from paged_mla_reference.rules.attention import QueryAnswer, attend_one
+from paged_mla_reference.rules.rounding import Rounding, widen
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.cases import GROUPS, Case
 from paged_mla_shared.dims import SMALL
@@ -72,10 +72,10 @@ def _ask(case: Case, dtype: str, backend: Backend) -> None:
     Trial(backend, case, SMALL, dtype).check_step()
 
 
-Fault = tuple[str, Callable[[Oracle], Oracle]] | None
+SingleFault = tuple[str, Callable[[Oracle], Oracle]] | None
 
 
-def _key(rng: Random, stage: Stage, row: int) -> Fault:
+def _key(rng: Random, stage: Stage, row: int) -> SingleFault:
     """Hide one key of a row."""
     key = int(rng.integers(stage.batch.seq_lens[row] - stage.batch.query_lens[row] + 1))
 
@@ -88,7 +88,7 @@ def _key(rng: Random, stage: Stage, row: int) -> Fault:
     return f"row {row} does not see key {key}", lambda o: seeing(o, change)
 
 
-def _length(rng: Random, stage: Stage, row: int) -> Fault:
+def _length(rng: Random, stage: Stage, row: int) -> SingleFault:
     """Cut some of a row's last keys."""
     cut = int(rng.integers(2, max(3, int(stage.batch.seq_lens[row]) // 2)))
 
@@ -101,7 +101,7 @@ def _length(rng: Random, stage: Stage, row: int) -> Fault:
     return f"row {row} lacks its last {cut} keys", lambda o: seeing(o, change)
 
 
-def _block(rng: Random, stage: Stage, row: int) -> Fault:
+def _block(rng: Random, stage: Stage, row: int) -> SingleFault:
     """Let one entry of a row's table name another block."""
     problem = stage.problem
     used_columns = -(-int(stage.batch.seq_lens[row]) // problem.block_size)
@@ -117,10 +117,10 @@ def _block(rng: Random, stage: Stage, row: int) -> Fault:
         table[row, column] = block
         return replace(batch, block_table=table)
 
-    return f"row {row} reads block {block} in column {column}", lambda o: reading(o, change)
+    return f"row {row} reads block {block} in column {column}", lambda o: with_batch(o, change)
 
 
-def _head(rng: Random, stage: Stage, _row: int) -> Fault:
+def _head(rng: Random, stage: Stage, _row: int) -> SingleFault:
     """Give one head another scale."""
     head = int(rng.integers(stage.problem.dims.num_heads))
     factor = float(rng.uniform(1.2, 3))
@@ -133,7 +133,7 @@ def _head(rng: Random, stage: Stage, _row: int) -> Fault:
     return f"head {head} takes {factor:.3g} times the scale", lambda o: scoring(o, attend)
 
 
-def _answer(rng: Random, stage: Stage, row: int) -> Fault:
+def _answer(rng: Random, stage: Stage, row: int) -> SingleFault:
     """Double one number of an answer."""
     token = int(stage.batch.cu_seqlens_q[row])
     head = int(rng.integers(stage.problem.dims.num_heads))
@@ -146,7 +146,7 @@ def _answer(rng: Random, stage: Stage, row: int) -> Fault:
     return f"an element of token {token}, head {head} is doubled", lambda o: answering(o, change)
 
 
-def _sum(rng: Random, stage: Stage, _row: int) -> Fault:
+def _sum(rng: Random, stage: Stage, _row: int) -> SingleFault:
     """Move the lse of one head by a little."""
     head = int(rng.integers(stage.problem.dims.num_heads))
     plus = np.float32(rng.uniform(0.05, 0.5))
@@ -158,7 +158,7 @@ def _sum(rng: Random, stage: Stage, _row: int) -> Fault:
     return f"lse of head {head} is {plus:.3g} too much", lambda o: answering(o, change)
 
 
-def _slot(rng: Random, stage: Stage, row: int) -> Fault:
+def _slot(rng: Random, stage: Stage, row: int) -> SingleFault:
     """Write one token of the step to a free slot."""
     if stage.batch.slot_mapping is not None:
         return None
@@ -175,7 +175,7 @@ def _slot(rng: Random, stage: Stage, row: int) -> Fault:
     return f"token {token} is written to slot {slot}", lambda o: writing(o, change)
 
 
-def _latent(rng: Random, stage: Stage, row: int) -> Fault:
+def _latent(rng: Random, stage: Stage, row: int) -> SingleFault:
     """Turn the sign of one element of a written latent."""
     token = int(stage.batch.cu_seqlens_q[row])
     at = int(rng.integers(stage.problem.dims.kv_lora_rank))
@@ -188,7 +188,7 @@ def _latent(rng: Random, stage: Stage, row: int) -> Fault:
     return f"element {at} of token {token} is stored negative", lambda o: appending(o, change)
 
 
-def _position(rng: Random, stage: Stage, row: int) -> Fault:
+def _position(rng: Random, stage: Stage, row: int) -> SingleFault:
     """Move the positions of one row."""
     by = int(rng.integers(1, 9))
     span = slice(*stage.batch.cu_seqlens_q[row : row + 2].tolist())
@@ -205,7 +205,7 @@ def _position(rng: Random, stage: Stage, row: int) -> Fault:
     return f"positions of row {row} are {by} too large", change
 
 
-def _query(_rng: Random, stage: Stage, row: int) -> Fault:
+def _query(_rng: Random, stage: Stage, row: int) -> SingleFault:
     """Let one row attend with the queries of the tokens before."""
     tokens = np.arange(*stage.batch.cu_seqlens_q[row : row + 2].tolist())
     if not tokens.size or stage.batch.num_tokens < 2:
@@ -217,10 +217,10 @@ def _query(_rng: Random, stage: Stage, row: int) -> Fault:
         q_nope[tokens] = batch.q_nope[source]
         return replace(batch, q_nope=q_nope)
 
-    return f"row {row} attends with other queries", lambda o: reading(o, change)
+    return f"row {row} attends with other queries", lambda o: with_batch(o, change)
 
 
-_KINDS: dict[Callable[[Random, Stage, int], Fault], tuple[str, ...]] = {
+_KINDS: dict[Callable[[Random, Stage, int], SingleFault], tuple[str, ...]] = {
     _key: READ,
     _length: READ,
     _block: READ,

@@ -1,6 +1,6 @@
 """Mutants: backends that are wrong in a known way, as proof that the suite can fail.
 
-``RUNNER`` deviations wrap a runner: their change takes a problem and a right runner. So do
+``RUNNER`` faults wrap a runner: their change takes a problem and a right runner. So do
 ``UNBOUNDED`` ones, but only runners that look at no values. ``MUTANTS`` holds them beside those of
 the oracle and of the simulated engine.
 """
@@ -8,11 +8,11 @@ the oracle and of the simulated engine.
 from __future__ import annotations
 
 from paged_mla_conformance.meta.mutants import captured, known, runners, stale, unbounded
-from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
-from paged_mla_reference.deviations.deviation import deviations_of
+from paged_mla_reference.faults import ENGINE, ORACLE, Fault
+from paged_mla_reference.faults.fault import faults_of
 
-RUNNER: dict[str, Deviation] = deviations_of((captured, stale, known, runners))
+RUNNER: dict[str, Fault] = faults_of((captured, stale, known, runners))
 
-UNBOUNDED: dict[str, Deviation] = deviations_of((unbounded,))
+UNBOUNDED: dict[str, Fault] = faults_of((unbounded,))
 
-MUTANTS: dict[str, Deviation] = {**ORACLE, **RUNNER, **UNBOUNDED, **ENGINE}
+MUTANTS: dict[str, Fault] = {**ORACLE, **RUNNER, **UNBOUNDED, **ENGINE}

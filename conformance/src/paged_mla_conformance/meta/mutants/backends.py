@@ -2,7 +2,7 @@
 
 ``--backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2`` runs the suite on one.
 
-A mutant of the engine is a right backend; :func:`spoilt_engine` makes the schedules wrong that it
+A mutant of the engine is a right backend; :func:`broken_engine` makes the schedules wrong that it
 is asked.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from paged_mla_conformance.meta.mutants import MUTANTS, RUNNER, UNBOUNDED
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.deviations import ENGINE, IN_16_BITS, ORACLE
+from paged_mla_reference.faults import ENGINE, IN_16_BITS, ORACLE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.problem import Problem
@@ -75,7 +75,7 @@ def _capabilities(name: str) -> Capabilities:
     return EVERY_FORMAT if formats else FLOAT32
 
 
-def spoilt_engine(name: str) -> AbstractContextManager[None]:
+def broken_engine(name: str) -> AbstractContextManager[None]:
     """Return a context in which the simulated engine has the mutant's fault, if it has one."""
     return ENGINE[name].change() if name in ENGINE else nullcontext()
 

@@ -13,14 +13,14 @@ import pytest
 
 from paged_mla_conformance import suite
 from paged_mla_conformance.meta.mutants import MUTANTS
-from paged_mla_conformance.meta.mutants.backends import BOUNDED, SCHEDULES, changes, spoilt_engine
+from paged_mla_conformance.meta.mutants.backends import BOUNDED, SCHEDULES, broken_engine, changes
 from paged_mla_conformance.run.quick.keys import key_of
 from paged_mla_conformance.run.quick.needs import needs_of
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
 from paged_mla_conformance.suite.selection.items import marker_of, param_of
 from paged_mla_conformance.suite.selection.params import CaseParam, TraceParam
-from paged_mla_reference.deviations import IN_16_BITS
-from paged_mla_reference.judging.compare import Mismatch
+from paged_mla_reference.faults import IN_16_BITS
+from paged_mla_reference.tolerance.compare import Mismatch
 
 BACKENDS = "paged_mla_conformance.meta.mutants.backends"
 _NAMED = "rule"  # of a kill: an assertion that names a rule the mutant breaks
@@ -179,7 +179,7 @@ def kill(name: str, *chosen: str, every: bool = False) -> Kills:
     rules = MUTANTS[name].rules if name in MUTANTS else ()
     recorder = Recorder(kills, rules, every=every)
     started = time.process_time()
-    with spoilt_engine(name), _silence():
+    with broken_engine(name), _silence():
         pytest.main(_arguments(name, chosen), plugins=[recorder])
     if not recorder.tests:
         raise NothingAsked(f"the suite was not put to {name}: no test was run")

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.meta.mutants.stale import SHOWS, blocks_of_rows, with_blocks
 from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
-from paged_mla_reference.deviations import Fault
-from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_reference.faults import FaultClass
+from paged_mla_reference.faults.fault import breaks
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
 
-@breaks(Fault.HOST_SCALAR, *SHOWS, "S-14")
+@breaks(FaultClass.HOST_SCALAR, *SHOWS, "S-14")
 class TreesAreKnownByTheirLengths(ForwardingRunner):
     """A mask is read again only if the lengths of the rows are other ones."""
 
@@ -35,7 +35,7 @@ class TreesAreKnownByTheirLengths(ForwardingRunner):
         return self.inner.attend(replace(batch, mask=self.mask))
 
 
-@breaks(Fault.HOST_SCALAR, "S-17", "S-1", "S-3", "S-10")
+@breaks(FaultClass.HOST_SCALAR, "S-17", "S-1", "S-3", "S-10")
 class PlansAreKnownByTheirLengths(ForwardingRunner):
     """Positions and slots are those of the first step that had the same lengths."""
 
@@ -56,7 +56,7 @@ class PlansAreKnownByTheirLengths(ForwardingRunner):
         self.inner.append(batch)
 
 
-@breaks(Fault.STALE, *SHOWS)
+@breaks(FaultClass.STALE, *SHOWS)
 class TablesAreKnownByTheirBlockCounts(ForwardingRunner):
     """A step whose rows have as many blocks as those of the step before keeps its table."""
 
@@ -70,7 +70,7 @@ class TablesAreKnownByTheirBlockCounts(ForwardingRunner):
         return self.inner.attend(with_blocks(batch, self.blocks))
 
 
-@breaks(Fault.STALE, "S-17", "S-4", "S-5", "S-10")
+@breaks(FaultClass.STALE, "S-17", "S-4", "S-5", "S-10")
 class AnAppendToTheSameSlotsIsSkipped(ForwardingRunner):
     """A step that has the slots of the one before is not appended."""
 
@@ -86,7 +86,7 @@ class AnAppendToTheSameSlotsIsSkipped(ForwardingRunner):
         self.before = slots.copy()
 
 
-@breaks(Fault.STALE, "S-17", "S-10", "S-5")
+@breaks(FaultClass.STALE, "S-17", "S-10", "S-5")
 class AnImageOfTheSameBlocksIsNotTaken(ForwardingRunner):
     """A cache that lists the blocks of the one before is not loaded."""
 

@@ -11,8 +11,8 @@ from typing import Any
 from paged_mla_conformance.meta.mutants import MUTANTS
 from paged_mla_conformance.meta.mutants.kill import Kills
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
-from paged_mla_reference.deviations import ENGINE, ORACLE, Deviation
-from paged_mla_reference.deviations.reports import link
+from paged_mla_reference.faults import ENGINE, ORACLE, Fault
+from paged_mla_reference.faults.reports import link
 from paged_mla_shared.folders import make_folders
 
 
@@ -75,7 +75,7 @@ class Matrix:
                 {
                     "name": k.name,
                     "level": level(k.name),
-                    "fault": MUTANTS[k.name].fault.value,
+                    "fault": MUTANTS[k.name].fault_class.value,
                     "rules": list(MUTANTS[k.name].rules),
                     "citations": list(MUTANTS[k.name].citations),
                     "akin": list(MUTANTS[k.name].akin),
@@ -101,8 +101,8 @@ class Matrix:
         return "\n".join([_HEAD, *self._faults(), *self._list(), *self._matrix(), *self._alone()])
 
     def _faults(self) -> list[str]:
-        counts = Counter(MUTANTS[k.name].fault for k in self.kills)
-        killed = Counter(MUTANTS[k.name].fault for k in self.kills if k.killed)
+        counts = Counter(MUTANTS[k.name].fault_class for k in self.kills)
+        killed = Counter(MUTANTS[k.name].fault_class for k in self.kills if k.killed)
         lines = [f"| {fault} | {count} | {killed[fault]} |" for fault, count in counts.items()]
         total = f"| **all** | **{len(self.kills)}** | **{killed.total()}** |"
         head = ["## Faults", "", "| fault | mutants | killed |", "|---|---|---|"]
@@ -143,21 +143,21 @@ def level(name: str) -> str:
     return "engine" if name in ENGINE else "runner"
 
 
-def _line(name: str, deviation: Deviation) -> str:
+def _line(name: str, fault: Fault) -> str:
     cells = [
         f"`{name}`",
         level(name),
-        deviation.fault.value,
-        ", ".join(deviation.rules),
-        _reports(deviation),
-        deviation.what,
+        fault.fault_class.value,
+        ", ".join(fault.rules),
+        _reports(fault),
+        fault.what,
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _reports(deviation: Deviation) -> str:
-    known = [f"[{c}]({link(c)})" for c in deviation.citations]
-    known += [f"akin to [{c}]({link(c)})" for c in deviation.akin]
+def _reports(fault: Fault) -> str:
+    known = [f"[{c}]({link(c)})" for c in fault.citations]
+    known += [f"akin to [{c}]({link(c)})" for c in fault.akin]
     return ", ".join(known) or "no report known"
 
 
@@ -179,7 +179,7 @@ S-11 run in every cache format, and those that break S-22 in bfloat16, since flo
 weights.
 
 A mutant of the oracle is the reference with one function exchanged
-([deviations](../../reference/src/paged_mla_reference/deviations/__init__.py)). A mutant of a runner
+([faults](../../reference/src/paged_mla_reference/faults/__init__.py)). A mutant of a runner
 wraps the reference's runner
 ([mutants](../src/paged_mla_conformance/meta/mutants/__init__.py)). A mutant of the engine is a
 right backend with the schedules of a wrong engine. To see one fail:

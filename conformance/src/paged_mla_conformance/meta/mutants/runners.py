@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.suite.trials.trial import MAX_BLOCKS_READ
-from paged_mla_reference.cache import slots_to_write
-from paged_mla_reference.deviations import Fault
-from paged_mla_reference.deviations.deviation import breaks
+from paged_mla_reference.faults import FaultClass
+from paged_mla_reference.faults.fault import breaks
+from paged_mla_reference.rules.cache import slots_to_write
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.formats import FORMATS, ScaleTensor
 from paged_mla_shared.layer import LayerBatch
@@ -26,7 +26,7 @@ SCALED = ("S-11", "S-17", "S-10", "S-5", "S-7", "S-1", "S-21")  # how a wrong ca
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
 
 
-@breaks(Fault.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
+@breaks(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
 class BadInputIsSwallowed(ForwardingRunner):
     """Errors become silence."""
 
@@ -46,7 +46,7 @@ class BadInputIsSwallowed(ForwardingRunner):
             return Metadata(none, none)
 
 
-@breaks(Fault.VALIDATION, *REFUSED, cites="flashinfer#3238")
+@breaks(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3238")
 class CapacityIsNotChecked(ForwardingRunner):
     """Batches larger than what was prepared are cut, not refused."""
 
@@ -60,7 +60,7 @@ class CapacityIsNotChecked(ForwardingRunner):
             return Metadata(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-@breaks(Fault.VALIDATION, *REFUSED, "S-8", "S-11", "S-21")
+@breaks(FaultClass.VALIDATION, *REFUSED, "S-8", "S-11", "S-21")
 class OptionalCallsRefuseNothing(ForwardingRunner):
     """Layers, merges, gathered contexts and queries of 8 bits are not looked at."""
 
@@ -95,7 +95,7 @@ class OptionalCallsRefuseNothing(ForwardingRunner):
             return np.zeros((0, 0, 0), np.uint8), np.zeros((0, 0), np.float32)
 
 
-@breaks(Fault.VALIDATION, "S-21")
+@breaks(FaultClass.VALIDATION, "S-21")
 class CapacityOfPrefillsIsNotChecked(ForwardingRunner):
     """Prefills larger than what was prepared are answered with zeros."""
 
@@ -111,7 +111,7 @@ class CapacityOfPrefillsIsNotChecked(ForwardingRunner):
             return Output(out, np.zeros(lines, np.float32))
 
 
-@breaks(Fault.VALIDATION, *REFUSED)
+@breaks(FaultClass.VALIDATION, *REFUSED)
 class PackedTreesAreNotLookedAt(ForwardingRunner):
     """A packed mask is taken as it comes: blind nodes, and nodes that see later ones."""
 
@@ -126,7 +126,7 @@ class PackedTreesAreNotLookedAt(ForwardingRunner):
             return Output(np.zeros_like(batch.q_nope), np.zeros(batch.q_nope.shape[:2], np.float32))
 
 
-@breaks(Fault.VALIDATION, *REFUSED)
+@breaks(FaultClass.VALIDATION, *REFUSED)
 class BadBatchesAreWrittenBeforeTheyAreRefused(ForwardingRunner):
     """The cache is touched before a batch is looked at."""
 
@@ -140,7 +140,7 @@ class BadBatchesAreWrittenBeforeTheyAreRefused(ForwardingRunner):
             raise
 
 
-@breaks(Fault.RANKS, "S-10", "S-18", akin="sglang@trtllm_mla_backend")
+@breaks(FaultClass.RANKS, "S-10", "S-18", akin="sglang@trtllm_mla_backend")
 class EveryRankWritesEverything(ForwardingRunner):
     """The owner of a token is not asked for."""
 
@@ -155,7 +155,7 @@ class EveryRankWritesEverything(ForwardingRunner):
         self.inner.append(batch)
 
 
-@breaks(Fault.WRITE, "S-10")
+@breaks(FaultClass.WRITE, "S-10")
 class RotatedNeighboursLoseOneBit(ForwardingRunner):
     """With a rope an append stores whole blocks anew, and a key it was not given loses a bit."""
 
@@ -171,7 +171,7 @@ class RotatedNeighboursLoseOneBit(ForwardingRunner):
         _spoil_rotated(self.problem, self.inner, batch, spoil)
 
 
-@breaks(Fault.PRECISION, "S-10", "S-11", "S-12")
+@breaks(FaultClass.PRECISION, "S-10", "S-11", "S-12")
 class RotatedKeysAreOneStepDown(ForwardingRunner):
     """A kernel that rotates and rounds at once leaves each rotated key a step nearer to zero."""
 
@@ -187,7 +187,7 @@ class RotatedKeysAreOneStepDown(ForwardingRunner):
         _spoil_rotated(self.problem, self.inner, batch, spoil)
 
 
-@breaks(Fault.PRECISION, "S-11", "S-12")
+@breaks(FaultClass.PRECISION, "S-11", "S-12")
 class RotatedQueriesAreOneStepDown(ForwardingRunner):
     """A kernel that rotates and quantises at once leaves each code a step nearer to zero."""
 
@@ -202,7 +202,7 @@ class RotatedQueriesAreOneStepDown(ForwardingRunner):
         return codes, scales
 
 
-@breaks(Fault.STALE, "S-9", "S-10", cites="tt-metal#41195")
+@breaks(FaultClass.STALE, "S-9", "S-10", cites="tt-metal#41195")
 class AttentionWritesTheCache(ForwardingRunner):
     """Scratch lies inside the cache: attending changes its first free byte."""
 
@@ -213,7 +213,7 @@ class AttentionWritesTheCache(ForwardingRunner):
         return answer
 
 
-@breaks(Fault.STALE, "S-10")
+@breaks(FaultClass.STALE, "S-10")
 class GatheringWritesTheCache(ForwardingRunner):
     """Scratch lies inside the cache: reading it back changes its first free byte."""
 
@@ -258,7 +258,7 @@ def _every_block(problem: Problem, inner: Runner) -> Iterator[NDArray[np.uint8]]
     inner.load_cache(CacheImage(problem.layout, every, blocks, blocks[0][:4].copy()))
 
 
-@breaks(Fault.STALE, "S-10")
+@breaks(FaultClass.STALE, "S-10")
 class TheImageBecomesTheCache(ForwardingRunner):
     """What was loaded is kept as the cache itself, and appends write into the caller's array."""
 
@@ -275,7 +275,7 @@ class TheImageBecomesTheCache(ForwardingRunner):
         self.image.blocks[...] = self.inner.read_cache(self.image.block_ids)
 
 
-@breaks(Fault.SCALE, "S-5", "S-7", "S-17")
+@breaks(FaultClass.SCALE, "S-5", "S-7", "S-17")
 class TheScaleIsThatOfTheLastRunner(ForwardingRunner):
     """The softmax scale is one of the process: the one of the problem that was prepared last."""
 
@@ -336,7 +336,7 @@ def rounded_otherwise(answer: Output) -> Output:
     return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
 
 
-@breaks(Fault.SCALE, *SCALED)
+@breaks(FaultClass.SCALE, *SCALED)
 class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
     """The layer's scale is one of the process: the one of the problem that was prepared last."""
 
@@ -345,7 +345,7 @@ class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
         type(self).scale = problem.cache_scale
 
 
-@breaks(Fault.SCALE, *SCALED)
+@breaks(FaultClass.SCALE, *SCALED)
 class TheCacheScaleIsThatOfTheLastWrite(_TheCacheScaleIsThatOfTheProcess):
     """Whoever loads or appends leaves the scale of its layer where every runner reads it."""
 
@@ -360,7 +360,7 @@ class TheCacheScaleIsThatOfTheLastWrite(_TheCacheScaleIsThatOfTheProcess):
         self.inner.append(batch)
 
 
-@breaks(Fault.PRECISION, "S-5")
+@breaks(FaultClass.PRECISION, "S-5")
 class LayersAnswerInFloat64(ForwardingRunner):
     """What a layer hands on has the type of its sums, not of the problem."""
 
@@ -370,7 +370,7 @@ class LayersAnswerInFloat64(ForwardingRunner):
         return Output(answer.out.astype(np.float64), answer.lse)
 
 
-@breaks(Fault.BATCH_MATE, "S-4", "S-17", "S-19", "S-20", cites="FlashMLA#212 sglang#12000")
+@breaks(FaultClass.BATCH_MATE, "S-4", "S-17", "S-19", "S-20", cites="FlashMLA#212 sglang#12000")
 class BitsDependOnTheFirstRow(ForwardingRunner):
     """The last bit of every answer follows from what the batch's last token holds."""
 
@@ -383,7 +383,7 @@ class BitsDependOnTheFirstRow(ForwardingRunner):
         return answer
 
 
-@breaks(Fault.BATCH_MATE, "S-20")
+@breaks(FaultClass.BATCH_MATE, "S-20")
 class SplitsFollowTheLongestRow(ForwardingRunner):
     """The order of summation, and so the last bit, is chosen by the longest row of the batch."""
 
@@ -395,7 +395,7 @@ class SplitsFollowTheLongestRow(ForwardingRunner):
         return answer
 
 
-@breaks(Fault.BATCH_MATE, "S-20")
+@breaks(FaultClass.BATCH_MATE, "S-20")
 class SplitsFollowTheNumberOfRows(ForwardingRunner):
     """Rows, padded ones included, share the grid: the last bit of an lse depends on how many."""
 
@@ -407,7 +407,7 @@ class SplitsFollowTheNumberOfRows(ForwardingRunner):
         return answer
 
 
-@breaks(Fault.BATCH_MATE, "S-20")
+@breaks(FaultClass.BATCH_MATE, "S-20")
 class PrefillTilesFollowTheBatch(ForwardingRunner):
     """Long rows of a prefill are cut over their keys where no other row fills the device."""
 
@@ -419,7 +419,7 @@ class PrefillTilesFollowTheBatch(ForwardingRunner):
         return answer
 
 
-@breaks(Fault.BATCH_MATE, "S-20")
+@breaks(FaultClass.BATCH_MATE, "S-20")
 class LayerTilesFollowTheBatch(ForwardingRunner):
     """Long rows of a layer are cut over their keys where no other row fills the device."""
 
@@ -442,7 +442,7 @@ class _RoundsLaterSteps(ForwardingRunner):
         return rounded_otherwise(answer) if self.steps > 1 else answer
 
 
-@breaks(Fault.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
+@breaks(FaultClass.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
 class SplitsFollowTheFirstStep(_RoundsLaterSteps):
     """The order of summation stays as the first step chose it, so that bits differ."""
 
@@ -451,7 +451,7 @@ class SplitsFollowTheFirstStep(_RoundsLaterSteps):
         return self.later(self.inner.attend(batch))
 
 
-@breaks(Fault.STALE, "S-17")
+@breaks(FaultClass.STALE, "S-17")
 class LayerSplitsFollowTheFirstStep(_RoundsLaterSteps):
     """The order of summation in layers stays as the first step chose it, so that bits differ."""
 
@@ -460,7 +460,7 @@ class LayerSplitsFollowTheFirstStep(_RoundsLaterSteps):
         return self.later(self.inner.layer(batch))
 
 
-@breaks(Fault.STALE, "S-17")
+@breaks(FaultClass.STALE, "S-17")
 class PrefillTilesFollowTheFirstStep(_RoundsLaterSteps):
     """The order of summation in prefills stays as the first step chose it, so that bits differ."""
 
@@ -469,7 +469,7 @@ class PrefillTilesFollowTheFirstStep(_RoundsLaterSteps):
         return self.later(self.inner.prefill(batch))
 
 
-@breaks(Fault.PARTIAL, "S-8", cites="FastDeploy#5921")
+@breaks(FaultClass.PARTIAL, "S-8", cites="FastDeploy#5921")
 class MergeKeepsItsFirstPartial(ForwardingRunner):
     """Where the first partial saw something, the others are not merged in."""
 

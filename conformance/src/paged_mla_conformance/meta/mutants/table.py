@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paged_mla_conformance.meta.mutants.kill import Kills
 from paged_mla_conformance.run.quick.table import Entry
-from paged_mla_reference.deviations import ENGINE
+from paged_mla_reference.faults import ENGINE
 
 _SLOWER = 1.5  # how much longer than a test one may take that replaces it
 _SHORT_MS = 100.0  # below this, what a test takes does not matter

@@ -13,7 +13,7 @@ from paged_mla_conformance.run.quick.choice import OVERHEAD_MS, Claim, choose
 from paged_mla_conformance.run.quick.keys import key_of
 from paged_mla_conformance.run.quick.table import load_table
 from paged_mla_conformance.suite.selection.items import param_of, test_id, why_not_asked
-from paged_mla_reference.deviations import IN_16_BITS
+from paged_mla_reference.faults import IN_16_BITS
 
 QUICK = pytest.StashKey[Claim]()
 

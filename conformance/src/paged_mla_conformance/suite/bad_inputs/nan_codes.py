@@ -10,8 +10,8 @@ from paged_mla_conformance.suite.selection.adapt_case import adapt_case
 from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_conformance.suite.selection.params import CaseParam, why_skip
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference.judging.compare import Mismatch
-from paged_mla_reference.positions import metadata
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.layout import CacheImage

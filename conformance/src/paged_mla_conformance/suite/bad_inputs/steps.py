@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from paged_mla_reference.masks import spell_mask
+from paged_mla_reference.rules.masks import spell_mask
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Problem, Rope, RopePairing, Yarn
 

@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference.absorb import UpProjection
-from paged_mla_reference.attention import Answer
-from paged_mla_reference.judging import budgets, compare
-from paged_mla_reference.judging.compare import Check
-from paged_mla_reference.judging.layers import attended
-from paged_mla_reference.layer import absorbed_step, materialised_step
-from paged_mla_reference.masks import visibility
-from paged_mla_reference.paging import keys_of_tokens
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.rounding import Rounding, round_to
+from paged_mla_reference.rules.absorb import UpProjection
+from paged_mla_reference.rules.attention import Answer
+from paged_mla_reference.rules.layer import absorbed_step, materialised_step
+from paged_mla_reference.rules.masks import visibility
+from paged_mla_reference.rules.paging import keys_of_tokens
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.rounding import Rounding, round_to
+from paged_mla_reference.tolerance import budgets, compare
+from paged_mla_reference.tolerance.compare import Check
+from paged_mla_reference.tolerance.layers import attended
 from paged_mla_shared.inputs import build_steps, normal
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch

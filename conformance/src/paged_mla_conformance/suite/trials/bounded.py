@@ -2,7 +2,7 @@
 
 Rows that are legal are answered as if the others were padding; no other byte of the cache changes;
 and the runner's next step is right. What an illegal step is taken for is said in
-:mod:`paged_mla_reference.bounded`.
+:mod:`paged_mla_reference.rules.bounded`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference import bounded
-from paged_mla_reference.cache import append, gather_context
-from paged_mla_reference.judging import caches, compare
-from paged_mla_reference.paging import blocks_of
+from paged_mla_reference.rules import bounded
+from paged_mla_reference.rules.cache import append, gather_context
+from paged_mla_reference.rules.paging import blocks_of
+from paged_mla_reference.tolerance import caches, compare
 from paged_mla_shared.backend import BoundedBackend, Runner
 from paged_mla_shared.cases import IllegalCase
 from paged_mla_shared.inputs import build_steps

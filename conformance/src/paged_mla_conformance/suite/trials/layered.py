@@ -4,7 +4,7 @@ Later steps of a runner have the bits of a fresh one (S-17), rows of a determini
 that they have beside any others (S-20).
 
 All answers are held against one that is exact from latents, queries and weights
-(:mod:`paged_mla_reference.judging.layers`).
+(:mod:`paged_mla_reference.tolerance.layers`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from paged_mla_conformance.suite.trials.both_forms import Layer, layers_of
 from paged_mla_conformance.suite.trials.metamorphic import arrangements, of_rows
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
-from paged_mla_reference.judging import compare
-from paged_mla_reference.judging.compare import Check
-from paged_mla_reference.judging.layers import RightLayer
+from paged_mla_reference.tolerance import compare
+from paged_mla_reference.tolerance.compare import Check
+from paged_mla_reference.tolerance.layers import RightLayer
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.dtypes import dtype_name
 from paged_mla_shared.inputs import build_steps

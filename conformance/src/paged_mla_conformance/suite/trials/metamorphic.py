@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.suite.trials.trial import Stage
-from paged_mla_reference.paging import NO_SLOT, blocks_of, context_lens
+from paged_mla_reference.rules.paging import NO_SLOT, blocks_of, context_lens
 from paged_mla_shared.inputs import INT32_MAX, Step
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Problem

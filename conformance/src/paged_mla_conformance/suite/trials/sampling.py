@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.paging import keys_of_tokens, query_spans
+from paged_mla_reference.rules.paging import keys_of_tokens, query_spans
 from paged_mla_shared.problem import Batch, Problem
 
 MAX_WORK = 3e9  # products of an element of a query with one of a key: seconds of one core

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.attention import attend
-from paged_mla_reference.cache import append, slots_to_write
-from paged_mla_reference.judging import caches, compare
-from paged_mla_reference.judging.compare import Check, Mismatch
-from paged_mla_reference.merge import merge
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules.attention import attend
+from paged_mla_reference.rules.cache import append, slots_to_write
+from paged_mla_reference.rules.merge import merge
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.rounding import Rounding
 from paged_mla_reference.simulator.coverage import Coverage
 from paged_mla_reference.simulator.engine import Engine
 from paged_mla_reference.simulator.scenario import Scenario
 from paged_mla_reference.simulator.trace import Trace, TraceStep, record, trace_of
+from paged_mla_reference.tolerance import caches, compare
+from paged_mla_reference.tolerance.compare import Check, Mismatch
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dims import MlaDims
 from paged_mla_shared.layout import CacheImage

@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from paged_mla_conformance.runners.decoy import decoy_problem
 from paged_mla_conformance.runners.interleaved_runner import InterleavedRunner
 from paged_mla_conformance.suite.trials.sampling import asked_tokens
-from paged_mla_reference import chunked
-from paged_mla_reference.attention import Answer, attend
-from paged_mla_reference.cache import append, gather_context, slots_to_write
-from paged_mla_reference.judging import budgets, caches, compare
-from paged_mla_reference.judging.compare import Check
-from paged_mla_reference.judging.fast import Allowance, fast_answers, may_be_fast
-from paged_mla_reference.judging.queries import check_queries
-from paged_mla_reference.judging.short import check_short
-from paged_mla_reference.judging.single import check_single, equal_values, lone_keys
-from paged_mla_reference.masks import keys_seen
-from paged_mla_reference.materialise import materialise, respelt
-from paged_mla_reference.paging import keys_of_tokens
-from paged_mla_reference.positions import metadata
-from paged_mla_reference.prefill import prefill
-from paged_mla_reference.queries import quantise_queries
-from paged_mla_reference.rounding import Rounding
+from paged_mla_reference.rules import chunked
+from paged_mla_reference.rules.attention import Answer, attend
+from paged_mla_reference.rules.cache import append, gather_context, slots_to_write
+from paged_mla_reference.rules.masks import keys_seen
+from paged_mla_reference.rules.materialise import materialise, respelt
+from paged_mla_reference.rules.paging import keys_of_tokens
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.prefill import prefill
+from paged_mla_reference.rules.queries import quantise_queries
+from paged_mla_reference.rules.rounding import Rounding
+from paged_mla_reference.tolerance import budgets, caches, compare
+from paged_mla_reference.tolerance.compare import Check
+from paged_mla_reference.tolerance.fast import Allowance, fast_answers, may_be_fast
+from paged_mla_reference.tolerance.queries import check_queries
+from paged_mla_reference.tolerance.short import check_short
+from paged_mla_reference.tolerance.single import check_single, equal_values, lone_keys
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.cases import Case, PrefillCase, QueryCase
 from paged_mla_shared.dims import MlaDims

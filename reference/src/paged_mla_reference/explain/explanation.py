@@ -1,0 +1,149 @@
+"""What is said of a dump: findings in order, and the fault that explains the first broken rule."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paged_mla_reference.explain.checks.dump_checks import examine
+from paged_mla_reference.explain.checks.examination import Examination
+from paged_mla_reference.explain.checks.finding import Finding, State
+from paged_mla_reference.explain.checks.step import Step
+from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis
+from paged_mla_reference.explain.hypotheses.ranking import Fit, rank
+from paged_mla_reference.explain.hypotheses.residual import can_be_tried
+from paged_mla_reference.faults.reports import link
+from paged_mla_shared.dump import Dump
+
+VERSION = 1
+_SHOWN = 5  # hypotheses
+_NOTHING = "Nothing fits: no known fault, and no single fault that was tried."
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An explained dump.
+
+    Parameters
+    ----------
+    found : Examination
+    fits : list of Fit
+        The best first.
+    """
+
+    found: Examination
+    fits: list[Fit]
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a rule is broken."""
+        return self.found.first is not None
+
+    @property
+    def best(self) -> list[Fit]:
+        """The hypotheses that explain all, as well as the first one does; empty if none does."""
+        return [f for f in self.fits if f.fits and f.explains == self.fits[0].explains]
+
+    @property
+    def verdict(self) -> str:
+        """What is broken, in one sentence."""
+        first = self.found.first
+        if first is not None:
+            return f"{first.rule} is broken in {first.what}: {first.detail}"
+        undecided = [f.what for f in self.found.findings if f.state is State.UNDECIDED]
+        if not undecided:
+            return "No rule is broken."
+        return f"No rule is broken, as far as the dump says; not decided: {', '.join(undecided)}."
+
+    @property
+    def cause(self) -> str:
+        """What explains it, in a sentence; "" where nothing is broken."""
+        first = self.found.first
+        if first is None:
+            return ""
+        if not can_be_tried(self.found, first.stage):
+            return "The dump has too little to try what would explain it."
+        if self.best:
+            names = [fit.hypothesis.name for fit in self.best[1:]]
+            others = f" So says of this dump: {', '.join(names[:_SHOWN])}." if names else ""
+            return f"{_matches(self.best[0])}: {told(self.best[0].hypothesis)}{others}"
+        if self.fits:
+            nearest = self.fits[0]
+            share = 1 - nearest.residual.wrong / max(nearest.residual.was, 1)
+            name = nearest.hypothesis.name
+            return f"{_NOTHING} The nearest, {name}, explains {share:.0%} of what is wrong."
+        return _NOTHING
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data; ``version`` tells its form."""
+        problem = self.found.step.dump.problem
+        return {
+            "version": VERSION,
+            "origin": self.found.step.dump.origin,
+            "problem": asdict(problem),
+            "fields": sorted(self.found.step.dump.arrays),
+            "broken": self.is_broken,
+            "verdict": self.verdict,
+            "cause": self.cause,
+            "findings": [_finding(finding) for finding in self.found.findings],
+            "hypotheses": [_fit(fit) for fit in self.fits[: 2 * _SHOWN]],
+        }
+
+
+def explain(dump: Dump) -> Explanation:
+    """Check a dump, and look for what explains the first rule that it breaks.
+
+    Raises
+    ------
+    InvalidArgument
+        It is no dump of a problem that the rules allow.
+    """
+    found = examine(Step.of(dump))
+    return Explanation(found, rank(found))
+
+
+def _matches(fit: Fit) -> str:
+    if fit.residual.largest:
+        return f"Matches your output to {fit.residual.largest:.1g}"
+    return "Matches every bit"
+
+
+def told(hypothesis: Hypothesis) -> str:
+    """Return a hypothesis in words, with its reports."""
+    parts = [hypothesis.name]
+    if hypothesis.known:
+        parts.append(f" ({hypothesis.what.rstrip('.')})")
+    if hypothesis.citations:
+        parts.append(f", as in {', '.join(hypothesis.citations)}")
+    elif hypothesis.akin:
+        parts.append(f", akin to {', '.join(hypothesis.akin)}")
+    return "".join(parts) + "."
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "at": list(finding.at), "sentence": finding.sentence}
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    return {
+        **plain(fit.hypothesis),
+        "fits": fit.fits,
+        "still_wrong": fit.residual.wrong,
+        "wrong_before": fit.residual.was,
+        "wrong_elsewhere": fit.elsewhere,
+        "largest_difference": fit.residual.largest,
+    }
+
+
+def plain(hypothesis: Hypothesis) -> dict[str, Any]:
+    """Return a hypothesis as plain data."""
+    cited = (*hypothesis.citations, *hypothesis.akin)
+    return {
+        "name": hypothesis.name,
+        "what": hypothesis.what,
+        "known": hypothesis.known,
+        "rules": list(hypothesis.rules),
+        "citations": list(hypothesis.citations),
+        "akin": list(hypothesis.akin),
+        "links": {citation: link(citation) for citation in cited},
+    }

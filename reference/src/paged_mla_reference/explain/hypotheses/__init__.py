@@ -1,0 +1,1 @@
+"""Faults that may explain a broken rule, ranked by how much stays wrong."""

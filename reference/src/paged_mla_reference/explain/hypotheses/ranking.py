@@ -1,0 +1,200 @@
+"""Hypotheses ranked by what they leave unexplained.
+
+All are tried on a few tokens, the best on more, and the winner on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.explain.checks.errors import errors_of
+from paged_mla_reference.explain.checks.examination import Examination
+from paged_mla_reference.explain.checks.finding import Stage
+from paged_mla_reference.explain.hypotheses.hypothesis import Hypothesis, catalogued
+from paged_mla_reference.explain.hypotheses.ordinary import breadth
+from paged_mla_reference.explain.hypotheses.residual import (
+    Measure,
+    Residual,
+    can_be_tried,
+    measure_of,
+)
+from paged_mla_reference.explain.hypotheses.single_faults import single_faults
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules.paging import keys_of_tokens
+
+FEW_PAIRS = 1 << 15  # pairs of key and head, of all tokens on which every hypothesis is tried
+MORE_PAIRS = 1 << 20  # and those that come through
+_CLOSER = 0.8
+_CLOSE = 1 / 16  # of a budget: nearer than that is no better
+_IN_TURN = (Stage.APPEND, Stage.QUERIES)  # where faults reach into modules
+_KEPT = 8  # that come through
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A hypothesis against the dump.
+
+    Parameters
+    ----------
+    hypothesis : Hypothesis
+    residual : Residual
+        In the stage of the first broken rule.
+    elsewhere : int
+        What it gets wrong in other stages.
+    """
+
+    hypothesis: Hypothesis
+    residual: Residual
+    elsewhere: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it explains all that is wrong, and nothing else becomes wrong."""
+        return self.residual.wrong == 0 and self.elsewhere == 0
+
+    @property
+    def explains(self) -> tuple[float, ...]:
+        """What stays wrong, and how far off; the same for what predicts the same."""
+        return (self.residual.wrong + self.elsewhere, round(self.residual.rms, 3))
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Sort key: what it explains; known faults before fitted numbers, often reported first."""
+        return order_of(self.hypothesis, *self.explains)
+
+
+class _AnyFit(Protocol):
+    """A hypothesis against one dump, or several."""
+
+    @property
+    def hypothesis(self) -> Hypothesis: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def explains(self) -> tuple[float, ...]: ...
+
+
+T = TypeVar("T", bound=_AnyFit)
+
+
+def order_of(hypothesis: Hypothesis, wrong: float, rms: float) -> tuple[float, ...]:
+    """Return the sort key of a hypothesis that leaves so much wrong, by so much."""
+    coarse = math.ceil(math.log2(max(rms, _CLOSE)))
+    reports = len(hypothesis.citations) + len(hypothesis.akin) / 100
+    return (wrong, coarse, not hypothesis.known, rms, -reports)
+
+
+def rank(found: Examination) -> list[Fit]:
+    """Return the hypotheses that explain something of what is wrong, the best first."""
+    first = found.first
+    if first is None or not can_be_tried(found, first.stage):
+        return []
+    stage = first.stage
+    others = [other for other in Stage if other is not stage and can_be_tried(found, other)]
+    fits: list[Fit] = []
+    hypotheses: list[Hypothesis] = [*catalogued(stage), *single_faults(found, stage)]
+    for asked, kept in _rounds(found, stage):
+        measure = measure_of(found, stage, asked)
+        rest = [measure_of(found, other, asked) for other in others]
+        tried = [fit.hypothesis for fit in fits[:kept]] if fits else hypotheses
+        fits = _tried(tried, measure, rest, in_turn=stage in _IN_TURN) + fits[kept:]
+    return narrowest_first(fits)
+
+
+def narrowest_first(fits: Sequence[T]) -> list[T]:
+    """Return fits in their order, but of known ones that tie for the first place the narrowest."""
+    tied = [f for f in fits if f.hypothesis.known and f.explains == fits[0].explains]
+    if len(tied) < 2 or not tied[0].fits:
+        return list(fits)
+    tied.sort(key=lambda f: breadth(f.hypothesis))
+    others = [f for f in fits if f not in tied]
+    return [*tied, *others]
+
+
+def harms(found: Examination, hypothesis: Hypothesis) -> bool:
+    """Return whether a hypothesis would have broken a step in which nothing is broken."""
+    for stage in Stage:
+        if not can_be_tried(found, stage):
+            continue
+        asked, _ = _rounds(found, stage)[0]
+        try:
+            with np.errstate(all="ignore"):
+                residual = measure_of(found, stage, asked)(hypothesis.change)
+        except Exception:  # what cannot run on a step is not what ran there
+            return True
+        if residual.wrong > residual.was:
+            return True
+    return False
+
+
+def _tried(
+    hypotheses: Iterable[Hypothesis], measure: Measure, rest: list[Measure], *, in_turn: bool
+) -> list[Fit]:
+    """Return what each leaves unexplained; `in_turn` if not two may run at the same time."""
+    elsewhere = [other(_unchanged).wrong for other in rest]
+
+    def fit(hypothesis: Hypothesis) -> Fit | None:
+        try:
+            with np.errstate(all="ignore"):
+                residual = measure(hypothesis.change)
+                if not _better(residual):
+                    return None
+                others = [other(hypothesis.change).wrong for other in rest]
+        except Exception:  # a fault may have no sense for a step, in sizes or dtypes
+            return None
+        worse = sum(max(now - was, 0) for now, was in zip(others, elsewhere, strict=True))
+        return Fit(hypothesis, residual, worse)
+
+    with ThreadPoolExecutor(1 if in_turn else os.cpu_count() or 1) as pool:
+        found = [f for f in pool.map(fit, hypotheses) if f is not None]
+    return sorted(found, key=lambda f: (f.order, f.hypothesis.name))
+
+
+def _better(residual: Residual) -> bool:
+    """Return whether less is wrong, or as much and that by less."""
+    if residual.wrong == residual.was:
+        return residual.rms < _CLOSER * residual.was_rms
+    return residual.wrong < residual.was
+
+
+def _unchanged(oracle: Oracle) -> Oracle:
+    return oracle
+
+
+def _rounds(found: Examination, stage: Stage) -> list[tuple[NDArray[np.bool_] | None, int]]:
+    """Return which tokens are asked in each round, and how many hypotheses come into it."""
+    batch, right = found.step.batch, found.right
+    if stage is not Stage.ATTENTION or batch is None or right is None:
+        return [(None, 0)]
+    pairs = keys_of_tokens(batch) * found.step.problem.dims.num_heads  # [T]
+    if pairs.sum() <= MORE_PAIRS:
+        return [(None, 0)]
+    wrong = np.asarray(errors_of(found.step, right).wrong.any(axis=1))
+    few, more = (_sample(pairs, wrong, budget) for budget in (FEW_PAIRS, MORE_PAIRS))
+    return [(few, 0), (more, _KEPT), (None, 1)]
+
+
+def _sample(pairs: NDArray[np.int64], wrong: NDArray[np.bool_], budget: int) -> NDArray[np.bool_]:
+    """Return tokens, three wrong ones to a right one, of so many pairs, or one token."""
+    rng = np.random.default_rng(0)
+    turns = [iter(rng.permutation(np.flatnonzero(w & (pairs > 0)))) for w in (wrong, ~wrong)]
+    asked = np.zeros(len(pairs), bool)
+    spent, turn = 0, 0
+    while spent < budget:
+        token = next(turns[turn % 4 == 3], None)
+        turn += 1
+        if token is None:
+            if turn > 2 * len(pairs) + 8:
+                break
+            continue
+        asked[token] = True
+        spent += int(pairs[token])
+    return asked

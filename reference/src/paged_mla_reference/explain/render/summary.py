@@ -1,0 +1,100 @@
+"""An explanation for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from paged_mla_reference.explain.checks.finding import Finding, State
+from paged_mla_reference.explain.explanation import Explanation
+from paged_mla_reference.explain.joint_explanation import JointExplanation
+from paged_mla_reference.explain.render.maps import Maps
+from paged_mla_shared.documents import one_line
+
+_WIDTH = 100
+_MARKS = {State.HELD: "ok   ", State.BROKEN: "WRONG", State.UNDECIDED: "?    "}
+_COLOURS = {State.HELD: "32", State.BROKEN: "1;31", State.UNDECIDED: "33"}
+_SHADES = " .:-=+*#%@"
+
+
+def summary(explanation: Explanation, maps: Maps | None, *, colour: bool) -> str:
+    """Return what a person reads first."""
+    found = explanation.found
+    problem = found.step.dump.problem
+    batch = found.step.batch
+    size = "" if batch is None else f"{batch.num_rows} rows, {batch.num_tokens} tokens, "
+    types = f"{problem.dtype}, cache {problem.cache_format}, block size {problem.block_size}"
+    origin = one_line(found.step.dump.origin) or "a step"
+    lines = [
+        f"{origin}: {size}{problem.dims.num_heads} heads, {types}",
+        "",
+        *(_line(finding, colour=colour) for finding in found.findings),
+        "",
+        *textwrap.wrap(explanation.verdict, _WIDTH),
+    ]
+    if found.first is not None:
+        lines += textwrap.wrap(f"{found.first.rule}: {found.first.sentence}", _WIDTH)
+        lines += ["", *textwrap.wrap(explanation.cause, _WIDTH)]
+    if explanation.fits:
+        lines += ["", "hypotheses                                          still wrong   off by"]
+        lines += [
+            f"  {fit.hypothesis.name[:48]:48} {fit.residual.wrong + fit.elsewhere:8} of "
+            f"{fit.residual.was:<8} {fit.residual.largest:.2g}"
+            for fit in explanation.fits[:5]
+        ]
+    if maps is not None and maps.rows:
+        lines += ["", *_heat(maps)]
+    return "\n".join(lines)
+
+
+def summary_of_several(found: JointExplanation, paths: Sequence[str]) -> str:
+    """Return what a person reads of dumps that are explained together."""
+    lines = []
+    for number, (path, explanation) in enumerate(zip(paths, found.explanations, strict=True), 1):
+        said = one_line(f"{number}. {path}: {explanation.verdict}")
+        lines += [*textwrap.wrap(said, _WIDTH, subsequent_indent="   "), ""]
+        if explanation.cause and not found.best:
+            alone = textwrap.wrap(f"Alone: {explanation.cause}", _WIDTH - 3)
+            lines[-1:] = [textwrap.indent("\n".join(alone), "   "), ""]
+    lines += textwrap.wrap(found.cause or "No rule is broken in any of them.", _WIDTH)
+    if found.fits:
+        columns = "".join(f"{number:>8}" for number in range(1, len(paths) + 1))
+        lines += ["", f"{'still wrong, of each dump':50}{columns}"]
+        lines += [
+            f"  {fit.hypothesis.name[:48]:48}" + "".join(f"{share:>8.0%}" for share in fit.left)
+            for fit in found.fits[:5]
+        ]
+    return "\n".join(lines)
+
+
+def _line(finding: Finding, *, colour: bool) -> str:
+    mark = _MARKS[finding.state]
+    if colour:
+        mark = f"\x1b[{_COLOURS[finding.state]}m{mark}\x1b[0m"
+    said = finding.detail
+    if finding.state is State.HELD and finding.budget:
+        said = (
+            f"worst error {finding.error:.2g}, {finding.error / finding.budget:.0%} of its budget"
+        )
+    text = one_line(f"{finding.stage:9} {finding.what}: {said}")
+    return f"{mark} {textwrap.shorten(text, _WIDTH - 6, placeholder=' ...')}"
+
+
+def _heat(maps: Maps) -> list[str]:
+    """Return rows by heads as characters: blank is within budget."""
+    lines = [
+        "errors in budgets, a line for each row, a column for each head (blank: within budget)"
+    ]
+    for label, shares in list(zip(maps.rows, maps.by_head, strict=True))[:24]:
+        cells = "".join(_shade(share) for share in shares)
+        lines.append(f"{label:>9} |{cells[:_WIDTH]}|")
+    if len(maps.rows) > 24:
+        lines.append(f"          and {len(maps.rows) - 24} more")
+    return lines
+
+
+def _shade(share: float) -> str:
+    """Return a denser character for every power of two of the budget."""
+    if not share > 1:
+        return " "
+    return _SHADES[min(int(share).bit_length(), len(_SHADES) - 1)] if share < 1e9 else "@"

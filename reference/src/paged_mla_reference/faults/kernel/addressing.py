@@ -1,0 +1,302 @@
+"""Wrong addresses: offsets that wrap, strides that are assumed, slots that are mistaken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import (
+    appending,
+    seeing,
+    with_batch,
+    with_cache,
+    writing,
+)
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules.cache import copy_slots
+from paged_mla_shared.dtypes import numpy_dtype
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Problem
+
+
+def _wrapped(problem: Problem, block_ids: NDArray[Any], bits: int, *, of_bytes: bool) -> Any:
+    """Return where blocks seem to lie when their offset keeps only its low bits."""
+    stride = problem.layout.block_stride
+    if not of_bytes:
+        stride //= numpy_dtype(problem.layout.format.ckv_dtype).itemsize
+    ids = block_ids.astype(np.int64)
+    return np.where(ids >= 0, ids * stride % 2**bits // stride, ids)
+
+
+def wrapping(bits: int, *, of_bytes: bool = False) -> Callable[[Problem, Batch], Batch]:
+    """Return what lets the offsets of a batch's blocks keep their low bits."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        return replace(
+            batch, block_table=_wrapped(problem, batch.block_table, bits, of_bytes=of_bytes)
+        )
+
+    return change
+
+
+def _writing_wrapped(bits: int) -> Any:
+    def change(problem: Problem, _: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        block, index = np.divmod(slots, problem.block_size)
+        landed = _wrapped(problem, block, bits, of_bytes=False) * problem.block_size + index
+        return np.where(slots < 0, slots, landed)
+
+    return change
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="vllm#47671 vllm#50427 sglang#9344")
+def read_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
+    """Element offsets of reads keep 31 bits."""
+    return with_batch(oracle, wrapping(31))
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3130")
+def read_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
+    """Element offsets of reads keep 32 bits; caches between 2^31 and 2^32 are right."""
+    return with_batch(oracle, wrapping(32))
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy@fc2c0046 aiter#2768")
+def read_byte_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
+    """Byte offsets of reads keep 32 bits."""
+    return with_batch(oracle, wrapping(32, of_bytes=True))
+
+
+@breaks(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 tokenspeed#748")
+def write_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
+    """Element offsets of cache writes keep 31 bits."""
+    return writing(oracle, _writing_wrapped(31))
+
+
+@breaks(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 flashinfer#3130")
+def write_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
+    """Element offsets of cache writes keep 32 bits."""
+    return writing(oracle, _writing_wrapped(32))
+
+
+def _named(
+    oracle: Oracle, change: Callable[[Problem, Batch, NDArray[np.int64]], NDArray[np.int64]]
+) -> Oracle:
+    """Change the slots that a batch names; derived ones stay right."""
+
+    def other_slots(problem: Problem, batch: Batch) -> Batch:
+        if batch.slot_mapping is None:
+            return batch
+        return replace(batch, slot_mapping=change(problem, batch, batch.slot_mapping))
+
+    return appending(oracle, other_slots)
+
+
+@breaks(FaultClass.OFFSET, "S-10", cites="tokenspeed#748 vllm#1486")
+def named_slot_offsets_wrap_at_2_31(oracle: Oracle) -> Oracle:
+    """Element offsets of named slots keep 31 bits; those of derived slots are right."""
+    return _named(oracle, _writing_wrapped(31))
+
+
+@breaks(FaultClass.OFFSET, "S-10", akin="local-inference-lab/b12x#40")
+def named_slots_pass_through_float32(oracle: Oracle) -> Oracle:
+    """Named slots past 2^24 are rounded to a multiple of 2, 4 and so on."""
+    return _named(oracle, lambda _p, _b, slots: slots.astype(np.float32).astype(np.int64))
+
+
+@breaks(FaultClass.OFFSET, "S-10", cites="vllm-ascend#16775")
+def named_slots_are_read_in_halves(oracle: Oracle) -> Oracle:
+    """Named slots are read as 32-bit numbers, so that every second one is the upper half."""
+
+    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.ascontiguousarray(slots).view(np.int32)[: len(slots)].astype(np.int64)
+
+    return _named(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-10")
+def named_slots_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Named slots are read by their shape; what lies between them is cut to the cache."""
+
+    def change(problem: Problem, _: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        return as_dense(slots).clip(-1, problem.num_blocks * problem.block_size - 1)
+
+    return _named(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10")
+def named_slots_are_taken_for_a_run(oracle: Oracle) -> Oracle:
+    """Named slots whose first and last fit a run are taken for one."""
+
+    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        run = slots[:1] + np.arange(len(slots))
+        fits = len(run) and run[0] >= 0 and run[-1] == slots[-1]
+        return run if fits else slots
+
+    return _named(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-10")
+def own_keys_are_read_from_named_slots(oracle: Oracle) -> Oracle:
+    """Attention looks for the step's own keys in the slots that the batch names."""
+
+    def change(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        if batch.slot_mapping is None:
+            return image
+        right = oracle.metadata(problem, batch).slot_mapping
+        moved = (batch.slot_mapping >= 0) & (right >= 0)
+        return copy_slots(image, batch.slot_mapping[moved], right[moved])
+
+    return with_cache(oracle, change)
+
+
+def _keeping_bits(oracle: Oracle, bits: int) -> Oracle:
+    """Let reads find blocks by the low bits of their ids."""
+    return with_batch(oracle, lambda _, b: replace(b, block_table=b.block_table & (2**bits - 1)))
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", akin="vllm-ascend#16490")
+def block_ids_keep_16_bits(oracle: Oracle) -> Oracle:
+    """Block ids lose their bits from the 17th on."""
+    return _keeping_bits(oracle, 16)
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="aiter#4341 aiter#4351 aiter#4452")
+def block_ids_keep_24_bits(oracle: Oracle) -> Oracle:
+    """Block ids lose their bits from the 25th on."""
+    return _keeping_bits(oracle, 24)
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-4", "S-5", "S-6", "S-7", cites="vllm-ascend#16490")
+def blocks_past_2_16_are_not_read(oracle: Oracle) -> Oracle:
+    """Blocks whose id needs a 17th bit hold no visible key."""
+
+    def change(problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]) -> Any:
+        ids = np.repeat(batch.block_table[row], problem.block_size)
+        return seen & (ids[: seen.shape[1]] < 2**16)
+
+    return seeing(oracle, change)
+
+
+def _every_block(image: CacheImage) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the whole storage, uint8 [storage_bytes], and every block's scales as bytes."""
+    blocks = image.read(np.arange(image.layout.num_blocks, dtype=np.int64))
+    stride = image.layout.block_stride
+    return blocks[:, :stride].ravel(), blocks[:, stride:]
+
+
+def _seen_with(image: CacheImage, token_padding: int, block_padding: int) -> CacheImage:
+    """Return the same bytes under other strides."""
+    layout = replace(image.layout, token_padding=token_padding, block_padding=block_padding)
+    if layout == image.layout:
+        return image
+    storage, scales = _every_block(image)
+    blocks = storage[: layout.storage_bytes].reshape(layout.num_blocks, -1)
+    ids = np.arange(layout.num_blocks, dtype=np.int64)
+    return CacheImage(layout, ids, np.hstack([blocks, scales]), image.poison)
+
+
+def _dense_tokens(image: CacheImage) -> CacheImage:
+    layout = image.layout
+    slack = layout.block_stride - layout.block_size * layout.token_bytes
+    return _seen_with(image, 0, slack)
+
+
+@breaks(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#37032 vllm#37090 vllm#45111")
+def block_stride_is_computed(oracle: Oracle) -> Oracle:
+    """Reads take blocks to be as far apart as they are long."""
+    return with_cache(
+        oracle, lambda _p, _b, image: _seen_with(image, image.layout.token_padding, 0)
+    )
+
+
+@breaks(FaultClass.STRIDE, "S-5", "S-9", cites="flashinfer@07f9c33a2")
+def token_stride_is_computed(oracle: Oracle) -> Oracle:
+    """Reads take tokens to be as far apart as they are long."""
+    return with_cache(oracle, lambda _p, _b, image: _dense_tokens(image))
+
+
+@breaks(FaultClass.STRIDE, "S-10", cites="aiter#3498 vllm#48379")
+def write_strides_are_computed(oracle: Oracle) -> Oracle:
+    """Writes ignore the gaps between tokens and between blocks."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        dense = oracle.append(problem, batch, _seen_with(image, 0, 0))
+        if dense.layout == image.layout:
+            return dense
+        (storage, _), (written, scales) = _every_block(image), _every_block(dense)
+        storage[: len(written)] = written
+        blocks = np.hstack([storage.reshape(image.layout.num_blocks, -1), scales])
+        return replace(image, block_ids=np.arange(len(blocks), dtype=np.int64), blocks=blocks)
+
+    return replace(oracle, append=append)
+
+
+def as_dense(view: NDArray[Any]) -> NDArray[Any]:
+    """Return what a reader finds that knows only the first address and the shape."""
+    strides = [view.itemsize]
+    for size in view.shape[:0:-1]:
+        strides.insert(0, strides[0] * size)
+    return np.lib.stride_tricks.as_strided(view, view.shape, strides)
+
+
+@breaks(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#43152")
+def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Queries are read by their shape, not by their strides."""
+    return with_batch(
+        oracle, lambda _, b: replace(b, q_nope=as_dense(b.q_nope), q_pe=as_dense(b.q_pe))
+    )
+
+
+@breaks(FaultClass.STRIDE, "S-5", "S-9")
+def heads_of_queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Heads of q_nope are taken to lie side by side, whatever lies between two tokens."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        tokens = [as_dense(token) for token in batch.q_nope]
+        return replace(batch, q_nope=np.stack(tokens)) if tokens else batch
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9")
+def lengths_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Lengths of rows are read by their shape; what lies between them ends with the longest."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        longest = batch.seq_lens.max(initial=0)
+        return replace(batch, seq_lens=np.minimum(as_dense(batch.seq_lens), longest))
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14")
+def masks_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """A mask is read by its shape, not by its strides."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        return batch if batch.mask is None else replace(batch, mask=as_dense(batch.mask))
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-10", cites="vllm#43152")
+def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """Latents to be written are read by their shape, not by their strides."""
+    return appending(oracle, lambda _, b: replace(b, ckv=as_dense(b.ckv), k_pe=as_dense(b.k_pe)))
+
+
+@breaks(FaultClass.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test")
+def k_pe_takes_the_stride_of_ckv(oracle: Oracle) -> Oracle:
+    """Rows of k_pe are found with the stride of ckv, so that later ones come again."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        ratio = problem.dims.kv_lora_rank // problem.dims.qk_rope_head_dim
+        rows = np.arange(batch.num_tokens) * ratio % max(batch.num_tokens, 1)
+        return replace(batch, k_pe=batch.k_pe[rows])
+
+    return appending(oracle, change)

@@ -1,0 +1,87 @@
+"""Attention that is wrong over caches of 8 bits alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import Seen, only_before, seeing
+from paged_mla_reference.faults.kernel.formats import READ
+from paged_mla_reference.faults.patches import patched
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules import fp8
+from paged_mla_reference.rules.e4m3 import decode
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Output, Problem
+
+
+@breaks(FaultClass.LEAK, *READ)
+def nan_codes_are_read_as_480(oracle: Oracle) -> Oracle:
+    """The two codes that are no number are read as the two that would come next."""
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        mine = get_ident()
+
+        def numbers(codes: NDArray[np.uint8]) -> NDArray[Any]:
+            values = decode(codes)
+            if get_ident() != mine:  # others attend at the same time, and rightly
+                return values
+            next_ones = np.where(codes >> 7, np.float32(-480), np.float32(480))
+            return np.where(np.isnan(values), next_ones, values)
+
+        with patched((fp8, "decode", numbers)):
+            return oracle.attend(problem, batch, image)
+
+    return replace(oracle, attend=attend)
+
+
+def _over_codes(
+    oracle: Oracle, change: Callable[[Problem, Batch], tuple[Problem, Batch]]
+) -> Oracle:
+    """Let attention over formats of 8 bits take another step."""
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        if not problem.layout.format.is_plain:
+            problem, batch = change(problem, batch)
+        return oracle.attend(problem, batch, image)
+
+    return replace(oracle, attend=attend)
+
+
+@breaks(FaultClass.CAUSAL, "S-4", *READ)
+def codes_are_always_causal(oracle: Oracle) -> Oracle:
+    """Over formats of 8 bits a step without a causal mask gets one."""
+
+    def change(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
+        causal = problem.mask is Mask.NON_CAUSAL
+        return (replace(problem, mask=Mask.CAUSAL) if causal else problem), batch
+
+    return _over_codes(oracle, change)
+
+
+@breaks(FaultClass.MASK, "S-4", "S-14", *READ)
+def full_masks_over_codes_are_chains(oracle: Oracle) -> Oracle:
+    """Over formats of 8 bits a mask spelled FULL is not read."""
+
+    def change(problem: Problem, batch: Batch) -> tuple[Problem, Batch]:
+        if problem.mask is not Mask.TREE or problem.mask_spelling is not MaskSpelling.FULL:
+            return problem, batch
+        return replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0), replace(batch, mask=None)
+
+    return _over_codes(oracle, change)
+
+
+@breaks(FaultClass.TRUNCATED, "S-4", *READ)
+def codes_past_2048_keys_are_dropped(oracle: Oracle) -> Oracle:
+    """Over formats of 8 bits a buffer holds 2048 keys of a row."""
+
+    def change(problem: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
+        return seen if problem.layout.format.is_plain else only_before(seen, 2048)
+
+    return seeing(oracle, change)

@@ -1,0 +1,96 @@
+"""Kernels of their own for caches of 8 bits, which lack what the others have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel import frequencies, scores
+from paged_mla_reference.faults.kernel.change import Seen, masked, only_before, seeing
+from paged_mla_reference.oracle import Oracle
+from paged_mla_shared.problem import Batch, Problem
+
+_NODES = 32
+_QUERIES = 64
+_TOKENS = 64
+_KEYS = 1024
+_TILE = 192
+
+
+def _over_8_bits(right: Oracle, wrong: Oracle) -> Oracle:
+    """Append and attend wrongly to FP8 caches alone."""
+
+    def of(problem: Problem) -> Oracle:
+        return right if problem.layout.format.is_plain else wrong
+
+    return replace(
+        right,
+        append=lambda problem, batch, image: of(problem).append(problem, batch, image),
+        attend=lambda problem, batch, image: of(problem).attend(problem, batch, image),
+    )
+
+
+@breaks(FaultClass.SCALE, "S-5", "S-7", "S-11")
+def scales_of_scores_are_derived_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches the scale of scores follows from the widths, without that of a long rope."""
+    return _over_8_bits(oracle, scores.scale_is_derived_from_the_dims.change(oracle))
+
+
+@breaks(FaultClass.ROPE, "S-11", "S-10", "S-12", "S-5", "S-7")
+def theta_is_10000_over_8_bits(oracle: Oracle) -> Oracle:
+    """What rotates and quantises does not ask for the base of the rotation."""
+    return _over_8_bits(oracle, frequencies.theta_is_always_10000.change(oracle))
+
+
+@breaks(FaultClass.MASK, "S-11", "S-4", "S-5", "S-7", "S-14")
+def trees_have_32_nodes_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches a mask has one word: drafts see no other past the 32nd."""
+
+    def cut(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return matrix & ((np.arange(len(matrix)) < _NODES) | np.eye(len(matrix), dtype=bool))
+
+    return _over_8_bits(oracle, masked(oracle, lambda _p, _b, trees: [*map(cut, trees)]))
+
+
+@breaks(FaultClass.CAUSAL, "S-11", "S-4", "S-5", "S-7")
+def tiles_of_queries_are_not_masked_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches queries past the first 64 of a row see all of it."""
+
+    def see(_problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        return seen | (np.arange(len(seen))[:, None] >= _QUERIES)
+
+    return _over_8_bits(oracle, seeing(oracle, see))
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-11")
+def blocks_have_64_tokens_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches what a block has past its 64th token is not read."""
+
+    def see(problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        return seen & (np.arange(seen.shape[1]) % problem.block_size < _TOKENS)
+
+    return _over_8_bits(oracle, seeing(oracle, see))
+
+
+@breaks(FaultClass.TRUNCATED, "S-4", "S-5", "S-7", "S-11", akin="vllm-ascend#14464")
+def drafts_see_1024_keys_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches a buffer holds 1024 keys of a row, where the row has several queries."""
+
+    def see(_problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        return only_before(seen, _KEYS) if len(seen) > 1 else seen
+
+    return _over_8_bits(oracle, seeing(oracle, see))
+
+
+@breaks(FaultClass.LENGTH, "S-4", "S-5", "S-6", "S-7", "S-11")
+def full_tiles_of_192_are_lost_over_8_bits(oracle: Oracle) -> Oracle:
+    """Over FP8 caches rows that fill tiles of 192 keys lose the last one."""
+
+    def see(_problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        keys = seen.shape[1]
+        return seen if keys % _TILE else only_before(seen, keys - _TILE)
+
+    return _over_8_bits(oracle, seeing(oracle, see))

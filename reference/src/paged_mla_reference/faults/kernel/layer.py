@@ -1,0 +1,139 @@
+"""Layers that are wrong between groups of rows, or between parts of their keys (S-21)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.addressing import as_dense
+from paged_mla_reference.faults.kernel.change import masked_below_a_sentinel
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules import chunked
+from paged_mla_reference.rules.chunked import ContextChunk, context_chunks, of_keys
+from paged_mla_reference.rules.layer import Join, Parts, layer
+from paged_mla_shared.layer import LayerBatch
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.problem import Mask, Output, Problem
+
+
+def _with(
+    oracle: Oracle, parts: Parts = chunked.parts_of, join: Join = chunked.merge_parts
+) -> Oracle:
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        return layer(problem, batch, image, parts, join)
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(FaultClass.TRUNCATED, "S-21")
+def chunks_past_the_first_are_dropped(oracle: Oracle) -> Oracle:
+    """A context that does not fit the workspace ends with it."""
+
+    def parts(batch: PrefillBatch, workspace: int) -> list[PrefillBatch]:
+        first, *others = chunked.parts_of(batch, workspace)
+        return [first, *others[-1:]]
+
+    return _with(oracle, parts)
+
+
+@breaks(FaultClass.POSITION, "S-21")
+def every_chunk_begins_at_the_first_token(oracle: Oracle) -> Oracle:
+    """Chunks are as long as they should be, and all read a row from its beginning."""
+
+    def parts(batch: PrefillBatch, workspace: int) -> list[PrefillBatch]:
+        contexts = (batch.seq_lens - batch.query_lens).astype(np.int64)
+        wrong = [
+            ContextChunk(np.zeros_like(chunk.starts), chunk.lens)
+            for chunk in context_chunks(contexts, workspace)
+        ]
+        chunks = [replace(of_keys(batch, chunk), causal=False) for chunk in wrong]
+        return [*chunks, chunked.parts_of(batch, workspace)[-1]]
+
+    return _with(oracle, parts)
+
+
+@breaks(FaultClass.LSE, "S-21", "S-8", cites="sglang#40903")
+def chunks_are_merged_in_another_base(oracle: Oracle) -> Oracle:
+    """Parts of the context come with base-2 lse, and are merged as if in nats."""
+
+    def join(answers: list[Output]) -> Output:
+        *chunks, own = answers
+        base = np.float32(np.log(2))
+        return chunked.merge_parts([*(Output(c.out, c.lse / base) for c in chunks), own])
+
+    return _with(oracle, join=join)  # type: ignore[arg-type]  # takes what a sequence is
+
+
+@breaks(FaultClass.MIXED, "S-21", cites="FastDeploy#7727")
+def materialised_rows_are_answered_first(oracle: Oracle) -> Oracle:
+    """Answers of rows behind absorbed ones lie in front of theirs."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        right = layer(problem, batch, image)
+        first = int(batch.step.cu_seqlens_q[batch.absorbed_rows])
+        return Output(np.roll(right.out, -first, axis=0), np.roll(right.lse, -first, axis=0))
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(FaultClass.STRIDE, "S-21")
+def weights_are_split_in_halves(oracle: Oracle) -> Oracle:
+    """All heads' keys are taken for the first lines of kv_b_proj, all values for the last."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        dims, weight = problem.dims, batch.kv_b_proj
+        keys = dims.num_heads * dims.qk_nope_head_dim
+        rank = weight.shape[1]
+        halves = [half.reshape(dims.num_heads, -1, rank) for half in np.split(weight, [keys])]
+        swapped = np.concatenate(halves, axis=1).reshape(weight.shape)
+        return layer(problem, replace(batch, kv_b_proj=swapped), image)
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(FaultClass.STRIDE, "S-9", "S-21")
+def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
+    """kv_b_proj is read by its shape, not by its strides."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        return layer(problem, replace(batch, kv_b_proj=as_dense(batch.kv_b_proj)), image)
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(FaultClass.ROPE, "S-12", "S-21")
+def materialised_queries_are_not_rotated(oracle: Oracle) -> Oracle:
+    """Keys come rotated out of the cache, and queries meet them as they came."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        right = layer(problem, batch, image)
+        unrotated = layer(replace(problem, rope=None), batch, image)
+        first = int(batch.step.cu_seqlens_q[batch.absorbed_rows])
+        right.out[first:], right.lse[first:] = unrotated.out[first:], unrotated.lse[first:]
+        return right
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(FaultClass.MASK, "S-4", "S-14", "S-21")
+def layers_take_every_mask_for_causal(oracle: Oracle) -> Oracle:
+    """The mask is not handed on to attention."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        problem = replace(problem, mask=Mask.CAUSAL, max_draft_tokens=0)
+        return layer(problem, replace(batch, step=replace(batch.step, mask=None)), image)
+
+    return replace(oracle, layer=wrong)
+
+
+@breaks(FaultClass.RANGE, "S-6", "S-21", akin="flashinfer#4401 flashinfer#4267")
+def layer_scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
+    """Queries of a layer whose scores all lie below -5e4 are taken for masked ones."""
+
+    def wrong(problem: Problem, batch: LayerBatch, image: CacheImage) -> Output:
+        return masked_below_a_sentinel(layer(problem, batch, image))
+
+    return replace(oracle, layer=wrong)

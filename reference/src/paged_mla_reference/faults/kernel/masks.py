@@ -1,0 +1,382 @@
+"""Wrong tree masks: bases, layouts, ancestors and siblings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import Matrices, masked, with_batch
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.rules.paging import query_spans
+from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Metadata, Problem
+
+Array = NDArray[np.int64]
+Matrix = NDArray[np.bool_]
+Lines = NDArray[np.uint8]
+SHOWS = ("S-4", "S-14", "S-5", "S-7", "S-6")
+
+
+def _cells(flat: NDArray[np.bool_], at: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Read a flat mask, false behind its end."""
+    return np.append(flat, False)[np.minimum(at, len(flat))]
+
+
+def _flat(matrices: Matrices) -> NDArray[np.bool_]:
+    return np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])
+
+
+@breaks(FaultClass.SIBLING, *SHOWS)
+def the_first_node_is_everybodys_ancestor(oracle: Oracle) -> Oracle:
+    """Every draft sees node 0, in trees of several roots too."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        return [matrix | (np.arange(len(matrix)) == 0) for matrix in matrices]
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS, cites="sglang#29450 sglang#29581 sglang#19741")
+def mask_base_is_that_of_uniform_rows(oracle: Oracle) -> Oracle:
+    """The mask of row r starts r times the first row's size in."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        size = matrices[0].size if matrices else 0
+        return [
+            _cells(_flat(matrices), row * size + np.arange(matrix.size)).reshape(matrix.shape)
+            for row, matrix in enumerate(matrices)
+        ]
+
+    return masked(oracle, change)
+
+
+def _before(counts: Array) -> Array:
+    """Return what the rows before each row have together, int64 [B]."""
+    return np.cumsum(counts, dtype=np.int64) - counts
+
+
+def _starting(oracle: Oracle, spelling: MaskSpelling, starts: Callable[[Batch], Array]) -> Oracle:
+    """Read masks of one spelling as if those of rows began elsewhere, int64 [B]."""
+
+    def change(problem: Problem, batch: Batch, matrices: Matrices) -> Matrices:
+        if problem.mask_spelling is not spelling:
+            return matrices
+        assert batch.mask is not None
+        read = []
+        for row, (matrix, start) in enumerate(zip(matrices, starts(batch), strict=True)):
+            nodes = len(matrix)
+            width = nodes if spelling is MaskSpelling.QLEN else int(batch.seq_lens[row])
+            lines = _cells(batch.mask, start + np.arange(nodes * width)).reshape(nodes, width)
+            read.append(lines[:, -nodes:] if width and nodes else matrix)
+        return read
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def masks_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
+    """Rows behind a padded one with nodes read their QLEN mask where its begins."""
+
+    def starts(batch: Batch) -> Array:
+        return _before(np.where(batch.seq_lens > 0, batch.query_lens.astype(np.int64) ** 2, 0))
+
+    return _starting(oracle, MaskSpelling.QLEN, starts)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def padded_rows_have_cells_in_a_full_mask(oracle: Oracle) -> Oracle:
+    """Rows behind a padded one with nodes read their FULL mask as many cells late."""
+
+    def starts(batch: Batch) -> Array:
+        nodes = batch.query_lens.astype(np.int64)
+        return _before(nodes * np.maximum(batch.seq_lens, nodes))
+
+    return _starting(oracle, MaskSpelling.FULL, starts)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def full_mask_bases_keep_20_bits(oracle: Oracle) -> Oracle:
+    """Where the FULL mask of a row begins is kept in 20 bits."""
+
+    def starts(batch: Batch) -> Array:
+        return _before(batch.query_lens.astype(np.int64) * batch.seq_lens) % 2**20
+
+    return _starting(oracle, MaskSpelling.FULL, starts)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def full_mask_bases_follow_the_rows_own_queries(oracle: Oracle) -> Oracle:
+    """A row's FULL mask is read as if each row before it had as many nodes as the row itself."""
+
+    def starts(batch: Batch) -> Array:
+        return batch.query_lens * _before(batch.seq_lens.astype(np.int64))
+
+    return _starting(oracle, MaskSpelling.FULL, starts)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def packed_lines_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
+    """Rows behind a padded one with nodes read their packed lines from its first."""
+
+    def change(problem: Problem, batch: Batch, matrices: Matrices) -> Matrices:
+        if problem.mask_spelling is not MaskSpelling.PACKED:
+            return matrices
+        assert batch.mask is not None
+        lines = np.unpackbits(batch.mask, axis=1, bitorder="little").astype(bool)
+        starts = _before(np.where(batch.seq_lens > 0, batch.query_lens, 0))
+        return [
+            lines[start : start + len(matrix), : len(matrix)]
+            for start, matrix in zip(starts.tolist(), matrices, strict=True)
+        ]
+
+    return masked(oracle, change)
+
+
+def _reading_lines(oracle: Oracle, change: Callable[[Problem, Batch, Lines], Lines]) -> Oracle:
+    """Let attention read other packed lines, uint8 [T, W]."""
+
+    def other_lines(problem: Problem, batch: Batch) -> Batch:
+        if problem.mask_spelling is not MaskSpelling.PACKED or batch.mask is None:
+            return batch
+        return replace(batch, mask=change(problem, batch, batch.mask.view(np.uint8)))
+
+    return with_batch(oracle, other_lines)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def packed_lines_are_those_of_uniform_rows(oracle: Oracle) -> Oracle:
+    """Packed lines of a row are read as if each row before it had as many as the longest."""
+
+    def change(_: Problem, batch: Batch, lines: Lines) -> Lines:
+        most = int(batch.query_lens.max(initial=0))
+        read = lines.copy()
+        for row, span in enumerate(query_spans(batch)):
+            read[span] = lines[(row * most + np.arange(span.stop - span.start)) % len(lines)]
+        return read
+
+    return _reading_lines(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def packed_lines_are_as_wide_as_their_nodes(oracle: Oracle) -> Oracle:
+    """Packed lines are read as if they had no more bytes than the longest draft needs."""
+
+    def change(problem: Problem, _: Batch, lines: Lines) -> Lines:
+        shape = len(lines), -(-problem.max_draft_tokens // 8)
+        return lines.ravel()[: shape[0] * shape[1]].reshape(shape)
+
+    return _reading_lines(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def words_of_packed_lines_are_big_endian(oracle: Oracle) -> Oracle:
+    """Packed lines of whole words of 32 bits are read with the first byte of a word highest."""
+
+    def change(_p: Problem, _b: Batch, lines: Lines) -> Lines:
+        if lines.shape[1] % 4:
+            return lines
+        return lines.reshape(len(lines), -1, 4)[:, :, ::-1].reshape(lines.shape)
+
+    return _reading_lines(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def signed_bytes_fill_their_word(oracle: Oracle) -> Oracle:
+    """The highest bit of a packed byte sets every bit of the bytes above it in its word of 32."""
+
+    def change(_p: Problem, _b: Batch, lines: Lines) -> Lines:
+        filled = lines.copy()
+        for byte in range(lines.shape[1]):
+            if byte % 4:
+                filled[filled[:, byte - 1] >= 128, byte] = 255
+        return filled
+
+    return _reading_lines(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS, cites="TensorRT-LLM#13006", akin="TensorRT-LLM#13426")
+def mask_lines_have_the_allocated_width(oracle: Oracle) -> Oracle:
+    """Lines of a QLEN mask are as far apart as the longest tree needs."""
+
+    def change(problem: Problem, batch: Batch, matrices: Matrices) -> Matrices:
+        if problem.mask_spelling is not MaskSpelling.QLEN:
+            return matrices
+        sizes = batch.query_lens.astype(np.int64) ** 2
+        starts = np.cumsum(sizes) - sizes
+        flat, width = _flat(matrices), problem.max_draft_tokens
+        return [
+            _cells(flat, start + np.arange(n)[:, None] * width + np.arange(n))
+            for start, n in zip(starts.tolist(), batch.query_lens.tolist(), strict=True)
+        ]
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#13006")
+def full_mask_is_read_without_its_context(oracle: Oracle) -> Oracle:
+    """FULL lines are read from their first column on."""
+
+    def change(problem: Problem, batch: Batch, matrices: Matrices) -> Matrices:
+        if problem.mask_spelling is not MaskSpelling.FULL:
+            return matrices
+        read = []
+        for matrix, seq_len in zip(matrices, batch.seq_lens.tolist(), strict=True):
+            context = np.ones((len(matrix), max(seq_len - len(matrix), 0)), bool)
+            read.append(np.hstack([context, matrix])[:, : len(matrix)])
+        return read
+
+    return masked(oracle, change)
+
+
+def _packed(oracle: Oracle, change: Callable[[NDArray[np.bool_]], NDArray[np.bool_]]) -> Oracle:
+    """Change the matrices that came as packed bits."""
+
+    def changed(problem: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        packed = problem.mask_spelling is MaskSpelling.PACKED
+        return [change(matrix) for matrix in matrices] if packed else matrices
+
+    return masked(oracle, changed)
+
+
+@breaks(FaultClass.MASK, *SHOWS, akin="llguidance#330")
+def packed_bits_are_big_endian(oracle: Oracle) -> Oracle:
+    """Bit 0 of a packed byte is taken for the eighth node."""
+
+    def swapped(matrix: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        bits = np.packbits(matrix, axis=1, bitorder="little")
+        return np.unpackbits(bits, axis=1)[:, : len(matrix)].astype(bool)
+
+    return _packed(oracle, swapped)
+
+
+@breaks(FaultClass.MASK, *SHOWS, cites="sglang#29450")
+def nodes_past_the_eighth_are_cut(oracle: Oracle) -> Oracle:
+    """A line of the mask is one byte."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        return [matrix & (np.arange(len(matrix)) < 8) for matrix in matrices]
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS, cites="TensorRT-LLM#12962", akin="sglang@eagle_utils")
+def packed_nodes_past_the_32nd_are_cut(oracle: Oracle) -> Oracle:
+    """Of a packed line one word of 32 bits is read."""
+    return _packed(oracle, lambda matrix: matrix & (np.arange(len(matrix)) < 32))
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def sign_bits_of_packed_words_are_lost(oracle: Oracle) -> Oracle:
+    """Words of 32 bits carry 31 nodes each: nobody sees nodes 31 and 63."""
+    return _packed(oracle, lambda matrix: matrix & (np.arange(len(matrix)) % 32 != 31))
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def mask_shifts_wrap_at_32(oracle: Oracle) -> Oracle:
+    """Bool masks become words by shifts that keep 5 bits: node 32 is seen by who sees node 0."""
+
+    def change(problem: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        if problem.mask_spelling is MaskSpelling.PACKED:
+            return matrices
+        return [matrix[:, np.arange(len(matrix)) % 32] for matrix in matrices]
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#12962")
+def nodes_past_the_64th_are_cut(oracle: Oracle) -> Oracle:
+    """A line of the mask is one word of 64 bits."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        return [matrix & (np.arange(len(matrix)) < 64) for matrix in matrices]
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.MASK, *SHOWS, akin="sglang#29587")
+def mask_is_transposed(oracle: Oracle) -> Oracle:
+    """Nodes see their descendants."""
+    return masked(oracle, lambda _p, _b, matrices: [matrix.T for matrix in matrices])
+
+
+@breaks(FaultClass.MASK, *SHOWS, akin="sglang#8409")
+def ancestors_are_forgotten(oracle: Oracle) -> Oracle:
+    """Nodes see the context and themselves."""
+    return masked(oracle, lambda _p, _b, matrices: [np.eye(len(m), dtype=bool) for m in matrices])
+
+
+@breaks(FaultClass.MASK, *SHOWS)
+def ancestors_past_the_eighth_are_forgotten(oracle: Oracle) -> Oracle:
+    """Nodes see the context, themselves and their seven nearest ancestors."""
+
+    def nearest(matrix: Matrix) -> Matrix:
+        counted = np.cumsum(matrix[:, ::-1], axis=1)[:, ::-1]  # from the node itself on
+        return matrix & (counted <= 8)
+
+    return masked(oracle, lambda _p, _b, matrices: [nearest(matrix) for matrix in matrices])
+
+
+@breaks(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#13006")
+def every_row_takes_the_first_mask(oracle: Oracle) -> Oracle:
+    """Rows as long as the first take its mask."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        return [matrices[0] if m.shape == matrices[0].shape else m for m in matrices]
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.SIBLING, *SHOWS, cites="FastDeploy#3514 vllm#17560")
+def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
+    """Every earlier node is visible."""
+    return masked(
+        oracle, lambda _p, _b, matrices: [np.tril(np.ones_like(matrix)) for matrix in matrices]
+    )
+
+
+@breaks(FaultClass.SIBLING, *SHOWS)
+def a_chain_in_the_first_row_serves_all(oracle: Oracle) -> Oracle:
+    """If the tree of the first row is a chain, that of every row is taken for one."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        chains = [np.tri(len(matrix), dtype=bool) for matrix in matrices]
+        is_chain = bool(matrices) and np.array_equal(matrices[0], chains[0])
+        return chains if is_chain else matrices
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336")
+def the_node_before_is_seen(oracle: Oracle) -> Oracle:
+    """Every node also sees the one stored before it, a sibling perhaps."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        return [matrix | np.eye(len(matrix), k=-1, dtype=bool) for matrix in matrices]
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336")
+def only_the_last_node_leaks(oracle: Oracle) -> Oracle:
+    """The last node of a tree sees all others."""
+
+    def change(_p: Problem, _b: Batch, matrices: Matrices) -> Matrices:
+        leaky: list[NDArray[np.bool_]] = [matrix.copy() for matrix in matrices]
+        for matrix in leaky:
+            matrix[-1:] = True
+        return leaky
+
+    return masked(oracle, change)
+
+
+@breaks(FaultClass.POSITION, "S-3", cites="mlxcel#1214 TensorRT-LLM#13081")
+def tree_positions_follow_the_index(oracle: Oracle) -> Oracle:
+    """Siblings have different positions."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        return RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch)
+
+    return replace(oracle, metadata=metadata)

@@ -1,0 +1,288 @@
+"""Wrong merges: bases, weights, partials that should not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.addressing import as_dense
+from paged_mla_reference.oracle import Oracle
+from paged_mla_shared.problem import Output
+
+Partials = Sequence[Output]
+
+
+def _merging(oracle: Oracle, change: Callable[[Partials], Partials]) -> Oracle:
+    """Let a merge take other partials."""
+    return replace(oracle, merge=lambda partials: oracle.merge(change(partials)))
+
+
+def _merged(oracle: Oracle, change: Callable[[Partials, Output], Output]) -> Oracle:
+    """Change what a merge answers."""
+    return replace(oracle, merge=lambda partials: change(partials, oracle.merge(partials)))
+
+
+@breaks(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton vllm#27491")
+def empty_partials_are_multiplied_by_zero(oracle: Oracle) -> Oracle:
+    """An empty partial is weighed by 0, which NaN survives."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        return Output(answer.out + np.sum([0 * p.out for p in partials], axis=0), answer.lse)
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8", cites="vllm#27491 flashinfer#4051 vllm#39148")
+def two_empty_partials_are_nan(oracle: Oracle) -> Oracle:
+    """-inf minus -inf is not caught."""
+
+    def change(_: Partials, answer: Output) -> Output:
+        answer.out[np.isneginf(answer.lse)] = np.nan
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8", cites="vllm#28181")
+def empty_queries_keep_their_first_partial(oracle: Oracle) -> Oracle:
+    """A query that sees nothing anywhere gets what the first partial holds."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        empty = np.isneginf(answer.lse)
+        answer.out[empty] = partials[0].out[empty]
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8", akin="vllm#28181")
+def a_single_partial_is_copied(oracle: Oracle) -> Oracle:
+    """Nobody looks into a partial that comes alone."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        return answer if len(partials) > 1 else Output(partials[0].out.copy(), answer.lse)
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8", akin="flashinfer#4051")
+def a_single_empty_partial_has_no_lse(oracle: Oracle) -> Oracle:
+    """-inf minus -inf is not caught in a partial that comes alone."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        if len(partials) == 1:
+            answer.lse[np.isneginf(answer.lse)] = np.nan
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8", cites="vllm#49294")
+def an_empty_partial_weighs_as_lse_0(oracle: Oracle) -> Oracle:
+    """An empty partial takes part with lse 0."""
+
+    def change(partials: Partials) -> Partials:
+        return [Output(np.nan_to_num(p.out), np.nan_to_num(p.lse, neginf=0.0)) for p in partials]
+
+    return _merging(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton")
+def a_query_empty_in_one_partial_is_lost(oracle: Oracle) -> Oracle:
+    """A query that sees nothing in one partial gets nothing at all."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        lost = np.any([np.isneginf(p.lse) for p in partials], axis=0)
+        answer.out[lost], answer.lse[lost] = 0, -np.inf
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.SPLIT, "S-8", cites="sglang#33064 sglang#34240 vllm#43919")
+def merge_takes_lse_for_base_2(oracle: Oracle) -> Oracle:
+    """Weights are powers of two."""
+
+    def change(partials: Partials) -> Partials:
+        return [Output(p.out, p.lse * np.float32(np.log(2))) for p in partials]
+
+    return _merging(oracle, change)
+
+
+@breaks(FaultClass.SPLIT, "S-8", akin="vllm#47188")
+def partials_are_averaged(oracle: Oracle) -> Oracle:
+    """Partials weigh the same, whatever they saw."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        np.mean([np.nan_to_num(p.out) for p in partials], axis=0, out=answer.out)
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.SPLIT, "S-8", cites="local-inference-lab/vllm#15 local-inference-lab/vllm#17")
+def only_two_partials_are_merged(oracle: Oracle) -> Oracle:
+    """Partials past the second are left out."""
+    return _merging(oracle, lambda partials: partials[:2])
+
+
+@breaks(FaultClass.SPLIT, "S-8")
+def partials_past_64_are_left_out(oracle: Oracle) -> Oracle:
+    """A table holds the weights of 64 partials."""
+    return _merging(oracle, lambda partials: partials[:64])
+
+
+@breaks(FaultClass.SPLIT, "S-8", cites="TensorRT-LLM#19112")
+def merged_lse_is_the_largest(oracle: Oracle) -> Oracle:
+    """The merged lse is that of the heaviest partial."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        np.max(np.stack([p.lse for p in partials]), axis=0, out=answer.lse)
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.SPLIT, "S-8", cites="cutlass#2274")
+def merge_weights_are_not_shifted(oracle: Oracle) -> Oracle:
+    """Weights are exponentials of lse itself, in float32."""
+    return replace(
+        oracle, merge=lambda partials: _weighed_against(np.zeros((), np.float32), partials)
+    )
+
+
+def _weighed_against(base: NDArray[np.float32], partials: Partials) -> Output:
+    """Return a merge in float32 whose weights are ``exp(lse - base)``."""
+    with np.errstate(all="ignore"):
+        lses = np.stack([p.lse for p in partials])
+        weights = np.exp(lses - base)
+        outs = np.where(np.isneginf(lses)[..., None], 0, [p.out for p in partials])
+        total = weights.sum(axis=0)
+        out = (weights[..., None] * outs).sum(axis=0) / np.where(total == 0, 1, total)[..., None]
+        return Output(out.astype(np.float32), base + np.log(total))
+
+
+@breaks(FaultClass.SPLIT, "S-8")
+def merge_weights_are_shifted_by_the_first(oracle: Oracle) -> Oracle:
+    """Partials are weighed against the first that is not empty, not against the largest."""
+
+    def change(partials: Partials, _: Output) -> Output:
+        base = partials[0].lse
+        for partial in partials[1:]:
+            base = np.where(np.isneginf(base), partial.lse, base)
+        return _weighed_against(np.where(np.isneginf(base), np.float32(0), base), partials)
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.PRECISION, "S-8", cites="FastDeploy#5541")
+def merge_in_half_precision(oracle: Oracle) -> Oracle:
+    """Partials are rounded to float16 before they are merged."""
+
+    def change(partials: Partials) -> Partials:
+        return [Output(p.out.astype(np.float16).astype(np.float32), p.lse) for p in partials]
+
+    return _merging(oracle, change)
+
+
+@breaks(FaultClass.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA")
+def merge_reads_lse_as_heads_by_tokens(oracle: Oracle) -> Oracle:
+    """The lse of partials is read as [H, T]."""
+
+    def change(partials: Partials) -> Partials:
+        return [Output(p.out, np.ascontiguousarray(p.lse.T).reshape(p.lse.shape)) for p in partials]
+
+    return _merging(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-8", cites="vllm#21996")
+def merge_takes_lse_for_dense(oracle: Oracle) -> Oracle:
+    """The strides of lse are ignored: what follows in memory is taken for the next query's."""
+
+    def change(partials: Partials) -> Partials:
+        return [Output(p.out, as_dense(p.lse)) for p in partials]
+
+    return _merging(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-8", akin="vllm#21996")
+def merge_takes_out_for_dense(oracle: Oracle) -> Oracle:
+    """The strides of out are ignored, in arrays that are parts of larger ones."""
+
+    def change(partials: Partials) -> Partials:
+        return [Output(as_dense(p.out), p.lse) for p in partials]
+
+    return _merging(oracle, change)
+
+
+@breaks(FaultClass.SPLIT, "S-8")
+def tied_partials_count_once(oracle: Oracle) -> Oracle:
+    """Of partials that share the highest lse the first alone counts."""
+
+    def change(partials: Partials, _: Output) -> Output:
+        lses = np.stack([p.lse for p in partials])
+        highest = lses == lses.max(axis=0)
+        again = highest & (highest.cumsum(axis=0) > 1)
+        return oracle.merge([_without(p, a) for p, a in zip(partials, again, strict=True)])
+
+    return _merged(oracle, change)
+
+
+def _without(partial: Output, chosen: NDArray[np.bool_]) -> Output:
+    """Return a partial that is empty where it is chosen too, bool [T, H] or [T, 1]."""
+    return Output(partial.out, np.where(chosen, np.float32(-np.inf), partial.lse))
+
+
+@breaks(FaultClass.PARTIAL, "S-8")
+def a_partial_is_empty_where_its_first_head_is(oracle: Oracle) -> Oracle:
+    """A partial that is empty for the first head of a token is left out for all its heads."""
+
+    def change(partials: Partials) -> Partials:
+        return [_without(p, np.isneginf(p.lse[:, :1])) for p in partials]
+
+    return _merging(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8")
+def partials_of_low_lse_are_empty(oracle: Oracle) -> Oracle:
+    """Partials with an lse below -100 are taken for empty."""
+    return _merging(oracle, lambda partials: [_without(p, p.lse < -100) for p in partials])
+
+
+@breaks(FaultClass.LAYOUT, "S-8")
+def merges_weigh_heads_by_those_of_the_first_16(oracle: Oracle) -> Oracle:
+    """A merge of more than 16 heads weighs each by the lse of head modulo 16."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        heads = np.arange(answer.lse.shape[1]) % 16
+        wrong = oracle.merge([Output(p.out, p.lse[:, heads]) for p in partials])
+        return Output(wrong.out, answer.lse)
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.TRUNCATED, "S-8")
+def merges_end_at_512_tokens(oracle: Oracle) -> Oracle:
+    """Tokens past the first 512 are left as the first partial has them."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        answer.out[512:], answer.lse[512:] = partials[0].out[512:], partials[0].lse[512:]
+        return answer
+
+    return _merged(oracle, change)
+
+
+@breaks(FaultClass.PARTIAL, "S-8", "S-10")
+def merges_write_their_inputs(oracle: Oracle) -> Oracle:
+    """Two partials are merged in the arrays of the first."""
+
+    def change(partials: Partials, answer: Output) -> Output:
+        if len(partials) == 2:
+            partials[0].out[...], partials[0].lse[...] = answer.out, answer.lse
+        return answer
+
+    return _merged(oracle, change)

@@ -1,0 +1,152 @@
+"""Wrong rows of queries and answers: how heads and tokens lie in memory, and what is folded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import Seen, answering, seeing, with_batch
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules.paging import query_spans
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+
+@breaks(
+    FaultClass.LAYOUT,
+    "S-5",
+    "S-7",
+    "S-9",
+    cites="vllm#38615 vllm-ascend#9560",
+    akin="aiconfigurator#1258",
+)
+def query_heads_are_rounded_up_in_one_place(oracle: Oracle) -> Oracle:
+    """Tokens are found as if heads were padded to a power of two, and they are not."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        heads, tokens = problem.dims.num_heads, batch.num_tokens
+        padded = 1 << (heads - 1).bit_length()
+        at = np.arange(tokens)[:, None] * padded + np.arange(heads)  # [T, H]
+
+        token, head = np.divmod(at % max(tokens * heads, 1), heads)
+        return replace(batch, q_nope=batch.q_nope[token, head], q_pe=batch.q_pe[token, head])
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.LAYOUT, "S-5", akin="vllm#50578 vllm#51088 ollama#14054")
+def heads_past_the_last_full_tile_are_not_served(oracle: Oracle) -> Oracle:
+    """Of 20 or 24 heads one tile of 16 is served."""
+
+    def change(problem: Problem, _b: Batch, answer: Output) -> Output:
+        heads = problem.dims.num_heads
+        if heads > 16:
+            answer.out[:, heads // 16 * 16 :] = 0
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-5", cites="aiter#3910")
+def folded_rows_are_strided_twice(oracle: Oracle) -> Oracle:
+    """Rows of equally many tokens are written as many times further apart."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        counts = set(batch.query_lens.tolist())
+        if len(counts) != 1 or counts <= {0, 1}:
+            return answer
+        [count] = counts
+        out = np.zeros_like(answer.out)
+        first = np.arange(batch.num_rows) * count
+        first = first[first * count < len(out)]
+        out[first * count] = answer.out[first]
+        return Output(out, answer.lse)
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.LAYOUT, "S-5", "S-6", cites="sglang#19902")
+def packed_answers_are_read_as_padded(oracle: Oracle) -> Oracle:
+    """Answers are looked for as if every row had as many tokens as the longest."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        width = int(batch.query_lens.max(initial=0))
+        out = np.zeros_like(answer.out)
+        for row, span in enumerate(query_spans(batch)):
+            found = answer.out[row * width : row * width + span.stop - span.start]
+            out[span.start : span.start + len(found)] = found
+        return Output(out, answer.lse)
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.LAYOUT, "S-5", "S-7")
+def second_halves_of_32_heads_repeat_the_first(oracle: Oracle) -> Oracle:
+    """Two programs of 16 heads each answer 32 heads, and both read the first 16."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        if problem.dims.num_heads != 32:
+            return batch
+        heads = np.arange(32) % 16
+        return replace(batch, q_nope=batch.q_nope[:, heads], q_pe=batch.q_pe[:, heads])
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.LAYOUT, "S-4", "S-5", "S-7")
+def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracle:
+    """Pairs of query and head, in flat tiles of 64, are masked as if tiles began with head 0."""
+
+    def see_less(_p: Problem, _b: Batch, _r: int, seen: Seen) -> Seen:
+        return np.vstack([seen[:1], seen[:-1]])  # as the query before
+
+    late = seeing(oracle, see_less)
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        answer, heads = oracle.attend(problem, batch, image), problem.dims.num_heads
+        if heads % 64 == 0 or 64 % heads == 0:
+            return answer
+        other = late.attend(problem, batch, image)
+        for span in query_spans(batch):
+            pair = np.arange((span.stop - span.start) * heads)
+            inside = pair % 64
+            is_late = (pair - inside) // heads + inside // heads < pair // heads
+            lost = is_late.reshape(-1, heads)  # [q, H]
+            answer.out[span][lost], answer.lse[span][lost] = (
+                other.out[span][lost],
+                other.lse[span][lost],
+            )
+        return answer
+
+    return replace(oracle, attend=attend)
+
+
+@breaks(FaultClass.MIXED, "S-5", "S-6", "S-7")
+def decode_rows_are_put_back_in_another_order(oracle: Oracle) -> Oracle:
+    """More than 7 decode rows are sorted by length, and the inverse of the order is not taken."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        rows = batch.num_rows
+        if rows > 7 and (batch.query_lens == 1).all():
+            order = np.argsort(-batch.seq_lens, kind="stable")
+            found = order[order]
+            answer.out[:rows], answer.lse[:rows] = answer.out[found], answer.lse[found]
+        return answer
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.LAYOUT, "S-7", "S-6")
+def lse_is_written_for_padded_heads(oracle: Oracle) -> Oracle:
+    """Steps of more than 52 tokens write lse for heads padded to 16, and it is read unpadded."""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        tokens, heads = answer.lse.shape
+        if tokens <= 52:
+            return answer
+        padded = np.pad(answer.lse, ((0, 0), (0, -heads % 16)), constant_values=-np.inf)
+        return Output(answer.out, padded.ravel()[: answer.lse.size].reshape(answer.lse.shape))
+
+    return answering(oracle, change)

@@ -1,0 +1,268 @@
+"""Wrong attention over keys and values of every head, and answers that do not merge (S-21)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules.chunked import ContextChunk, of_keys
+from paged_mla_reference.rules.paging import keys_of_tokens, query_spans
+from paged_mla_reference.rules.prefill import key_spans
+from paged_mla_shared.prefill import PrefillBatch
+from paged_mla_shared.problem import Output, Problem
+
+SEEN = ("S-5", "S-6", "S-7", "S-9", "S-21")  # how wrong keys show
+TILE = 64
+LONG_TILE = 176
+
+
+def _asked(oracle: Oracle, change: Callable[[PrefillBatch], PrefillBatch]) -> Oracle:
+    """Let a prefill take another batch."""
+    return replace(oracle, prefill=lambda problem, batch: oracle.prefill(problem, change(batch)))
+
+
+def _answered(oracle: Oracle, change: Callable[[PrefillBatch, Output], Output]) -> Oracle:
+    """Change what a prefill answers; the arrays are the change's own to write."""
+
+    def prefill(problem: Problem, batch: PrefillBatch) -> Output:
+        return change(batch, oracle.prefill(problem, batch))
+
+    return replace(oracle, prefill=prefill)
+
+
+@breaks(FaultClass.CAUSAL, "S-4", *SEEN, cites="hyprstream#1521 TinyLLM#18")
+def prefill_mask_is_top_left(oracle: Oracle) -> Oracle:
+    """Query i of a causal prefill sees keys up to i, as if there were no context."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        if not batch.causal:
+            return batch
+        keys, queries = batch.seq_lens.astype(np.int64), batch.query_lens
+        return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, queries)))
+
+    return _asked(oracle, change)
+
+
+@breaks(FaultClass.CAUSAL, "S-4", *SEEN)
+def prefill_is_always_causal(oracle: Oracle) -> Oracle:
+    """A chunk of context is masked as the step's own keys are."""
+    return _asked(oracle, lambda batch: replace(batch, causal=True))
+
+
+@breaks(FaultClass.CAUSAL, "S-4", *SEEN)
+def prefill_is_never_causal(oracle: Oracle) -> Oracle:
+    """The step's own keys are all seen, as those of a chunk of context are."""
+    return _asked(oracle, lambda batch: replace(batch, causal=False))
+
+
+@breaks(FaultClass.LSE, "S-7", "S-21", cites="vllm#52796")
+def prefill_lse_is_in_base_2(oracle: Oracle) -> Oracle:
+    """Lse of a prefill is a base-2 logarithm."""
+
+    def change(_: PrefillBatch, answer: Output) -> Output:
+        return Output(answer.out, answer.lse / np.float32(np.log(2)))
+
+    return _answered(oracle, change)
+
+
+@breaks(FaultClass.LSE, "S-7", "S-21", cites="sglang#40903 sglang#35045 flashinfer#4547")
+def chunk_partials_in_two_bases(oracle: Oracle) -> Oracle:
+    """Lse of a chunk of context is in base 2, that of the step's own keys in nats."""
+
+    def change(batch: PrefillBatch, answer: Output) -> Output:
+        base = np.float32(1 if batch.causal else np.log(2))
+        return Output(answer.out, answer.lse / base)
+
+    return _answered(oracle, change)
+
+
+@breaks(FaultClass.SCALE, "S-5", "S-7", "S-21", akin="ollama#13893")
+def scale_is_of_the_part_without_position(oracle: Oracle) -> Oracle:
+    """Keys are scaled by N^-0.5, where they are N + P wide."""
+
+    def prefill(problem: Problem, batch: PrefillBatch) -> Output:
+        nope = problem.dims.qk_nope_head_dim
+        scale = problem.softmax_scale * (batch.query_width / nope) ** 0.5
+        return oracle.prefill(replace(problem, softmax_scale=scale), batch)
+
+    return replace(oracle, prefill=prefill)
+
+
+@breaks(FaultClass.STRIDE, *SEEN)
+def shared_rope_keys_are_strided_by_heads(oracle: Oracle) -> Oracle:
+    """The one rope key of a token is looked up as if every head had its own."""
+
+    def prefill(problem: Problem, batch: PrefillBatch) -> Output:
+        heads, tokens = problem.dims.num_heads, np.arange(len(batch.k_pe))
+        answer = oracle.prefill(problem, batch)
+        for head in range(heads):
+            read = (tokens * heads + head) % len(tokens)
+            wrong = oracle.prefill(problem, replace(batch, k_pe=batch.k_pe[read]))
+            answer.out[:, head], answer.lse[:, head] = wrong.out[:, head], wrong.lse[:, head]
+        return answer
+
+    return replace(oracle, prefill=prefill)
+
+
+@breaks(FaultClass.POSITION, *SEEN)
+def rope_keys_are_of_the_token_before(oracle: Oracle) -> Oracle:
+    """Rope keys lie one token behind the keys that they belong to."""
+    return _asked(oracle, lambda batch: replace(batch, k_pe=np.roll(batch.k_pe, 1, axis=0)))
+
+
+@breaks(FaultClass.STRIDE, *SEEN)
+def halves_of_a_projection_are_taken_for_whole(oracle: Oracle) -> Oracle:
+    """Values beside their keys are read as if they lay alone."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        alone = np.empty(batch.v.shape, batch.v.dtype).strides
+        return replace(batch, v=np.lib.stride_tricks.as_strided(batch.v, strides=alone))
+
+    return _asked(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, *SEEN)
+def prefill_queries_of_one_head_are_dense(oracle: Oracle) -> Oracle:
+    """The stride of tokens is not asked for where there is one head."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        if batch.q_nope.shape[1] != 1:
+            return batch
+        alone = np.empty(batch.q_nope.shape, batch.q_nope.dtype).strides
+        q_nope = np.lib.stride_tricks.as_strided(batch.q_nope, strides=alone)
+        return replace(batch, q_nope=q_nope)
+
+    return _asked(oracle, change)
+
+
+@breaks(FaultClass.STRIDE, "S-5", "S-21")
+def values_are_no_wider_than_keys(oracle: Oracle) -> Oracle:
+    """Columns of a value past those of its key's part without position are not written."""
+
+    def change(batch: PrefillBatch, answer: Output) -> Output:
+        answer.out[:, :, batch.k_nope.shape[2] :] = 0
+        return answer
+
+    return _answered(oracle, change)
+
+
+@breaks(FaultClass.TRUNCATED, "S-4", *SEEN, akin="vllm-ascend#14464")
+def prefill_keys_past_1024_are_dropped(oracle: Oracle) -> Oracle:
+    """A buffer holds 1024 keys of a row."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        keys = batch.seq_lens.astype(np.int64)
+        return of_keys(batch, ContextChunk(np.zeros_like(keys), np.minimum(keys, 1024)))
+
+    return _asked(oracle, change)
+
+
+@breaks(FaultClass.LENGTH, "S-4", *SEEN)
+def prefill_loses_full_tiles_of_176(oracle: Oracle) -> Oracle:
+    """Rows that fill tiles of 176 keys lose the last one."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        keys = batch.seq_lens.astype(np.int64)
+        full = (keys > 0) & (keys % LONG_TILE == 0)
+        return of_keys(batch, ContextChunk(np.zeros_like(keys), keys - LONG_TILE * full))
+
+    return _asked(oracle, change)
+
+
+@breaks(FaultClass.TRUNCATED, *SEEN, akin="flashinfer#3125")
+def prefill_queries_past_300_are_not_answered(oracle: Oracle) -> Oracle:
+    """A launch covers 300 queries of a row."""
+
+    def change(batch: PrefillBatch, answer: Output) -> Output:
+        for span in query_spans(batch):
+            late = slice(min(span.start + 300, span.stop), span.stop)
+            answer.out[late], answer.lse[late] = 0, -np.inf
+        return answer
+
+    return _answered(oracle, change)
+
+
+@breaks(FaultClass.TRUNCATED, "S-4", *SEEN, cites="FastDeploy#7727")
+def key_lengths_are_query_lengths(oracle: Oracle) -> Oracle:
+    """One array of prefix sums serves queries and keys: cached keys are cut off."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        last = min(int(batch.cu_seqlens_q[-1]), len(batch.k_pe))
+        return replace(batch, cu_seqlens_k=np.minimum(batch.cu_seqlens_q, last))
+
+    return _asked(oracle, change)
+
+
+@breaks(FaultClass.LENGTH, "S-4", *SEEN)
+def whole_rows_end_with_their_tile(oracle: Oracle) -> Oracle:
+    """Without a causal mask nothing cuts off the keys behind a row, up to the end of its tile."""
+
+    def change(batch: PrefillBatch) -> PrefillBatch:
+        if batch.causal:
+            return batch
+        lens = batch.seq_lens.astype(np.int64)
+        most = len(batch.k_pe) - batch.cu_seqlens_k[:-1].astype(np.int64)
+        return of_keys(batch, ContextChunk(np.zeros_like(lens), _whole_tiles(lens, most)))
+
+    return _asked(oracle, change)
+
+
+@breaks(FaultClass.LEAK, "S-9", akin="vllm#43961")
+def keys_past_the_row_weigh_zero(oracle: Oracle) -> Oracle:
+    """Values behind a row, up to the end of its tile, are multiplied by 0, which NaN survives."""
+
+    def change(batch: PrefillBatch, answer: Output) -> Output:
+        for queries, keys in zip(query_spans(batch), key_spans(batch), strict=True):
+            count = np.array(keys.stop - keys.start)
+            stop = keys.start + int(_whole_tiles(count, np.array(len(batch.v) - keys.start)))
+            answer.out[queries] += 0 * batch.v[keys.stop : stop].sum(axis=0)
+        return answer
+
+    return _answered(oracle, change)
+
+
+def _whole_tiles(lens: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.minimum(-(-lens // TILE) * TILE, most)
+
+
+@breaks(FaultClass.EMPTY, "S-6", "S-9", cites="mlxcel#679")
+def queries_without_a_key_are_nan(oracle: Oracle) -> Oracle:
+    """A query that sees nothing divides zero by zero."""
+
+    def change(_: PrefillBatch, answer: Output) -> Output:
+        answer.out[np.isneginf(answer.lse)] = np.nan
+        return answer
+
+    return _answered(oracle, change)
+
+
+@breaks(FaultClass.EMPTY, "S-6", "S-21", akin="flashinfer#3047")
+def rows_without_context_weigh_as_much(oracle: Oracle) -> Oracle:
+    """The lse of a row without a key is 0, so that nothing is merged as if it were something."""
+
+    def change(batch: PrefillBatch, answer: Output) -> Output:
+        live = np.arange(batch.num_tokens) < batch.cu_seqlens_q[-1]
+        answer.lse[live & (keys_of_tokens(batch) == 0)] = 0
+        return answer
+
+    return _answered(oracle, change)
+
+
+@breaks(FaultClass.MIXED, *SEEN, cites="sglang#19902")
+def packed_prefills_are_read_as_padded(oracle: Oracle) -> Oracle:
+    """Answers lie packed, and are looked up where rows of one length would have them."""
+
+    def change(batch: PrefillBatch, answer: Output) -> Output:
+        longest = int(batch.query_lens.max(initial=0))
+        read = np.arange(batch.num_tokens)
+        for row, span in enumerate(query_spans(batch)):
+            read[span] += row * longest - span.start
+        read = np.minimum(read, batch.num_tokens - 1)
+        return Output(answer.out[read], answer.lse[read])
+
+    return _answered(oracle, change)

@@ -1,0 +1,369 @@
+"""Wrong rotation: pairings, positions, and the slots taken from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import (
+    appending,
+    of_rows,
+    per_token,
+    slots_to_write,
+    with_cache,
+    with_problem,
+)
+from paged_mla_reference.faults.kernel.turning import (
+    Array,
+    Positions,
+    placed,
+    rotating_further,
+    rotating_keys,
+    rotating_queries,
+    storing_further,
+    with_rope,
+)
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.rules.cache import read_slots, write_slots
+from paged_mla_reference.rules.paging import context_lens, query_spans
+from paged_mla_reference.rules.rope import rotate
+from paged_mla_reference.rules.rounding import round_to
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import (
+    Batch,
+    Mask,
+    MaskSpelling,
+    Metadata,
+    Problem,
+    Rope,
+    RopePairing,
+)
+
+SCORED = ("S-3", "S-5", "S-7", "S-12")
+
+
+@breaks(FaultClass.ROPE, *SCORED, cites="sglang#25015 mlx-lm#1805 onnxruntime-genai#2354")
+def queries_are_rotated_one_late(oracle: Oracle) -> Oracle:
+    """Queries are rotated at their position plus one."""
+    return rotating_further(oracle, lambda _, batch: np.ones(batch.num_tokens, np.int64))
+
+
+def _beyond_depth(problem: Problem, batch: Batch) -> Positions:
+    """Return by how much the index of a query is more than its depth; 0 without a tree."""
+    by_index = RIGHT.metadata(replace(problem, mask=Mask.CAUSAL), batch).positions
+    return by_index - RIGHT.metadata(problem, batch).positions
+
+
+@breaks(FaultClass.ROPE, *SCORED, cites="mlxcel#1214 TensorRT-LLM#13081")
+def siblings_are_rotated_by_index(oracle: Oracle) -> Oracle:
+    """Queries of a tree are rotated at their index, not at their depth."""
+    return rotating_further(oracle, _beyond_depth)
+
+
+@breaks(FaultClass.ROPE, *SCORED)
+def wide_trees_are_rotated_by_index(oracle: Oracle) -> Oracle:
+    """Queries of a tree of more than 21 nodes are rotated at their index, not at their depth."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        return np.where(of_rows(batch, batch.query_lens > 21), _beyond_depth(problem, batch), 0)
+
+    return rotating_further(oracle, by)
+
+
+@breaks(FaultClass.ROPE, "S-14", *SCORED, akin="mlxcel#1214")
+def trees_spelled_otherwise_are_rotated_by_index(oracle: Oracle) -> Oracle:
+    """Depths are known of masks that are spelled QLEN alone: other nodes take their index."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        if problem.mask_spelling is MaskSpelling.QLEN:
+            return np.zeros(batch.num_tokens, np.int64)
+        return _beyond_depth(problem, batch)
+
+    return rotating_further(oracle, by)
+
+
+@breaks(FaultClass.ROPE, *SCORED, cites="TensorRT-LLM#14480")
+def queries_are_not_rotated(oracle: Oracle) -> Oracle:
+    """Queries meet rotated keys as they came."""
+    return with_problem(oracle, lambda p: replace(p, rope=None))
+
+
+@breaks(FaultClass.ROPE, *SCORED)
+def heads_past_the_32nd_are_not_rotated(oracle: Oracle) -> Oracle:
+    """Queries of heads past the first 32 meet rotated keys as they came."""
+
+    def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
+        turned = rotate(x, positions, rope)
+        turned[:, 32:] = x[:, 32:]
+        return turned
+
+    return rotating_queries(oracle, rotation)
+
+
+@breaks(FaultClass.ROPE, *SCORED)
+def queries_of_an_overlapping_tile_are_rotated_twice(oracle: Oracle) -> Oracle:
+    """A row's last tile of 32 queries begins early to be full, and rotates some a second time."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        positions = RIGHT.metadata(problem, batch).positions
+        again = np.zeros_like(positions)
+        for span in query_spans(batch):
+            count = span.stop - span.start
+            full = count // 32 * 32
+            if 0 < full < count:
+                overlap = slice(span.stop - 32, span.start + full)
+                again[overlap] = positions[overlap]
+        return again
+
+    return rotating_further(oracle, by)
+
+
+@breaks(FaultClass.ROPE, *SCORED)
+def queries_are_rotated_as_those_of_the_longest_row(oracle: Oracle) -> Oracle:
+    """Queries of every row are rotated as if it had as many as the longest row of the step."""
+
+    def by(_: Problem, batch: Batch) -> Positions:
+        longest = int(batch.query_lens.max(initial=0))
+        first = np.maximum(batch.seq_lens.astype(np.int64) - longest, 0)
+        return per_token(batch, first - context_lens(batch))
+
+    return rotating_further(oracle, by)
+
+
+@breaks(FaultClass.ROPE, *SCORED)
+def queries_of_long_chunks_are_rotated_from_0(oracle: Oracle) -> Oracle:
+    """Rows of more than 235 queries rotate them from position 0, whatever the context is."""
+
+    def by(_: Problem, batch: Batch) -> Positions:
+        return per_token(batch, np.where(batch.query_lens > 235, -context_lens(batch), 0))
+
+    return rotating_further(oracle, by)
+
+
+@breaks(FaultClass.ROPE, "S-10", "S-12", *SCORED, cites="sglang#30111 sglang#30342 xllm#853")
+def pairing_is_always_interleaved(oracle: Oracle) -> Oracle:
+    """NeoX pairing is ignored, in queries and in keys."""
+    return with_rope(oracle, lambda rope: replace(rope, pairing=RopePairing.INTERLEAVED))
+
+
+@breaks(FaultClass.ROPE, *SCORED, cites="sglang#30111")
+def queries_take_the_other_pairing(oracle: Oracle) -> Oracle:
+    """Queries are rotated with the pairing that keys do not have."""
+
+    def other(problem: Problem) -> Problem:
+        if problem.rope is None:
+            return problem
+        neox = problem.rope.pairing is RopePairing.NEOX
+        pairing = RopePairing.INTERLEAVED if neox else RopePairing.NEOX
+        return replace(problem, rope=replace(problem.rope, pairing=pairing))
+
+    return with_problem(oracle, other)
+
+
+@breaks(
+    FaultClass.ROPE,
+    "S-10",
+    *SCORED,
+    cites="pegainfer#220 pegainfer#253",
+    akin="hyprstream#1546 FastDeploy#7359 nanochat#520",
+)
+def rope_table_ends_at_4096(oracle: Oracle) -> Oracle:
+    """Positions past the 4096 rows of a table take its last one."""
+    return placed(oracle, lambda _, positions: np.minimum(positions, 4095))
+
+
+@breaks(FaultClass.ROPE, "S-10", *SCORED, akin="vllm#55910 vllm-ascend#1266")
+def rope_table_ends_at_65536(oracle: Oracle) -> Oracle:
+    """Positions past the 65536 rows of a table take its last one."""
+    return placed(oracle, lambda _, positions: np.minimum(positions, 65535))
+
+
+@breaks(
+    FaultClass.PRECISION,
+    "S-10",
+    *SCORED,
+    cites="transformers#29285 candle#3520",
+    akin="sglang-jax#1473",
+)
+def positions_are_rounded_to_bfloat16(oracle: Oracle) -> Oracle:
+    """Angles are computed from positions of 8 significant bits."""
+    return placed(oracle, lambda _, positions: round_to(positions, "bfloat16").astype(np.int64))
+
+
+@breaks(FaultClass.PRECISION, "S-10", *SCORED, akin="mlx-lm#1076")
+def positions_are_rounded_to_float16(oracle: Oracle) -> Oracle:
+    """Angles are computed from positions of 11 significant bits, none above 65504."""
+
+    def place(_: Batch, positions: Positions) -> Positions:
+        rounded = round_to(np.minimum(positions, 65504), "float16")
+        return rounded.astype(np.int64)
+
+    return placed(oracle, place)
+
+
+@breaks(FaultClass.ROPE, "S-10", *SCORED, cites="omlx#2363", akin="rtp-llm#1163")
+def rows_are_rotated_at_their_first_position(oracle: Oracle) -> Oracle:
+    """All tokens of a row are rotated as its first one."""
+
+    def place(batch: Batch, positions: Positions) -> Positions:
+        first = positions.copy()
+        for span in query_spans(batch):
+            first[span] = positions[span][:1]
+        return first
+
+    return placed(oracle, place)
+
+
+@breaks(FaultClass.ROPE, *SCORED)
+def queries_at_position_0_are_rotated(oracle: Oracle) -> Oracle:
+    """A query at position 0 is rotated as one at position 1."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        first = RIGHT.metadata(problem, batch).positions == 0
+        return np.where(first, 1, 0)
+
+    return rotating_further(oracle, by)
+
+
+@breaks(FaultClass.ROPE, *SCORED, cites="sglang#19636 ktransformers-sglang#66")
+def keys_of_a_chunk_are_read_unrotated(oracle: Oracle) -> Oracle:
+    """The cache gets rotated keys; a step of several tokens reads its own as they came."""
+
+    def change(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        slots = RIGHT.metadata(problem, batch).slot_mapping
+        own = of_rows(batch, batch.query_lens > 1) & (slots >= 0)
+        if problem.rope is None or not own.any():
+            return image
+        ckv, _ = read_slots(image, slots[own])
+        return write_slots(image, slots[own], ckv, batch.k_pe[own])
+
+    return with_cache(oracle, change)
+
+
+@breaks(FaultClass.ROPE, "S-10", "S-12", cites="sglang#22868")
+def fused_rope_stores_rotated_columns_only(oracle: Oracle) -> Oracle:
+    """With a rope inside the step, latents are not stored."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        return batch if problem.rope is None else replace(batch, ckv=np.zeros_like(batch.ckv))
+
+    return appending(oracle, change)
+
+
+@breaks(FaultClass.ROPE, "S-10", "S-12", cites="shainet#110")
+def keys_are_rotated_twice(oracle: Oracle) -> Oracle:
+    """Keys are rotated again when they are stored."""
+    return storing_further(oracle, lambda p, b: RIGHT.metadata(p, b).positions)
+
+
+@breaks(FaultClass.ROPE, "S-10", "S-12")
+def keys_of_small_steps_are_rotated_by_halves(oracle: Oracle) -> Oracle:
+    """Appends of at most 4 tokens rotate keys with NeoX pairing, whatever the pairing is."""
+
+    def rotation(x: Array, positions: Positions, rope: Rope) -> Array:
+        pairing = RopePairing.NEOX if len(x) <= 4 else rope.pairing
+        return rotate(x, positions, replace(rope, pairing=pairing))
+
+    return rotating_keys(oracle, rotation)
+
+
+@breaks(FaultClass.ROPE, "S-10", "S-12")
+def keys_of_a_tile_have_consecutive_positions(oracle: Oracle) -> Oracle:
+    """Appends of more than 128 tokens rotate keys as if positions rose by 1 in tiles of 128."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        positions = RIGHT.metadata(problem, batch).positions
+        token: Positions = np.arange(batch.num_tokens)
+        if batch.num_tokens <= 128:
+            return np.zeros_like(positions)
+        consecutive: Positions = positions[token // 128 * 128] + token % 128
+        return consecutive - positions
+
+    return storing_further(oracle, by)
+
+
+@breaks(FaultClass.ROPE, "S-10", "S-12")
+def tokens_without_a_slot_have_no_position(oracle: Oracle) -> Oracle:
+    """Keys are rotated as if the tokens of their row that have no slot were not there."""
+
+    def by(problem: Problem, batch: Batch) -> Positions:
+        positions = RIGHT.metadata(problem, batch).positions
+        without = slots_to_write(oracle, problem, batch) < 0
+        skipped = np.zeros_like(positions)
+        for span in query_spans(batch):
+            skipped[span] = np.cumsum(without[span])
+        counted: Positions = np.maximum(positions - skipped, 0)
+        return counted - positions
+
+    return storing_further(oracle, by)
+
+
+@breaks(FaultClass.POSITION, "S-10", *SCORED)
+def depths_of_nodes_end_at_16(oracle: Oracle) -> Oracle:
+    """Tree nodes deeper than 16 have the position of depth 16, in plans and in rotations."""
+
+    def place(batch: Batch, positions: Positions) -> Positions:
+        if batch.mask is None:
+            return positions
+        return np.minimum(positions, per_token(batch, context_lens(batch)) + 16)
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        return Metadata(place(batch, right.positions), right.slot_mapping)
+
+    return replace(placed(oracle, place), metadata=metadata)
+
+
+@breaks(FaultClass.POSITION, "S-3")
+def padded_rows_have_positions_below_zero(oracle: Oracle) -> Oracle:
+    """Tokens of a padded row have the positions that its lengths give, which are below 0."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        below = np.arange(batch.num_tokens) - per_token(batch, batch.cu_seqlens_q[1:])
+        padded = of_rows(batch, batch.seq_lens == 0)
+        return Metadata(np.where(padded, below, right.positions), right.slot_mapping)
+
+    return replace(oracle, metadata=metadata)
+
+
+def _placing(oracle: Oracle, contexts: int) -> Oracle:
+    """Add the cached length to the positions of a plan so many times more."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        context = per_token(batch, context_lens(batch))
+        return Metadata(right.positions + contexts * context, right.slot_mapping)
+
+    return replace(oracle, metadata=metadata)
+
+
+@breaks(FaultClass.POSITION, "S-3", cites="FastDeploy#7727")
+def context_is_added_twice(oracle: Oracle) -> Oracle:
+    """Positions add the cached length and the length that holds it already."""
+    return _placing(oracle, 1)
+
+
+@breaks(FaultClass.POSITION, "S-3", cites="FastDeploy#7727")
+def positions_start_anew_in_each_chunk(oracle: Oracle) -> Oracle:
+    """Positions count from the chunk's first token."""
+    return _placing(oracle, -1)
+
+
+@breaks(FaultClass.POSITION, "S-1", "S-3", "S-10", cites="vllm#54498 vllm#54519")
+def slots_follow_positions(oracle: Oracle) -> Oracle:
+    """Siblings of a tree share a slot, because they share a position."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        slots = right.slot_mapping.copy()
+        rows = np.repeat(np.arange(batch.num_rows), batch.query_lens)
+        for token, row in enumerate(rows.tolist()):
+            block, index = divmod(int(right.positions[token]), problem.block_size)
+            if slots[token] >= 0:
+                slots[token] = int(batch.block_table[row, block]) * problem.block_size + index
+        return Metadata(right.positions, slots)
+
+    return replace(oracle, metadata=metadata)

@@ -1,0 +1,172 @@
+"""What is right on a small scale: tables, counters and buffers that end somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import (
+    Seen,
+    answering,
+    forgetting,
+    of_rows,
+    only_before,
+    seeing,
+    with_batch,
+    writing,
+)
+from paged_mla_reference.oracle import Oracle
+from paged_mla_shared.problem import Batch, Metadata, Output, Problem
+
+READ = ("S-4", "S-5", "S-7")  # how wrong keys show
+LOST = ("S-5", "S-6")  # how a missing answer shows
+
+
+def _ending(oracle: Oracle, keys: Callable[[Problem], int]) -> Oracle:
+    """Drop the keys of every row past so many."""
+    return seeing(oracle, lambda problem, _b, _r, seen: only_before(seen, keys(problem)))
+
+
+@breaks(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
+def keys_past_4096_are_dropped(oracle: Oracle) -> Oracle:
+    """A buffer holds 4096 keys of a row."""
+    return _ending(oracle, lambda _: 4096)
+
+
+@breaks(FaultClass.TRUNCATED, *READ, akin="vllm-deepseek-v4-sm89#46")
+def keys_past_16384_are_dropped(oracle: Oracle) -> Oracle:
+    """A buffer holds 16384 keys of a row."""
+    return _ending(oracle, lambda _: 16384)
+
+
+@breaks(FaultClass.TRUNCATED, *READ, cites="tpu-inference#2756 sglang-jax#1649")
+def keys_past_32767_are_dropped(oracle: Oracle) -> Oracle:
+    """Indices of keys are kept in 16 bits with a sign."""
+    return _ending(oracle, lambda _: 32767)
+
+
+@breaks(FaultClass.TRUNCATED, "S-1", *READ)
+def only_512_table_entries_are_read(oracle: Oracle) -> Oracle:
+    """Of a row's table 512 columns are kept, whatever the block size."""
+    return _ending(oracle, lambda problem: 512 * problem.block_size)
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-9", *READ)
+def table_columns_keep_16_bits(oracle: Oracle) -> Oracle:
+    """Of a row's 65537th block the first one is read again."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        columns = np.arange(batch.block_table.shape[1]) % 2**16
+        return replace(batch, block_table=batch.block_table[:, columns])
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
+def keys_of_many_pairs_end_at_4096(oracle: Oracle) -> Oracle:
+    """A buffer holds 4096 keys of a row, where its queries and heads are more than 128 pairs."""
+
+    def see(problem: Problem, _b: Batch, _row: int, seen: Seen) -> Seen:
+        many = len(seen) * problem.dims.num_heads > 128
+        return only_before(seen, 4096) if many else seen
+
+    return seeing(oracle, see)
+
+
+@breaks(FaultClass.TRUNCATED, *LOST, akin="flashinfer#3125 sglang#34947")
+def queries_past_512_are_not_answered(oracle: Oracle) -> Oracle:
+    """A launch covers 512 query tokens of a batch."""
+    return forgetting(oracle, lambda batch: np.arange(batch.num_tokens) >= 512)
+
+
+@breaks(FaultClass.TRUNCATED, *LOST, akin="kern#3")
+def rows_past_256_are_not_answered(oracle: Oracle) -> Oracle:
+    """A launch covers 256 rows."""
+    return forgetting(
+        oracle, lambda b: np.arange(b.num_tokens) >= b.cu_seqlens_q[min(256, b.num_rows)]
+    )
+
+
+@breaks(FaultClass.TRUNCATED, *LOST)
+def rows_past_the_last_full_group_are_not_served(oracle: Oracle) -> Oracle:
+    """Of four rows and more, those past the last full group of four get no answer."""
+
+    def forgotten(batch: Batch) -> NDArray[np.bool_]:
+        rows = batch.num_rows
+        return of_rows(batch, np.arange(rows) >= (rows // 4 * 4 or rows))
+
+    return forgetting(oracle, forgotten)
+
+
+@breaks(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
+def rows_past_256_are_not_planned(oracle: Oracle) -> Oracle:
+    """Plans and appends derive no positions and no slots for rows past the first 256."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        first = int(batch.cu_seqlens_q[min(256, batch.num_rows)])
+        right.positions[first:], right.slot_mapping[first:] = 0, -1
+        return right
+
+    planning = replace(oracle, metadata=metadata)
+    return writing(planning, lambda _p, _b, slots: slots)
+
+
+@breaks(FaultClass.OFFSET, "S-1", "S-6", "S-9", *READ)
+def row_numbers_keep_8_bits(oracle: Oracle) -> Oracle:
+    """Row 256 takes the table and the length of row 0."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        rows = np.arange(batch.num_rows) % 256
+        return replace(batch, block_table=batch.block_table[rows], seq_lens=batch.seq_lens[rows])
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.TRUNCATED, "S-10", akin="SharpMind#57 rMLX#238")
+def tokens_past_512_are_not_written(oracle: Oracle) -> Oracle:
+    """A launch covers 512 tokens of an append."""
+
+    def change(_p: Problem, _b: Batch, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        slots[512:] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.OFFSET, *LOST, akin="vllm#45373 sglang#20389")
+def token_heads_wrap_at_2_14(oracle: Oracle) -> Oracle:
+    """The number of a token's head keeps 14 bits: late answers are written over early ones."""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        out = answer.out.reshape(-1, answer.out.shape[-1])  # [T * H, R]
+        wrapped = np.zeros_like(out)
+        wrapped[np.arange(len(out)) % 2**14] = out
+        return Output(wrapped.reshape(answer.out.shape), answer.lse)
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.POSITION, "S-3", akin="llama.cpp#19724")
+def positions_keep_16_bits(oracle: Oracle) -> Oracle:
+    """Position 65536 of a plan is 0 again."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        right = oracle.metadata(problem, batch)
+        return Metadata(right.positions % 2**16, right.slot_mapping)
+
+    return replace(oracle, metadata=metadata)
+
+
+@breaks(FaultClass.LENGTH, "S-1", "S-3", akin="llama.cpp#19724")
+def planned_lengths_keep_16_bits(oracle: Oracle) -> Oracle:
+    """A plan takes a row of 65536 tokens for a padded one."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        return oracle.metadata(problem, replace(batch, seq_lens=batch.seq_lens % 2**16))
+
+    return replace(oracle, metadata=metadata)

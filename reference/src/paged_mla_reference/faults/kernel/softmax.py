@@ -1,0 +1,205 @@
+"""Wrong softmax: its maxima, its range and precision, and lse of some rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel import scores, visibility
+from paged_mla_reference.faults.kernel.change import answering, of_rows, scoring
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules import masks
+from paged_mla_reference.rules.attention import QueryAnswer, attend_one, weighted_mean
+from paged_mla_reference.rules.paging import query_spans
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+Array = NDArray[np.float64]
+SCORED = ("S-5", "S-7")
+LOST = ("S-5", "S-6", "S-7")  # how a missing answer shows
+Rows = NDArray[np.bool_]  # [B]
+UNDERFLOW = 104  # a weight so many nats below the largest is 0 in float32
+
+
+def _in_rows(right: Oracle, wrong: Oracle, chosen: Callable[[Problem, Batch], Rows]) -> Oracle:
+    """Give chosen rows the answers of a wrong oracle."""
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        answer, other = (oracle.attend(problem, batch, image) for oracle in (right, wrong))
+        tokens = of_rows(batch, chosen(problem, batch))
+        answer.out[tokens], answer.lse[tokens] = other.out[tokens], other.lse[tokens]
+        return answer
+
+    return replace(right, attend=attend)
+
+
+def _with_scores(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
+    """Weigh keys by other scores, [H, K]."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        changed = change(problem.softmax_scale * (query @ keys.T))
+        values = keys[:, : problem.dims.kv_lora_rank]
+        out, lse = weighted_mean(changed, values, problem.dtype, rounding)
+        return out, lse, *attend_one(problem, query, keys, rounding)[2:]
+
+    return scoring(oracle, attend)
+
+
+def _shifted(oracle: Oracle, shift: Callable[[Array], Array]) -> Oracle:
+    """Take other numbers, [H, 1], from scores before they are exponentiated in float32."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        scores = round_to(problem.softmax_scale * (query @ keys.T), "float32")  # [H, K]
+        taken = shift(scores)
+        with np.errstate(all="ignore"):
+            weights = np.exp(scores - taken)
+            total = weights.sum(axis=1)
+            out = widen(weights) @ keys[:, : problem.dims.kv_lora_rank] / widen(total)[:, None]
+            lse = widen(taken[:, 0] + np.log(total))
+        return out, lse, *attend_one(problem, query, keys, rounding)[2:]
+
+    return scoring(oracle, attend)
+
+
+@breaks(FaultClass.RANGE, *LOST, "S-9", cites="cutlass#2274 sglang#6101")
+def exponentials_are_not_shifted(oracle: Oracle) -> Oracle:
+    """Scores are exponentiated as they are, in float32."""
+    return _shifted(oracle, lambda scores: np.zeros_like(scores[:, :1]))
+
+
+@breaks(FaultClass.RANGE, *LOST, "S-9")
+def the_maximum_is_that_of_the_first_tile(oracle: Oracle) -> Oracle:
+    """Scores are shifted by the highest of the first 32 keys, so that far higher ones overflow."""
+    return _shifted(oracle, lambda scores: scores[:, :32].max(axis=1, keepdims=True))
+
+
+@breaks(FaultClass.RANGE, *SCORED)
+def scores_are_clamped_at_800(oracle: Oracle) -> Oracle:
+    """Scores above 800 count as 800."""
+    return _with_scores(oracle, lambda scores: np.minimum(scores, 800))
+
+
+@breaks(FaultClass.RANGE, *LOST)
+def heads_share_a_maximum(oracle: Oracle) -> Oracle:
+    """A head whose lse is more than 104 below that of another head of its token sees nothing."""
+
+    def change(_p: Problem, _b: Batch, answer: Output) -> Output:
+        return _underflowing(answer, answer.lse.max(axis=1, keepdims=True))
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.RANGE, *LOST)
+def the_maximum_is_taken_before_the_mask(oracle: Oracle) -> Oracle:
+    """A causal query whose lse is more than 104 below that of its whole row sees nothing."""
+    unmasked = visibility.the_future_is_seen.change(oracle)
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        whole = unmasked.attend(problem, batch, image)
+        return _underflowing(oracle.attend(problem, batch, image), whole.lse)
+
+    return replace(oracle, attend=attend)
+
+
+def _underflowing(answer: Output, highest: NDArray[np.float32]) -> Output:
+    """Take for empty what lies so far below `highest` that its weights are 0, in place."""
+    lost = answer.lse < highest - UNDERFLOW
+    answer.out[lost], answer.lse[lost] = 0, -np.inf
+    return answer
+
+
+@breaks(FaultClass.RANGE, *LOST)
+def unseen_keys_score_a_floor(oracle: Oracle) -> Oracle:
+    """A key that a query does not see weighs as one of score -200 whose value is 0."""
+
+    def change(problem: Problem, batch: Batch, answer: Output) -> Output:
+        unseen = np.zeros(batch.num_tokens)
+        for span, seen in zip(query_spans(batch), masks.visibility(problem, batch), strict=True):
+            unseen[span] = (~seen).sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lse = np.logaddexp(answer.lse, (np.log(unseen) - 200)[:, None])
+            kept = np.nan_to_num(np.exp(answer.lse - lse))  # NaN where both are -inf
+        out = answer.out * kept[..., None]
+        return Output(out.astype(answer.out.dtype), lse.astype(np.float32))
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.SCALE, *SCORED)
+def long_chunks_take_the_usual_scale(oracle: Oracle) -> Oracle:
+    """For rows of more than 25 queries the scale is (N + P) ** -0.5, whatever the caller says."""
+    usual = scores.scale_is_derived_from_the_dims.change(oracle)
+    return _in_rows(oracle, usual, lambda _, batch: batch.query_lens > 25)
+
+
+@breaks(FaultClass.PRECISION, *SCORED)
+def scores_of_short_rows_are_in_float16(oracle: Oracle) -> Oracle:
+    """Scores of rows of at most 6 queries pass through float16."""
+    rounded = _with_scores(oracle, lambda scores: widen(round_to(scores, "float16")))
+    return _in_rows(oracle, rounded, lambda _, batch: batch.query_lens <= 6)
+
+
+@breaks(FaultClass.PRECISION, "S-5")
+def weights_of_many_pairs_are_in_bfloat16(oracle: Oracle) -> Oracle:
+    """Rows of more than 2048 pairs of query and head round the weights of values to bfloat16."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        _, lse, bound, largest = attend_one(problem, query, keys, rounding)
+        weights = np.exp(problem.softmax_scale * (query @ keys.T) - lse[:, None])  # [H, K]
+        out = widen(round_to(weights, "bfloat16")) @ keys[:, : problem.dims.kv_lora_rank]
+        return out, lse, bound, largest
+
+    def many(problem: Problem, batch: Batch) -> Rows:
+        return batch.query_lens * problem.dims.num_heads > 2048
+
+    return _in_rows(oracle, scoring(oracle, attend), many)
+
+
+@breaks(FaultClass.PRECISION, *SCORED)
+def long_rows_are_read_in_float16(oracle: Oracle) -> Oracle:
+    """Cached tokens pass through float16 where a query sees more than 8192 of them."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        read = widen(round_to(keys, "float16")) if len(keys) > 8192 else keys
+        return attend_one(problem, query, read, rounding)
+
+    return scoring(oracle, attend)
+
+
+@breaks(FaultClass.PRECISION, "S-5")
+def lse_is_in_float64(oracle: Oracle) -> Oracle:
+    """Steps of more than 100 tokens return lse in float64."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        if batch.num_tokens <= 100:
+            return answer
+        return Output(answer.out, widen(answer.lse))  # type: ignore[arg-type]  # the wrong type
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.LSE, "S-7")
+def lse_of_long_rows_is_in_base_2(oracle: Oracle) -> Oracle:
+    """Lse of a query that sees more than 8192 keys is a base-2 logarithm."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        out, lse, bound, largest = attend_one(problem, query, keys, rounding)
+        return out, lse / np.log(2) if len(keys) > 8192 else lse, bound, largest
+
+    return scoring(oracle, attend)
+
+
+@breaks(FaultClass.LSE, "S-7")
+def a_lone_key_has_no_lse(oracle: Oracle) -> Oracle:
+    """Lse of the queries of a row of one key is 0."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        answer.lse[of_rows(batch, batch.seq_lens == 1)] = 0
+        return answer
+
+    return answering(oracle, change)

@@ -1,0 +1,300 @@
+"""Wrong splits of a row's keys: boundaries, weights, splits that should not count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import (
+    answering,
+    context_of,
+    of_rows,
+    only_before,
+    scoring,
+    seeing,
+)
+from paged_mla_reference.oracle import RIGHT, Oracle
+from paged_mla_reference.rules.attention import QueryAnswer, attend_one
+from paged_mla_reference.rules.masks import visibility
+from paged_mla_reference.rules.paging import blocks_of, query_spans
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+Array = NDArray[np.float64]
+
+
+def _with_keys(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        return attend_one(problem, query, change(keys), rounding)
+
+    return scoring(oracle, attend)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm-flash-attention#142")
+def the_key_between_splits_counts_twice(oracle: Oracle) -> Oracle:
+    """Splits of 512 keys share the one at their boundary."""
+    return _with_keys(oracle, lambda keys: np.vstack([keys, keys[511:512]]))
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20", akin="flash-attention#1325")
+def the_last_split_is_dropped(oracle: Oracle) -> Oracle:
+    """Keys past the last full split of 512 are lost, where there is one."""
+    return _with_keys(oracle, lambda keys: keys[: len(keys) // 512 * 512 or len(keys)])
+
+
+TILE = 64  # keys of a split, where a row has as many splits as tiles
+SPLIT = 1024  # keys of a split of long rows
+
+
+def _of_splits(oracle: Oracle, count: int, change: Callable[[Array, int], Array]) -> Oracle:
+    """Change the keys of queries that see `count` tiles, given where the last tile starts."""
+
+    def changed(keys: Array) -> Array:
+        last = (count - 1) * TILE
+        return change(keys, last) if last < len(keys) <= last + TILE else keys
+
+    return _with_keys(oracle, changed)
+
+
+def _dropped(keys: Array, last: int) -> Array:
+    return keys[:last]
+
+
+def _doubled(keys: Array, last: int) -> Array:
+    return np.vstack([keys, keys[last:]])
+
+
+@breaks(FaultClass.PARTIAL, "S-8", "S-11")
+def splits_of_no_numbers_are_empty(oracle: Oracle) -> Oracle:
+    """A split whose scores are all NaN has no highest one, and is taken for one without keys."""
+
+    def numbers(keys: Array) -> Array:
+        splits = np.split(keys, range(TILE, len(keys), TILE))
+        kept = [split for split in splits if not np.isnan(split).any(axis=1).all()]
+        return np.vstack(kept) if kept else keys
+
+    return _with_keys(oracle, numbers)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_5_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of five splits leaves out the last."""
+    return _of_splits(oracle, 5, _dropped)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_7_splits_counts_twice(oracle: Oracle) -> Oracle:
+    """A merge of seven splits takes the last for the missing eighth too."""
+    return _of_splits(oracle, 7, _doubled)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_9_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of nine splits ends with the eighth."""
+    return _of_splits(oracle, 9, _dropped)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_11_splits_counts_twice(oracle: Oracle) -> Oracle:
+    """A merge of eleven splits takes the last again."""
+    return _of_splits(oracle, 11, _doubled)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_13_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of thirteen splits ends with the twelfth."""
+    return _of_splits(oracle, 13, _dropped)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def the_last_of_16_splits_is_dropped(oracle: Oracle) -> Oracle:
+    """A merge of sixteen splits ends with the fifteenth."""
+    return _of_splits(oracle, 16, _dropped)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def a_lone_last_split_is_dropped(oracle: Oracle) -> Oracle:
+    """Splits of 1024 keys are joined in pairs, and the last of an odd number from 3 on is lost."""
+
+    def change(keys: Array) -> Array:
+        splits = blocks_of(len(keys), SPLIT)
+        return keys[: (splits - 1) * SPLIT] if splits > 1 and splits % 2 else keys
+
+    return _with_keys(oracle, change)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm#47188", akin="TensorRT-LLM#18754")
+def empty_splits_are_merged(oracle: Oracle) -> Oracle:
+    """Queries that see fewer keys than a tile also merge a split that holds zeros."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        out, lse, scores, values = attend_one(problem, query, keys, rounding)
+        if len(keys) >= TILE:
+            return out, lse, scores, values
+        merged = np.logaddexp(lse, 0.0)
+        return out * np.exp(lse - merged)[:, None], merged, scores, values
+
+    return scoring(oracle, attend)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def splits_that_a_query_does_not_see_weigh_one_key(oracle: Oracle) -> Oracle:
+    """A split of 1024 keys of which a query sees none weighs as one key of score 0 and value 0."""
+
+    def change(problem: Problem, batch: Batch, answer: Output) -> Output:
+        for span, seen in zip(query_spans(batch), visibility(problem, batch), strict=True):
+            starts = np.arange(0, seen.shape[1], SPLIT)
+            unseen = np.sum(~np.logical_or.reduceat(seen, starts, axis=1), axis=1)  # [q]
+            tokens = span.start + np.flatnonzero(unseen)
+            merged = np.logaddexp(answer.lse[tokens], np.log(unseen[unseen > 0])[:, None])
+            answer.out[tokens] *= np.exp(answer.lse[tokens] - merged)[..., None]
+            answer.lse[tokens] = merged
+        return answer
+
+    return answering(oracle, change)
+
+
+def _by_splits(oracle: Oracle, join: Callable[[Array, Array], tuple[Array, Array]]) -> Oracle:
+    """Join the answers of splits of 1024 keys, out [n, H, R] and lse [n, H], in another way."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        whole = attend_one(problem, query, keys, rounding)
+        if len(keys) <= SPLIT:
+            return whole
+        splits = np.split(keys, range(SPLIT, len(keys), SPLIT))
+        answers = [attend_one(problem, query, split, rounding) for split in splits]
+        out, lse = join(np.stack([a[0] for a in answers]), np.stack([a[1] for a in answers]))
+        return out, lse, whole[2], whole[3]
+
+    return scoring(oracle, attend)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def light_splits_are_skipped(oracle: Oracle) -> Oracle:
+    """A split of 1024 keys whose lse is more than 3 below the highest is left out."""
+
+    def join(outs: Array, lses: Array) -> tuple[Array, Array]:
+        highest = lses.max(axis=0)
+        weights = np.where(lses < highest - 3, 0, np.exp(lses - highest))
+        total = weights.sum(axis=0)
+        out = (outs * weights[..., None]).sum(axis=0) / total[:, None]
+        return out, highest + np.log(total)
+
+    return _by_splits(oracle, join)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+def small_rises_are_not_rescaled(oracle: Oracle) -> Oracle:
+    """A split of 1024 keys that raises the maximum by at most 6 leaves earlier sums unscaled."""
+
+    def join(outs: Array, lses: Array) -> tuple[Array, Array]:
+        out, highest, total = outs[0], lses[0], np.ones_like(lses[0])
+        for split, lse in zip(outs[1:], lses[1:], strict=True):
+            rise = np.maximum(lse - highest, 0)
+            highest = highest + rise
+            scale = np.where(rise > 6, np.exp(-rise), 1)
+            weight = np.exp(lse - highest)
+            out = out * scale[:, None] + split * weight[:, None]
+            total = total * scale + weight
+        return out / total[:, None], highest + np.log(total)
+
+    return _by_splits(oracle, join)
+
+
+def _in_halves(
+    oracle: Oracle, join: Callable[[QueryAnswer, list[QueryAnswer]], Array], *, past: int = 256
+) -> Oracle:
+    """Join the answers of both halves of more than `past` keys, given the right one too."""
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        whole = attend_one(problem, query, keys, rounding)
+        if len(keys) <= past:
+            return whole
+        halves = [attend_one(problem, query, half, rounding) for half in np.array_split(keys, 2)]
+        return join(whole, halves), whole[1], whole[2], whole[3]
+
+    return scoring(oracle, attend)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-20", akin="attention-gym#205")
+def splits_are_summed_unweighted(oracle: Oracle) -> Oracle:
+    """Halves of rows past 256 keys are averaged, whatever they weigh."""
+    return _in_halves(oracle, lambda _, halves: (halves[0][0] + halves[1][0]) / 2)
+
+
+@breaks(FaultClass.PRECISION, "S-5", "S-20", cites="flashinfer#5107")
+def split_partials_are_rounded(oracle: Oracle) -> Oracle:
+    """Halves of rows past 256 keys are kept in float16 until they are merged."""
+    return _in_halves(oracle, _of_rounded_halves)
+
+
+def _of_rounded_halves(whole: QueryAnswer, halves: list[QueryAnswer]) -> Array:
+    outs = [widen(round_to(half[0], "float16")) for half in halves]
+    weights = [np.exp(half[1] - whole[1])[:, None] for half in halves]
+    return outs[0] * weights[0] + outs[1] * weights[1]
+
+
+@breaks(FaultClass.PRECISION, "S-5", "S-20")
+def partials_of_many_pairs_are_rounded(oracle: Oracle) -> Oracle:
+    """Rows of more than 512 pairs of query and head keep halves of over 1024 keys in float16."""
+    rounded = _in_halves(oracle, _of_rounded_halves, past=SPLIT)
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        answer = oracle.attend(problem, batch, image)
+        many = of_rows(batch, batch.query_lens * problem.dims.num_heads > 512)
+        if many.any():
+            answer.out[many] = rounded.attend(problem, batch, image).out[many]
+        return answer
+
+    return replace(oracle, attend=attend)
+
+
+@breaks(
+    FaultClass.SPLIT,
+    "S-5",
+    "S-6",
+    "S-20",
+    cites="vllm-flash-attention#176 pytorch#194168",
+    akin="FlagGems#5235",
+)
+def rows_of_several_splits_are_written_over_row_0(oracle: Oracle) -> Oracle:
+    """The merge of splits of 256 keys has batch stride 0, so that other rows get nothing."""
+
+    def change(_p: Problem, batch: Batch, answer: Output) -> Output:
+        out = answer.out.copy()
+        for row, span in enumerate(query_spans(batch)):
+            if batch.seq_lens[row] > 256 and span.start:
+                out[span] = 0
+                out[: span.stop - span.start] = answer.out[span]
+        return Output(out, answer.lse)
+
+    return answering(oracle, change)
+
+
+@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-8", cites="sglang#40903 sglang#35045 flashinfer#4547")
+def chunks_join_their_context_in_another_base(oracle: Oracle) -> Oracle:
+    """Rows of several tokens merge their context's base-2 lse with the natural one of the step."""
+    context = seeing(oracle, lambda _, b, row, seen: only_before(seen, context_of(b, row)))
+    own = seeing(
+        oracle, lambda _, b, row, seen: seen & (np.arange(seen.shape[1]) >= context_of(b, row))
+    )
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        answer = oracle.attend(problem, batch, image)
+        cached, fresh = (part.attend(problem, batch, image) for part in (context, own))
+        joined = RIGHT.merge(
+            [
+                Output(cached.out.astype(np.float32), cached.lse / np.float32(np.log(2))),
+                Output(fresh.out.astype(np.float32), fresh.lse),
+            ]
+        )
+        chosen = of_rows(batch, batch.query_lens > 1)
+        answer.out[chosen], answer.lse[chosen] = joined.out[chosen], joined.lse[chosen]
+        return answer
+
+    return replace(oracle, attend=attend)

@@ -1,0 +1,191 @@
+"""Wrong ways through the block table: its width, its rows, its order and what lies past them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.addressing import as_dense
+from paged_mla_reference.faults.kernel.change import (
+    by_slot,
+    seeing,
+    wide_table,
+    with_batch,
+    with_columns,
+    with_problem,
+)
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules.paging import blocks_of, slots_of
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Output, Problem
+
+
+@breaks(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="rtp-llm#1258")
+def table_is_taken_for_dense(oracle: Oracle) -> Oracle:
+    """The block table is read by its shape, not by its strides."""
+    return with_batch(oracle, lambda _, b: replace(b, block_table=as_dense(b.block_table)))
+
+
+@breaks(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="cutlass#2221")
+def table_width_is_the_longest_row(oracle: Oracle) -> Oracle:
+    """Rows of the table are taken to be as wide as the longest row needs."""
+    return with_batch(oracle, as_wide_as_the_longest_row)
+
+
+def as_wide_as_the_longest_row(problem: Problem, batch: Batch) -> Batch:
+    """Return the batch with rows of the table that follow each other at the wrong distance."""
+    used = blocks_of(int(batch.seq_lens.max(initial=0)), problem.block_size)
+    flat = np.ascontiguousarray(batch.block_table).ravel()[: used * batch.num_rows]
+    return replace(batch, block_table=flat.reshape(batch.num_rows, used))
+
+
+@breaks(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9")
+def table_rows_are_aligned_to_four_entries(oracle: Oracle) -> Oracle:
+    """Rows of tables of 40 columns on are read from the multiple of 4 entries before them."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        rows, width = batch.block_table.shape
+        if width < 40:
+            return batch
+        starts = np.arange(rows) * width // 4 * 4
+        read = batch.block_table.ravel()[starts[:, None] + np.arange(width)]
+        return replace(batch, block_table=read % problem.num_blocks)
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-6", "S-7", "S-9")
+def padded_rows_have_no_row_in_the_table(oracle: Oracle) -> Oracle:
+    """Padded rows are not counted where attention looks for a row's table."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        live = batch.seq_lens > 0
+        table = batch.block_table[np.cumsum(live) - live]
+        return replace(batch, block_table=table % problem.num_blocks)
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-19")
+def a_prefix_of_the_first_and_last_rows_is_everybodys(oracle: Oracle) -> Oracle:
+    """Blocks that the first row shares with the last are taken for shared by all."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        if not batch.num_rows:
+            return batch
+        ends = batch.block_table[[0, -1], : batch.seq_lens[[0, -1]].min() // problem.block_size]
+        shared = int(np.cumprod(ends[0] == ends[1]).sum())
+        table = batch.block_table.copy()
+        table[:, :shared] = ends[0, :shared]
+        return replace(batch, block_table=table)
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3219")
+def blocks_are_taken_for_consecutive(oracle: Oracle) -> Oracle:
+    """A row's blocks are taken to follow its first one."""
+
+    def change(_: Problem, batch: Batch) -> Batch:
+        steps = np.arange(batch.block_table.shape[1], dtype=np.int64)
+        return replace(batch, block_table=batch.block_table[:, :1].astype(np.int64) + steps)
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="sglang@KNOWN_FAILURES")
+def blocks_are_sorted(oracle: Oracle) -> Oracle:
+    """A row's blocks are read in ascending order."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        table = batch.block_table.copy()
+        for row, seq_len in enumerate(batch.seq_lens.tolist()):
+            table[row, : blocks_of(seq_len, problem.block_size)].sort()
+        return replace(batch, block_table=table)
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy#7727 aiter#4365")
+def block_size_falls_back_to_64(oracle: Oracle) -> Oracle:
+    """Reads find slots as if a block held 64 tokens."""
+    widened = with_batch(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
+    return with_problem(widened, lambda problem: replace(problem, block_size=64))
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="aiter#2996 aiter#3095")
+def table_entries_are_taken_for_slots(oracle: Oracle) -> Oracle:
+    """The table is read as if a block held one token."""
+    widened = with_batch(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
+    return with_problem(widened, lambda problem: replace(problem, block_size=1))
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9")
+def key_tiles_lie_in_one_block(oracle: Oracle) -> Oracle:
+    """In blocks of more than 32 tokens all keys of a tile of 32 are read from its first one's."""
+
+    def attend(problem: Problem, batch: Batch, image: CacheImage) -> Output:
+        def found(table_row: NDArray[Any], index: NDArray[np.int64]) -> NDArray[np.int64]:
+            inside = index % 32
+            return slots_of(table_row, index - inside, problem.block_size) + inside
+
+        if problem.block_size > 32:
+            problem, batch = by_slot(problem, batch, found)
+        return oracle.attend(problem, batch, image)
+
+    return replace(oracle, attend=attend)
+
+
+@breaks(FaultClass.PAGE, "S-4", "S-5", "S-7", "S-9", cites="flashinfer#4347")
+def only_128_tokens_of_a_block_are_read(oracle: Oracle) -> Oracle:
+    """Blocks of more than 128 tokens lose the others."""
+
+    def change(problem: Problem, _b: Batch, _r: int, seen: NDArray[np.bool_]) -> Any:
+        return seen & (np.arange(seen.shape[1]) % problem.block_size < 128)
+
+    return seeing(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3022 flashinfer#810")
+def small_blocks_are_read_from_the_next(oracle: Oracle) -> Oracle:
+    """Blocks below 64 tokens are fetched one table entry late."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        late = np.roll(batch.block_table, -1, axis=1)
+        return batch if problem.block_size >= 64 else replace(batch, block_table=late)
+
+    return with_batch(oracle, change)
+
+
+@breaks(FaultClass.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380 pegainfer#291")
+def next_block_is_read_too(oracle: Oracle) -> Oracle:
+    """The table entry past a row's last block is read, and its tokens with it."""
+
+    def change(problem: Problem, batch: Batch, row: int, seen: NDArray[np.bool_]) -> Any:
+        if not batch.seq_lens[row]:
+            return seen
+        blocks = blocks_of(int(batch.seq_lens[row]), problem.block_size) + 1
+        return with_columns(seen, blocks * problem.block_size)
+
+    return seeing(oracle, change)
+
+
+@breaks(FaultClass.TABLE_TAIL, "S-6", "S-9", "S-5", cites="vllm#35969")
+def padded_row_reads_the_row_before(oracle: Oracle) -> Oracle:
+    """A padded row takes block -1, the last entry of the row before, and one of its tokens."""
+
+    def change(problem: Problem, batch: Batch) -> Batch:
+        padded = batch.seq_lens == 0
+        if not padded.any() or padded.all():
+            return batch
+        table, before = batch.block_table.copy(), np.flatnonzero(~padded)[0]
+        table[padded] = batch.block_table[before]
+        lengths = np.where(padded, np.maximum(batch.query_lens, 1), batch.seq_lens)
+        widened = replace(batch, block_table=table, seq_lens=lengths.astype(np.int32))
+        return wide_table(widened, problem.block_size, int(lengths.max()))
+
+    return with_batch(oracle, change)

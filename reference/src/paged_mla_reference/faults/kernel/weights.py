@@ -1,0 +1,88 @@
+"""Weights of 16 bits that are rounded worse than they have to be: what S-22 alone sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import scoring
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules.attention import QueryAnswer, attend_one
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
+from paged_mla_shared.problem import Problem
+
+Array = NDArray[np.float64]
+RULES = ("S-22",)
+
+
+def _weighing(oracle: Oracle, weigh: Callable[[Array, str], Array]) -> Oracle:
+    """Weigh values by other numbers than rounded weights.
+
+    The change takes scores [H, K] and the problem's dtype. It returns the weights of values over
+    the sum of weights.
+    """
+
+    def attend(problem: Problem, query: Array, keys: Array, rounding: Rounding) -> QueryAnswer:
+        scores = widen(round_to(problem.softmax_scale * (query @ keys.T), "float32"))
+        out = weigh(scores, problem.dtype) @ keys[:, : problem.dims.kv_lora_rank]
+        return out, *attend_one(problem, query, keys, rounding)[1:]
+
+    return scoring(oracle, attend)
+
+
+def _rounded_below(scores: Array, peak: Array, dtype: str) -> Array:
+    """Return weights relative to `peak`, rounded, over the sum of weights as they were."""
+    weights = np.exp(scores - peak)
+    return np.asarray(widen(round_to(weights, dtype)) / weights.sum(axis=1, keepdims=True))
+
+
+@breaks(FaultClass.PRECISION, *RULES)
+def the_peak_is_raised_to_a_power_of_two(oracle: Oracle) -> Oracle:
+    """Weights are relative to the next power of two above the largest, and rounded to 16 bits."""
+
+    def weigh(scores: Array, dtype: str) -> Array:
+        peak = np.ceil(scores.max(axis=1, keepdims=True) / np.log(2)) * np.log(2)
+        return _rounded_below(scores, peak, dtype)
+
+    return _weighing(oracle, weigh)
+
+
+@breaks(FaultClass.PRECISION, *RULES)
+def weights_are_rounded_before_the_peak_is_divided_out(oracle: Oracle) -> Oracle:
+    """Weights are relative to the highest score of all heads, and rounded to 16 bits."""
+
+    def weigh(scores: Array, dtype: str) -> Array:
+        own = scores.max(axis=1, keepdims=True)
+        # Further apart than 8, heads of float16 would lose weights, which other rules see.
+        peak = np.minimum(scores.max(), own + 8)
+        return _rounded_below(scores, peak, dtype)
+
+    return _weighing(oracle, weigh)
+
+
+@breaks(FaultClass.PRECISION, *RULES)
+def weights_are_rounded_once_divided_by_their_sum(oracle: Oracle) -> Oracle:
+    """Weights are divided by their sum in float32, and rounded to 16 bits behind that."""
+
+    def weigh(scores: Array, dtype: str) -> Array:
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return widen(round_to(weights / weights.sum(axis=1, keepdims=True), dtype))
+
+    return _weighing(oracle, weigh)
+
+
+@breaks(FaultClass.PRECISION, *RULES)
+def weights_are_cut_off(oracle: Oracle) -> Oracle:
+    """Weights become numbers of 16 bits by rounding towards 0; the largest is 1."""
+
+    def weigh(scores: Array, dtype: str) -> Array:
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        nearest = round_to(weights, dtype)
+        below = np.nextafter(nearest, np.zeros((), nearest.dtype))
+        cut = np.where(widen(nearest) > weights, widen(below), widen(nearest))
+        return np.asarray(cut / weights.sum(axis=1, keepdims=True))
+
+    return _weighing(oracle, weigh)

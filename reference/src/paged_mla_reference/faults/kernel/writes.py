@@ -1,0 +1,357 @@
+"""Wrong writes to the cache: where nothing belongs, and not where something does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.kernel.change import (
+    appending,
+    context_of,
+    of_rows,
+    slots_to_write,
+    writing,
+)
+from paged_mla_reference.oracle import Oracle
+from paged_mla_reference.rules.cache import read_slots, write_slots
+from paged_mla_reference.rules.paging import query_spans, slots_of
+from paged_mla_reference.rules.rounding import round_to, widen
+from paged_mla_shared.layout import CacheImage
+from paged_mla_shared.problem import Batch, Metadata, Problem
+
+Slots = NDArray[np.int64]
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="vllm#39444")
+def padding_writes_slot_0(oracle: Oracle) -> Oracle:
+    """The slots of padding are 0, not -1."""
+
+    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
+        padding = np.flatnonzero(slots < 0)
+        if 0 not in slots:
+            slots[padding[:1]] = 0
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="vllm#43810 vllm#43869")
+def slot_minus_one_is_the_last(oracle: Oracle) -> Oracle:
+    """Slot -1 wraps around to the end of the cache."""
+
+    def change(problem: Problem, _b: Batch, slots: Slots) -> Slots:
+        last = problem.num_blocks * problem.block_size - 1
+        if last not in slots:
+            slots[np.flatnonzero(slots < 0)[:1]] = last
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-9", "S-10", cites="vllm#56734 vllm#49757 vllm-ascend#15417")
+def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
+    """A padded row with a token writes it to the first block of its table."""
+
+    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
+        for row in np.flatnonzero((batch.seq_lens == 0) & (batch.query_lens > 0)).tolist():
+            block = int(batch.block_table[row, 0])
+            if 0 <= block < problem.num_blocks and block * problem.block_size not in slots:
+                slots[batch.cu_seqlens_q[row]] = block * problem.block_size
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="MoE-Infinity#195 lucebox#555")
+def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
+    """The step's last live token is dropped."""
+
+    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
+        slots[np.flatnonzero(slots >= 0)[-1:]] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", akin="1bit-MONSTER#686")
+def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
+    """Rows of several tokens leave out their first."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        starts = batch.cu_seqlens_q[:-1][batch.query_lens > 1]
+        slots[starts] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="1bit-MONSTER#686")
+def only_the_first_token_is_written(oracle: Oracle) -> Oracle:
+    """Rows of several tokens keep one latent."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        kept = np.full_like(slots, -1)
+        starts = batch.cu_seqlens_q[:-1][batch.query_lens > 0]
+        kept[starts] = slots[starts]
+        return kept
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="tt-metal#55742")
+def an_odd_batch_leaves_out_its_last_row(oracle: Oracle) -> Oracle:
+    """Rows are written in pairs, and the last of an odd number from 3 on is not."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        if batch.num_rows % 2 and batch.num_rows > 1:
+            slots[batch.cu_seqlens_q[-2] :] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.CONTINUATION, "S-1", "S-10", cites="tt-metal#55630 pypto-lib#160")
+def chunks_are_written_to_the_first_blocks(oracle: Oracle) -> Oracle:
+    """A continued chunk starts at column 0 of its table."""
+
+    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
+        for row in np.flatnonzero((batch.query_lens > 1) & (batch.seq_lens > 0)).tolist():
+            first, last = batch.cu_seqlens_q[row : row + 2].tolist()
+            index = np.arange(last - first)
+            slots[first:last] = slots_of(batch.block_table[row], index, problem.block_size)
+        return slots
+
+    return writing(oracle, change)
+
+
+def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None]) -> Oracle:
+    """Change what a plan derives, in place; what names no slots is written by it."""
+
+    def metadata(problem: Problem, batch: Batch) -> Metadata:
+        plan = oracle.metadata(problem, batch)
+        change(problem, batch, plan)
+        return plan
+
+    planned = replace(oracle, metadata=metadata)
+    return writing(planned, lambda _p, _b, slots: slots)
+
+
+@breaks(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
+def rows_far_past_the_mean_length_are_not_planned(oracle: Oracle) -> Oracle:
+    """A plan covers each row by the tiles of 16 tokens that one of mean query length needs."""
+
+    def change(_: Problem, batch: Batch, plan: Metadata) -> None:
+        mean = -(-int(batch.cu_seqlens_q[-1]) // max(batch.num_rows, 1))
+        covered = -(-mean // 16) * 16
+        for span in query_spans(batch):
+            plan.positions[span][covered:], plan.slot_mapping[span][covered:] = 0, -1
+
+    return _planned(oracle, change)
+
+
+@breaks(FaultClass.PAGE, "S-1", "S-10")
+def slots_run_on_past_a_block(oracle: Oracle) -> Oracle:
+    """The slots of a row of at most 47 tokens run on from its first one's, past the block's end."""
+
+    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
+        for span in query_spans(batch):
+            slots = plan.slot_mapping[span]
+            if 0 < len(slots) <= 47 and slots[0] >= 0:
+                run = slots[0] + np.arange(len(slots))
+                slots[:] = run % (problem.num_blocks * problem.block_size)
+
+    return _planned(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-1", "S-10")
+def decode_tokens_stay_in_the_block_before(oracle: Oracle) -> Oracle:
+    """A single new token is written to the block of the token before it."""
+
+    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
+        size = problem.block_size
+        for row in np.flatnonzero((batch.query_lens == 1) & (batch.seq_lens > 1)).tolist():
+            context = np.array([context_of(batch, row)])
+            before = slots_of(batch.block_table[row], context - 1, size) // size
+            plan.slot_mapping[batch.cu_seqlens_q[row]] = (before * size + context % size)[0]
+
+    return _planned(oracle, change)
+
+
+@breaks(FaultClass.CONTINUATION, "S-1", "S-10")
+def long_chunks_are_written_from_the_edge_of_their_block(oracle: Oracle) -> Oracle:
+    """Rows of more than 121 new tokens are written from where their first block starts."""
+
+    def change(problem: Problem, batch: Batch, plan: Metadata) -> None:
+        size = problem.block_size
+        for row in np.flatnonzero((batch.query_lens > 121) & (batch.seq_lens > 0)).tolist():
+            span, context = query_spans(batch)[row], context_of(batch, row)
+            index = context - context % size + np.arange(span.stop - span.start)
+            plan.slot_mapping[span] = slots_of(batch.block_table[row], index, size)
+
+    return _planned(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10")
+def rows_without_a_first_slot_are_not_written(oracle: Oracle) -> Oracle:
+    """A row whose first token has no slot is not written at all."""
+
+    def change(_p: Problem, batch: Batch, slots: Slots) -> Slots:
+        for span in query_spans(batch):
+            if (slots[span][:1] < 0).any():
+                slots[span] = -1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-1", "S-10", cites="onnxruntime-genai#2354")
+def slots_are_one_late(oracle: Oracle) -> Oracle:
+    """Tokens of decode rows are written one slot further on."""
+
+    def change(problem: Problem, batch: Batch, slots: Slots) -> Slots:
+        moved = of_rows(batch, batch.query_lens == 1) & (slots >= 0)
+        moved &= slots % problem.block_size < problem.block_size - 1
+        slots[moved] += 1
+        return slots
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", akin="LMCache#4921")
+def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
+    """Slots of -1 are squeezed out, and the tokens are not."""
+
+    def change(_p: Problem, _b: Batch, slots: Slots) -> Slots:
+        kept = slots[slots >= 0]
+        out = np.full_like(slots, -1)
+        out[: len(kept)] = kept
+        return out
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", akin="LMCache#4921")
+def named_slots_are_ignored(oracle: Oracle) -> Oracle:
+    """Slots are derived although the batch names them."""
+
+    def change(problem: Problem, batch: Batch, _: Slots) -> Slots:
+        derived = slots_to_write(oracle, problem, replace(batch, slot_mapping=None))
+        _, first = np.unique(derived, return_index=True)
+        once = np.full_like(derived, -1)
+        once[first] = derived[first]
+        return once
+
+    return writing(oracle, change)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="1Cat-vLLM#162")
+def k_pe_is_not_written(oracle: Oracle) -> Oracle:
+    """Only the latent half of a row is stored."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        slots = slots_to_write(oracle, problem, batch)
+        slots = slots[slots >= 0]
+        _, kept = read_slots(image, slots)
+        written = oracle.append(problem, batch, image)
+        ckv, _ = read_slots(written, slots)
+        return write_slots(written, slots, ckv, kept)
+
+    return replace(oracle, append=append)
+
+
+def _clearing(oracle: Oracle, cleared: Callable[[Problem, Slots], Slots]) -> Oracle:
+    """Zero more slots than are written, given those that are."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        written = oracle.append(problem, batch, image)
+        slots = slots_to_write(oracle, problem, batch)
+        slots = slots[slots >= 0]
+        rest = np.setdiff1d(cleared(problem, slots), slots)
+        ckv, k_pe = (np.zeros((len(rest), x.shape[1]), x.dtype) for x in (batch.ckv, batch.k_pe))
+        return write_slots(written, rest, ckv, k_pe)
+
+    return replace(oracle, append=append)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="vllm#52709")
+def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
+    """A write zeroes the slot of its block that follows."""
+
+    def behind(problem: Problem, slots: Slots) -> Slots:
+        return slots[(slots + 1) % problem.block_size > 0] + 1
+
+    return _clearing(oracle, behind)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="vllm#52709")
+def fresh_blocks_are_cleared_past_their_end(oracle: Oracle) -> Oracle:
+    """Taking a block into use zeroes the first slot of the next one."""
+
+    def next_blocks(problem: Problem, slots: Slots) -> Slots:
+        found: Slots = slots[slots % problem.block_size == 0] + problem.block_size
+        return np.minimum(found, (problem.num_blocks - 1) * problem.block_size)
+
+    return _clearing(oracle, next_blocks)
+
+
+@breaks(FaultClass.WRITE, "S-10", cites="vllm#43152")
+def append_writes_its_inputs(oracle: Oracle) -> Oracle:
+    """Keys are changed in place on their way to the cache."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        written = oracle.append(problem, batch, image)
+        batch.k_pe[:1] = 0
+        return written
+
+    return replace(oracle, append=append)
+
+
+def _storing(oracle: Oracle, change: Callable[[Problem, NDArray[Any]], NDArray[Any]]) -> Oracle:
+    """Store other values, in ckv and in k_pe."""
+    return appending(
+        oracle,
+        lambda p, b: replace(b, ckv=change(p, b.ckv), k_pe=change(p, b.k_pe)),
+    )
+
+
+@breaks(FaultClass.WRITE, "S-10")
+def negative_zero_loses_its_sign(oracle: Oracle) -> Oracle:
+    """What is stored was added to 0."""
+
+    def added(_: Problem, x: NDArray[Any]) -> NDArray[Any]:
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            return np.where(x == 0, x.dtype.type(0), x)
+
+    return _storing(oracle, added)
+
+
+@breaks(FaultClass.WRITE, "S-10")
+def signalling_nan_becomes_quiet(oracle: Oracle) -> Oracle:
+    """What is stored was converted to a wider type and back."""
+    return _storing(oracle, lambda p, x: round_to(widen(x), p.dtype))
+
+
+@breaks(FaultClass.WRITE, "S-10")
+def nan_is_stored_as_0(oracle: Oracle) -> Oracle:
+    """Latents that are no number become 0."""
+    return _storing(oracle, lambda _, x: np.where(np.isnan(x), x.dtype.type(0), x))
+
+
+@breaks(FaultClass.PRECISION, "S-10", akin="flashinfer#5107")
+def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
+    """Stored rows keep 8 bits of precision."""
+
+    def append(problem: Problem, batch: Batch, image: CacheImage) -> CacheImage:
+        slots = slots_to_write(oracle, problem, batch)
+        slots = slots[slots >= 0]
+        written = oracle.append(problem, batch, image)
+        stored = read_slots(written, slots)
+        ckv, k_pe = (widen(round_to(x, "bfloat16")).astype(x.dtype) for x in stored)
+        return write_slots(written, slots, ckv, k_pe)
+
+    return replace(oracle, append=append)

@@ -1,0 +1,76 @@
+"""Rule S-21: materialised and absorbed attention are one function of the same weights.
+
+The materialised form up-projects each latent into a key and a value per head
+(:mod:`paged_mla_reference.rules.prefill`). The absorbed form moves both projections to the query's
+side, so that the cached latent is attended to as it is
+(:mod:`paged_mla_reference.rules.attention`):
+``(q W_UK) . ckv = q . (ckv W_UK)``, and a mean of ``ckv W_UV`` is the mean of ``ckv``, times
+``W_UV``. The scores are the same, and so is the lse.
+
+In 16 bits each form rounds what it hands on, once and to the problem's dtype, and nothing else:
+``k_nope`` and ``v`` here, absorbed queries and the mean of latents there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.rules.rounding import Rounding, round_to, widen
+from paged_mla_shared.dims import MlaDims
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class UpProjection:
+    """The weights from latents to the heads' keys and values.
+
+    Parameters
+    ----------
+    w_uk : float [H, N, R]
+    w_uv : float [H, V, R]
+    """
+
+    w_uk: NDArray[Any]
+    w_uv: NDArray[Any]
+
+    @classmethod
+    def of_kv_b_proj(cls, weight: NDArray[Any], dims: MlaDims) -> UpProjection:
+        """Split the weight ``kv_b_proj`` [H * (N + V), R] of a checkpoint.
+
+        Notes
+        -----
+        Source: ``DeepseekV3Attention`` in the transformers library: head by head, the key's rows
+        before the value's.
+        """
+        nope, rank = dims.qk_nope_head_dim, dims.kv_lora_rank
+        heads = weight.reshape(dims.num_heads, nope + dims.v_head_dim, rank)
+        return cls(heads[:, :nope], heads[:, nope:])
+
+    def materialise(
+        self, ckv: NDArray[Any], dtype: str, rounding: Rounding = Rounding.SPEC
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return ``k_nope`` [K, H, N] and ``v`` [K, H, V] of latents [K, R]."""
+        k_nope = np.einsum("kr,hnr->khn", widen(ckv), widen(self.w_uk), optimize=True)
+        v = np.einsum("kr,hvr->khv", widen(ckv), widen(self.w_uv), optimize=True)
+        return _handed_on(k_nope, dtype, rounding), _handed_on(v, dtype, rounding)
+
+    def absorb(
+        self, q: NDArray[Any], dtype: str, rounding: Rounding = Rounding.SPEC
+    ) -> NDArray[Any]:
+        """Return absorbed queries ``q_nope`` [T, H, R] of the part [T, H, N] without position."""
+        absorbed = np.einsum("thn,hnr->thr", widen(q), widen(self.w_uk))
+        return _handed_on(absorbed, dtype, rounding)
+
+    def project(self, out: NDArray[Any]) -> Array:
+        """Return the heads' outputs, float64 [T, H, V], of means of latents [T, H, R]."""
+        projected: Array = np.einsum("thr,hvr->thv", widen(out), widen(self.w_uv))
+        return projected
+
+
+def _handed_on(x: Array, dtype: str, rounding: Rounding) -> NDArray[Any]:
+    return x if rounding is Rounding.EXACT else round_to(x, dtype)

@@ -1,0 +1,51 @@
+"""Rule S-11: queries of 8 bits, for kernels that multiply them with what a cache of 8 bits holds.
+
+The query of a token and head is one line ``[q_nope || q_pe]``, whose second part is rotated and
+rounded to the problem's dtype first (S-12). Its numbers become e4m3 codes as cached ones do
+(:mod:`paged_mla_reference.rules.fp8`): ``e4m3(x / s)``, one float32 division and one rounding. The
+scale s is one float32 for all queries, which the caller gives, or each line's own from its data,
+over both parts: ``max(amax / 448, 2^-126)``.
+
+What a given scale is too small for becomes 448 of its sign. An infinite number becomes NaN, as NaN
+does: neither has a say in a scale, and the answer of such a query must show it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.rules.fp8 import quantise, scale_of, to_float32
+from paged_mla_reference.rules.positions import metadata
+from paged_mla_reference.rules.rope import rotate
+from paged_mla_reference.rules.rounding import round_to, widen
+from paged_mla_shared.problem import Batch, Problem
+
+
+def quantise_queries(
+    problem: Problem, batch: Batch, scale: float | None = None
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return the step's queries as codes with scales (S-11); those of padding hold anything.
+
+    Parameters
+    ----------
+    problem : Problem
+    batch : Batch
+    scale : float or None
+        A finite float32 > 0 that divides all queries; ``None`` takes one from the data for each
+        token and head.
+
+    Returns
+    -------
+    codes : uint8 [T, H, R + P]
+    scales : float32 [T, H]
+        What each line's values are multiplied by.
+    """
+    q_pe = batch.q_pe
+    if problem.rope is not None:
+        turned = rotate(widen(q_pe), metadata(problem, batch).positions, problem.rope)
+        q_pe = round_to(turned, problem.dtype)
+    x = to_float32(np.concatenate([batch.q_nope, q_pe], axis=-1))  # [T, H, R + P]
+    scales = scale_of(x) if scale is None else np.full(x.shape[:2], scale, np.float32)
+    finite = np.where(np.isinf(x), np.float32(np.nan), x)
+    return quantise(finite, scales[..., None]), scales

@@ -1,0 +1,1 @@
+"""Every input that the rules forbid, and the error that it raises."""

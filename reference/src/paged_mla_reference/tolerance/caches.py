@@ -1,0 +1,223 @@
+"""Holding a cache against what an append leaves: every byte exact, but for what was rotated.
+
+An element that was rotated may be rounded to its other neighbour (S-12). A cache whose scales are
+taken from the data then has another scale where the largest number is one of these, and codes of
+that: those of its neighbours.
+
+Rule ids: S-1, S-9, S-10, S-11, S-12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paged_mla_reference.rules.e4m3 import LARGEST, decode
+from paged_mla_reference.rules.rounding import widen
+from paged_mla_reference.tolerance import budgets
+from paged_mla_reference.tolerance.compare import Check, Mismatch, first, same_form
+from paged_mla_reference.tolerance.pattern import describe
+from paged_mla_reference.tolerance.rotation_tolerance import are_neighbours, scales_are_near
+from paged_mla_shared.dtypes import bits, dtype_name
+from paged_mla_shared.layout import CacheLayout
+from paged_mla_shared.problem import Batch, Problem
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """Slots whose keys were computed, not copied.
+
+    Parameters
+    ----------
+    slots : int64 [N]
+    dtype : str
+        What keys are rounded to, before a cache makes something else of them.
+    """
+
+    slots: NDArray[np.int64]
+    dtype: str
+
+    @classmethod
+    def of(cls, problem: Problem, slots: NDArray[np.int64]) -> Rotated | None:
+        """Return the slots that an append wrote, ``None`` without a rope."""
+        return None if problem.rope is None else cls(slots, problem.dtype)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Which token of `batch` was to write which slot, int64 [T]."""
+
+    batch: Batch
+    slots: NDArray[np.int64]
+
+    def describe(self, wrong_slots: NDArray[np.int64]) -> str:
+        """Say what the tokens have in common whose slots are wrong."""
+        tokens = np.isin(self.slots, wrong_slots) & (self.slots >= 0)
+        if not tokens.any():
+            return "no token of the step belongs there"
+        return f"written by tokens of the step: {describe(tokens, self.batch)}"
+
+
+def check_cache(
+    layout: CacheLayout,
+    block_ids: NDArray[np.int64],
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+    writer: Writer | None = None,
+    *,
+    rotated: Rotated | None = None,
+) -> list[Check]:
+    """Every byte of the cache is as the rules leave it (S-10).
+
+    The k_pe in slots that are `rotated` may be off by the rounding of a rotation
+    (:func:`paged_mla_reference.tolerance.budgets.rotation_budget`), and scales by what follows;
+    everything else is exact.
+    """
+    if actual.shape != expected.shape or actual.dtype != np.uint8:
+        detail = f"{actual.dtype}{actual.shape}, expected uint8{expected.shape}"
+        raise Mismatch("S-10", "read_cache", detail)
+    allowed, checks = allowed_bytes(layout, block_ids, actual, expected, rotated)
+    if allowed.all():
+        return checks
+    block, byte = first(~allowed)
+    detail = (
+        f"{int((~allowed).sum())} bytes wrong, first in block {int(block_ids[block])}, "
+        f"{_place_of(layout, byte)}: "
+        f"{actual[block, byte]:#04x}, expected {expected[block, byte]:#04x}"
+    )
+    if writer is not None:
+        inside, slot = np.nonzero((~layout.rows(allowed.view(np.uint8)).view(bool)).any(axis=-1))
+        detail += f"; {writer.describe(block_ids[inside] * layout.block_size + slot)}"
+    raise Mismatch("S-10", "cache", detail)
+
+
+def allowed_bytes(
+    layout: CacheLayout,
+    block_ids: NDArray[np.int64],
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+    rotated: Rotated | None,
+) -> tuple[NDArray[np.bool_], list[Check]]:
+    """Return which bytes of raw blocks are as they may be, and what was compared (S-10, S-12)."""
+    allowed = actual == expected
+    checks = [Check("cache bytes", 0.0, 0.0)]
+    if rotated is not None:
+        is_rotated = np.isin(layout.slots(block_ids), rotated.slots)
+        keeps_scale = np.ones_like(is_rotated)
+        if layout.format.scales_per_block(layout.block_size):
+            turned = _turned(layout, is_rotated, rotated.dtype, actual, expected)
+            _accept_scales(layout, turned, allowed, actual, expected)
+            keeps_scale = ~np.repeat(turned, layout.block_size // turned.shape[1], axis=1)
+        asked = is_rotated & keeps_scale
+        checks.append(_accept_rotated(layout, asked, allowed, actual, expected))
+    return allowed, checks
+
+
+def _place_of(layout: CacheLayout, byte: int) -> str:
+    """Say what a byte of a raw block belongs to."""
+    if byte >= layout.block_stride:
+        return f"byte {byte - layout.block_stride} of its scales"
+    token, offset = divmod(byte, layout.token_stride)
+    if token >= layout.block_size or offset >= layout.token_bytes:
+        return f"padding byte {byte}"
+    return f"token {token}, byte {offset} of its row"
+
+
+def _accept_rotated(
+    layout: CacheLayout,
+    is_rotated: NDArray[np.bool_],
+    allowed: NDArray[np.bool_],
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+) -> Check:
+    """Mark bytes of k_pe as allowed where their values are within budget; return the worst.
+
+    `is_rotated` [blocks, block_size] says in which slots. No byte is marked where more elements
+    than may be are rounded otherwise.
+    """
+    mine, theirs = layout.field(actual, "k_pe"), layout.field(expected, "k_pe")
+    a, b = mine.astype(np.float64), theirs.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b) & is_rotated[..., None]
+    a, b = np.where(finite, a, 0.0), np.where(finite, b, 0.0)
+    error, budget = np.abs(a - b), budgets.rotation_budget(b, dtype_name(mine.dtype))
+    fine = np.where(finite, error <= budget, np.isnan(mine) & np.isnan(theirs))  # any NaN will do
+    turned = int((error > 0).sum())
+    if mine.dtype.itemsize > 2 or turned <= budgets.most_turned(int(finite.sum())):
+        marks = layout.field(allowed.view(np.uint8), "k_pe").view(np.uint8)
+        marks |= np.repeat(fine & is_rotated[..., None], mine.dtype.itemsize, axis=-1)
+    at = np.unravel_index(np.argmax(error / budget), error.shape)
+    return Check("rotated k_pe", float(error[at]), float(budget[at]))
+
+
+def _turned(
+    layout: CacheLayout,
+    is_rotated: NDArray[np.bool_],
+    dtype: str,
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    """Return which scales [blocks, G] follow from a key of `dtype` that was rounded otherwise.
+
+    `is_rotated` [blocks, block_size] says in which slots keys may have been.
+    """
+    right, mine = layout.scales(expected), layout.scales(actual)
+    sizes = np.abs(widen(decode(layout.field(expected, "k_pe").view(np.uint8))))
+    is_largest = (sizes == LARGEST).any(axis=-1) & is_rotated
+    turned: NDArray[np.bool_] = is_largest.reshape(*right.shape, -1).any(axis=-1)
+    turned &= differs(mine, right)
+    turned[turned] = scales_are_near(mine[turned], right[turned], dtype)
+    return turned
+
+
+def _accept_scales(
+    layout: CacheLayout,
+    turned: NDArray[np.bool_],
+    allowed: NDArray[np.bool_],
+    actual: NDArray[np.uint8],
+    expected: NDArray[np.uint8],
+) -> None:
+    """Mark scales [blocks, G] that are `turned` as allowed, and codes that are neighbours."""
+    marks = allowed.view(np.uint8)
+    layout.scale_bytes(marks)[turned] = 1
+    of_token = np.repeat(turned, layout.block_size // turned.shape[1], axis=1)
+    for name in ("ckv", "k_pe"):
+        codes = (layout.field(blocks, name).view(np.uint8) for blocks in (actual, expected))
+        mine = layout.field(marks, name).view(np.uint8)
+        mine |= are_neighbours(*codes) & of_token[..., None]
+
+
+def differs(mine: NDArray[Any], theirs: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return where two arrays of numbers differ in a bit."""
+    return np.asarray(bits(np.ascontiguousarray(mine)) != bits(np.ascontiguousarray(theirs)))
+
+
+def check_left(
+    batch: Batch, pairs: Sequence[tuple[str, NDArray[Any], NDArray[Any]]]
+) -> list[Check]:
+    """Hold inputs of a call against themselves: names, arrays afterwards and before (S-10)."""
+    for name, after, before in pairs:
+        wrong = differs(after, before)
+        if wrong.any():
+            at = first(wrong)
+            where = describe(np.asarray(wrong.any(axis=1)), batch)
+            detail = f"{after[at]} at {at} of {name}, given {before[at]}; {where}"
+            raise Mismatch("S-10", name, detail, at)
+    return [Check("inputs", 0.0, 0.0)]
+
+
+def check_gathered(
+    actual: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
+) -> list[Check]:
+    """Hold gathered ``ckv`` and ``k_pe`` against what the cache holds, bit for bit (S-1, S-9)."""
+    for what, mine, theirs in zip(("ckv", "k_pe"), actual, expected, strict=True):
+        same_form(what, mine, theirs.shape, dtype_name(theirs.dtype))
+        wrong = (bits(mine) != bits(theirs)).any(axis=1)
+        if wrong.any():
+            keys = np.flatnonzero(wrong)
+            detail = f"{len(keys)} of {len(wrong)} tokens wrong, {keys[0]} to {keys[-1]}"
+            raise Mismatch("S-1", f"gathered {what}", detail, (int(keys[0]),))
+    return [Check("gathered bytes", 0.0, 0.0)]
