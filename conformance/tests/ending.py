@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_shared.problem import Batch, Output
 
 

@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend
-from paged_mla_conformance.meta.mutants.runners import TheImageBecomesTheCache
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_reference.faults.runner.contract import TheImageBecomesTheCache
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.prefill import PrefillBatch
 from paged_mla_shared.problem import Batch, Metadata, Output, Problem

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.paging import blocks_of, keys_of_tokens
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.prefill import PrefillBatch

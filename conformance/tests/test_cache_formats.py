@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.runners.profile_adapter import adapted
 from paged_mla_conformance.runners.protocol_guard import GuardedBackend
@@ -29,6 +28,7 @@ from paged_mla_conformance.suite.selection.params import (
 from paged_mla_conformance.suite.trials.traces import TraceTrial
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.encoding import ENCODINGS
 from paged_mla_reference.rules.slots import Encoding, Slots, Tokens
 from paged_mla_reference.tolerance.compare import Mismatch

@@ -14,7 +14,7 @@ from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_conformance.suite.selection.params import params_of_group, trace_params
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.faults.kernel.change import answering, imagined, reading, scoring
+from paged_mla_reference.faults.kernel.change import answering, scoring, with_batch, with_cache
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rules.attention import QueryAnswer, attend_one
 from paged_mla_reference.rules.e4m3 import decode, encode
@@ -123,11 +123,11 @@ def with_scale(factor: float) -> Oracle:
         layout = replace(image.layout, scale=image.layout.scale * factor)
         return replace(image, layout=layout)
 
-    return imagined(RIGHT, change)
+    return with_cache(RIGHT, change)
 
 
 WRONG = {
-    "queries are not scaled back": reading(
+    "queries are not scaled back": with_batch(
         RIGHT, lambda _, b: replace(b, q_nope=b.q_nope / 16, q_pe=b.q_pe / 16)
     ),
     "a scale that is half as large": with_scale(0.5),

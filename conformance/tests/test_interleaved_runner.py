@@ -9,11 +9,11 @@ import pytest
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend, mutant
 from paged_mla_conformance.runners.decoy import decoy_problem, decoy_step
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.runners.interleaved_runner import InterleavedRunner
 from paged_mla_conformance.suite.trials.layered import check_layer, check_layer_bits
 from paged_mla_conformance.suite.trials.trial import Stage, Trial
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.validation.inputs import validate_batch
 from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.backend import Runner

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.suite.trials.layered import check_layer
 from paged_mla_conformance.suite.trials.trial import Trial
 from paged_mla_reference.backend import CAPABILITIES
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.cases import GROUPS
 from paged_mla_shared.dims import SMALL

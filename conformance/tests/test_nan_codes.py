@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from paged_mla_conformance.meta.mutants.backends import EVERY_FORMAT, MutantBackend
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.suite.bad_inputs.nan_codes import NAN_CODES, check_nan_code, trials
 from paged_mla_conformance.suite.selection.core import Run
 from paged_mla_conformance.suite.trials.trial import Trial
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.tolerance.compare import Mismatch
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.problem import Batch, Output, Problem

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.runners.profile import STRICT, load_profile
 from paged_mla_conformance.runners.profile_adapter import adapted
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_shared.cases import PREFILLS
 from paged_mla_shared.dims import SMALL
 from paged_mla_shared.prefill import PrefillBatch

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paged_mla_conformance.meta.mutants.backends import MutantBackend, mutant
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_conformance.suite.trials.traces import TraceCrash, TraceMismatch, TraceTrial
 from paged_mla_reference.backend import create
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.simulator.scenarios import CORE, core_scenario
 from paged_mla_shared.backend import Backend
 from paged_mla_shared.dims import SMALL

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paged_mla_reference.explain.hypotheses.ordinary import dump_of
-from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_shared.cases import Case, Row
 from paged_mla_shared.dims import SMALL
@@ -30,7 +30,7 @@ def dumped(
     without: tuple[str, ...] = (),
 ) -> Dump:
     """Return what a step was given and what an oracle, or a fault by its name, made of it."""
-    oracle = ORACLE[wrong].change(RIGHT) if isinstance(wrong, str) else wrong
+    oracle = CATALOGUE[wrong].change(RIGHT) if isinstance(wrong, str) else wrong
     [step] = build_steps(of or case(), SMALL, dtype)
     dump = dump_of(step, oracle)
     arrays, layout = dict(dump.arrays), dump.problem.layout

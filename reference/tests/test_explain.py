@@ -19,7 +19,7 @@ from paged_mla_reference.explain.explanation import explain
 from paged_mla_reference.explain.hypotheses import ranking
 from paged_mla_reference.explain.hypotheses.ordinary import dump_of
 from paged_mla_reference.explain.render.maps import maps_of
-from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.faults.kernel.change import answering, scoring, seeing, with_batch, writing
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rules.attention import attend_one
@@ -215,7 +215,7 @@ def test_what_is_no_number_by_right(wrong: str):
     """S-9: who is given NaN answers NaN; other queries are held all the same."""
     [step] = build_steps(case(), SMALL, "float32")
     step.batch.ckv[1:4, 5] = np.nan  # of row 1, the latents of all three queries
-    dump = dump_of(step, ORACLE[wrong].change(RIGHT) if wrong else RIGHT)
+    dump = dump_of(step, CATALOGUE[wrong].change(RIGHT) if wrong else RIGHT)
     dump.arrays["out"][1] = 1  # that they hide it is not held either
     found = explain(dump)
     [told] = [f for f in found.found.findings if f.what == "out, lse of what is no number"]

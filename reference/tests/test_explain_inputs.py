@@ -10,7 +10,7 @@ from dumped import case, changed, dumped
 
 from paged_mla_reference.explain.checks.step import Step
 from paged_mla_reference.explain.explanation import Explanation, explain
-from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.cases import Row
 from paged_mla_shared.dump import Dump, load_dump, save_dump
@@ -22,7 +22,7 @@ def appended(dump: Dump, name: str) -> tuple[Dump, CacheImage]:
     step = Step.of(dump)
     assert step.batch is not None
     assert step.before is not None
-    return dump, ORACLE[name].change(RIGHT).append(step.problem, step.batch, step.before)
+    return dump, CATALOGUE[name].change(RIGHT).append(step.problem, step.batch, step.before)
 
 
 def named(found: Explanation) -> list[str]:

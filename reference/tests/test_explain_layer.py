@@ -12,7 +12,7 @@ from dumped import case, changed, dumped
 
 from paged_mla_reference.explain.checks.step import Step
 from paged_mla_reference.explain.explanation import explain
-from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.dump import Dump, load_dump, save_dump
 from paged_mla_shared.problem import Rope, RopePairing
@@ -46,7 +46,7 @@ def layered(name: str = "", dtype: str = "float32", **fields: Any) -> Dump:
     step = Step.of(dump)
     assert step.layer is not None
     assert step.after is not None
-    oracle = ORACLE[name].change(RIGHT) if name else RIGHT
+    oracle = CATALOGUE[name].change(RIGHT) if name else RIGHT
     answer = oracle.layer(problem, step.layer, step.after)
     return changed(dump, layer_out=answer.out, layer_lse=answer.lse)
 

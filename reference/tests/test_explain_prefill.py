@@ -11,7 +11,7 @@ from dumped import changed
 
 from paged_mla_reference.explain.checks.prefill_checks import MOST
 from paged_mla_reference.explain.explanation import explain
-from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_shared.cases import Row
 from paged_mla_shared.cases.prefill import PrefillCase
@@ -28,7 +28,7 @@ ROWS = (Row(20, 5), Row(9, 9), Row(3, 5), Row(0, 2))
 
 
 def wrong_oracle(name: str) -> Oracle:
-    return ORACLE[name].change(RIGHT) if name else RIGHT
+    return CATALOGUE[name].change(RIGHT) if name else RIGHT
 
 
 def prefilled(name: str = "", dtype: str = "float32", *, causal: bool = True) -> Dump:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults import CATALOGUE
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rules.materialise import materialise
 from paged_mla_shared.cases.case import Case, Row, Tree
@@ -230,6 +230,6 @@ def rows(*rows: Row, **others: object) -> Case:
 )
 def test_a_size_is_met_and_passed(name: str, right: Case, wrong: Case):
     """S-20: no fault shows before its size, and each shows right past it."""
-    deviant = ORACLE[name].change(RIGHT)
+    deviant = CATALOGUE[name].change(RIGHT)
     assert step_bytes(deviant, right) == step_bytes(RIGHT, right)
     assert step_bytes(deviant, wrong) != step_bytes(RIGHT, wrong)

@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paged_mla_reference.faults import ENGINE, ORACLE, FaultClass
-from paged_mla_reference.faults.fault import breaks, faults_of
+from paged_mla_reference.faults import CATALOGUE, FaultClass, Kind, of_kind
+from paged_mla_reference.faults.fault import faults_of, kernel_fault
 from paged_mla_reference.faults.reports import PROJECTS, link
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rules import RULES, fp8
 from paged_mla_reference.rules.prefix import block_keys
 
-EVERY = {**ORACLE, **ENGINE}
+KERNEL = of_kind(Kind.KERNEL)
 
 
-@pytest.mark.parametrize("fault", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize("fault", CATALOGUE.values(), ids=CATALOGUE)
 def test_a_fault_says_what_it_is(fault):
     """Rules exist, reports have a form, and there is a sentence."""
     assert fault.rules
@@ -28,7 +28,7 @@ def test_a_fault_says_what_it_is(fault):
     assert fault.what.endswith(".")
 
 
-@pytest.mark.parametrize("fault", ORACLE.values(), ids=ORACLE)
+@pytest.mark.parametrize("fault", KERNEL.values(), ids=KERNEL)
 def test_a_kernel_fault_exchanges_something(fault):
     """The right oracle stays as it is."""
     kept = vars(RIGHT).copy()
@@ -45,7 +45,7 @@ def assert_same(mine: list[bytes], theirs: list[bytes]):
 def test_an_engine_fault_ends_with_its_context():
     """S-13: nothing stays spoilt, not even after an exception."""
     one, other = (1, 2, 3, 4), (1, 2, 3, 5)
-    with pytest.raises(TypeError), ENGINE["hash-ignores-the-last-token"].change():
+    with pytest.raises(TypeError), CATALOGUE["hash-ignores-the-last-token"].change():
         assert_same(block_keys(one, 4), block_keys(other, 4))
     assert block_keys(one, 4) != block_keys(other, 4)
 
@@ -58,16 +58,22 @@ def test_attention_is_wrong_in_its_own_thread():
         with ThreadPoolExecutor(1) as pool:
             return fp8.decode(code), pool.submit(lambda: fp8.decode(code)).result()
 
-    wrong = ORACLE["nan-codes-are-read-as-480"].change(replace(RIGHT, attend=attend))
+    wrong = CATALOGUE["nan-codes-are-read-as-480"].change(replace(RIGHT, attend=attend))
     here, elsewhere = wrong.attend(None, None, None)
     assert here == 480
     assert np.isnan(elsewhere)
 
 
+def test_one_catalogue_has_every_kind():
+    """Each kind has its faults, and the lookup by name finds the one of that name."""
+    assert {fault.kind for fault in CATALOGUE.values()} == set(Kind)
+    assert all(fault.name == name for name, fault in CATALOGUE.items())
+
+
 def test_names_are_unique():
     """A name stands for one fault."""
     module = type(re)("twice")
-    module.first = breaks(FaultClass.LSE, "S-7")(lambda oracle: oracle)
+    module.first = kernel_fault(FaultClass.LSE, "S-7")(lambda oracle: oracle)
     module.second = module.first
     with pytest.raises(ValueError, match="two faults are called"):
         faults_of([module])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged_mla_conformance.runners.decoy import decoy_step
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.problem import Batch, Output, Problem

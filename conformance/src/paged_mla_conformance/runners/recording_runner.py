@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.cache import slots_to_write
 from paged_mla_shared.backend import Backend, Runner
 from paged_mla_shared.dtypes import numpy_dtype

@@ -1,16 +1,15 @@
-"""Known ways of being wrong, each as data and a small change of the oracle or of an engine.
+"""The catalogue of faults: known ways of being wrong, each as data and one small change.
 
-``ORACLE``: the change takes an :class:`~paged_mla_reference.oracle.Oracle` and returns a wrong
-one. It shows what an answer would be if the fault were the cause, and as a backend it shows
-that a suite can fail.
-
-``ENGINE``: the change is a context manager; while it is open, the simulated engine is wrong.
+``CATALOGUE`` has every fault by its name. A fault of the kernel, as a backend, shows that a suite
+can fail; in an explanation it predicts what a dump would hold if it were the cause. A fault of a
+runner wraps a right runner. A fault of an engine makes the simulated engine wrong.
+:class:`~paged_mla_reference.faults.fault.Kind` documents what the change of each kind takes.
 """
 
 from __future__ import annotations
 
-from paged_mla_reference.faults.engine import schedules
-from paged_mla_reference.faults.fault import Fault, FaultClass, faults_of
+from paged_mla_reference.faults.engine import leaks, schedules
+from paged_mla_reference.faults.fault import Fault, FaultClass, Kind, Shows, faults_of
 from paged_mla_reference.faults.kernel import (
     addressing,
     codes,
@@ -36,9 +35,11 @@ from paged_mla_reference.faults.kernel import (
     weights,
     writes,
 )
+from paged_mla_reference.faults.runner import captured, contract, illegal_steps, known, stale
 
-ORACLE: dict[str, Fault] = faults_of(
+CATALOGUE: dict[str, Fault] = faults_of(
     (
+        # kernels
         addressing,
         tables,
         visibility,
@@ -62,11 +63,25 @@ ORACLE: dict[str, Fault] = faults_of(
         queries,
         prefill,
         layer,
+        # runners
+        captured,
+        stale,
+        known,
+        contract,
+        illegal_steps,
+        # engines
+        schedules,
+        leaks,
     )
 )
-ENGINE: dict[str, Fault] = faults_of((schedules,))
 
-IN_16_BITS = frozenset(name for name, fault in ORACLE.items() if "S-22" in fault.rules)
-"""Faults that show in element types of 16 bits alone: weights are rounded there."""
+IN_16_BITS = frozenset(name for name, fault in CATALOGUE.items() if "S-22" in fault.rules)
+"""Names of faults that show in element types of 16 bits alone: weights are rounded there."""
 
-__all__ = ["ENGINE", "IN_16_BITS", "ORACLE", "Fault", "FaultClass"]
+
+def of_kind(kind: Kind) -> dict[str, Fault]:
+    """Return the faults of one kind, by name."""
+    return {name: fault for name, fault in CATALOGUE.items() if fault.kind is kind}
+
+
+__all__ = ["CATALOGUE", "IN_16_BITS", "Fault", "FaultClass", "Kind", "Shows", "of_kind"]

@@ -10,8 +10,30 @@ from types import ModuleType
 from typing import Any
 
 
+class Kind(StrEnum):
+    """What a fault changes."""
+
+    KERNEL = "kernel"
+    """The change takes an :class:`~paged_mla_reference.oracle.Oracle` and returns a wrong one."""
+    RUNNER = "runner"
+    """The change takes a problem and a right runner, and returns a wrong runner."""
+    ENGINE = "engine"
+    """The change is a context manager; while it is open, the simulated engine is wrong."""
+
+
+class Shows(StrEnum):
+    """Where a fault shows."""
+
+    ANSWERS = "answers"
+    """In what legal steps and schedules answer or write, or in bad input that is accepted."""
+    ILLEGAL_STEPS = "illegal steps"
+    """Only on steps that no rule allows, in a runner that does not check them."""
+    AUDIT = "audit"
+    """In the audit of the simulator; the suite has no mutant of it."""
+
+
 class FaultClass(StrEnum):
-    """The class a fault belongs to."""
+    """What goes wrong, in the words in which bugs are reported."""
 
     OFFSET = "32-bit offset"
     STRIDE = "stride assumption"
@@ -54,6 +76,8 @@ class Fault:
     ----------
     name : str
         In the field's words, as a person types it.
+    kind : Kind
+        What it changes. It decides what ``change`` takes.
     fault_class : FaultClass
     rules : tuple of str
         Ids of the rules it breaks, and of those by which it shows.
@@ -64,22 +88,27 @@ class Fault:
     what : str
         What it does.
     change : callable
-        Makes the right thing wrong; what it takes is said where its kind is listed.
+        Makes the right thing wrong.
+    shows : Shows
     """
 
     name: str
+    kind: Kind
     fault_class: FaultClass
     rules: tuple[str, ...]
     citations: tuple[str, ...]
     akin: tuple[str, ...]
     what: str
     change: Callable[..., Any]
+    shows: Shows = Shows.ANSWERS
 
 
-def breaks(
-    fault_class: FaultClass, *rules: str, cites: str = "", akin: str = ""
-) -> Callable[[Callable[..., Any]], Fault]:
-    """Make a function or class the change of a fault, named and described as it is.
+Declare = Callable[[Callable[..., Any]], Fault]
+"""Makes a function or class the change of a fault, named and described as it is."""
+
+
+def kernel_fault(fault_class: FaultClass, *rules: str, cites: str = "", akin: str = "") -> Declare:
+    """Declare a fault of a kernel.
 
     Parameters
     ----------
@@ -88,31 +117,71 @@ def breaks(
     cites, akin : str
         Citations, separated by spaces: of it, and of something close to it.
     """
+    return _declare(Kind.KERNEL, fault_class, rules, (cites, akin), Shows.ANSWERS)
 
-    def make(change: Callable[..., Any]) -> Fault:
+
+def runner_fault(
+    fault_class: FaultClass,
+    *rules: str,
+    cites: str = "",
+    akin: str = "",
+    shows: Shows = Shows.ANSWERS,
+) -> Declare:
+    """Declare a fault of a runner; the parameters are those of :func:`kernel_fault`."""
+    return _declare(Kind.RUNNER, fault_class, rules, (cites, akin), shows)
+
+
+def engine_fault(
+    fault_class: FaultClass,
+    *rules: str,
+    cites: str = "",
+    akin: str = "",
+    shows: Shows = Shows.ANSWERS,
+) -> Declare:
+    """Declare a fault of an engine; the parameters are those of :func:`kernel_fault`."""
+    return _declare(Kind.ENGINE, fault_class, rules, (cites, akin), shows)
+
+
+def _declare(
+    kind: Kind,
+    fault_class: FaultClass,
+    rules: tuple[str, ...],
+    reports: tuple[str, str],
+    shows: Shows,
+) -> Declare:
+    cites, akin = reports
+
+    def declare(change: Callable[..., Any]) -> Fault:
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", change.__name__)
-        what = " ".join((change.__doc__ or "").split())
-        name = words.replace("_", "-").lower()
         return Fault(
-            name, fault_class, rules, tuple(cites.split()), tuple(akin.split()), what, change
+            name=words.replace("_", "-").lower(),
+            kind=kind,
+            fault_class=fault_class,
+            rules=rules,
+            citations=tuple(cites.split()),
+            akin=tuple(akin.split()),
+            what=" ".join((change.__doc__ or "").split()),
+            change=change,
+            shows=shows,
         )
 
-    return make
+    return declare
 
 
 def faults_of(modules: Iterable[ModuleType]) -> dict[str, Fault]:
-    """Return every fault defined in `modules`, by name.
+    """Return every fault that `modules` define, by name, in the order of their definition.
 
     Raises
     ------
     ValueError
-        Two have one name.
+        Two faults have one name.
     """
     found: dict[str, Fault] = {}
     for module in modules:
         for value in vars(module).values():
-            if isinstance(value, Fault):
-                if value.name in found:
-                    raise ValueError(f"two faults are called {value.name}")
-                found[value.name] = value
+            if not isinstance(value, Fault):
+                continue
+            if value.name in found:
+                raise ValueError(f"two faults are called {value.name}")
+            found[value.name] = value
     return found

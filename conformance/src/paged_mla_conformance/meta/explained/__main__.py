@@ -24,7 +24,7 @@ from paged_mla_conformance.meta.explained.single import single_faults
 from paged_mla_conformance.meta.mutants import MUTANTS
 from paged_mla_reference.explain.explanation import Explanation, explain
 from paged_mla_reference.explain.joint_explanation import explain_jointly
-from paged_mla_reference.faults import ENGINE, ORACLE
+from paged_mla_reference.faults import Kind
 from paged_mla_shared.dump import save_dump
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.folders import make_folders
@@ -83,7 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
-    if name in ENGINE:
+    fault = MUTANTS[name]
+    if fault.kind is Kind.ENGINE:
         return Case(name, "", why="the engine's schedule is wrong, the step is answered rightly")
     found = failures(name, tests)
     first = next(found, None)
@@ -94,8 +95,8 @@ def _mutant(name: str, tests: list[str], folder: Path | None) -> Case:
     started = time.process_time()
     explanations = [explain(first.dump)]
     seconds = time.process_time() - started
-    case = _case(name, first.test, explanations[0], MUTANTS[name].rules, seconds)
-    if name not in ORACLE:
+    case = _case(name, first.test, explanations[0], fault.rules, seconds)
+    if fault.kind is not Kind.KERNEL:
         return case
     shared = explain_jointly(explanations)
     while len(shared.best) != 1 and len(explanations) < MOST_DUMPS:

@@ -1,18 +1,10 @@
-"""Mutants: backends that are wrong in a known way, as proof that the suite can fail.
-
-``RUNNER`` faults wrap a runner: their change takes a problem and a right runner. So do
-``UNBOUNDED`` ones, but only runners that look at no values. ``MUTANTS`` holds them beside those of
-the oracle and of the simulated engine.
-"""
+"""Mutants: backends with one fault of the catalogue, as proof that the suite can fail."""
 
 from __future__ import annotations
 
-from paged_mla_conformance.meta.mutants import captured, known, runners, stale, unbounded
-from paged_mla_reference.faults import ENGINE, ORACLE, Fault
-from paged_mla_reference.faults.fault import faults_of
+from paged_mla_reference.faults import CATALOGUE, Fault, Shows
 
-RUNNER: dict[str, Fault] = faults_of((captured, stale, known, runners))
-
-UNBOUNDED: dict[str, Fault] = faults_of((unbounded,))
-
-MUTANTS: dict[str, Fault] = {**ORACLE, **RUNNER, **UNBOUNDED, **ENGINE}
+MUTANTS: dict[str, Fault] = {
+    name: fault for name, fault in CATALOGUE.items() if fault.shows is not Shows.AUDIT
+}
+"""Every fault that a backend can show, by name."""

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from paged_mla_conformance.meta.mutants import MUTANTS, RUNNER, UNBOUNDED
+from paged_mla_conformance.meta.mutants import MUTANTS
 from paged_mla_reference.backend import CAPABILITIES, ReferenceBackend
-from paged_mla_reference.faults import ENGINE, IN_16_BITS, ORACLE
+from paged_mla_reference.faults import IN_16_BITS, Kind, Shows
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_shared.backend import Capabilities, Runner
 from paged_mla_shared.problem import Problem
@@ -59,13 +59,14 @@ def mutant(name: str) -> MutantBackend:
     that breaks S-22 declares bfloat16, in which weights are rounded, the others float32.
     """
     backend = MutantBackend(name=name, capabilities=_capabilities(name))
-    if name in ORACLE:
-        return replace(backend, oracle=ORACLE[name].change(RIGHT))
-    if name in RUNNER:
-        return replace(backend, wrap=RUNNER[name].change)
-    if name in UNBOUNDED:
-        return replace(backend, wrap_unchecked=UNBOUNDED[name].change)
-    return backend
+    fault = MUTANTS.get(name)
+    if fault is None or fault.kind is Kind.ENGINE:
+        return backend
+    if fault.kind is Kind.KERNEL:
+        return replace(backend, oracle=fault.change(RIGHT))
+    if fault.shows is Shows.ILLEGAL_STEPS:
+        return replace(backend, wrap_unchecked=fault.change)
+    return replace(backend, wrap=fault.change)
 
 
 def _capabilities(name: str) -> Capabilities:
@@ -77,7 +78,11 @@ def _capabilities(name: str) -> Capabilities:
 
 def broken_engine(name: str) -> AbstractContextManager[None]:
     """Return a context in which the simulated engine has the mutant's fault, if it has one."""
-    return ENGINE[name].change() if name in ENGINE else nullcontext()
+    fault = MUTANTS.get(name)
+    if fault is None or fault.kind is not Kind.ENGINE:
+        return nullcontext()
+    broken: AbstractContextManager[None] = fault.change()
+    return broken
 
 
 def changes(name: str) -> frozenset[str]:
@@ -85,13 +90,14 @@ def changes(name: str) -> frozenset[str]:
 
     The last one is what it does with steps that no rule allows.
     """
-    if name in ENGINE:
+    fault = MUTANTS.get(name)
+    if fault is not None and fault.kind is Kind.ENGINE:
         return frozenset({SCHEDULES})
-    if name in UNBOUNDED:
+    if fault is not None and fault.shows is Shows.ILLEGAL_STEPS:
         return frozenset({BOUNDED})
-    if name not in ORACLE:
+    if fault is None or fault.kind is Kind.RUNNER:
         return CAPABILITIES.ops
-    wrong = vars(ORACLE[name].change(RIGHT))
+    wrong = vars(fault.change(RIGHT))
     functions = {
         function for function, right in vars(RIGHT).items() if wrong[function] is not right
     }

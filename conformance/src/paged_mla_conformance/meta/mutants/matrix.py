@@ -11,7 +11,7 @@ from typing import Any
 from paged_mla_conformance.meta.mutants import MUTANTS
 from paged_mla_conformance.meta.mutants.kill import Kills
 from paged_mla_conformance.suite.selection.core import SUITE_GROUPS
-from paged_mla_reference.faults import ENGINE, ORACLE, Fault
+from paged_mla_reference.faults import Fault
 from paged_mla_reference.faults.reports import link
 from paged_mla_shared.folders import make_folders
 
@@ -69,12 +69,12 @@ class Matrix:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
-            "schema": 1,
+            "schema": 2,
             "groups": list(SUITE_GROUPS),
             "mutants": [
                 {
                     "name": k.name,
-                    "level": level(k.name),
+                    "kind": MUTANTS[k.name].kind.value,
                     "fault": MUTANTS[k.name].fault_class.value,
                     "rules": list(MUTANTS[k.name].rules),
                     "citations": list(MUTANTS[k.name].citations),
@@ -110,7 +110,7 @@ class Matrix:
 
     def _list(self) -> list[str]:
         lines = [_line(k.name, MUTANTS[k.name]) for k in self.kills]
-        head = ["| mutant | level | fault | rules | reports | what it does |", "|---" * 6 + "|"]
+        head = ["| mutant | kind | class | rules | reports | what it does |", "|---" * 6 + "|"]
         return ["## Mutants", "", *head, *lines, ""]
 
     def _matrix(self) -> list[str]:
@@ -136,17 +136,10 @@ class Matrix:
         ]
 
 
-def level(name: str) -> str:
-    """Return what a mutant spoils: "oracle", "runner" or "engine"."""
-    if name in ORACLE:
-        return "oracle"
-    return "engine" if name in ENGINE else "runner"
-
-
 def _line(name: str, fault: Fault) -> str:
     cells = [
         f"`{name}`",
-        level(name),
+        fault.kind.value,
         fault.fault_class.value,
         ", ".join(fault.rules),
         _reports(fault),
@@ -178,11 +171,10 @@ assertion names a rule that the mutant breaks. All run at small dims in float32;
 S-11 run in every cache format, and those that break S-22 in bfloat16, since float32 does not round
 weights.
 
-A mutant of the oracle is the reference with one function exchanged
-([faults](../../reference/src/paged_mla_reference/faults/__init__.py)). A mutant of a runner
-wraps the reference's runner
-([mutants](../src/paged_mla_conformance/meta/mutants/__init__.py)). A mutant of the engine is a
-right backend with the schedules of a wrong engine. To see one fail:
+Each has one fault of the [catalogue](../../reference/src/paged_mla_reference/faults/__init__.py),
+of one of three kinds. A kernel mutant is the reference with one function exchanged. A runner mutant
+wraps the runner of the reference. An engine mutant is a right backend with the schedules of a wrong
+engine. To see one fail:
 
     paged-mla conformance --backend paged_mla_conformance.meta.mutants.backends:lse-in-base-2
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paged_mla_conformance.meta.mutants.kill import Kills
 from paged_mla_conformance.run.quick.table import Entry
-from paged_mla_reference.faults import ENGINE
+from paged_mla_reference.faults import Kind, of_kind
 
 _SLOWER = 1.5  # how much longer than a test one may take that replaces it
 _SHORT_MS = 100.0  # below this, what a test takes does not matter
@@ -27,8 +27,9 @@ def table_of(kills: Sequence[Kills], right: Kills) -> dict[str, Entry]:
     right : Kills
         Of the right backend in every format: times and needs of every test.
     """
+    of_engine = of_kind(Kind.ENGINE)
     finds = {
-        key: frozenset(k.name for k in kills if key in k.tests and k.name not in ENGINE)
+        key: frozenset(k.name for k in kills if key in k.tests and k.name not in of_engine)
         for key in right.tests
     }
     entries = {key: Entry(round(right.tests[key], 1), found) for key, found in finds.items()}

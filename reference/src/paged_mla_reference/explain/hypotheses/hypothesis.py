@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from paged_mla_reference.explain.checks.finding import Stage
-from paged_mla_reference.faults import ORACLE
+from paged_mla_reference.faults import Kind, of_kind
 from paged_mla_reference.oracle import RIGHT, Oracle
 
 _FUNCTIONS = {
@@ -51,7 +51,7 @@ class Hypothesis:
 
 def catalogued(stage: Stage) -> Iterator[Hypothesis]:
     """Return every fault of the catalogue that changes what a stage computes."""
-    for fault in ORACLE.values():
+    for fault in of_kind(Kind.KERNEL).values():
         wrong = vars(fault.change(RIGHT))
         if any(wrong[name] is not vars(RIGHT)[name] for name in _FUNCTIONS[stage]):
             yield Hypothesis(

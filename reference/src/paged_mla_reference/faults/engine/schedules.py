@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, engine_fault
 from paged_mla_reference.faults.patches import patched
 from paged_mla_reference.rules import prefix
 from paged_mla_reference.rules.paging import query_spans
@@ -45,7 +45,7 @@ def trusting() -> tuple[object, str, Any]:
     return PrefixIndex, "find", _find
 
 
-@breaks(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301 imp#1050")
+@engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301 imp#1050")
 def hash_ignores_the_last_token() -> Patch:
     """The key of a block leaves out its last token."""
     right = prefix.block_key
@@ -56,7 +56,7 @@ def hash_ignores_the_last_token() -> Patch:
     return patched(trusting(), (prefix, "block_key", block_key))
 
 
-@breaks(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301")
+@engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301")
 def hash_ignores_the_parent() -> Patch:
     """The key of a block leaves out what came before it."""
     right = prefix.block_key
@@ -67,7 +67,7 @@ def hash_ignores_the_parent() -> Patch:
     return patched(trusting(), (prefix, "block_key", block_key))
 
 
-@breaks(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301 lmdeploy#4917")
+@engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1301 lmdeploy#4917")
 def hash_ignores_the_extra_keys() -> Patch:
     """Adapters and salts do not enter the key of a block."""
     right = prefix.block_key
@@ -78,7 +78,7 @@ def hash_ignores_the_extra_keys() -> Patch:
     return patched(trusting(), (prefix, "block_key", block_key))
 
 
-@breaks(FaultClass.HASH, "S-13", "S-19", *READ, cites="atlas#373 imp#1050")
+@engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="atlas#373 imp#1050")
 def a_live_block_is_evicted() -> Patch:
     """Eviction does not ask whether a block is in use."""
 
@@ -91,7 +91,7 @@ def a_live_block_is_evicted() -> Patch:
     return patched((BlockPool, "_evict", evict))
 
 
-@breaks(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1050 TensorRT-LLM#12673")
+@engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="imp#1050 TensorRT-LLM#12673")
 def partial_blocks_are_published() -> Patch:
     """A block is known before its last token is written."""
     right = BlockPool.grow
@@ -104,7 +104,7 @@ def partial_blocks_are_published() -> Patch:
     return patched((BlockPool, "grow", grow))
 
 
-@breaks(FaultClass.MIXED, "S-19", "S-1", "S-6", *READ, cites="unified-cache-management#882")
+@engine_fault(FaultClass.MIXED, "S-19", "S-1", "S-6", *READ, cites="unified-cache-management#882")
 def tables_of_rows_are_reversed() -> Patch:
     """The rows of the table stand in another order than those of the step."""
     right = batches.lay_out
@@ -116,7 +116,7 @@ def tables_of_rows_are_reversed() -> Patch:
     return patched((batches, "lay_out", lay_out))
 
 
-@breaks(FaultClass.HASH, "S-13", "S-19", *READ, cites="local-inference-lab/vllm#480")
+@engine_fault(FaultClass.HASH, "S-13", "S-19", *READ, cites="local-inference-lab/vllm#480")
 def hits_outlive_eviction() -> Patch:
     """The key of an evicted block still leads to it, whatever it holds by then."""
     lookup = BlockPool.lookup
@@ -134,7 +134,7 @@ def hits_outlive_eviction() -> Patch:
     return patched(trusting(), (BlockPool, "_evict", evict), (BlockPool, "lookup", known))
 
 
-@breaks(FaultClass.STALE, "S-19", *READ, cites="vllm#49620", akin="vllm#41190")
+@engine_fault(FaultClass.STALE, "S-19", *READ, cites="vllm#49620", akin="vllm#41190")
 def a_preempted_frame_is_applied() -> Patch:
     """The token of a step that ran before a preemption counts as computed after it."""
     right = scheduler.Engine._admit
@@ -150,7 +150,7 @@ def a_preempted_frame_is_applied() -> Patch:
     return patched((scheduler.Engine, "_admit", admit))
 
 
-@breaks(
+@engine_fault(
     FaultClass.LENGTH, "S-2", "S-16", "S-19", *READ, cites="vllm#44697", akin="vllm#49355 EAGLE#336"
 )
 def rejected_drafts_count_as_computed() -> Patch:
@@ -185,19 +185,21 @@ def _committing(computed: Callable[[Running, list[int]], int], *, window_due: bo
     return patched((scheduler, "commit", wrong))
 
 
-@breaks(FaultClass.WINDOW, "S-16", "S-19", *READ, cites="sglang#15790 sglang#28028")
+@engine_fault(FaultClass.WINDOW, "S-16", "S-19", *READ, cites="sglang#15790 sglang#28028")
 def accepted_tree_nodes_are_left_where_they_were() -> Patch:
     """What a tree accepted counts as computed, and no window writes it to its own slots."""
     return _committing(lambda seq, accepted: seq.computed + len(accepted), window_due=False)
 
 
-@breaks(FaultClass.WINDOW, "S-16", "S-19", *READ, cites="sglang#21987 sglang#27545 tokenspeed#298")
+@engine_fault(
+    FaultClass.WINDOW, "S-16", "S-19", *READ, cites="sglang#21987 sglang#27545 tokenspeed#298"
+)
 def windows_start_one_token_late() -> Patch:
     """The first token that a tree accepted is not written to its own slot."""
     return _committing(lambda seq, _: seq.computed + 1, window_due=True)
 
 
-@breaks(FaultClass.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 sglang#27338")
+@engine_fault(FaultClass.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 sglang#27338")
 def branches_do_not_copy_the_partial_block() -> Patch:
     """A branch's first step writes its draft and not the tokens that share its block."""
     right = Drafter._draft_row
@@ -213,7 +215,7 @@ def branches_do_not_copy_the_partial_block() -> Patch:
     return patched((Drafter, "_draft_row", draft_row))
 
 
-@breaks(FaultClass.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 vllm#37599")
+@engine_fault(FaultClass.WINDOW, "S-15", "S-19", *READ, cites="sglang#26972 vllm#37599")
 def branches_swap_their_blocks() -> Patch:
     """From its second token on, a branch continues on the blocks of the next one."""
     right = Drafter._draft_row
@@ -259,13 +261,13 @@ def _counting(local_len: Callable[[ContextParallel, int, int], int]) -> Patch:
 RANK = ("S-18", "S-19", "S-6", *READ)
 
 
-@breaks(FaultClass.RANKS, *RANK, cites="sglang#33064 sglang#33926")
+@engine_fault(FaultClass.RANKS, *RANK, cites="sglang#33064 sglang#33926")
 def local_lengths_are_equal_shares() -> Patch:
     """A rank's length is the row's divided by the ranks, whatever the interleave."""
     return _counting(lambda group, seen, rank: (seen + group.world - 1 - rank) // group.world)
 
 
-@breaks(FaultClass.RANKS, *RANK, cites="TransformerEngine#1930 flash-linear-attention#1092")
+@engine_fault(FaultClass.RANKS, *RANK, cites="TransformerEngine#1930 flash-linear-attention#1092")
 def the_remainder_is_dropped() -> Patch:
     """Tokens past the last whole round of ranks are in nobody's length."""
     return _counting(
@@ -273,7 +275,7 @@ def the_remainder_is_dropped() -> Patch:
     )
 
 
-@breaks(FaultClass.RANKS, "S-10", *RANK, akin="TensorRT-LLM#17795")
+@engine_fault(FaultClass.RANKS, "S-10", *RANK, akin="TensorRT-LLM#17795")
 def token_0_has_no_owner() -> Patch:
     """The owner of a token is found by a modulo that is negative for the first."""
 
@@ -287,7 +289,7 @@ def token_0_has_no_owner() -> Patch:
     return _dividing(change)
 
 
-@breaks(FaultClass.RANKS, *RANK, cites="tt-metal#35509 tt-metal#35987")
+@engine_fault(FaultClass.RANKS, *RANK, cites="tt-metal#35509 tt-metal#35987")
 def latents_are_summed_over_ranks() -> Patch:
     """What every rank computed alike is added up, not averaged, before it is stored."""
     return _dividing(
@@ -295,7 +297,7 @@ def latents_are_summed_over_ranks() -> Patch:
     )
 
 
-@breaks(FaultClass.RANKS, *RANK, cites="vllm#47779 tokenspeed#364")
+@engine_fault(FaultClass.RANKS, *RANK, cites="vllm#47779 tokenspeed#364")
 def ranks_bound_chunks_by_their_whole_length() -> Patch:
     """Every query of a chunk sees all that a rank holds of the row, later tokens too."""
 

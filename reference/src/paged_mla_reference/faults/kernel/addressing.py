@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import (
     appending,
     seeing,
@@ -53,31 +53,33 @@ def _writing_wrapped(bits: int) -> Any:
     return change
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="vllm#47671 vllm#50427 sglang#9344")
+@kernel_fault(
+    FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="vllm#47671 vllm#50427 sglang#9344"
+)
 def read_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     """Element offsets of reads keep 31 bits."""
     return with_batch(oracle, wrapping(31))
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3130")
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3130")
 def read_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     """Element offsets of reads keep 32 bits; caches between 2^31 and 2^32 are right."""
     return with_batch(oracle, wrapping(32))
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy@fc2c0046 aiter#2768")
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy@fc2c0046 aiter#2768")
 def read_byte_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     """Byte offsets of reads keep 32 bits."""
     return with_batch(oracle, wrapping(32, of_bytes=True))
 
 
-@breaks(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 tokenspeed#748")
+@kernel_fault(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 tokenspeed#748")
 def write_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     """Element offsets of cache writes keep 31 bits."""
     return writing(oracle, _writing_wrapped(31))
 
 
-@breaks(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 flashinfer#3130")
+@kernel_fault(FaultClass.OFFSET, "S-10", cites="tokenspeed#501 flashinfer#3130")
 def write_offset_wraps_at_2_32(oracle: Oracle) -> Oracle:
     """Element offsets of cache writes keep 32 bits."""
     return writing(oracle, _writing_wrapped(32))
@@ -96,19 +98,19 @@ def _named(
     return appending(oracle, other_slots)
 
 
-@breaks(FaultClass.OFFSET, "S-10", cites="tokenspeed#748 vllm#1486")
+@kernel_fault(FaultClass.OFFSET, "S-10", cites="tokenspeed#748 vllm#1486")
 def named_slot_offsets_wrap_at_2_31(oracle: Oracle) -> Oracle:
     """Element offsets of named slots keep 31 bits; those of derived slots are right."""
     return _named(oracle, _writing_wrapped(31))
 
 
-@breaks(FaultClass.OFFSET, "S-10", akin="local-inference-lab/b12x#40")
+@kernel_fault(FaultClass.OFFSET, "S-10", akin="local-inference-lab/b12x#40")
 def named_slots_pass_through_float32(oracle: Oracle) -> Oracle:
     """Named slots past 2^24 are rounded to a multiple of 2, 4 and so on."""
     return _named(oracle, lambda _p, _b, slots: slots.astype(np.float32).astype(np.int64))
 
 
-@breaks(FaultClass.OFFSET, "S-10", cites="vllm-ascend#16775")
+@kernel_fault(FaultClass.OFFSET, "S-10", cites="vllm-ascend#16775")
 def named_slots_are_read_in_halves(oracle: Oracle) -> Oracle:
     """Named slots are read as 32-bit numbers, so that every second one is the upper half."""
 
@@ -118,7 +120,7 @@ def named_slots_are_read_in_halves(oracle: Oracle) -> Oracle:
     return _named(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-10")
+@kernel_fault(FaultClass.STRIDE, "S-10")
 def named_slots_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Named slots are read by their shape; what lies between them is cut to the cache."""
 
@@ -128,7 +130,7 @@ def named_slots_are_taken_for_dense(oracle: Oracle) -> Oracle:
     return _named(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10")
+@kernel_fault(FaultClass.WRITE, "S-10")
 def named_slots_are_taken_for_a_run(oracle: Oracle) -> Oracle:
     """Named slots whose first and last fit a run are taken for one."""
 
@@ -140,7 +142,7 @@ def named_slots_are_taken_for_a_run(oracle: Oracle) -> Oracle:
     return _named(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-10")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-10")
 def own_keys_are_read_from_named_slots(oracle: Oracle) -> Oracle:
     """Attention looks for the step's own keys in the slots that the batch names."""
 
@@ -159,19 +161,21 @@ def _keeping_bits(oracle: Oracle, bits: int) -> Oracle:
     return with_batch(oracle, lambda _, b: replace(b, block_table=b.block_table & (2**bits - 1)))
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", akin="vllm-ascend#16490")
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", akin="vllm-ascend#16490")
 def block_ids_keep_16_bits(oracle: Oracle) -> Oracle:
     """Block ids lose their bits from the 17th on."""
     return _keeping_bits(oracle, 16)
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="aiter#4341 aiter#4351 aiter#4452")
+@kernel_fault(
+    FaultClass.OFFSET, "S-1", "S-5", "S-7", "S-9", cites="aiter#4341 aiter#4351 aiter#4452"
+)
 def block_ids_keep_24_bits(oracle: Oracle) -> Oracle:
     """Block ids lose their bits from the 25th on."""
     return _keeping_bits(oracle, 24)
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-4", "S-5", "S-6", "S-7", cites="vllm-ascend#16490")
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-4", "S-5", "S-6", "S-7", cites="vllm-ascend#16490")
 def blocks_past_2_16_are_not_read(oracle: Oracle) -> Oracle:
     """Blocks whose id needs a 17th bit hold no visible key."""
 
@@ -206,7 +210,7 @@ def _dense_tokens(image: CacheImage) -> CacheImage:
     return _seen_with(image, 0, slack)
 
 
-@breaks(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#37032 vllm#37090 vllm#45111")
+@kernel_fault(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#37032 vllm#37090 vllm#45111")
 def block_stride_is_computed(oracle: Oracle) -> Oracle:
     """Reads take blocks to be as far apart as they are long."""
     return with_cache(
@@ -214,13 +218,13 @@ def block_stride_is_computed(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.STRIDE, "S-5", "S-9", cites="flashinfer@07f9c33a2")
+@kernel_fault(FaultClass.STRIDE, "S-5", "S-9", cites="flashinfer@07f9c33a2")
 def token_stride_is_computed(oracle: Oracle) -> Oracle:
     """Reads take tokens to be as far apart as they are long."""
     return with_cache(oracle, lambda _p, _b, image: _dense_tokens(image))
 
 
-@breaks(FaultClass.STRIDE, "S-10", cites="aiter#3498 vllm#48379")
+@kernel_fault(FaultClass.STRIDE, "S-10", cites="aiter#3498 vllm#48379")
 def write_strides_are_computed(oracle: Oracle) -> Oracle:
     """Writes ignore the gaps between tokens and between blocks."""
 
@@ -244,7 +248,7 @@ def as_dense(view: NDArray[Any]) -> NDArray[Any]:
     return np.lib.stride_tricks.as_strided(view, view.shape, strides)
 
 
-@breaks(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#43152")
+@kernel_fault(FaultClass.STRIDE, "S-5", "S-9", cites="vllm#43152")
 def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Queries are read by their shape, not by their strides."""
     return with_batch(
@@ -252,7 +256,7 @@ def queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.STRIDE, "S-5", "S-9")
+@kernel_fault(FaultClass.STRIDE, "S-5", "S-9")
 def heads_of_queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Heads of q_nope are taken to lie side by side, whatever lies between two tokens."""
 
@@ -263,7 +267,7 @@ def heads_of_queries_are_taken_for_dense(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9")
+@kernel_fault(FaultClass.STRIDE, "S-1", "S-4", "S-5", "S-7", "S-9")
 def lengths_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Lengths of rows are read by their shape; what lies between them ends with the longest."""
 
@@ -274,7 +278,7 @@ def lengths_are_taken_for_dense(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14")
+@kernel_fault(FaultClass.STRIDE, "S-4", "S-5", "S-7", "S-9", "S-14")
 def masks_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """A mask is read by its shape, not by its strides."""
 
@@ -284,13 +288,13 @@ def masks_are_taken_for_dense(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-10", cites="vllm#43152")
+@kernel_fault(FaultClass.STRIDE, "S-10", cites="vllm#43152")
 def latents_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """Latents to be written are read by their shape, not by their strides."""
     return appending(oracle, lambda _, b: replace(b, ckv=as_dense(b.ckv), k_pe=as_dense(b.k_pe)))
 
 
-@breaks(FaultClass.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test")
+@kernel_fault(FaultClass.STRIDE, "S-10", cites="flashinfer@fp8-kpe-row-aliasing-test")
 def k_pe_takes_the_stride_of_ckv(oracle: Oracle) -> Oracle:
     """Rows of k_pe are found with the stride of ckv, so that later ones come again."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import Seen, only_before, seeing
 from paged_mla_reference.faults.kernel.formats import READ
 from paged_mla_reference.faults.patches import patched
@@ -21,7 +21,7 @@ from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Output, Problem
 
 
-@breaks(FaultClass.LEAK, *READ)
+@kernel_fault(FaultClass.LEAK, *READ)
 def nan_codes_are_read_as_480(oracle: Oracle) -> Oracle:
     """The two codes that are no number are read as the two that would come next."""
 
@@ -54,7 +54,7 @@ def _over_codes(
     return replace(oracle, attend=attend)
 
 
-@breaks(FaultClass.CAUSAL, "S-4", *READ)
+@kernel_fault(FaultClass.CAUSAL, "S-4", *READ)
 def codes_are_always_causal(oracle: Oracle) -> Oracle:
     """Over formats of 8 bits a step without a causal mask gets one."""
 
@@ -65,7 +65,7 @@ def codes_are_always_causal(oracle: Oracle) -> Oracle:
     return _over_codes(oracle, change)
 
 
-@breaks(FaultClass.MASK, "S-4", "S-14", *READ)
+@kernel_fault(FaultClass.MASK, "S-4", "S-14", *READ)
 def full_masks_over_codes_are_chains(oracle: Oracle) -> Oracle:
     """Over formats of 8 bits a mask spelled FULL is not read."""
 
@@ -77,7 +77,7 @@ def full_masks_over_codes_are_chains(oracle: Oracle) -> Oracle:
     return _over_codes(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, "S-4", *READ)
+@kernel_fault(FaultClass.TRUNCATED, "S-4", *READ)
 def codes_past_2048_keys_are_dropped(oracle: Oracle) -> Oracle:
     """Over formats of 8 bits a buffer holds 2048 keys of a row."""
 

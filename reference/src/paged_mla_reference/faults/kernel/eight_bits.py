@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel import frequencies, scores
 from paged_mla_reference.faults.kernel.change import Seen, masked, only_before, seeing
 from paged_mla_reference.oracle import Oracle
@@ -33,19 +33,19 @@ def _over_8_bits(right: Oracle, wrong: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.SCALE, "S-5", "S-7", "S-11")
+@kernel_fault(FaultClass.SCALE, "S-5", "S-7", "S-11")
 def scales_of_scores_are_derived_over_8_bits(oracle: Oracle) -> Oracle:
     """Over FP8 caches the scale of scores follows from the widths, without that of a long rope."""
     return _over_8_bits(oracle, scores.scale_is_derived_from_the_dims.change(oracle))
 
 
-@breaks(FaultClass.ROPE, "S-11", "S-10", "S-12", "S-5", "S-7")
+@kernel_fault(FaultClass.ROPE, "S-11", "S-10", "S-12", "S-5", "S-7")
 def theta_is_10000_over_8_bits(oracle: Oracle) -> Oracle:
     """What rotates and quantises does not ask for the base of the rotation."""
     return _over_8_bits(oracle, frequencies.theta_is_always_10000.change(oracle))
 
 
-@breaks(FaultClass.MASK, "S-11", "S-4", "S-5", "S-7", "S-14")
+@kernel_fault(FaultClass.MASK, "S-11", "S-4", "S-5", "S-7", "S-14")
 def trees_have_32_nodes_over_8_bits(oracle: Oracle) -> Oracle:
     """Over FP8 caches a mask has one word: drafts see no other past the 32nd."""
 
@@ -55,7 +55,7 @@ def trees_have_32_nodes_over_8_bits(oracle: Oracle) -> Oracle:
     return _over_8_bits(oracle, masked(oracle, lambda _p, _b, trees: [*map(cut, trees)]))
 
 
-@breaks(FaultClass.CAUSAL, "S-11", "S-4", "S-5", "S-7")
+@kernel_fault(FaultClass.CAUSAL, "S-11", "S-4", "S-5", "S-7")
 def tiles_of_queries_are_not_masked_over_8_bits(oracle: Oracle) -> Oracle:
     """Over FP8 caches queries past the first 64 of a row see all of it."""
 
@@ -65,7 +65,7 @@ def tiles_of_queries_are_not_masked_over_8_bits(oracle: Oracle) -> Oracle:
     return _over_8_bits(oracle, seeing(oracle, see))
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-11")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-11")
 def blocks_have_64_tokens_over_8_bits(oracle: Oracle) -> Oracle:
     """Over FP8 caches what a block has past its 64th token is not read."""
 
@@ -75,7 +75,7 @@ def blocks_have_64_tokens_over_8_bits(oracle: Oracle) -> Oracle:
     return _over_8_bits(oracle, seeing(oracle, see))
 
 
-@breaks(FaultClass.TRUNCATED, "S-4", "S-5", "S-7", "S-11", akin="vllm-ascend#14464")
+@kernel_fault(FaultClass.TRUNCATED, "S-4", "S-5", "S-7", "S-11", akin="vllm-ascend#14464")
 def drafts_see_1024_keys_over_8_bits(oracle: Oracle) -> Oracle:
     """Over FP8 caches a buffer holds 1024 keys of a row, where the row has several queries."""
 
@@ -85,7 +85,7 @@ def drafts_see_1024_keys_over_8_bits(oracle: Oracle) -> Oracle:
     return _over_8_bits(oracle, seeing(oracle, see))
 
 
-@breaks(FaultClass.LENGTH, "S-4", "S-5", "S-6", "S-7", "S-11")
+@kernel_fault(FaultClass.LENGTH, "S-4", "S-5", "S-6", "S-7", "S-11")
 def full_tiles_of_192_are_lost_over_8_bits(oracle: Oracle) -> Oracle:
     """Over FP8 caches rows that fill tiles of 192 keys lose the last one."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import answering, of_rows, with_batch
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rules.paging import blocks_of, query_spans
@@ -28,37 +28,37 @@ def _where_empty(oracle: Oracle, **values: float) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.EMPTY, "S-6", cites="flashinfer#4401 vllm#27491 vllm#57017")
+@kernel_fault(FaultClass.EMPTY, "S-6", cites="flashinfer#4401 vllm#27491 vllm#57017")
 def empty_rows_divide_zero_by_zero(oracle: Oracle) -> Oracle:
     """A query that sees nothing gets NaN."""
     return _where_empty(oracle, out=np.nan)
 
 
-@breaks(FaultClass.EMPTY, "S-6", cites="flashinfer#3047 sglang#22291 sglang#22688")
+@kernel_fault(FaultClass.EMPTY, "S-6", cites="flashinfer#3047 sglang#22291 sglang#22688")
 def empty_rows_are_not_written(oracle: Oracle) -> Oracle:
     """A query that sees nothing keeps what was in memory."""
     return _where_empty(oracle, out=0.25)
 
 
-@breaks(FaultClass.EMPTY, "S-6", cites="vllm#49294 vllm#49334")
+@kernel_fault(FaultClass.EMPTY, "S-6", cites="vllm#49294 vllm#49334")
 def empty_rows_have_a_finite_lse(oracle: Oracle) -> Oracle:
     """Lse of a query that sees nothing is 0."""
     return _where_empty(oracle, lse=0.0)
 
 
-@breaks(FaultClass.EMPTY, "S-6", cites="vllm#15492")
+@kernel_fault(FaultClass.EMPTY, "S-6", cites="vllm#15492")
 def empty_rows_have_an_infinite_lse(oracle: Oracle) -> Oracle:
     """Lse of a query that sees nothing is +inf."""
     return _where_empty(oracle, lse=np.inf)
 
 
-@breaks(FaultClass.EMPTY, "S-6", cites="flashinfer#4450")
+@kernel_fault(FaultClass.EMPTY, "S-6", cites="flashinfer#4450")
 def empty_rows_have_the_sentinel_as_lse(oracle: Oracle) -> Oracle:
     """Lse of a query that sees nothing is -1e30, as a mask's fill value leaves it."""
     return _where_empty(oracle, lse=-1e30)
 
 
-@breaks(FaultClass.EMPTY, "S-6")
+@kernel_fault(FaultClass.EMPTY, "S-6")
 def padded_rows_of_non_causal_steps_have_an_infinite_lse(oracle: Oracle) -> Oracle:
     """Without a causal mask lse of a padded row's queries is +inf."""
 
@@ -70,7 +70,7 @@ def padded_rows_of_non_causal_steps_have_an_infinite_lse(oracle: Oracle) -> Orac
     return answering(oracle, change)
 
 
-@breaks(FaultClass.EMPTY, "S-6")
+@kernel_fault(FaultClass.EMPTY, "S-6")
 def padding_past_256_tokens_is_not_written(oracle: Oracle) -> Oracle:
     """Padded tokens past the 256th at the end of a step keep what was in memory."""
 
@@ -82,7 +82,7 @@ def padding_past_256_tokens_is_not_written(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.EMPTY, "S-2", "S-5", "S-6", "S-7", cites="flashinfer@446a0adf1")
+@kernel_fault(FaultClass.EMPTY, "S-2", "S-5", "S-6", "S-7", cites="flashinfer@446a0adf1")
 def rows_without_queries_take_a_token(oracle: Oracle) -> Oracle:
     """Rows behind one without queries answer one token late."""
 
@@ -111,19 +111,19 @@ def _ending(oracle: Oracle, first: int) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.EMPTY, "S-2", "S-5", "S-6", cites="sglang#5875")
+@kernel_fault(FaultClass.EMPTY, "S-2", "S-5", "S-6", cites="sglang#5875")
 def rows_behind_an_empty_one_are_not_served(oracle: Oracle) -> Oracle:
     """The loop over rows ends at the first padded one."""
     return _ending(oracle, 0)
 
 
-@breaks(FaultClass.EMPTY, "S-2", "S-5", "S-6")
+@kernel_fault(FaultClass.EMPTY, "S-2", "S-5", "S-6")
 def rows_behind_a_late_empty_one_are_not_served(oracle: Oracle) -> Oracle:
     """The loop over rows ends at the first padded one from row 32 on."""
     return _ending(oracle, 32)
 
 
-@breaks(FaultClass.EMPTY, "S-1", "S-2", "S-5", "S-7", "S-9")
+@kernel_fault(FaultClass.EMPTY, "S-1", "S-2", "S-5", "S-7", "S-9")
 def rows_behind_one_without_queries_take_its_table(oracle: Oracle) -> Oracle:
     """A row behind one that has keys and no queries reads the table of that."""
 
@@ -136,7 +136,7 @@ def rows_behind_one_without_queries_take_its_table(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.PAD_VALUE, "S-6", "S-9", cites="vllm#37442")
+@kernel_fault(FaultClass.PAD_VALUE, "S-6", "S-9", cites="vllm#37442")
 def padded_tokens_get_the_last_answer(oracle: Oracle) -> Oracle:
     """Tokens past the last row repeat its last token."""
 
@@ -149,7 +149,7 @@ def padded_tokens_get_the_last_answer(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.LEAK, "S-9", cites="vllm#37442")
+@kernel_fault(FaultClass.LEAK, "S-9", cites="vllm#37442")
 def padded_queries_spoil_a_shared_maximum(oracle: Oracle) -> Oracle:
     """NaN in a padded query reaches every answer through one scale for the batch."""
 
@@ -177,7 +177,7 @@ def _leaking(oracle: Oracle, poisoned: Any) -> Oracle:
     return replace(oracle, attend=attend)
 
 
-@breaks(
+@kernel_fault(
     FaultClass.LEAK,
     "S-9",
     cites="flashinfer#941 flash-attention#1745 flash-attention#2374 vllm#936 vllm#43961",
@@ -193,7 +193,7 @@ def _last_block(problem: Problem, batch: Batch, row: int) -> NDArray[np.int64]:
     return batch.block_table[row, last : last + 1].astype(np.int64)
 
 
-@breaks(FaultClass.LEAK, "S-9")
+@kernel_fault(FaultClass.LEAK, "S-9")
 def unused_slots_of_chunks_weigh_zero(oracle: Oracle) -> Oracle:
     """In rows of more than 17 queries slots past the row's length enter with weight 0."""
 
@@ -204,7 +204,7 @@ def unused_slots_of_chunks_weigh_zero(oracle: Oracle) -> Oracle:
     return _leaking(oracle, last_block)
 
 
-@breaks(FaultClass.LEAK, "S-9", cites="aiter#4245 sglang#36207 sglang#36003")
+@kernel_fault(FaultClass.LEAK, "S-9", cites="aiter#4245 sglang#36207 sglang#36003")
 def absent_blocks_are_folded_to_block_0(oracle: Oracle) -> Oracle:
     """Table entries that name no block read block 0, with weight 0."""
 
@@ -217,7 +217,7 @@ def absent_blocks_are_folded_to_block_0(oracle: Oracle) -> Oracle:
     return _leaking(oracle, block_0)
 
 
-@breaks(FaultClass.LEAK, "S-6", "S-9", cites="vllm#47305")
+@kernel_fault(FaultClass.LEAK, "S-6", "S-9", cites="vllm#47305")
 def huge_unused_slots_overflow(oracle: Oracle) -> Oracle:
     """The slot behind a row's last is scored, and an infinite score spoils the row."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import answering, slots_to_write, with_batch
 from paged_mla_reference.faults.patches import patched
 from paged_mla_reference.oracle import Oracle
@@ -77,13 +77,13 @@ def _is_flat(problem: Problem) -> bool:
     return problem.layout.format.scale_tensor is ScaleTensor.SCALAR
 
 
-@breaks(FaultClass.SCALE, *READ, cites="sglang@triton_backend sglang#18882")
+@kernel_fault(FaultClass.SCALE, *READ, cites="sglang@triton_backend sglang#18882")
 def k_scale_needs_a_v_scale(oracle: Oracle) -> Oracle:
     """What was divided by the layer's scale is read without it."""
     return _seen(oracle, lambda image: _with_layer_scale(image, 1.0))
 
 
-@breaks(FaultClass.SCALE, *WRITTEN, cites="sglang#34765 local-inference-lab/vllm#95")
+@kernel_fault(FaultClass.SCALE, *WRITTEN, cites="sglang#34765 local-inference-lab/vllm#95")
 def the_writer_takes_a_unit_scale(oracle: Oracle) -> Oracle:
     """What is read with the layer's scale was written without it."""
 
@@ -94,13 +94,13 @@ def the_writer_takes_a_unit_scale(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(FaultClass.SCALE, *READ, akin="maxtext#3138")
+@kernel_fault(FaultClass.SCALE, *READ, akin="maxtext#3138")
 def the_layers_scale_is_applied_twice(oracle: Oracle) -> Oracle:
     """Codes are multiplied by the square of the layer's scale."""
     return _seen(oracle, lambda image: _with_layer_scale(image, image.layout.scale**2))
 
 
-@breaks(FaultClass.SCALE, *READ, cites="vllm#42580")
+@kernel_fault(FaultClass.SCALE, *READ, cites="vllm#42580")
 def fp8_query_drops_the_k_scale(oracle: Oracle) -> Oracle:
     """Scores are those of unscaled keys; values have their scale."""
 
@@ -114,7 +114,7 @@ def fp8_query_drops_the_k_scale(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.SCALE, *READ, cites="vllm#37054")
+@kernel_fault(FaultClass.SCALE, *READ, cites="vllm#37054")
 def values_take_no_scale(oracle: Oracle) -> Oracle:
     """Scores are right; the sum of values is not multiplied by the layer's scale."""
 
@@ -125,7 +125,7 @@ def values_take_no_scale(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.SCALE, *READ, akin="vllm#37054")
+@kernel_fault(FaultClass.SCALE, *READ, akin="vllm#37054")
 def rotated_keys_are_read_unscaled(oracle: Oracle) -> Oracle:
     """The layer's scale reaches the latents of a score alone."""
 
@@ -136,7 +136,7 @@ def rotated_keys_are_read_unscaled(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.SCALE, *WRITTEN, cites="vllm#42956")
+@kernel_fault(FaultClass.SCALE, *WRITTEN, cites="vllm#42956")
 def scales_are_those_of_the_latents(oracle: Oracle) -> Oracle:
     """The rotated part of a key has no say in its token's scale, and saturates."""
 
@@ -153,21 +153,21 @@ def scales_are_those_of_the_latents(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(FaultClass.SCALE, *WRITTEN, cites="mlxcel#717", akin="local-inference-lab/b12x#86")
+@kernel_fault(FaultClass.SCALE, *WRITTEN, cites="mlxcel#717", akin="local-inference-lab/b12x#86")
 def scales_have_a_floor(oracle: Oracle) -> Oracle:
     """No scale is below 1/16: what is small becomes coarse, and then 0."""
     right = fp8.scale_of
     return _storing(oracle, "scale_of", lambda x: np.maximum(right(x), np.float32(1 / 16)))
 
 
-@breaks(FaultClass.SCALE, *WRITTEN, akin="mlxcel#717")
+@kernel_fault(FaultClass.SCALE, *WRITTEN, akin="mlxcel#717")
 def scales_have_a_small_floor(oracle: Oracle) -> Oracle:
     """No scale is below 1e-12, so that a division by it is one by no zero."""
     right = fp8.scale_of
     return _storing(oracle, "scale_of", lambda x: np.maximum(right(x), np.float32(1e-12)))
 
 
-@breaks(FaultClass.SCALE, *WRITTEN)
+@kernel_fault(FaultClass.SCALE, *WRITTEN)
 def zeros_take_a_unit_scale(oracle: Oracle) -> Oracle:
     """What is all zeros has scale 1."""
     right = fp8.scale_of
@@ -178,20 +178,20 @@ def zeros_take_a_unit_scale(oracle: Oracle) -> Oracle:
     return _storing(oracle, "scale_of", scale_of)
 
 
-@breaks(FaultClass.PRECISION, *WRITTEN)
+@kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def subnormal_numbers_are_flushed(oracle: Oracle) -> Oracle:
     """Numbers below 2^-126 are zeros."""
     return _storing(oracle, "to_float32", flushed)
 
 
-@breaks(FaultClass.SCALE, *WRITTEN, akin="vllm#49435")
+@kernel_fault(FaultClass.SCALE, *WRITTEN, akin="vllm#49435")
 def scales_are_written_as_powers_of_two(oracle: Oracle) -> Oracle:
     """Scales from the data are rounded up to powers of two, whatever the dialect."""
     right = fp8.scale_of
     return _storing(oracle, "scale_of", lambda x: np.exp2(np.ceil(np.log2(right(x)))))
 
 
-@breaks(FaultClass.SCALE, *READ, cites="FlashMLA#184 vllm#54563")
+@kernel_fault(FaultClass.SCALE, *READ, cites="FlashMLA#184 vllm#54563")
 def scales_lose_their_mantissa(oracle: Oracle) -> Oracle:
     """Readers keep the exponent of a scale alone."""
 
@@ -201,7 +201,7 @@ def scales_lose_their_mantissa(oracle: Oracle) -> Oracle:
     return _seen(oracle, lambda image: _with_scales(image, exponent, exponent))
 
 
-@breaks(FaultClass.STRIDE, *READ, cites="vllm#49716 vllm#50702")
+@kernel_fault(FaultClass.STRIDE, *READ, cites="vllm#49716 vllm#50702")
 def scales_take_computed_strides(oracle: Oracle) -> Oracle:
     """Where blocks have gaps between them, a block's scales are those of another."""
 
@@ -213,7 +213,7 @@ def scales_take_computed_strides(oracle: Oracle) -> Oracle:
     return _seen(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, *READ)
+@kernel_fault(FaultClass.STRIDE, *READ)
 def one_inline_scale_serves_the_row(oracle: Oracle) -> Oracle:
     """Every quarter of a latent is read with the first one's scale."""
     return _seen(
@@ -221,7 +221,7 @@ def one_inline_scale_serves_the_row(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.STRIDE, *READ)
+@kernel_fault(FaultClass.STRIDE, *READ)
 def inline_scales_are_read_one_late(oracle: Oracle) -> Oracle:
     """A quarter of a latent takes the scale of the next one."""
     return _seen(
@@ -239,13 +239,13 @@ def _per_group(change: Callable[[Scales], Scales]) -> Callable[[CacheImage], Cac
     return changed
 
 
-@breaks(FaultClass.STRIDE, *READ)
+@kernel_fault(FaultClass.STRIDE, *READ)
 def groups_take_the_scale_of_their_neighbour(oracle: Oracle) -> Oracle:
     """A group of tokens is read with the scale of the next group of its block."""
     return _seen(oracle, _per_group(lambda scales: np.roll(scales, -1, axis=1)))
 
 
-@breaks(FaultClass.STRIDE, *READ, akin="FastDeploy#7949")
+@kernel_fault(FaultClass.STRIDE, *READ, akin="FastDeploy#7949")
 def one_scale_serves_the_block(oracle: Oracle) -> Oracle:
     """A block is read with the scale of its first group."""
     return _seen(oracle, _per_group(lambda scales: np.repeat(scales[:, :1], 4, axis=1)))
@@ -265,13 +265,13 @@ def _unwritten_as_before(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(FaultClass.WRITE, *WRITTEN, akin="FastDeploy#2975")
+@kernel_fault(FaultClass.WRITE, *WRITTEN, akin="FastDeploy#2975")
 def grown_groups_are_not_requantised(oracle: Oracle) -> Oracle:
     """A group's scale grows, and the codes of its first tokens stay."""
     return _unwritten_as_before(oracle)
 
 
-@breaks(FaultClass.WRITE, *WRITTEN, akin="FastDeploy#2975")
+@kernel_fault(FaultClass.WRITE, *WRITTEN, akin="FastDeploy#2975")
 def the_last_append_sets_a_groups_scale(oracle: Oracle) -> Oracle:
     """A group takes the scale of what is written last, smaller ones too."""
 
@@ -286,7 +286,7 @@ def the_last_append_sets_a_groups_scale(oracle: Oracle) -> Oracle:
     return replace(oracle, append=append)
 
 
-@breaks(FaultClass.RANGE, *WRITTEN, akin="vllm#42956")
+@kernel_fault(FaultClass.RANGE, *WRITTEN, akin="vllm#42956")
 def what_is_too_large_becomes_nan(oracle: Oracle) -> Oracle:
     """Codes do not saturate."""
 
@@ -296,7 +296,7 @@ def what_is_too_large_becomes_nan(oracle: Oracle) -> Oracle:
     return _storing(oracle, "encode", not_saturating)
 
 
-@breaks(FaultClass.PRECISION, *WRITTEN)
+@kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def codes_are_truncated(oracle: Oracle) -> Oracle:
     """Numbers are rounded to e4m3 towards 0."""
 
@@ -308,7 +308,7 @@ def codes_are_truncated(oracle: Oracle) -> Oracle:
     return _storing(oracle, "encode", truncated)
 
 
-@breaks(FaultClass.PRECISION, *WRITTEN)
+@kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def ties_are_rounded_away_from_zero(oracle: Oracle) -> Oracle:
     """Halfway between two codes, the larger one is taken."""
 
@@ -318,7 +318,7 @@ def ties_are_rounded_away_from_zero(oracle: Oracle) -> Oracle:
     return _storing(oracle, "encode", away)
 
 
-@breaks(FaultClass.PRECISION, *WRITTEN)
+@kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def numbers_are_multiplied_by_a_reciprocal(oracle: Oracle) -> Oracle:
     """The division by a scale is a multiplication by its rounded inverse."""
 
@@ -329,7 +329,7 @@ def numbers_are_multiplied_by_a_reciprocal(oracle: Oracle) -> Oracle:
     return _storing(oracle, "quantise", quantise)
 
 
-@breaks(FaultClass.SCALE, *WRITTEN)
+@kernel_fault(FaultClass.SCALE, *WRITTEN)
 def groups_keep_what_is_below_their_first_named_token(oracle: Oracle) -> Oracle:
     """The token of a group that comes first in the step is taken for its lowest one."""
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
-from paged_mla_reference.faults.kernel.turning import (
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
+from paged_mla_reference.faults.kernel.rotation_change import (
     Array,
     Positions,
     rotating,
@@ -25,49 +25,49 @@ Ends = tuple[float, float]
 TURNED = ("S-10", "S-12", "S-3", "S-5", "S-7")  # how wrong queries and keys show
 
 
-@breaks(FaultClass.ROPE, *TURNED, cites="torchtitan#4117 prime-rl#2681")
+@kernel_fault(FaultClass.ROPE, *TURNED, cites="torchtitan#4117 prime-rl#2681")
 def yarn_is_ignored(oracle: Oracle) -> Oracle:
     """Frequencies are not interpolated, in queries and in keys."""
     return with_rope(oracle, lambda rope: replace(rope, yarn=None))
 
 
-@breaks(FaultClass.ROPE, *TURNED, cites="imp#880 sglang#22711")
+@kernel_fault(FaultClass.ROPE, *TURNED, cites="imp#880 sglang#22711")
 def yarn_magnitude_is_one_mscale(oracle: Oracle) -> Oracle:
     """Cosines carry the mscale of the rotated part, not its quotient by all dims'."""
     return with_yarn(oracle, lambda yarn: replace(yarn, mscale_all_dim=0.0))
 
 
-@breaks(FaultClass.ROPE, *TURNED, akin="exllamav3#259")
+@kernel_fault(FaultClass.ROPE, *TURNED, akin="exllamav3#259")
 def yarn_magnitude_is_always_1(oracle: Oracle) -> Oracle:
     """The two mscales are taken for equal, so that cosines carry none."""
     return with_yarn(oracle, lambda yarn: replace(yarn, mscale=yarn.mscale_all_dim))
 
 
-@breaks(FaultClass.ROPE, *TURNED, akin="mlx-lm#1189")
+@kernel_fault(FaultClass.ROPE, *TURNED, akin="mlx-lm#1189")
 def theta_is_always_10000(oracle: Oracle) -> Oracle:
     """The base of the rotation is not asked for."""
     return with_rope(oracle, lambda rope: replace(rope, theta=1e4))
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def theta_is_one_of_two(oracle: Oracle) -> Oracle:
     """The base of the rotation is 1e6 if it is large, else 1e4."""
     return with_rope(oracle, lambda rope: replace(rope, theta=1e6 if rope.theta > 1e5 else 1e4))
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def thetas_above_100000_are_cut(oracle: Oracle) -> Oracle:
     """A base of the rotation above 1e5 counts as 1e5."""
     return with_rope(oracle, lambda rope: replace(rope, theta=min(rope.theta, 1e5)))
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def betas_of_yarn_are_32_and_1(oracle: Oracle) -> Oracle:
     """YaRN's ramp takes the usual betas, 32 and 1, whatever the caller says."""
     return with_yarn(oracle, lambda yarn: replace(yarn, beta_fast=32.0, beta_slow=1.0))
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def an_mscale_all_dim_of_0_is_taken_for_unset(oracle: Oracle) -> Oracle:
     """An `mscale_all_dim` of 0 counts as `mscale`."""
     return with_yarn(
@@ -75,7 +75,7 @@ def an_mscale_all_dim_of_0_is_taken_for_unset(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def yarn_begins_past_its_original_context(oracle: Oracle) -> Oracle:
     """Positions below `original_max_position` are rotated at the frequencies without YaRN."""
 
@@ -115,7 +115,7 @@ def _ends(theta: float, yarn: Yarn, dim: int) -> Ends:
     return fast, slow
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def the_yarn_ramp_takes_theta_for_10000(oracle: Oracle) -> Oracle:
     """YaRN's ramp is computed from a base of 10000, whatever the base of the rotation is."""
 
@@ -126,7 +126,7 @@ def the_yarn_ramp_takes_theta_for_10000(oracle: Oracle) -> Oracle:
     return _with_ramp(oracle, ends)
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def the_yarn_ramp_ends_at_the_last_pair(oracle: Oracle) -> Oracle:
     """The end of YaRN's ramp is cut at the number of pairs, not at that of elements."""
 
@@ -137,7 +137,7 @@ def the_yarn_ramp_ends_at_the_last_pair(oracle: Oracle) -> Oracle:
     return _with_ramp(oracle, ends)
 
 
-@breaks(FaultClass.ROPE, *TURNED)
+@kernel_fault(FaultClass.ROPE, *TURNED)
 def the_yarn_ramp_is_not_rounded(oracle: Oracle) -> Oracle:
     """The ends of YaRN's ramp are not rounded to whole pairs."""
 

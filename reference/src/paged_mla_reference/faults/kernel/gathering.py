@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.addressing import wrapping
 from paged_mla_reference.faults.kernel.change import by_slot, context_of
 from paged_mla_reference.faults.kernel.tables import as_wide_as_the_longest_row
@@ -32,13 +32,13 @@ def _reading(oracle: Oracle, change: Callable[[Problem, Batch], Batch]) -> Oracl
     )
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-9", cites="vllm#50427")
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-9", cites="vllm#50427")
 def gather_offset_wraps_at_2_31(oracle: Oracle) -> Oracle:
     """Element offsets of gathered context keep 31 bits."""
     return _reading(oracle, wrapping(31))
 
 
-@breaks(FaultClass.TABLE_TAIL, "S-1", "S-9", cites="vllm#27909 vllm#45537 vllm#49427")
+@kernel_fault(FaultClass.TABLE_TAIL, "S-1", "S-9", cites="vllm#27909 vllm#45537 vllm#49427")
 def gather_reads_every_table_entry(oracle: Oracle) -> Oracle:
     """Gathered context takes its last block from the end of the table."""
 
@@ -52,7 +52,7 @@ def gather_reads_every_table_entry(oracle: Oracle) -> Oracle:
     return _reading(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-1", "S-9")
+@kernel_fault(FaultClass.STRIDE, "S-1", "S-9")
 def gathers_take_the_table_for_as_wide_as_the_longest_row(oracle: Oracle) -> Oracle:
     """A gather reads rows of the table as if they were as wide as the longest row needs."""
     return _reading(oracle, as_wide_as_the_longest_row)
@@ -72,19 +72,19 @@ def _finding(oracle: Oracle, place: Callable[[Ints, int], Ints]) -> Oracle:
     return replace(oracle, gather_context=gather)
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-9")
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-9")
 def gathered_places_keep_8_bits_with_a_sign(oracle: Oracle) -> Oracle:
     """Tokens past the 128th of a block are gathered from 256 slots before their own."""
     return _finding(oracle, lambda index, size: (index % size + 128) % 256 - 128)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-9")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-9")
 def gathered_places_are_masked_bits(oracle: Oracle) -> Oracle:
     """A gather takes a token's place in its block by `& (block_size - 1)`."""
     return _finding(oracle, lambda index, size: index & (size - 1))
 
 
-@breaks(FaultClass.TRUNCATED, "S-1", "S-9", akin="vllm-deepseek-v4-sm89#46")
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9", akin="vllm-deepseek-v4-sm89#46")
 def gathered_rows_end_at_256_tokens(oracle: Oracle) -> Oracle:
     """A workspace holds 256 tokens of a row; what lies past them stays 0."""
 
@@ -97,7 +97,7 @@ def gathered_rows_end_at_256_tokens(oracle: Oracle) -> Oracle:
     return replace(oracle, gather_context=gather)
 
 
-@breaks(FaultClass.PARTIAL, "S-1", "S-9", cites="vllm#48611")
+@kernel_fault(FaultClass.PARTIAL, "S-1", "S-9", cites="vllm#48611")
 def gathered_rows_keep_the_first_length(oracle: Oracle) -> Oracle:
     """Gathered context of all rows is as long as that of the first."""
 
@@ -111,7 +111,7 @@ def gathered_rows_keep_the_first_length(oracle: Oracle) -> Oracle:
     return replace(oracle, gather_context=gather)
 
 
-@breaks(FaultClass.TRUNCATED, "S-1", "S-9")
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9")
 def gathers_end_at_32768_tokens(oracle: Oracle) -> Oracle:
     """What a gather returns is 0 past its first 32768 tokens, of all rows together."""
 
@@ -123,7 +123,7 @@ def gathers_end_at_32768_tokens(oracle: Oracle) -> Oracle:
     return replace(oracle, gather_context=gather)
 
 
-@breaks(FaultClass.TRUNCATED, "S-1", "S-9")
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9")
 def gathers_sum_the_lengths_of_two_tiles(oracle: Oracle) -> Oracle:
     """A gathered row is put behind the rows of its tile of 32 rows and of the tile before alone."""
 
@@ -153,7 +153,7 @@ def _repeating(oracle: Oracle, change: Callable[[Batch, int, Ints], Ints]) -> Or
     return replace(oracle, gather_context=gather)
 
 
-@breaks(FaultClass.TRUNCATED, "S-1", "S-9")
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-9")
 def gathers_repeat_the_last_token_of_a_context(oracle: Oracle) -> Oracle:
     """For a row of more than 58 new tokens a gather repeats the last one before them."""
 
@@ -165,7 +165,7 @@ def gathers_repeat_the_last_token_of_a_context(oracle: Oracle) -> Oracle:
     return _repeating(oracle, change)
 
 
-@breaks(FaultClass.EMPTY, "S-1", "S-9")
+@kernel_fault(FaultClass.EMPTY, "S-1", "S-9")
 def gathered_rows_without_queries_repeat_their_first_token(oracle: Oracle) -> Oracle:
     """A gather repeats the first token of rows without queries."""
 
@@ -175,7 +175,7 @@ def gathered_rows_without_queries_repeat_their_first_token(oracle: Oracle) -> Or
     return _repeating(oracle, change)
 
 
-@breaks(FaultClass.EMPTY, "S-1", "S-9")
+@kernel_fault(FaultClass.EMPTY, "S-1", "S-9")
 def gathered_rows_behind_an_empty_one_take_a_token(oracle: Oracle) -> Oracle:
     """The first gathered token of a row behind one without keys is the last one before it."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.addressing import as_dense
 from paged_mla_reference.faults.kernel.change import masked_below_a_sentinel
 from paged_mla_reference.oracle import Oracle
@@ -28,7 +28,7 @@ def _with(
     return replace(oracle, layer=wrong)
 
 
-@breaks(FaultClass.TRUNCATED, "S-21")
+@kernel_fault(FaultClass.TRUNCATED, "S-21")
 def chunks_past_the_first_are_dropped(oracle: Oracle) -> Oracle:
     """A context that does not fit the workspace ends with it."""
 
@@ -39,7 +39,7 @@ def chunks_past_the_first_are_dropped(oracle: Oracle) -> Oracle:
     return _with(oracle, parts)
 
 
-@breaks(FaultClass.POSITION, "S-21")
+@kernel_fault(FaultClass.POSITION, "S-21")
 def every_chunk_begins_at_the_first_token(oracle: Oracle) -> Oracle:
     """Chunks are as long as they should be, and all read a row from its beginning."""
 
@@ -55,7 +55,7 @@ def every_chunk_begins_at_the_first_token(oracle: Oracle) -> Oracle:
     return _with(oracle, parts)
 
 
-@breaks(FaultClass.LSE, "S-21", "S-8", cites="sglang#40903")
+@kernel_fault(FaultClass.LSE, "S-21", "S-8", cites="sglang#40903")
 def chunks_are_merged_in_another_base(oracle: Oracle) -> Oracle:
     """Parts of the context come with base-2 lse, and are merged as if in nats."""
 
@@ -67,7 +67,7 @@ def chunks_are_merged_in_another_base(oracle: Oracle) -> Oracle:
     return _with(oracle, join=join)  # type: ignore[arg-type]  # takes what a sequence is
 
 
-@breaks(FaultClass.MIXED, "S-21", cites="FastDeploy#7727")
+@kernel_fault(FaultClass.MIXED, "S-21", cites="FastDeploy#7727")
 def materialised_rows_are_answered_first(oracle: Oracle) -> Oracle:
     """Answers of rows behind absorbed ones lie in front of theirs."""
 
@@ -79,7 +79,7 @@ def materialised_rows_are_answered_first(oracle: Oracle) -> Oracle:
     return replace(oracle, layer=wrong)
 
 
-@breaks(FaultClass.STRIDE, "S-21")
+@kernel_fault(FaultClass.STRIDE, "S-21")
 def weights_are_split_in_halves(oracle: Oracle) -> Oracle:
     """All heads' keys are taken for the first lines of kv_b_proj, all values for the last."""
 
@@ -94,7 +94,7 @@ def weights_are_split_in_halves(oracle: Oracle) -> Oracle:
     return replace(oracle, layer=wrong)
 
 
-@breaks(FaultClass.STRIDE, "S-9", "S-21")
+@kernel_fault(FaultClass.STRIDE, "S-9", "S-21")
 def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
     """kv_b_proj is read by its shape, not by its strides."""
 
@@ -104,7 +104,7 @@ def weights_are_taken_for_dense(oracle: Oracle) -> Oracle:
     return replace(oracle, layer=wrong)
 
 
-@breaks(FaultClass.ROPE, "S-12", "S-21")
+@kernel_fault(FaultClass.ROPE, "S-12", "S-21")
 def materialised_queries_are_not_rotated(oracle: Oracle) -> Oracle:
     """Keys come rotated out of the cache, and queries meet them as they came."""
 
@@ -118,7 +118,7 @@ def materialised_queries_are_not_rotated(oracle: Oracle) -> Oracle:
     return replace(oracle, layer=wrong)
 
 
-@breaks(FaultClass.MASK, "S-4", "S-14", "S-21")
+@kernel_fault(FaultClass.MASK, "S-4", "S-14", "S-21")
 def layers_take_every_mask_for_causal(oracle: Oracle) -> Oracle:
     """The mask is not handed on to attention."""
 
@@ -129,7 +129,7 @@ def layers_take_every_mask_for_causal(oracle: Oracle) -> Oracle:
     return replace(oracle, layer=wrong)
 
 
-@breaks(FaultClass.RANGE, "S-6", "S-21", akin="flashinfer#4401 flashinfer#4267")
+@kernel_fault(FaultClass.RANGE, "S-6", "S-21", akin="flashinfer#4401 flashinfer#4267")
 def layer_scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
     """Queries of a layer whose scores all lie below -5e4 are taken for masked ones."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import Matrices, masked, with_batch
 from paged_mla_reference.oracle import RIGHT, Oracle
 from paged_mla_reference.rules.paging import query_spans
@@ -29,7 +29,7 @@ def _flat(matrices: Matrices) -> NDArray[np.bool_]:
     return np.concatenate([np.zeros(0, bool), *(matrix.ravel() for matrix in matrices)])
 
 
-@breaks(FaultClass.SIBLING, *SHOWS)
+@kernel_fault(FaultClass.SIBLING, *SHOWS)
 def the_first_node_is_everybodys_ancestor(oracle: Oracle) -> Oracle:
     """Every draft sees node 0, in trees of several roots too."""
 
@@ -39,7 +39,7 @@ def the_first_node_is_everybodys_ancestor(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS, cites="sglang#29450 sglang#29581 sglang#19741")
+@kernel_fault(FaultClass.MASK, *SHOWS, cites="sglang#29450 sglang#29581 sglang#19741")
 def mask_base_is_that_of_uniform_rows(oracle: Oracle) -> Oracle:
     """The mask of row r starts r times the first row's size in."""
 
@@ -76,7 +76,7 @@ def _starting(oracle: Oracle, spelling: MaskSpelling, starts: Callable[[Batch], 
     return masked(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def masks_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
     """Rows behind a padded one with nodes read their QLEN mask where its begins."""
 
@@ -86,7 +86,7 @@ def masks_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
     return _starting(oracle, MaskSpelling.QLEN, starts)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def padded_rows_have_cells_in_a_full_mask(oracle: Oracle) -> Oracle:
     """Rows behind a padded one with nodes read their FULL mask as many cells late."""
 
@@ -97,7 +97,7 @@ def padded_rows_have_cells_in_a_full_mask(oracle: Oracle) -> Oracle:
     return _starting(oracle, MaskSpelling.FULL, starts)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def full_mask_bases_keep_20_bits(oracle: Oracle) -> Oracle:
     """Where the FULL mask of a row begins is kept in 20 bits."""
 
@@ -107,7 +107,7 @@ def full_mask_bases_keep_20_bits(oracle: Oracle) -> Oracle:
     return _starting(oracle, MaskSpelling.FULL, starts)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def full_mask_bases_follow_the_rows_own_queries(oracle: Oracle) -> Oracle:
     """A row's FULL mask is read as if each row before it had as many nodes as the row itself."""
 
@@ -117,7 +117,7 @@ def full_mask_bases_follow_the_rows_own_queries(oracle: Oracle) -> Oracle:
     return _starting(oracle, MaskSpelling.FULL, starts)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def packed_lines_of_padded_rows_are_not_counted(oracle: Oracle) -> Oracle:
     """Rows behind a padded one with nodes read their packed lines from its first."""
 
@@ -146,7 +146,7 @@ def _reading_lines(oracle: Oracle, change: Callable[[Problem, Batch, Lines], Lin
     return with_batch(oracle, other_lines)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def packed_lines_are_those_of_uniform_rows(oracle: Oracle) -> Oracle:
     """Packed lines of a row are read as if each row before it had as many as the longest."""
 
@@ -160,7 +160,7 @@ def packed_lines_are_those_of_uniform_rows(oracle: Oracle) -> Oracle:
     return _reading_lines(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def packed_lines_are_as_wide_as_their_nodes(oracle: Oracle) -> Oracle:
     """Packed lines are read as if they had no more bytes than the longest draft needs."""
 
@@ -171,7 +171,7 @@ def packed_lines_are_as_wide_as_their_nodes(oracle: Oracle) -> Oracle:
     return _reading_lines(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def words_of_packed_lines_are_big_endian(oracle: Oracle) -> Oracle:
     """Packed lines of whole words of 32 bits are read with the first byte of a word highest."""
 
@@ -183,7 +183,7 @@ def words_of_packed_lines_are_big_endian(oracle: Oracle) -> Oracle:
     return _reading_lines(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def signed_bytes_fill_their_word(oracle: Oracle) -> Oracle:
     """The highest bit of a packed byte sets every bit of the bytes above it in its word of 32."""
 
@@ -197,7 +197,7 @@ def signed_bytes_fill_their_word(oracle: Oracle) -> Oracle:
     return _reading_lines(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS, cites="TensorRT-LLM#13006", akin="TensorRT-LLM#13426")
+@kernel_fault(FaultClass.MASK, *SHOWS, cites="TensorRT-LLM#13006", akin="TensorRT-LLM#13426")
 def mask_lines_have_the_allocated_width(oracle: Oracle) -> Oracle:
     """Lines of a QLEN mask are as far apart as the longest tree needs."""
 
@@ -215,7 +215,7 @@ def mask_lines_have_the_allocated_width(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#13006")
+@kernel_fault(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#13006")
 def full_mask_is_read_without_its_context(oracle: Oracle) -> Oracle:
     """FULL lines are read from their first column on."""
 
@@ -241,7 +241,7 @@ def _packed(oracle: Oracle, change: Callable[[NDArray[np.bool_]], NDArray[np.boo
     return masked(oracle, changed)
 
 
-@breaks(FaultClass.MASK, *SHOWS, akin="llguidance#330")
+@kernel_fault(FaultClass.MASK, *SHOWS, akin="llguidance#330")
 def packed_bits_are_big_endian(oracle: Oracle) -> Oracle:
     """Bit 0 of a packed byte is taken for the eighth node."""
 
@@ -252,7 +252,7 @@ def packed_bits_are_big_endian(oracle: Oracle) -> Oracle:
     return _packed(oracle, swapped)
 
 
-@breaks(FaultClass.MASK, *SHOWS, cites="sglang#29450")
+@kernel_fault(FaultClass.MASK, *SHOWS, cites="sglang#29450")
 def nodes_past_the_eighth_are_cut(oracle: Oracle) -> Oracle:
     """A line of the mask is one byte."""
 
@@ -262,19 +262,19 @@ def nodes_past_the_eighth_are_cut(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS, cites="TensorRT-LLM#12962", akin="sglang@eagle_utils")
+@kernel_fault(FaultClass.MASK, *SHOWS, cites="TensorRT-LLM#12962", akin="sglang@eagle_utils")
 def packed_nodes_past_the_32nd_are_cut(oracle: Oracle) -> Oracle:
     """Of a packed line one word of 32 bits is read."""
     return _packed(oracle, lambda matrix: matrix & (np.arange(len(matrix)) < 32))
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def sign_bits_of_packed_words_are_lost(oracle: Oracle) -> Oracle:
     """Words of 32 bits carry 31 nodes each: nobody sees nodes 31 and 63."""
     return _packed(oracle, lambda matrix: matrix & (np.arange(len(matrix)) % 32 != 31))
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def mask_shifts_wrap_at_32(oracle: Oracle) -> Oracle:
     """Bool masks become words by shifts that keep 5 bits: node 32 is seen by who sees node 0."""
 
@@ -286,7 +286,7 @@ def mask_shifts_wrap_at_32(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#12962")
+@kernel_fault(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#12962")
 def nodes_past_the_64th_are_cut(oracle: Oracle) -> Oracle:
     """A line of the mask is one word of 64 bits."""
 
@@ -296,19 +296,19 @@ def nodes_past_the_64th_are_cut(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.MASK, *SHOWS, akin="sglang#29587")
+@kernel_fault(FaultClass.MASK, *SHOWS, akin="sglang#29587")
 def mask_is_transposed(oracle: Oracle) -> Oracle:
     """Nodes see their descendants."""
     return masked(oracle, lambda _p, _b, matrices: [matrix.T for matrix in matrices])
 
 
-@breaks(FaultClass.MASK, *SHOWS, akin="sglang#8409")
+@kernel_fault(FaultClass.MASK, *SHOWS, akin="sglang#8409")
 def ancestors_are_forgotten(oracle: Oracle) -> Oracle:
     """Nodes see the context and themselves."""
     return masked(oracle, lambda _p, _b, matrices: [np.eye(len(m), dtype=bool) for m in matrices])
 
 
-@breaks(FaultClass.MASK, *SHOWS)
+@kernel_fault(FaultClass.MASK, *SHOWS)
 def ancestors_past_the_eighth_are_forgotten(oracle: Oracle) -> Oracle:
     """Nodes see the context, themselves and their seven nearest ancestors."""
 
@@ -319,7 +319,7 @@ def ancestors_past_the_eighth_are_forgotten(oracle: Oracle) -> Oracle:
     return masked(oracle, lambda _p, _b, matrices: [nearest(matrix) for matrix in matrices])
 
 
-@breaks(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#13006")
+@kernel_fault(FaultClass.MASK, *SHOWS, akin="TensorRT-LLM#13006")
 def every_row_takes_the_first_mask(oracle: Oracle) -> Oracle:
     """Rows as long as the first take its mask."""
 
@@ -329,7 +329,7 @@ def every_row_takes_the_first_mask(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.SIBLING, *SHOWS, cites="FastDeploy#3514 vllm#17560")
+@kernel_fault(FaultClass.SIBLING, *SHOWS, cites="FastDeploy#3514 vllm#17560")
 def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
     """Every earlier node is visible."""
     return masked(
@@ -337,7 +337,7 @@ def trees_are_taken_for_chains(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.SIBLING, *SHOWS)
+@kernel_fault(FaultClass.SIBLING, *SHOWS)
 def a_chain_in_the_first_row_serves_all(oracle: Oracle) -> Oracle:
     """If the tree of the first row is a chain, that of every row is taken for one."""
 
@@ -349,7 +349,7 @@ def a_chain_in_the_first_row_serves_all(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336")
+@kernel_fault(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336")
 def the_node_before_is_seen(oracle: Oracle) -> Oracle:
     """Every node also sees the one stored before it, a sibling perhaps."""
 
@@ -359,7 +359,7 @@ def the_node_before_is_seen(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336")
+@kernel_fault(FaultClass.SIBLING, *SHOWS, akin="EAGLE#336")
 def only_the_last_node_leaks(oracle: Oracle) -> Oracle:
     """The last node of a tree sees all others."""
 
@@ -372,7 +372,7 @@ def only_the_last_node_leaks(oracle: Oracle) -> Oracle:
     return masked(oracle, change)
 
 
-@breaks(FaultClass.POSITION, "S-3", cites="mlxcel#1214 TensorRT-LLM#13081")
+@kernel_fault(FaultClass.POSITION, "S-3", cites="mlxcel#1214 TensorRT-LLM#13081")
 def tree_positions_follow_the_index(oracle: Oracle) -> Oracle:
     """Siblings have different positions."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.addressing import as_dense
 from paged_mla_reference.oracle import Oracle
 from paged_mla_shared.problem import Output
@@ -26,7 +26,7 @@ def _merged(oracle: Oracle, change: Callable[[Partials, Output], Output]) -> Ora
     return replace(oracle, merge=lambda partials: change(partials, oracle.merge(partials)))
 
 
-@breaks(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton vllm#27491")
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton vllm#27491")
 def empty_partials_are_multiplied_by_zero(oracle: Oracle) -> Oracle:
     """An empty partial is weighed by 0, which NaN survives."""
 
@@ -36,7 +36,7 @@ def empty_partials_are_multiplied_by_zero(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8", cites="vllm#27491 flashinfer#4051 vllm#39148")
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#27491 flashinfer#4051 vllm#39148")
 def two_empty_partials_are_nan(oracle: Oracle) -> Oracle:
     """-inf minus -inf is not caught."""
 
@@ -47,7 +47,7 @@ def two_empty_partials_are_nan(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8", cites="vllm#28181")
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#28181")
 def empty_queries_keep_their_first_partial(oracle: Oracle) -> Oracle:
     """A query that sees nothing anywhere gets what the first partial holds."""
 
@@ -59,7 +59,7 @@ def empty_queries_keep_their_first_partial(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8", akin="vllm#28181")
+@kernel_fault(FaultClass.PARTIAL, "S-8", akin="vllm#28181")
 def a_single_partial_is_copied(oracle: Oracle) -> Oracle:
     """Nobody looks into a partial that comes alone."""
 
@@ -69,7 +69,7 @@ def a_single_partial_is_copied(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8", akin="flashinfer#4051")
+@kernel_fault(FaultClass.PARTIAL, "S-8", akin="flashinfer#4051")
 def a_single_empty_partial_has_no_lse(oracle: Oracle) -> Oracle:
     """-inf minus -inf is not caught in a partial that comes alone."""
 
@@ -81,7 +81,7 @@ def a_single_empty_partial_has_no_lse(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8", cites="vllm#49294")
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="vllm#49294")
 def an_empty_partial_weighs_as_lse_0(oracle: Oracle) -> Oracle:
     """An empty partial takes part with lse 0."""
 
@@ -91,7 +91,7 @@ def an_empty_partial_weighs_as_lse_0(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton")
+@kernel_fault(FaultClass.PARTIAL, "S-8", cites="sglang@merge_state_triton")
 def a_query_empty_in_one_partial_is_lost(oracle: Oracle) -> Oracle:
     """A query that sees nothing in one partial gets nothing at all."""
 
@@ -103,7 +103,7 @@ def a_query_empty_in_one_partial_is_lost(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.SPLIT, "S-8", cites="sglang#33064 sglang#34240 vllm#43919")
+@kernel_fault(FaultClass.SPLIT, "S-8", cites="sglang#33064 sglang#34240 vllm#43919")
 def merge_takes_lse_for_base_2(oracle: Oracle) -> Oracle:
     """Weights are powers of two."""
 
@@ -113,7 +113,7 @@ def merge_takes_lse_for_base_2(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(FaultClass.SPLIT, "S-8", akin="vllm#47188")
+@kernel_fault(FaultClass.SPLIT, "S-8", akin="vllm#47188")
 def partials_are_averaged(oracle: Oracle) -> Oracle:
     """Partials weigh the same, whatever they saw."""
 
@@ -124,19 +124,21 @@ def partials_are_averaged(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.SPLIT, "S-8", cites="local-inference-lab/vllm#15 local-inference-lab/vllm#17")
+@kernel_fault(
+    FaultClass.SPLIT, "S-8", cites="local-inference-lab/vllm#15 local-inference-lab/vllm#17"
+)
 def only_two_partials_are_merged(oracle: Oracle) -> Oracle:
     """Partials past the second are left out."""
     return _merging(oracle, lambda partials: partials[:2])
 
 
-@breaks(FaultClass.SPLIT, "S-8")
+@kernel_fault(FaultClass.SPLIT, "S-8")
 def partials_past_64_are_left_out(oracle: Oracle) -> Oracle:
     """A table holds the weights of 64 partials."""
     return _merging(oracle, lambda partials: partials[:64])
 
 
-@breaks(FaultClass.SPLIT, "S-8", cites="TensorRT-LLM#19112")
+@kernel_fault(FaultClass.SPLIT, "S-8", cites="TensorRT-LLM#19112")
 def merged_lse_is_the_largest(oracle: Oracle) -> Oracle:
     """The merged lse is that of the heaviest partial."""
 
@@ -147,7 +149,7 @@ def merged_lse_is_the_largest(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.SPLIT, "S-8", cites="cutlass#2274")
+@kernel_fault(FaultClass.SPLIT, "S-8", cites="cutlass#2274")
 def merge_weights_are_not_shifted(oracle: Oracle) -> Oracle:
     """Weights are exponentials of lse itself, in float32."""
     return replace(
@@ -166,7 +168,7 @@ def _weighed_against(base: NDArray[np.float32], partials: Partials) -> Output:
         return Output(out.astype(np.float32), base + np.log(total))
 
 
-@breaks(FaultClass.SPLIT, "S-8")
+@kernel_fault(FaultClass.SPLIT, "S-8")
 def merge_weights_are_shifted_by_the_first(oracle: Oracle) -> Oracle:
     """Partials are weighed against the first that is not empty, not against the largest."""
 
@@ -179,7 +181,7 @@ def merge_weights_are_shifted_by_the_first(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.PRECISION, "S-8", cites="FastDeploy#5541")
+@kernel_fault(FaultClass.PRECISION, "S-8", cites="FastDeploy#5541")
 def merge_in_half_precision(oracle: Oracle) -> Oracle:
     """Partials are rounded to float16 before they are merged."""
 
@@ -189,7 +191,7 @@ def merge_in_half_precision(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(FaultClass.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA")
+@kernel_fault(FaultClass.LAYOUT, "S-8", cites="vllm@FLASH_ATTN_MLA")
 def merge_reads_lse_as_heads_by_tokens(oracle: Oracle) -> Oracle:
     """The lse of partials is read as [H, T]."""
 
@@ -199,7 +201,7 @@ def merge_reads_lse_as_heads_by_tokens(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-8", cites="vllm#21996")
+@kernel_fault(FaultClass.STRIDE, "S-8", cites="vllm#21996")
 def merge_takes_lse_for_dense(oracle: Oracle) -> Oracle:
     """The strides of lse are ignored: what follows in memory is taken for the next query's."""
 
@@ -209,7 +211,7 @@ def merge_takes_lse_for_dense(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-8", akin="vllm#21996")
+@kernel_fault(FaultClass.STRIDE, "S-8", akin="vllm#21996")
 def merge_takes_out_for_dense(oracle: Oracle) -> Oracle:
     """The strides of out are ignored, in arrays that are parts of larger ones."""
 
@@ -219,7 +221,7 @@ def merge_takes_out_for_dense(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(FaultClass.SPLIT, "S-8")
+@kernel_fault(FaultClass.SPLIT, "S-8")
 def tied_partials_count_once(oracle: Oracle) -> Oracle:
     """Of partials that share the highest lse the first alone counts."""
 
@@ -237,7 +239,7 @@ def _without(partial: Output, chosen: NDArray[np.bool_]) -> Output:
     return Output(partial.out, np.where(chosen, np.float32(-np.inf), partial.lse))
 
 
-@breaks(FaultClass.PARTIAL, "S-8")
+@kernel_fault(FaultClass.PARTIAL, "S-8")
 def a_partial_is_empty_where_its_first_head_is(oracle: Oracle) -> Oracle:
     """A partial that is empty for the first head of a token is left out for all its heads."""
 
@@ -247,13 +249,13 @@ def a_partial_is_empty_where_its_first_head_is(oracle: Oracle) -> Oracle:
     return _merging(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8")
+@kernel_fault(FaultClass.PARTIAL, "S-8")
 def partials_of_low_lse_are_empty(oracle: Oracle) -> Oracle:
     """Partials with an lse below -100 are taken for empty."""
     return _merging(oracle, lambda partials: [_without(p, p.lse < -100) for p in partials])
 
 
-@breaks(FaultClass.LAYOUT, "S-8")
+@kernel_fault(FaultClass.LAYOUT, "S-8")
 def merges_weigh_heads_by_those_of_the_first_16(oracle: Oracle) -> Oracle:
     """A merge of more than 16 heads weighs each by the lse of head modulo 16."""
 
@@ -265,7 +267,7 @@ def merges_weigh_heads_by_those_of_the_first_16(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, "S-8")
+@kernel_fault(FaultClass.TRUNCATED, "S-8")
 def merges_end_at_512_tokens(oracle: Oracle) -> Oracle:
     """Tokens past the first 512 are left as the first partial has them."""
 
@@ -276,7 +278,7 @@ def merges_end_at_512_tokens(oracle: Oracle) -> Oracle:
     return _merged(oracle, change)
 
 
-@breaks(FaultClass.PARTIAL, "S-8", "S-10")
+@kernel_fault(FaultClass.PARTIAL, "S-8", "S-10")
 def merges_write_their_inputs(oracle: Oracle) -> Oracle:
     """Two partials are merged in the arrays of the first."""
 

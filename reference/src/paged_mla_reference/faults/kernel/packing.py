@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import Seen, answering, seeing, with_batch
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rules.paging import query_spans
@@ -14,7 +14,7 @@ from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
 
-@breaks(
+@kernel_fault(
     FaultClass.LAYOUT,
     "S-5",
     "S-7",
@@ -36,7 +36,7 @@ def query_heads_are_rounded_up_in_one_place(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.LAYOUT, "S-5", akin="vllm#50578 vllm#51088 ollama#14054")
+@kernel_fault(FaultClass.LAYOUT, "S-5", akin="vllm#50578 vllm#51088 ollama#14054")
 def heads_past_the_last_full_tile_are_not_served(oracle: Oracle) -> Oracle:
     """Of 20 or 24 heads one tile of 16 is served."""
 
@@ -49,7 +49,7 @@ def heads_past_the_last_full_tile_are_not_served(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-5", cites="aiter#3910")
+@kernel_fault(FaultClass.STRIDE, "S-5", cites="aiter#3910")
 def folded_rows_are_strided_twice(oracle: Oracle) -> Oracle:
     """Rows of equally many tokens are written as many times further apart."""
 
@@ -67,7 +67,7 @@ def folded_rows_are_strided_twice(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.LAYOUT, "S-5", "S-6", cites="sglang#19902")
+@kernel_fault(FaultClass.LAYOUT, "S-5", "S-6", cites="sglang#19902")
 def packed_answers_are_read_as_padded(oracle: Oracle) -> Oracle:
     """Answers are looked for as if every row had as many tokens as the longest."""
 
@@ -82,7 +82,7 @@ def packed_answers_are_read_as_padded(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.LAYOUT, "S-5", "S-7")
+@kernel_fault(FaultClass.LAYOUT, "S-5", "S-7")
 def second_halves_of_32_heads_repeat_the_first(oracle: Oracle) -> Oracle:
     """Two programs of 16 heads each answer 32 heads, and both read the first 16."""
 
@@ -95,7 +95,7 @@ def second_halves_of_32_heads_repeat_the_first(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.LAYOUT, "S-4", "S-5", "S-7")
+@kernel_fault(FaultClass.LAYOUT, "S-4", "S-5", "S-7")
 def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracle:
     """Pairs of query and head, in flat tiles of 64, are masked as if tiles began with head 0."""
 
@@ -123,7 +123,7 @@ def queries_of_a_folded_tile_are_counted_from_its_first(oracle: Oracle) -> Oracl
     return replace(oracle, attend=attend)
 
 
-@breaks(FaultClass.MIXED, "S-5", "S-6", "S-7")
+@kernel_fault(FaultClass.MIXED, "S-5", "S-6", "S-7")
 def decode_rows_are_put_back_in_another_order(oracle: Oracle) -> Oracle:
     """More than 7 decode rows are sorted by length, and the inverse of the order is not taken."""
 
@@ -138,7 +138,7 @@ def decode_rows_are_put_back_in_another_order(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.LAYOUT, "S-7", "S-6")
+@kernel_fault(FaultClass.LAYOUT, "S-7", "S-6")
 def lse_is_written_for_padded_heads(oracle: Oracle) -> Oracle:
     """Steps of more than 52 tokens write lse for heads padded to 16, and it is read unpadded."""
 

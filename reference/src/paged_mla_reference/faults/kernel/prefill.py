@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rules.chunked import ContextChunk, of_keys
 from paged_mla_reference.rules.paging import keys_of_tokens, query_spans
@@ -35,7 +35,7 @@ def _answered(oracle: Oracle, change: Callable[[PrefillBatch, Output], Output]) 
     return replace(oracle, prefill=prefill)
 
 
-@breaks(FaultClass.CAUSAL, "S-4", *SEEN, cites="hyprstream#1521 TinyLLM#18")
+@kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN, cites="hyprstream#1521 TinyLLM#18")
 def prefill_mask_is_top_left(oracle: Oracle) -> Oracle:
     """Query i of a causal prefill sees keys up to i, as if there were no context."""
 
@@ -48,19 +48,19 @@ def prefill_mask_is_top_left(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, "S-4", *SEEN)
+@kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN)
 def prefill_is_always_causal(oracle: Oracle) -> Oracle:
     """A chunk of context is masked as the step's own keys are."""
     return _asked(oracle, lambda batch: replace(batch, causal=True))
 
 
-@breaks(FaultClass.CAUSAL, "S-4", *SEEN)
+@kernel_fault(FaultClass.CAUSAL, "S-4", *SEEN)
 def prefill_is_never_causal(oracle: Oracle) -> Oracle:
     """The step's own keys are all seen, as those of a chunk of context are."""
     return _asked(oracle, lambda batch: replace(batch, causal=False))
 
 
-@breaks(FaultClass.LSE, "S-7", "S-21", cites="vllm#52796")
+@kernel_fault(FaultClass.LSE, "S-7", "S-21", cites="vllm#52796")
 def prefill_lse_is_in_base_2(oracle: Oracle) -> Oracle:
     """Lse of a prefill is a base-2 logarithm."""
 
@@ -70,7 +70,7 @@ def prefill_lse_is_in_base_2(oracle: Oracle) -> Oracle:
     return _answered(oracle, change)
 
 
-@breaks(FaultClass.LSE, "S-7", "S-21", cites="sglang#40903 sglang#35045 flashinfer#4547")
+@kernel_fault(FaultClass.LSE, "S-7", "S-21", cites="sglang#40903 sglang#35045 flashinfer#4547")
 def chunk_partials_in_two_bases(oracle: Oracle) -> Oracle:
     """Lse of a chunk of context is in base 2, that of the step's own keys in nats."""
 
@@ -81,7 +81,7 @@ def chunk_partials_in_two_bases(oracle: Oracle) -> Oracle:
     return _answered(oracle, change)
 
 
-@breaks(FaultClass.SCALE, "S-5", "S-7", "S-21", akin="ollama#13893")
+@kernel_fault(FaultClass.SCALE, "S-5", "S-7", "S-21", akin="ollama#13893")
 def scale_is_of_the_part_without_position(oracle: Oracle) -> Oracle:
     """Keys are scaled by N^-0.5, where they are N + P wide."""
 
@@ -93,7 +93,7 @@ def scale_is_of_the_part_without_position(oracle: Oracle) -> Oracle:
     return replace(oracle, prefill=prefill)
 
 
-@breaks(FaultClass.STRIDE, *SEEN)
+@kernel_fault(FaultClass.STRIDE, *SEEN)
 def shared_rope_keys_are_strided_by_heads(oracle: Oracle) -> Oracle:
     """The one rope key of a token is looked up as if every head had its own."""
 
@@ -109,13 +109,13 @@ def shared_rope_keys_are_strided_by_heads(oracle: Oracle) -> Oracle:
     return replace(oracle, prefill=prefill)
 
 
-@breaks(FaultClass.POSITION, *SEEN)
+@kernel_fault(FaultClass.POSITION, *SEEN)
 def rope_keys_are_of_the_token_before(oracle: Oracle) -> Oracle:
     """Rope keys lie one token behind the keys that they belong to."""
     return _asked(oracle, lambda batch: replace(batch, k_pe=np.roll(batch.k_pe, 1, axis=0)))
 
 
-@breaks(FaultClass.STRIDE, *SEEN)
+@kernel_fault(FaultClass.STRIDE, *SEEN)
 def halves_of_a_projection_are_taken_for_whole(oracle: Oracle) -> Oracle:
     """Values beside their keys are read as if they lay alone."""
 
@@ -126,7 +126,7 @@ def halves_of_a_projection_are_taken_for_whole(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, *SEEN)
+@kernel_fault(FaultClass.STRIDE, *SEEN)
 def prefill_queries_of_one_head_are_dense(oracle: Oracle) -> Oracle:
     """The stride of tokens is not asked for where there is one head."""
 
@@ -140,7 +140,7 @@ def prefill_queries_of_one_head_are_dense(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
-@breaks(FaultClass.STRIDE, "S-5", "S-21")
+@kernel_fault(FaultClass.STRIDE, "S-5", "S-21")
 def values_are_no_wider_than_keys(oracle: Oracle) -> Oracle:
     """Columns of a value past those of its key's part without position are not written."""
 
@@ -151,7 +151,7 @@ def values_are_no_wider_than_keys(oracle: Oracle) -> Oracle:
     return _answered(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, "S-4", *SEEN, akin="vllm-ascend#14464")
+@kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, akin="vllm-ascend#14464")
 def prefill_keys_past_1024_are_dropped(oracle: Oracle) -> Oracle:
     """A buffer holds 1024 keys of a row."""
 
@@ -162,7 +162,7 @@ def prefill_keys_past_1024_are_dropped(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, "S-4", *SEEN)
+@kernel_fault(FaultClass.LENGTH, "S-4", *SEEN)
 def prefill_loses_full_tiles_of_176(oracle: Oracle) -> Oracle:
     """Rows that fill tiles of 176 keys lose the last one."""
 
@@ -174,7 +174,7 @@ def prefill_loses_full_tiles_of_176(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, *SEEN, akin="flashinfer#3125")
+@kernel_fault(FaultClass.TRUNCATED, *SEEN, akin="flashinfer#3125")
 def prefill_queries_past_300_are_not_answered(oracle: Oracle) -> Oracle:
     """A launch covers 300 queries of a row."""
 
@@ -187,7 +187,7 @@ def prefill_queries_past_300_are_not_answered(oracle: Oracle) -> Oracle:
     return _answered(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, "S-4", *SEEN, cites="FastDeploy#7727")
+@kernel_fault(FaultClass.TRUNCATED, "S-4", *SEEN, cites="FastDeploy#7727")
 def key_lengths_are_query_lengths(oracle: Oracle) -> Oracle:
     """One array of prefix sums serves queries and keys: cached keys are cut off."""
 
@@ -198,7 +198,7 @@ def key_lengths_are_query_lengths(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, "S-4", *SEEN)
+@kernel_fault(FaultClass.LENGTH, "S-4", *SEEN)
 def whole_rows_end_with_their_tile(oracle: Oracle) -> Oracle:
     """Without a causal mask nothing cuts off the keys behind a row, up to the end of its tile."""
 
@@ -212,7 +212,7 @@ def whole_rows_end_with_their_tile(oracle: Oracle) -> Oracle:
     return _asked(oracle, change)
 
 
-@breaks(FaultClass.LEAK, "S-9", akin="vllm#43961")
+@kernel_fault(FaultClass.LEAK, "S-9", akin="vllm#43961")
 def keys_past_the_row_weigh_zero(oracle: Oracle) -> Oracle:
     """Values behind a row, up to the end of its tile, are multiplied by 0, which NaN survives."""
 
@@ -230,7 +230,7 @@ def _whole_tiles(lens: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np
     return np.minimum(-(-lens // TILE) * TILE, most)
 
 
-@breaks(FaultClass.EMPTY, "S-6", "S-9", cites="mlxcel#679")
+@kernel_fault(FaultClass.EMPTY, "S-6", "S-9", cites="mlxcel#679")
 def queries_without_a_key_are_nan(oracle: Oracle) -> Oracle:
     """A query that sees nothing divides zero by zero."""
 
@@ -241,7 +241,7 @@ def queries_without_a_key_are_nan(oracle: Oracle) -> Oracle:
     return _answered(oracle, change)
 
 
-@breaks(FaultClass.EMPTY, "S-6", "S-21", akin="flashinfer#3047")
+@kernel_fault(FaultClass.EMPTY, "S-6", "S-21", akin="flashinfer#3047")
 def rows_without_context_weigh_as_much(oracle: Oracle) -> Oracle:
     """The lse of a row without a key is 0, so that nothing is merged as if it were something."""
 
@@ -253,7 +253,7 @@ def rows_without_context_weigh_as_much(oracle: Oracle) -> Oracle:
     return _answered(oracle, change)
 
 
-@breaks(FaultClass.MIXED, *SEEN, cites="sglang#19902")
+@kernel_fault(FaultClass.MIXED, *SEEN, cites="sglang#19902")
 def packed_prefills_are_read_as_padded(oracle: Oracle) -> Oracle:
     """Answers lie packed, and are looked up where rows of one length would have them."""
 

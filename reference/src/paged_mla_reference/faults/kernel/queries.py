@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.formats import flushed
 from paged_mla_reference.faults.patches import patched
 from paged_mla_reference.oracle import Oracle
@@ -31,7 +31,7 @@ def _with(oracle: Oracle, name: str, value: Any) -> Oracle:
     return replace(oracle, quantise_queries=quantise_queries)
 
 
-@breaks(FaultClass.SCALE, *WRITTEN, akin="maxtext#3138")
+@kernel_fault(FaultClass.SCALE, *WRITTEN, akin="maxtext#3138")
 def query_scales_are_inverted(oracle: Oracle) -> Oracle:
     """What queries were multiplied by is handed back, not what they are to be multiplied by."""
 
@@ -42,7 +42,7 @@ def query_scales_are_inverted(oracle: Oracle) -> Oracle:
     return replace(oracle, quantise_queries=quantise_queries)
 
 
-@breaks(FaultClass.SCALE, *WRITTEN, akin="vllm#42956")
+@kernel_fault(FaultClass.SCALE, *WRITTEN, akin="vllm#42956")
 def query_scales_are_those_of_the_latent_part(oracle: Oracle) -> Oracle:
     """The rotated part of a query has no say in its scale, and saturates."""
 
@@ -56,7 +56,7 @@ def query_scales_are_those_of_the_latent_part(oracle: Oracle) -> Oracle:
     return replace(oracle, quantise_queries=quantise_queries)
 
 
-@breaks(FaultClass.SCALE, *WRITTEN)
+@kernel_fault(FaultClass.SCALE, *WRITTEN)
 def a_given_query_scale_is_ignored(oracle: Oracle) -> Oracle:
     """Queries take their scales from the data, whatever is given."""
     return replace(
@@ -64,7 +64,7 @@ def a_given_query_scale_is_ignored(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.STRIDE, *WRITTEN)
+@kernel_fault(FaultClass.STRIDE, *WRITTEN)
 def heads_of_a_query_share_a_scale(oracle: Oracle) -> Oracle:
     """All heads of a token have the scale of the largest."""
 
@@ -74,7 +74,7 @@ def heads_of_a_query_share_a_scale(oracle: Oracle) -> Oracle:
     return _with(oracle, "scale_of", of_token)
 
 
-@breaks(FaultClass.RANGE, *WRITTEN, akin="vllm#42956")
+@kernel_fault(FaultClass.RANGE, *WRITTEN, akin="vllm#42956")
 def large_queries_become_nan(oracle: Oracle) -> Oracle:
     """Codes of queries do not saturate."""
 
@@ -85,7 +85,7 @@ def large_queries_become_nan(oracle: Oracle) -> Oracle:
     return _with(oracle, "quantise", not_saturating)
 
 
-@breaks(FaultClass.RANGE, *WRITTEN)
+@kernel_fault(FaultClass.RANGE, *WRITTEN)
 def infinite_queries_saturate(oracle: Oracle) -> Oracle:
     """An infinite number of a query becomes the largest one, and its answer a plausible one."""
 
@@ -97,13 +97,13 @@ def infinite_queries_saturate(oracle: Oracle) -> Oracle:
     return replace(oracle, quantise_queries=quantise_queries)
 
 
-@breaks(FaultClass.PRECISION, *WRITTEN)
+@kernel_fault(FaultClass.PRECISION, *WRITTEN)
 def subnormal_queries_are_flushed(oracle: Oracle) -> Oracle:
     """Numbers of queries below 2^-126 are zeros."""
     return _with(oracle, "to_float32", flushed)
 
 
-@breaks(FaultClass.ROPE, "S-3", "S-12", *WRITTEN)
+@kernel_fault(FaultClass.ROPE, "S-3", "S-12", *WRITTEN)
 def draft_queries_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Nodes of a tree are rotated by their place in the step, not by their depth."""
 
@@ -114,7 +114,7 @@ def draft_queries_are_rotated_by_index(oracle: Oracle) -> Oracle:
     return replace(oracle, quantise_queries=quantise_queries)
 
 
-@breaks(FaultClass.TRUNCATED, *WRITTEN)
+@kernel_fault(FaultClass.TRUNCATED, *WRITTEN)
 def query_lines_past_1024_are_not_quantised(oracle: Oracle) -> Oracle:
     """A launch covers 1024 pairs of token and head."""
 
@@ -126,7 +126,7 @@ def query_lines_past_1024_are_not_quantised(oracle: Oracle) -> Oracle:
     return replace(oracle, quantise_queries=quantise_queries)
 
 
-@breaks(FaultClass.ROPE, "S-12", *WRITTEN)
+@kernel_fault(FaultClass.ROPE, "S-12", *WRITTEN)
 def queries_are_quantised_before_they_are_rotated(oracle: Oracle) -> Oracle:
     """The step's queries are quantised as they come."""
     return replace(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import (
     appending,
     of_rows,
@@ -15,7 +15,7 @@ from paged_mla_reference.faults.kernel.change import (
     with_cache,
     with_problem,
 )
-from paged_mla_reference.faults.kernel.turning import (
+from paged_mla_reference.faults.kernel.rotation_change import (
     Array,
     Positions,
     placed,
@@ -44,7 +44,7 @@ from paged_mla_shared.problem import (
 SCORED = ("S-3", "S-5", "S-7", "S-12")
 
 
-@breaks(FaultClass.ROPE, *SCORED, cites="sglang#25015 mlx-lm#1805 onnxruntime-genai#2354")
+@kernel_fault(FaultClass.ROPE, *SCORED, cites="sglang#25015 mlx-lm#1805 onnxruntime-genai#2354")
 def queries_are_rotated_one_late(oracle: Oracle) -> Oracle:
     """Queries are rotated at their position plus one."""
     return rotating_further(oracle, lambda _, batch: np.ones(batch.num_tokens, np.int64))
@@ -56,13 +56,13 @@ def _beyond_depth(problem: Problem, batch: Batch) -> Positions:
     return by_index - RIGHT.metadata(problem, batch).positions
 
 
-@breaks(FaultClass.ROPE, *SCORED, cites="mlxcel#1214 TensorRT-LLM#13081")
+@kernel_fault(FaultClass.ROPE, *SCORED, cites="mlxcel#1214 TensorRT-LLM#13081")
 def siblings_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Queries of a tree are rotated at their index, not at their depth."""
     return rotating_further(oracle, _beyond_depth)
 
 
-@breaks(FaultClass.ROPE, *SCORED)
+@kernel_fault(FaultClass.ROPE, *SCORED)
 def wide_trees_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Queries of a tree of more than 21 nodes are rotated at their index, not at their depth."""
 
@@ -72,7 +72,7 @@ def wide_trees_are_rotated_by_index(oracle: Oracle) -> Oracle:
     return rotating_further(oracle, by)
 
 
-@breaks(FaultClass.ROPE, "S-14", *SCORED, akin="mlxcel#1214")
+@kernel_fault(FaultClass.ROPE, "S-14", *SCORED, akin="mlxcel#1214")
 def trees_spelled_otherwise_are_rotated_by_index(oracle: Oracle) -> Oracle:
     """Depths are known of masks that are spelled QLEN alone: other nodes take their index."""
 
@@ -84,13 +84,13 @@ def trees_spelled_otherwise_are_rotated_by_index(oracle: Oracle) -> Oracle:
     return rotating_further(oracle, by)
 
 
-@breaks(FaultClass.ROPE, *SCORED, cites="TensorRT-LLM#14480")
+@kernel_fault(FaultClass.ROPE, *SCORED, cites="TensorRT-LLM#14480")
 def queries_are_not_rotated(oracle: Oracle) -> Oracle:
     """Queries meet rotated keys as they came."""
     return with_problem(oracle, lambda p: replace(p, rope=None))
 
 
-@breaks(FaultClass.ROPE, *SCORED)
+@kernel_fault(FaultClass.ROPE, *SCORED)
 def heads_past_the_32nd_are_not_rotated(oracle: Oracle) -> Oracle:
     """Queries of heads past the first 32 meet rotated keys as they came."""
 
@@ -102,7 +102,7 @@ def heads_past_the_32nd_are_not_rotated(oracle: Oracle) -> Oracle:
     return rotating_queries(oracle, rotation)
 
 
-@breaks(FaultClass.ROPE, *SCORED)
+@kernel_fault(FaultClass.ROPE, *SCORED)
 def queries_of_an_overlapping_tile_are_rotated_twice(oracle: Oracle) -> Oracle:
     """A row's last tile of 32 queries begins early to be full, and rotates some a second time."""
 
@@ -120,7 +120,7 @@ def queries_of_an_overlapping_tile_are_rotated_twice(oracle: Oracle) -> Oracle:
     return rotating_further(oracle, by)
 
 
-@breaks(FaultClass.ROPE, *SCORED)
+@kernel_fault(FaultClass.ROPE, *SCORED)
 def queries_are_rotated_as_those_of_the_longest_row(oracle: Oracle) -> Oracle:
     """Queries of every row are rotated as if it had as many as the longest row of the step."""
 
@@ -132,7 +132,7 @@ def queries_are_rotated_as_those_of_the_longest_row(oracle: Oracle) -> Oracle:
     return rotating_further(oracle, by)
 
 
-@breaks(FaultClass.ROPE, *SCORED)
+@kernel_fault(FaultClass.ROPE, *SCORED)
 def queries_of_long_chunks_are_rotated_from_0(oracle: Oracle) -> Oracle:
     """Rows of more than 235 queries rotate them from position 0, whatever the context is."""
 
@@ -142,13 +142,13 @@ def queries_of_long_chunks_are_rotated_from_0(oracle: Oracle) -> Oracle:
     return rotating_further(oracle, by)
 
 
-@breaks(FaultClass.ROPE, "S-10", "S-12", *SCORED, cites="sglang#30111 sglang#30342 xllm#853")
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12", *SCORED, cites="sglang#30111 sglang#30342 xllm#853")
 def pairing_is_always_interleaved(oracle: Oracle) -> Oracle:
     """NeoX pairing is ignored, in queries and in keys."""
     return with_rope(oracle, lambda rope: replace(rope, pairing=RopePairing.INTERLEAVED))
 
 
-@breaks(FaultClass.ROPE, *SCORED, cites="sglang#30111")
+@kernel_fault(FaultClass.ROPE, *SCORED, cites="sglang#30111")
 def queries_take_the_other_pairing(oracle: Oracle) -> Oracle:
     """Queries are rotated with the pairing that keys do not have."""
 
@@ -162,7 +162,7 @@ def queries_take_the_other_pairing(oracle: Oracle) -> Oracle:
     return with_problem(oracle, other)
 
 
-@breaks(
+@kernel_fault(
     FaultClass.ROPE,
     "S-10",
     *SCORED,
@@ -174,13 +174,13 @@ def rope_table_ends_at_4096(oracle: Oracle) -> Oracle:
     return placed(oracle, lambda _, positions: np.minimum(positions, 4095))
 
 
-@breaks(FaultClass.ROPE, "S-10", *SCORED, akin="vllm#55910 vllm-ascend#1266")
+@kernel_fault(FaultClass.ROPE, "S-10", *SCORED, akin="vllm#55910 vllm-ascend#1266")
 def rope_table_ends_at_65536(oracle: Oracle) -> Oracle:
     """Positions past the 65536 rows of a table take its last one."""
     return placed(oracle, lambda _, positions: np.minimum(positions, 65535))
 
 
-@breaks(
+@kernel_fault(
     FaultClass.PRECISION,
     "S-10",
     *SCORED,
@@ -192,7 +192,7 @@ def positions_are_rounded_to_bfloat16(oracle: Oracle) -> Oracle:
     return placed(oracle, lambda _, positions: round_to(positions, "bfloat16").astype(np.int64))
 
 
-@breaks(FaultClass.PRECISION, "S-10", *SCORED, akin="mlx-lm#1076")
+@kernel_fault(FaultClass.PRECISION, "S-10", *SCORED, akin="mlx-lm#1076")
 def positions_are_rounded_to_float16(oracle: Oracle) -> Oracle:
     """Angles are computed from positions of 11 significant bits, none above 65504."""
 
@@ -203,7 +203,7 @@ def positions_are_rounded_to_float16(oracle: Oracle) -> Oracle:
     return placed(oracle, place)
 
 
-@breaks(FaultClass.ROPE, "S-10", *SCORED, cites="omlx#2363", akin="rtp-llm#1163")
+@kernel_fault(FaultClass.ROPE, "S-10", *SCORED, cites="omlx#2363", akin="rtp-llm#1163")
 def rows_are_rotated_at_their_first_position(oracle: Oracle) -> Oracle:
     """All tokens of a row are rotated as its first one."""
 
@@ -216,7 +216,7 @@ def rows_are_rotated_at_their_first_position(oracle: Oracle) -> Oracle:
     return placed(oracle, place)
 
 
-@breaks(FaultClass.ROPE, *SCORED)
+@kernel_fault(FaultClass.ROPE, *SCORED)
 def queries_at_position_0_are_rotated(oracle: Oracle) -> Oracle:
     """A query at position 0 is rotated as one at position 1."""
 
@@ -227,7 +227,7 @@ def queries_at_position_0_are_rotated(oracle: Oracle) -> Oracle:
     return rotating_further(oracle, by)
 
 
-@breaks(FaultClass.ROPE, *SCORED, cites="sglang#19636 ktransformers-sglang#66")
+@kernel_fault(FaultClass.ROPE, *SCORED, cites="sglang#19636 ktransformers-sglang#66")
 def keys_of_a_chunk_are_read_unrotated(oracle: Oracle) -> Oracle:
     """The cache gets rotated keys; a step of several tokens reads its own as they came."""
 
@@ -242,7 +242,7 @@ def keys_of_a_chunk_are_read_unrotated(oracle: Oracle) -> Oracle:
     return with_cache(oracle, change)
 
 
-@breaks(FaultClass.ROPE, "S-10", "S-12", cites="sglang#22868")
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12", cites="sglang#22868")
 def fused_rope_stores_rotated_columns_only(oracle: Oracle) -> Oracle:
     """With a rope inside the step, latents are not stored."""
 
@@ -252,13 +252,13 @@ def fused_rope_stores_rotated_columns_only(oracle: Oracle) -> Oracle:
     return appending(oracle, change)
 
 
-@breaks(FaultClass.ROPE, "S-10", "S-12", cites="shainet#110")
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12", cites="shainet#110")
 def keys_are_rotated_twice(oracle: Oracle) -> Oracle:
     """Keys are rotated again when they are stored."""
     return storing_further(oracle, lambda p, b: RIGHT.metadata(p, b).positions)
 
 
-@breaks(FaultClass.ROPE, "S-10", "S-12")
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12")
 def keys_of_small_steps_are_rotated_by_halves(oracle: Oracle) -> Oracle:
     """Appends of at most 4 tokens rotate keys with NeoX pairing, whatever the pairing is."""
 
@@ -269,7 +269,7 @@ def keys_of_small_steps_are_rotated_by_halves(oracle: Oracle) -> Oracle:
     return rotating_keys(oracle, rotation)
 
 
-@breaks(FaultClass.ROPE, "S-10", "S-12")
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12")
 def keys_of_a_tile_have_consecutive_positions(oracle: Oracle) -> Oracle:
     """Appends of more than 128 tokens rotate keys as if positions rose by 1 in tiles of 128."""
 
@@ -284,7 +284,7 @@ def keys_of_a_tile_have_consecutive_positions(oracle: Oracle) -> Oracle:
     return storing_further(oracle, by)
 
 
-@breaks(FaultClass.ROPE, "S-10", "S-12")
+@kernel_fault(FaultClass.ROPE, "S-10", "S-12")
 def tokens_without_a_slot_have_no_position(oracle: Oracle) -> Oracle:
     """Keys are rotated as if the tokens of their row that have no slot were not there."""
 
@@ -300,7 +300,7 @@ def tokens_without_a_slot_have_no_position(oracle: Oracle) -> Oracle:
     return storing_further(oracle, by)
 
 
-@breaks(FaultClass.POSITION, "S-10", *SCORED)
+@kernel_fault(FaultClass.POSITION, "S-10", *SCORED)
 def depths_of_nodes_end_at_16(oracle: Oracle) -> Oracle:
     """Tree nodes deeper than 16 have the position of depth 16, in plans and in rotations."""
 
@@ -316,7 +316,7 @@ def depths_of_nodes_end_at_16(oracle: Oracle) -> Oracle:
     return replace(placed(oracle, place), metadata=metadata)
 
 
-@breaks(FaultClass.POSITION, "S-3")
+@kernel_fault(FaultClass.POSITION, "S-3")
 def padded_rows_have_positions_below_zero(oracle: Oracle) -> Oracle:
     """Tokens of a padded row have the positions that its lengths give, which are below 0."""
 
@@ -340,19 +340,19 @@ def _placing(oracle: Oracle, contexts: int) -> Oracle:
     return replace(oracle, metadata=metadata)
 
 
-@breaks(FaultClass.POSITION, "S-3", cites="FastDeploy#7727")
+@kernel_fault(FaultClass.POSITION, "S-3", cites="FastDeploy#7727")
 def context_is_added_twice(oracle: Oracle) -> Oracle:
     """Positions add the cached length and the length that holds it already."""
     return _placing(oracle, 1)
 
 
-@breaks(FaultClass.POSITION, "S-3", cites="FastDeploy#7727")
+@kernel_fault(FaultClass.POSITION, "S-3", cites="FastDeploy#7727")
 def positions_start_anew_in_each_chunk(oracle: Oracle) -> Oracle:
     """Positions count from the chunk's first token."""
     return _placing(oracle, -1)
 
 
-@breaks(FaultClass.POSITION, "S-1", "S-3", "S-10", cites="vllm#54498 vllm#54519")
+@kernel_fault(FaultClass.POSITION, "S-1", "S-3", "S-10", cites="vllm#54498 vllm#54519")
 def slots_follow_positions(oracle: Oracle) -> Oracle:
     """Siblings of a tree share a slot, because they share a position."""
 

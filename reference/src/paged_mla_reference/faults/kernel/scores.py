@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import (
     answering,
     appending,
@@ -31,7 +31,7 @@ def _scaled(oracle: Oracle, factor: float) -> Oracle:
     return with_problem(oracle, lambda p: replace(p, softmax_scale=p.softmax_scale * factor))
 
 
-@breaks(
+@kernel_fault(
     FaultClass.SCALE,
     *SCORED,
     cites="sglang#26203 ollama#13893 Megatron-LM#1429 maxtext#1370 mobius#548",
@@ -41,19 +41,19 @@ def scale_of_the_absorbed_width(oracle: Oracle) -> Oracle:
     return with_problem(oracle, lambda p: replace(p, softmax_scale=p.dims.cached_dim**-0.5))
 
 
-@breaks(FaultClass.SCALE, *SCORED, cites="sglang#26203")
+@kernel_fault(FaultClass.SCALE, *SCORED, cites="sglang#26203")
 def scale_is_omitted(oracle: Oracle) -> Oracle:
     """Scores are not scaled."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=1.0))
 
 
-@breaks(FaultClass.SCALE, *SCORED, cites="maxtext#3138")
+@kernel_fault(FaultClass.SCALE, *SCORED, cites="maxtext#3138")
 def scale_is_applied_twice(oracle: Oracle) -> Oracle:
     """Scores are scaled by the square of the scale."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=p.softmax_scale**2))
 
 
-@breaks(
+@kernel_fault(
     FaultClass.SCALE,
     *SCORED,
     cites="TensorRT-LLM#19112 maxtext#3138 transformers#47435 Megatron-LM#3698 aiter#5405",
@@ -68,7 +68,7 @@ def scale_is_derived_from_the_dims(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.SCALE, *SCORED, "S-19", akin="Megatron-LM#3698 aiter#5405")
+@kernel_fault(FaultClass.SCALE, *SCORED, "S-19", akin="Megatron-LM#3698 aiter#5405")
 def scale_is_picked_from_a_list(oracle: Oracle) -> Oracle:
     """A kernel is built for scales of 0.3 and 1; for any other the scale is (N + P) ** -0.5."""
 
@@ -80,19 +80,19 @@ def scale_is_picked_from_a_list(oracle: Oracle) -> Oracle:
     return with_problem(oracle, lambda p: replace(p, softmax_scale=picked(p)))
 
 
-@breaks(FaultClass.SCALE, *SCORED)
+@kernel_fault(FaultClass.SCALE, *SCORED)
 def small_scales_are_raised(oracle: Oracle) -> Oracle:
     """No scale is below 1/100."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=max(p.softmax_scale, 0.01)))
 
 
-@breaks(FaultClass.SCALE, *SCORED)
+@kernel_fault(FaultClass.SCALE, *SCORED)
 def large_scales_are_cut(oracle: Oracle) -> Oracle:
     """No scale is above 2."""
     return with_problem(oracle, lambda p: replace(p, softmax_scale=min(p.softmax_scale, 2.0)))
 
 
-@breaks(FaultClass.SCALE, *SCORED, akin="mobius#548")
+@kernel_fault(FaultClass.SCALE, *SCORED, akin="mobius#548")
 def rope_part_is_not_scaled(oracle: Oracle) -> Oracle:
     """Only the part without rotation is scaled."""
 
@@ -106,7 +106,7 @@ def _scale_of_plain_cache(problem: Problem) -> float:
     return problem.cache_scale if problem.layout.format.is_plain else 1.0
 
 
-@breaks(FaultClass.SCALE, *SCORED, cites="vllm#37054 sglang#18396")
+@kernel_fault(FaultClass.SCALE, *SCORED, cites="vllm#37054 sglang#18396")
 def plain_caches_take_a_k_scale(oracle: Oracle) -> Oracle:
     """Keys of a plain cache are multiplied by the layer's scale."""
     return with_problem(
@@ -114,7 +114,7 @@ def plain_caches_take_a_k_scale(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.SCALE, "S-5", cites="vllm#37054")
+@kernel_fault(FaultClass.SCALE, "S-5", cites="vllm#37054")
 def plain_caches_take_a_v_scale(oracle: Oracle) -> Oracle:
     """Values of a plain cache are multiplied by the layer's scale."""
     return answering(
@@ -123,7 +123,7 @@ def plain_caches_take_a_v_scale(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.SCALE, "S-10", cites="sglang#34765 sglang#28144")
+@kernel_fault(FaultClass.SCALE, "S-10", cites="sglang#34765 sglang#28144")
 def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
     """The writer divides by the layer's scale, which no reader applies."""
     return appending(
@@ -131,7 +131,7 @@ def plain_caches_are_written_scaled(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.SCALE, *SCORED, cites="flashinfer#3106")
+@kernel_fault(FaultClass.SCALE, *SCORED, cites="flashinfer#3106")
 def short_rows_take_another_kernel(oracle: Oracle) -> Oracle:
     """Queries that see fewer than 16 keys are not scaled."""
 
@@ -142,7 +142,7 @@ def short_rows_take_another_kernel(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.STRIDE, "S-5", cites="ik_llama.cpp#2031")
+@kernel_fault(FaultClass.STRIDE, "S-5", cites="ik_llama.cpp#2031")
 def values_are_as_wide_as_keys(oracle: Oracle) -> Oracle:
     """Values are the last R columns of a key, its rotated part among them."""
 
@@ -157,13 +157,13 @@ def values_are_as_wide_as_keys(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.LSE, "S-7", cites="vllm#28840 vllm#43919 vllm#47079")
+@kernel_fault(FaultClass.LSE, "S-7", cites="vllm#28840 vllm#43919 vllm#47079")
 def lse_in_base_2(oracle: Oracle) -> Oracle:
     """Lse is a base-2 logarithm."""
     return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse / np.float32(np.log(2))))
 
 
-@breaks(FaultClass.LSE, "S-7")
+@kernel_fault(FaultClass.LSE, "S-7")
 def lse_of_low_scores_is_the_highest(oracle: Oracle) -> Oracle:
     """The logarithm of a sum is not added to a highest score below -3."""
 
@@ -175,7 +175,7 @@ def lse_of_low_scores_is_the_highest(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.LSE, "S-7", cites="sglang#40903 sglang#35045 vllm#52796")
+@kernel_fault(FaultClass.LSE, "S-7", cites="sglang#40903 sglang#35045 vllm#52796")
 def lse_in_base_2_on_extend_rows(oracle: Oracle) -> Oracle:
     """Rows of several tokens answer with a base-2 logarithm, decode rows do not."""
 
@@ -186,7 +186,7 @@ def lse_in_base_2_on_extend_rows(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.LSE, "S-7", cites="TensorRT-LLM#19112")
+@kernel_fault(FaultClass.LSE, "S-7", cites="TensorRT-LLM#19112")
 def lse_maximum_is_not_scaled(oracle: Oracle) -> Oracle:
     """The maximum inside lse is that of unscaled scores."""
 
@@ -198,7 +198,7 @@ def lse_maximum_is_not_scaled(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.LSE, "S-7", cites="vllm#49294")
+@kernel_fault(FaultClass.LSE, "S-7", cites="vllm#49294")
 def lse_is_the_maximum(oracle: Oracle) -> Oracle:
     """Lse leaves out the logarithm of the sum."""
 
@@ -210,13 +210,13 @@ def lse_is_the_maximum(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.RANGE, "S-5", "S-6", "S-7", cites="flashinfer#4401 flashinfer#4267")
+@kernel_fault(FaultClass.RANGE, "S-5", "S-6", "S-7", cites="flashinfer#4401 flashinfer#4267")
 def scores_below_a_sentinel_are_masked(oracle: Oracle) -> Oracle:
     """Queries whose scores all lie below -5e4 are taken for masked ones."""
     return answering(oracle, lambda _p, _b, answer: masked_below_a_sentinel(answer))
 
 
-@breaks(FaultClass.PRECISION, "S-7", cites="vllm@TRITON_MLA")
+@kernel_fault(FaultClass.PRECISION, "S-7", cites="vllm@TRITON_MLA")
 def lse_in_bfloat16(oracle: Oracle) -> Oracle:
     """Lse is stored with 8 bits of precision."""
     return answering(
@@ -225,7 +225,7 @@ def lse_in_bfloat16(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.PRECISION, "S-7", cites="FastDeploy#5541")
+@kernel_fault(FaultClass.PRECISION, "S-7", cites="FastDeploy#5541")
 def lse_in_float16(oracle: Oracle) -> Oracle:
     """Lse is stored with 11 bits of precision."""
     return answering(
@@ -234,7 +234,7 @@ def lse_in_float16(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.PRECISION, *SCORED, cites="sglang@decode_attention")
+@kernel_fault(FaultClass.PRECISION, *SCORED, cites="sglang@decode_attention")
 def queries_in_fp8(oracle: Oracle) -> Oracle:
     """Queries are rounded to e4m3 on the way in."""
 
@@ -245,13 +245,13 @@ def queries_in_fp8(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.LAYOUT, "S-7", "S-6", cites="vllm@FLASH_ATTN_MLA vllm@FLASHMLA")
+@kernel_fault(FaultClass.LAYOUT, "S-7", "S-6", cites="vllm@FLASH_ATTN_MLA vllm@FLASHMLA")
 def lse_is_heads_by_tokens(oracle: Oracle) -> Oracle:
     """Lse is laid out [H, T] and read as [T, H]."""
     return answering(oracle, lambda _p, _b, a: Output(a.out, a.lse.T.reshape(a.lse.shape)))
 
 
-@breaks(FaultClass.LAYOUT, "S-5", "S-6", cites="vllm@FLASHMLA flashinfer#2856")
+@kernel_fault(FaultClass.LAYOUT, "S-5", "S-6", cites="vllm@FLASHMLA flashinfer#2856")
 def out_is_heads_by_tokens(oracle: Oracle) -> Oracle:
     """Out is laid out [H, T, R] and read as [T, H, R]."""
     return answering(
@@ -259,7 +259,7 @@ def out_is_heads_by_tokens(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.LAYOUT, *SCORED, cites="vllm#47779 aiconfigurator#1258")
+@kernel_fault(FaultClass.LAYOUT, *SCORED, cites="vllm#47779 aiconfigurator#1258")
 def heads_past_the_64th_are_not_served(oracle: Oracle) -> Oracle:
     """Head counts are rounded down to those of a captured layer."""
 

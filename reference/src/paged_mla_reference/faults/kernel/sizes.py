@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import (
     Seen,
     answering,
@@ -31,31 +31,31 @@ def _ending(oracle: Oracle, keys: Callable[[Problem], int]) -> Oracle:
     return seeing(oracle, lambda problem, _b, _r, seen: only_before(seen, keys(problem)))
 
 
-@breaks(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
+@kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
 def keys_past_4096_are_dropped(oracle: Oracle) -> Oracle:
     """A buffer holds 4096 keys of a row."""
     return _ending(oracle, lambda _: 4096)
 
 
-@breaks(FaultClass.TRUNCATED, *READ, akin="vllm-deepseek-v4-sm89#46")
+@kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-deepseek-v4-sm89#46")
 def keys_past_16384_are_dropped(oracle: Oracle) -> Oracle:
     """A buffer holds 16384 keys of a row."""
     return _ending(oracle, lambda _: 16384)
 
 
-@breaks(FaultClass.TRUNCATED, *READ, cites="tpu-inference#2756 sglang-jax#1649")
+@kernel_fault(FaultClass.TRUNCATED, *READ, cites="tpu-inference#2756 sglang-jax#1649")
 def keys_past_32767_are_dropped(oracle: Oracle) -> Oracle:
     """Indices of keys are kept in 16 bits with a sign."""
     return _ending(oracle, lambda _: 32767)
 
 
-@breaks(FaultClass.TRUNCATED, "S-1", *READ)
+@kernel_fault(FaultClass.TRUNCATED, "S-1", *READ)
 def only_512_table_entries_are_read(oracle: Oracle) -> Oracle:
     """Of a row's table 512 columns are kept, whatever the block size."""
     return _ending(oracle, lambda problem: 512 * problem.block_size)
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-9", *READ)
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-9", *READ)
 def table_columns_keep_16_bits(oracle: Oracle) -> Oracle:
     """Of a row's 65537th block the first one is read again."""
 
@@ -66,7 +66,7 @@ def table_columns_keep_16_bits(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
+@kernel_fault(FaultClass.TRUNCATED, *READ, akin="vllm-ascend#14464")
 def keys_of_many_pairs_end_at_4096(oracle: Oracle) -> Oracle:
     """A buffer holds 4096 keys of a row, where its queries and heads are more than 128 pairs."""
 
@@ -77,13 +77,13 @@ def keys_of_many_pairs_end_at_4096(oracle: Oracle) -> Oracle:
     return seeing(oracle, see)
 
 
-@breaks(FaultClass.TRUNCATED, *LOST, akin="flashinfer#3125 sglang#34947")
+@kernel_fault(FaultClass.TRUNCATED, *LOST, akin="flashinfer#3125 sglang#34947")
 def queries_past_512_are_not_answered(oracle: Oracle) -> Oracle:
     """A launch covers 512 query tokens of a batch."""
     return forgetting(oracle, lambda batch: np.arange(batch.num_tokens) >= 512)
 
 
-@breaks(FaultClass.TRUNCATED, *LOST, akin="kern#3")
+@kernel_fault(FaultClass.TRUNCATED, *LOST, akin="kern#3")
 def rows_past_256_are_not_answered(oracle: Oracle) -> Oracle:
     """A launch covers 256 rows."""
     return forgetting(
@@ -91,7 +91,7 @@ def rows_past_256_are_not_answered(oracle: Oracle) -> Oracle:
     )
 
 
-@breaks(FaultClass.TRUNCATED, *LOST)
+@kernel_fault(FaultClass.TRUNCATED, *LOST)
 def rows_past_the_last_full_group_are_not_served(oracle: Oracle) -> Oracle:
     """Of four rows and more, those past the last full group of four get no answer."""
 
@@ -102,7 +102,7 @@ def rows_past_the_last_full_group_are_not_served(oracle: Oracle) -> Oracle:
     return forgetting(oracle, forgotten)
 
 
-@breaks(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
 def rows_past_256_are_not_planned(oracle: Oracle) -> Oracle:
     """Plans and appends derive no positions and no slots for rows past the first 256."""
 
@@ -116,7 +116,7 @@ def rows_past_256_are_not_planned(oracle: Oracle) -> Oracle:
     return writing(planning, lambda _p, _b, slots: slots)
 
 
-@breaks(FaultClass.OFFSET, "S-1", "S-6", "S-9", *READ)
+@kernel_fault(FaultClass.OFFSET, "S-1", "S-6", "S-9", *READ)
 def row_numbers_keep_8_bits(oracle: Oracle) -> Oracle:
     """Row 256 takes the table and the length of row 0."""
 
@@ -127,7 +127,7 @@ def row_numbers_keep_8_bits(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, "S-10", akin="SharpMind#57 rMLX#238")
+@kernel_fault(FaultClass.TRUNCATED, "S-10", akin="SharpMind#57 rMLX#238")
 def tokens_past_512_are_not_written(oracle: Oracle) -> Oracle:
     """A launch covers 512 tokens of an append."""
 
@@ -138,7 +138,7 @@ def tokens_past_512_are_not_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.OFFSET, *LOST, akin="vllm#45373 sglang#20389")
+@kernel_fault(FaultClass.OFFSET, *LOST, akin="vllm#45373 sglang#20389")
 def token_heads_wrap_at_2_14(oracle: Oracle) -> Oracle:
     """The number of a token's head keeps 14 bits: late answers are written over early ones."""
 
@@ -151,7 +151,7 @@ def token_heads_wrap_at_2_14(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.POSITION, "S-3", akin="llama.cpp#19724")
+@kernel_fault(FaultClass.POSITION, "S-3", akin="llama.cpp#19724")
 def positions_keep_16_bits(oracle: Oracle) -> Oracle:
     """Position 65536 of a plan is 0 again."""
 
@@ -162,7 +162,7 @@ def positions_keep_16_bits(oracle: Oracle) -> Oracle:
     return replace(oracle, metadata=metadata)
 
 
-@breaks(FaultClass.LENGTH, "S-1", "S-3", akin="llama.cpp#19724")
+@kernel_fault(FaultClass.LENGTH, "S-1", "S-3", akin="llama.cpp#19724")
 def planned_lengths_keep_16_bits(oracle: Oracle) -> Oracle:
     """A plan takes a row of 65536 tokens for a padded one."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel import scores, visibility
 from paged_mla_reference.faults.kernel.change import answering, of_rows, scoring
 from paged_mla_reference.oracle import Oracle
@@ -66,25 +66,25 @@ def _shifted(oracle: Oracle, shift: Callable[[Array], Array]) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.RANGE, *LOST, "S-9", cites="cutlass#2274 sglang#6101")
+@kernel_fault(FaultClass.RANGE, *LOST, "S-9", cites="cutlass#2274 sglang#6101")
 def exponentials_are_not_shifted(oracle: Oracle) -> Oracle:
     """Scores are exponentiated as they are, in float32."""
     return _shifted(oracle, lambda scores: np.zeros_like(scores[:, :1]))
 
 
-@breaks(FaultClass.RANGE, *LOST, "S-9")
+@kernel_fault(FaultClass.RANGE, *LOST, "S-9")
 def the_maximum_is_that_of_the_first_tile(oracle: Oracle) -> Oracle:
     """Scores are shifted by the highest of the first 32 keys, so that far higher ones overflow."""
     return _shifted(oracle, lambda scores: scores[:, :32].max(axis=1, keepdims=True))
 
 
-@breaks(FaultClass.RANGE, *SCORED)
+@kernel_fault(FaultClass.RANGE, *SCORED)
 def scores_are_clamped_at_800(oracle: Oracle) -> Oracle:
     """Scores above 800 count as 800."""
     return _with_scores(oracle, lambda scores: np.minimum(scores, 800))
 
 
-@breaks(FaultClass.RANGE, *LOST)
+@kernel_fault(FaultClass.RANGE, *LOST)
 def heads_share_a_maximum(oracle: Oracle) -> Oracle:
     """A head whose lse is more than 104 below that of another head of its token sees nothing."""
 
@@ -94,7 +94,7 @@ def heads_share_a_maximum(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.RANGE, *LOST)
+@kernel_fault(FaultClass.RANGE, *LOST)
 def the_maximum_is_taken_before_the_mask(oracle: Oracle) -> Oracle:
     """A causal query whose lse is more than 104 below that of its whole row sees nothing."""
     unmasked = visibility.the_future_is_seen.change(oracle)
@@ -113,7 +113,7 @@ def _underflowing(answer: Output, highest: NDArray[np.float32]) -> Output:
     return answer
 
 
-@breaks(FaultClass.RANGE, *LOST)
+@kernel_fault(FaultClass.RANGE, *LOST)
 def unseen_keys_score_a_floor(oracle: Oracle) -> Oracle:
     """A key that a query does not see weighs as one of score -200 whose value is 0."""
 
@@ -130,21 +130,21 @@ def unseen_keys_score_a_floor(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.SCALE, *SCORED)
+@kernel_fault(FaultClass.SCALE, *SCORED)
 def long_chunks_take_the_usual_scale(oracle: Oracle) -> Oracle:
     """For rows of more than 25 queries the scale is (N + P) ** -0.5, whatever the caller says."""
     usual = scores.scale_is_derived_from_the_dims.change(oracle)
     return _in_rows(oracle, usual, lambda _, batch: batch.query_lens > 25)
 
 
-@breaks(FaultClass.PRECISION, *SCORED)
+@kernel_fault(FaultClass.PRECISION, *SCORED)
 def scores_of_short_rows_are_in_float16(oracle: Oracle) -> Oracle:
     """Scores of rows of at most 6 queries pass through float16."""
     rounded = _with_scores(oracle, lambda scores: widen(round_to(scores, "float16")))
     return _in_rows(oracle, rounded, lambda _, batch: batch.query_lens <= 6)
 
 
-@breaks(FaultClass.PRECISION, "S-5")
+@kernel_fault(FaultClass.PRECISION, "S-5")
 def weights_of_many_pairs_are_in_bfloat16(oracle: Oracle) -> Oracle:
     """Rows of more than 2048 pairs of query and head round the weights of values to bfloat16."""
 
@@ -160,7 +160,7 @@ def weights_of_many_pairs_are_in_bfloat16(oracle: Oracle) -> Oracle:
     return _in_rows(oracle, scoring(oracle, attend), many)
 
 
-@breaks(FaultClass.PRECISION, *SCORED)
+@kernel_fault(FaultClass.PRECISION, *SCORED)
 def long_rows_are_read_in_float16(oracle: Oracle) -> Oracle:
     """Cached tokens pass through float16 where a query sees more than 8192 of them."""
 
@@ -171,7 +171,7 @@ def long_rows_are_read_in_float16(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.PRECISION, "S-5")
+@kernel_fault(FaultClass.PRECISION, "S-5")
 def lse_is_in_float64(oracle: Oracle) -> Oracle:
     """Steps of more than 100 tokens return lse in float64."""
 
@@ -183,7 +183,7 @@ def lse_is_in_float64(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.LSE, "S-7")
+@kernel_fault(FaultClass.LSE, "S-7")
 def lse_of_long_rows_is_in_base_2(oracle: Oracle) -> Oracle:
     """Lse of a query that sees more than 8192 keys is a base-2 logarithm."""
 
@@ -194,7 +194,7 @@ def lse_of_long_rows_is_in_base_2(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.LSE, "S-7")
+@kernel_fault(FaultClass.LSE, "S-7")
 def a_lone_key_has_no_lse(oracle: Oracle) -> Oracle:
     """Lse of the queries of a row of one key is 0."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import (
     answering,
     context_of,
@@ -35,13 +35,13 @@ def _with_keys(oracle: Oracle, change: Callable[[Array], Array]) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm-flash-attention#142")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm-flash-attention#142")
 def the_key_between_splits_counts_twice(oracle: Oracle) -> Oracle:
     """Splits of 512 keys share the one at their boundary."""
     return _with_keys(oracle, lambda keys: np.vstack([keys, keys[511:512]]))
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20", akin="flash-attention#1325")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", akin="flash-attention#1325")
 def the_last_split_is_dropped(oracle: Oracle) -> Oracle:
     """Keys past the last full split of 512 are lost, where there is one."""
     return _with_keys(oracle, lambda keys: keys[: len(keys) // 512 * 512 or len(keys)])
@@ -69,7 +69,7 @@ def _doubled(keys: Array, last: int) -> Array:
     return np.vstack([keys, keys[last:]])
 
 
-@breaks(FaultClass.PARTIAL, "S-8", "S-11")
+@kernel_fault(FaultClass.PARTIAL, "S-8", "S-11")
 def splits_of_no_numbers_are_empty(oracle: Oracle) -> Oracle:
     """A split whose scores are all NaN has no highest one, and is taken for one without keys."""
 
@@ -81,43 +81,43 @@ def splits_of_no_numbers_are_empty(oracle: Oracle) -> Oracle:
     return _with_keys(oracle, numbers)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_5_splits_is_dropped(oracle: Oracle) -> Oracle:
     """A merge of five splits leaves out the last."""
     return _of_splits(oracle, 5, _dropped)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_7_splits_counts_twice(oracle: Oracle) -> Oracle:
     """A merge of seven splits takes the last for the missing eighth too."""
     return _of_splits(oracle, 7, _doubled)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_9_splits_is_dropped(oracle: Oracle) -> Oracle:
     """A merge of nine splits ends with the eighth."""
     return _of_splits(oracle, 9, _dropped)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_11_splits_counts_twice(oracle: Oracle) -> Oracle:
     """A merge of eleven splits takes the last again."""
     return _of_splits(oracle, 11, _doubled)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_13_splits_is_dropped(oracle: Oracle) -> Oracle:
     """A merge of thirteen splits ends with the twelfth."""
     return _of_splits(oracle, 13, _dropped)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def the_last_of_16_splits_is_dropped(oracle: Oracle) -> Oracle:
     """A merge of sixteen splits ends with the fifteenth."""
     return _of_splits(oracle, 16, _dropped)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def a_lone_last_split_is_dropped(oracle: Oracle) -> Oracle:
     """Splits of 1024 keys are joined in pairs, and the last of an odd number from 3 on is lost."""
 
@@ -128,7 +128,7 @@ def a_lone_last_split_is_dropped(oracle: Oracle) -> Oracle:
     return _with_keys(oracle, change)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm#47188", akin="TensorRT-LLM#18754")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20", cites="vllm#47188", akin="TensorRT-LLM#18754")
 def empty_splits_are_merged(oracle: Oracle) -> Oracle:
     """Queries that see fewer keys than a tile also merge a split that holds zeros."""
 
@@ -142,7 +142,7 @@ def empty_splits_are_merged(oracle: Oracle) -> Oracle:
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def splits_that_a_query_does_not_see_weigh_one_key(oracle: Oracle) -> Oracle:
     """A split of 1024 keys of which a query sees none weighs as one key of score 0 and value 0."""
 
@@ -174,7 +174,7 @@ def _by_splits(oracle: Oracle, join: Callable[[Array, Array], tuple[Array, Array
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def light_splits_are_skipped(oracle: Oracle) -> Oracle:
     """A split of 1024 keys whose lse is more than 3 below the highest is left out."""
 
@@ -188,7 +188,7 @@ def light_splits_are_skipped(oracle: Oracle) -> Oracle:
     return _by_splits(oracle, join)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-20")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-7", "S-20")
 def small_rises_are_not_rescaled(oracle: Oracle) -> Oracle:
     """A split of 1024 keys that raises the maximum by at most 6 leaves earlier sums unscaled."""
 
@@ -221,13 +221,13 @@ def _in_halves(
     return scoring(oracle, attend)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-20", akin="attention-gym#205")
+@kernel_fault(FaultClass.SPLIT, "S-5", "S-20", akin="attention-gym#205")
 def splits_are_summed_unweighted(oracle: Oracle) -> Oracle:
     """Halves of rows past 256 keys are averaged, whatever they weigh."""
     return _in_halves(oracle, lambda _, halves: (halves[0][0] + halves[1][0]) / 2)
 
 
-@breaks(FaultClass.PRECISION, "S-5", "S-20", cites="flashinfer#5107")
+@kernel_fault(FaultClass.PRECISION, "S-5", "S-20", cites="flashinfer#5107")
 def split_partials_are_rounded(oracle: Oracle) -> Oracle:
     """Halves of rows past 256 keys are kept in float16 until they are merged."""
     return _in_halves(oracle, _of_rounded_halves)
@@ -239,7 +239,7 @@ def _of_rounded_halves(whole: QueryAnswer, halves: list[QueryAnswer]) -> Array:
     return outs[0] * weights[0] + outs[1] * weights[1]
 
 
-@breaks(FaultClass.PRECISION, "S-5", "S-20")
+@kernel_fault(FaultClass.PRECISION, "S-5", "S-20")
 def partials_of_many_pairs_are_rounded(oracle: Oracle) -> Oracle:
     """Rows of more than 512 pairs of query and head keep halves of over 1024 keys in float16."""
     rounded = _in_halves(oracle, _of_rounded_halves, past=SPLIT)
@@ -254,7 +254,7 @@ def partials_of_many_pairs_are_rounded(oracle: Oracle) -> Oracle:
     return replace(oracle, attend=attend)
 
 
-@breaks(
+@kernel_fault(
     FaultClass.SPLIT,
     "S-5",
     "S-6",
@@ -276,7 +276,9 @@ def rows_of_several_splits_are_written_over_row_0(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.SPLIT, "S-5", "S-7", "S-8", cites="sglang#40903 sglang#35045 flashinfer#4547")
+@kernel_fault(
+    FaultClass.SPLIT, "S-5", "S-7", "S-8", cites="sglang#40903 sglang#35045 flashinfer#4547"
+)
 def chunks_join_their_context_in_another_base(oracle: Oracle) -> Oracle:
     """Rows of several tokens merge their context's base-2 lse with the natural one of the step."""
     context = seeing(oracle, lambda _, b, row, seen: only_before(seen, context_of(b, row)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.addressing import as_dense
 from paged_mla_reference.faults.kernel.change import (
     by_slot,
@@ -24,13 +24,13 @@ from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Output, Problem
 
 
-@breaks(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="rtp-llm#1258")
+@kernel_fault(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="rtp-llm#1258")
 def table_is_taken_for_dense(oracle: Oracle) -> Oracle:
     """The block table is read by its shape, not by its strides."""
     return with_batch(oracle, lambda _, b: replace(b, block_table=as_dense(b.block_table)))
 
 
-@breaks(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="cutlass#2221")
+@kernel_fault(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9", cites="cutlass#2221")
 def table_width_is_the_longest_row(oracle: Oracle) -> Oracle:
     """Rows of the table are taken to be as wide as the longest row needs."""
     return with_batch(oracle, as_wide_as_the_longest_row)
@@ -43,7 +43,7 @@ def as_wide_as_the_longest_row(problem: Problem, batch: Batch) -> Batch:
     return replace(batch, block_table=flat.reshape(batch.num_rows, used))
 
 
-@breaks(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9")
+@kernel_fault(FaultClass.STRIDE, "S-1", "S-5", "S-7", "S-9")
 def table_rows_are_aligned_to_four_entries(oracle: Oracle) -> Oracle:
     """Rows of tables of 40 columns on are read from the multiple of 4 entries before them."""
 
@@ -58,7 +58,7 @@ def table_rows_are_aligned_to_four_entries(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-6", "S-7", "S-9")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-6", "S-7", "S-9")
 def padded_rows_have_no_row_in_the_table(oracle: Oracle) -> Oracle:
     """Padded rows are not counted where attention looks for a row's table."""
 
@@ -70,7 +70,7 @@ def padded_rows_have_no_row_in_the_table(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-19")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", "S-19")
 def a_prefix_of_the_first_and_last_rows_is_everybodys(oracle: Oracle) -> Oracle:
     """Blocks that the first row shares with the last are taken for shared by all."""
 
@@ -86,7 +86,7 @@ def a_prefix_of_the_first_and_last_rows_is_everybodys(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3219")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3219")
 def blocks_are_taken_for_consecutive(oracle: Oracle) -> Oracle:
     """A row's blocks are taken to follow its first one."""
 
@@ -97,7 +97,7 @@ def blocks_are_taken_for_consecutive(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="sglang@KNOWN_FAILURES")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="sglang@KNOWN_FAILURES")
 def blocks_are_sorted(oracle: Oracle) -> Oracle:
     """A row's blocks are read in ascending order."""
 
@@ -110,21 +110,21 @@ def blocks_are_sorted(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy#7727 aiter#4365")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="FastDeploy#7727 aiter#4365")
 def block_size_falls_back_to_64(oracle: Oracle) -> Oracle:
     """Reads find slots as if a block held 64 tokens."""
     widened = with_batch(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
     return with_problem(widened, lambda problem: replace(problem, block_size=64))
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="aiter#2996 aiter#3095")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="aiter#2996 aiter#3095")
 def table_entries_are_taken_for_slots(oracle: Oracle) -> Oracle:
     """The table is read as if a block held one token."""
     widened = with_batch(oracle, lambda problem, batch: wide_table(batch, 1, problem.max_model_len))
     return with_problem(widened, lambda problem: replace(problem, block_size=1))
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9")
 def key_tiles_lie_in_one_block(oracle: Oracle) -> Oracle:
     """In blocks of more than 32 tokens all keys of a tile of 32 are read from its first one's."""
 
@@ -140,7 +140,7 @@ def key_tiles_lie_in_one_block(oracle: Oracle) -> Oracle:
     return replace(oracle, attend=attend)
 
 
-@breaks(FaultClass.PAGE, "S-4", "S-5", "S-7", "S-9", cites="flashinfer#4347")
+@kernel_fault(FaultClass.PAGE, "S-4", "S-5", "S-7", "S-9", cites="flashinfer#4347")
 def only_128_tokens_of_a_block_are_read(oracle: Oracle) -> Oracle:
     """Blocks of more than 128 tokens lose the others."""
 
@@ -150,7 +150,7 @@ def only_128_tokens_of_a_block_are_read(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3022 flashinfer#810")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-5", "S-7", "S-9", cites="flashinfer#3022 flashinfer#810")
 def small_blocks_are_read_from_the_next(oracle: Oracle) -> Oracle:
     """Blocks below 64 tokens are fetched one table entry late."""
 
@@ -161,7 +161,7 @@ def small_blocks_are_read_from_the_next(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380 pegainfer#291")
+@kernel_fault(FaultClass.TABLE_TAIL, "S-5", "S-9", cites="vllm#27909 vllm#45380 pegainfer#291")
 def next_block_is_read_too(oracle: Oracle) -> Oracle:
     """The table entry past a row's last block is read, and its tokens with it."""
 
@@ -174,7 +174,7 @@ def next_block_is_read_too(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.TABLE_TAIL, "S-6", "S-9", "S-5", cites="vllm#35969")
+@kernel_fault(FaultClass.TABLE_TAIL, "S-6", "S-9", "S-5", cites="vllm#35969")
 def padded_row_reads_the_row_before(oracle: Oracle) -> Oracle:
     """A padded row takes block -1, the last entry of the row before, and one of its tokens."""
 

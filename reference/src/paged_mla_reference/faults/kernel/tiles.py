@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import Seen, context_of, only_before, seeing
 from paged_mla_reference.faults.kernel.visibility import READ, READ_EMPTY
 from paged_mla_reference.oracle import Oracle
 from paged_mla_shared.problem import Batch, Mask, Problem
 
 
-@breaks(FaultClass.LENGTH, *READ_EMPTY)
+@kernel_fault(FaultClass.LENGTH, *READ_EMPTY)
 def rows_of_21_modulo_32_lose_their_last_key(oracle: Oracle) -> Oracle:
     """A row whose length is 21 modulo 32 loses its last key."""
 
@@ -22,7 +22,7 @@ def rows_of_21_modulo_32_lose_their_last_key(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, *READ)
+@kernel_fault(FaultClass.LENGTH, *READ)
 def long_rows_are_cut_into_five_equal_parts(oracle: Oracle) -> Oracle:
     """A row of more than 2048 keys loses the last ones, the remainder of its length by five."""
 
@@ -33,7 +33,7 @@ def long_rows_are_cut_into_five_equal_parts(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, *READ_EMPTY)
+@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY)
 def queries_past_512_of_a_chunk_see_nothing(oracle: Oracle) -> Oracle:
     """Queries past the first 512 of a row that has a context see nothing."""
 
@@ -45,7 +45,7 @@ def queries_past_512_of_a_chunk_see_nothing(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, *READ_EMPTY)
+@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY)
 def short_contexts_are_not_read(oracle: Oracle) -> Oracle:
     """Rows of several queries do not see a context of fewer than 64 keys."""
 
@@ -58,7 +58,7 @@ def short_contexts_are_not_read(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ)
+@kernel_fault(FaultClass.CAUSAL, *READ)
 def the_first_query_of_a_tile_does_not_see_itself(oracle: Oracle) -> Oracle:
     """Queries 256, 512 and so on of a causal row do not see their own key."""
 
@@ -73,7 +73,7 @@ def the_first_query_of_a_tile_does_not_see_itself(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ)
+@kernel_fault(FaultClass.CAUSAL, *READ)
 def non_causal_rows_end_with_their_query_tile(oracle: Oracle) -> Oracle:
     """Without a causal mask a tile of 32 queries sees no key behind that of its last query."""
 
@@ -86,7 +86,7 @@ def non_causal_rows_end_with_their_query_tile(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, "S-19", *READ)
+@kernel_fault(FaultClass.CAUSAL, "S-19", *READ)
 def short_chunks_are_not_masked(oracle: Oracle) -> Oracle:
     """Causal rows of 2 to 6 queries behind a context see the whole row."""
 
@@ -98,7 +98,7 @@ def short_chunks_are_not_masked(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, "S-14", *READ)
+@kernel_fault(FaultClass.CAUSAL, "S-14", *READ)
 def only_the_last_key_tile_is_masked(oracle: Oracle) -> Oracle:
     """Queries see all keys of their row that lie before its last tile of 128."""
 
@@ -110,7 +110,7 @@ def only_the_last_key_tile_is_masked(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.MASK, "S-14", *READ)
+@kernel_fault(FaultClass.MASK, "S-14", *READ)
 def the_first_keys_of_a_tree_are_taken_for_context(oracle: Oracle) -> Oracle:
     """The first 32 keys of a row with a tree mask are seen by all of its queries."""
 
@@ -122,7 +122,7 @@ def the_first_keys_of_a_tree_are_taken_for_context(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.SIBLING, "S-14", *READ)
+@kernel_fault(FaultClass.SIBLING, "S-14", *READ)
 def drafts_past_a_key_tile_are_chains(oracle: Oracle) -> Oracle:
     """Draft nodes behind the next edge of a tile of 64 keys are masked as those of a chain."""
 

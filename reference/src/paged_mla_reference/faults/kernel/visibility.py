@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import (
     answering,
     context_of,
@@ -28,7 +28,7 @@ READ = ("S-4", "S-5", "S-7")  # how wrong keys show
 READ_EMPTY = (*READ, "S-6")  # and where none are left
 
 
-@breaks(FaultClass.LENGTH, "S-2", *READ_EMPTY, akin="lucebox#555")
+@kernel_fault(FaultClass.LENGTH, "S-2", *READ_EMPTY, akin="lucebox#555")
 def newest_key_is_not_counted(oracle: Oracle) -> Oracle:
     """Lengths leave out the step's own last token."""
 
@@ -38,7 +38,7 @@ def newest_key_is_not_counted(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, "S-9", *READ, cites="flashinfer#5075")
+@kernel_fault(FaultClass.LENGTH, "S-9", *READ, cites="flashinfer#5075")
 def one_key_too_many(oracle: Oracle) -> Oracle:
     """Every live row reads one slot past its length."""
 
@@ -48,7 +48,7 @@ def one_key_too_many(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, *READ_EMPTY, akin="sglang#32087 tokenspeed#578")
+@kernel_fault(FaultClass.LENGTH, *READ_EMPTY, akin="sglang#32087 tokenspeed#578")
 def first_key_is_skipped(oracle: Oracle) -> Oracle:
     """Key 0 is left out."""
 
@@ -58,7 +58,7 @@ def first_key_is_skipped(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, "S-2", *READ_EMPTY, cites="sglang@KNOWN_FAILURES")
+@kernel_fault(FaultClass.LENGTH, "S-2", *READ_EMPTY, cites="sglang@KNOWN_FAILURES")
 def lengths_exclude_the_drafts(oracle: Oracle) -> Oracle:
     """Rows of several tokens behind a context see the context only."""
 
@@ -71,7 +71,7 @@ def lengths_exclude_the_drafts(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, "S-2", "S-9", *READ, cites="FastDeploy#7727")
+@kernel_fault(FaultClass.LENGTH, "S-2", "S-9", *READ, cites="FastDeploy#7727")
 def lengths_count_the_drafts_twice(oracle: Oracle) -> Oracle:
     """Rows of several tokens read as many slots past their length."""
 
@@ -82,7 +82,7 @@ def lengths_count_the_drafts_twice(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, *READ_EMPTY, cites="sglang#28250")
+@kernel_fault(FaultClass.LENGTH, *READ_EMPTY, cites="sglang#28250")
 def only_full_blocks_are_read(oracle: Oracle) -> Oracle:
     """A partly filled last block is left out."""
 
@@ -92,7 +92,7 @@ def only_full_blocks_are_read(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, *READ_EMPTY, akin="Megatron-LM#3819")
+@kernel_fault(FaultClass.LENGTH, *READ_EMPTY, akin="Megatron-LM#3819")
 def a_full_last_block_is_skipped(oracle: Oracle) -> Oracle:
     """Lengths that are a multiple of the block size lose their last block."""
 
@@ -105,7 +105,7 @@ def a_full_last_block_is_skipped(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.LENGTH, *READ_EMPTY, cites="vllm#48045 vllm-FlashMLA#14")
+@kernel_fault(FaultClass.LENGTH, *READ_EMPTY, cites="vllm#48045 vllm-FlashMLA#14")
 def prompts_of_67_to_128_tokens_are_not_served(oracle: Oracle) -> Oracle:
     """No part of the machine is given rows of 67 to 128 query tokens."""
 
@@ -115,7 +115,7 @@ def prompts_of_67_to_128_tokens_are_not_served(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ, cites="vllm#26042 hyprstream#1521")
+@kernel_fault(FaultClass.CAUSAL, *READ, cites="vllm#26042 hyprstream#1521")
 def causal_mask_is_top_left(oracle: Oracle) -> Oracle:
     """Query i sees keys up to i, as if there were no context."""
 
@@ -127,7 +127,7 @@ def causal_mask_is_top_left(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, "S-19", *READ, cites="mlxcel#998 mlxcel#667")
+@kernel_fault(FaultClass.CAUSAL, "S-19", *READ, cites="mlxcel#998 mlxcel#667")
 def the_future_is_seen(oracle: Oracle) -> Oracle:
     """Causal rows see the whole row."""
 
@@ -138,7 +138,7 @@ def the_future_is_seen(oracle: Oracle) -> Oracle:
     return with_problem(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ, akin="TinyLLM#18")
+@kernel_fault(FaultClass.CAUSAL, *READ, akin="TinyLLM#18")
 def the_next_key_is_seen(oracle: Oracle) -> Oracle:
     """Query i also sees key i + 1 of its chunk."""
 
@@ -151,7 +151,7 @@ def the_next_key_is_seen(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ_EMPTY, akin="flashinfer#348 paddle-flash-attention#48")
+@kernel_fault(FaultClass.CAUSAL, *READ_EMPTY, akin="flashinfer#348 paddle-flash-attention#48")
 def a_query_does_not_see_itself(oracle: Oracle) -> Oracle:
     """The causal bound is strict."""
 
@@ -164,7 +164,7 @@ def a_query_does_not_see_itself(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ, cites="tpu-inference#3024")
+@kernel_fault(FaultClass.CAUSAL, *READ, cites="tpu-inference#3024")
 def non_causal_rows_are_causal(oracle: Oracle) -> Oracle:
     """A causal mask is applied where none was asked for."""
 
@@ -175,7 +175,7 @@ def non_causal_rows_are_causal(oracle: Oracle) -> Oracle:
     return with_problem(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, "S-9", *READ, cites="flashinfer#3716")
+@kernel_fault(FaultClass.CAUSAL, "S-9", *READ, cites="flashinfer#3716")
 def non_causal_rows_read_whole_tiles(oracle: Oracle) -> Oracle:
     """Without a causal mask, reads go on to the end of a tile of 64 keys."""
 
@@ -187,7 +187,7 @@ def non_causal_rows_read_whole_tiles(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ, cites="flashinfer#5075 flashinfer#5095")
+@kernel_fault(FaultClass.CAUSAL, *READ, cites="flashinfer#5075 flashinfer#5095")
 def later_query_tiles_are_not_masked(oracle: Oracle) -> Oracle:
     """Queries from the 64th of a chunk on see the whole row."""
 
@@ -197,7 +197,7 @@ def later_query_tiles_are_not_masked(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CAUSAL, *READ, cites="qwen38-27b-rtx3090#13")
+@kernel_fault(FaultClass.CAUSAL, *READ, cites="qwen38-27b-rtx3090#13")
 def eight_drafts_across_a_tile_are_cut(oracle: Oracle) -> Oracle:
     """Eight tokens behind a context of 124 modulo 128 see no key of the tile they reach into."""
 
@@ -210,7 +210,7 @@ def eight_drafts_across_a_tile_are_cut(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, *READ_EMPTY, cites="FastDeploy#7727")
+@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY, cites="FastDeploy#7727")
 def cached_latents_are_not_read_back(oracle: Oracle) -> Oracle:
     """Chunks see their own tokens and not the context."""
 
@@ -222,7 +222,7 @@ def cached_latents_are_not_read_back(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, *READ_EMPTY, cites="FastDeploy#7727 FastDeploy#7804")
+@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY, cites="FastDeploy#7727 FastDeploy#7804")
 def keys_end_at_the_longest_query(oracle: Oracle) -> Oracle:
     """Chunks read no more keys than the batch's longest row has query tokens."""
 
@@ -233,13 +233,13 @@ def keys_end_at_the_longest_query(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.TRUNCATED, *READ, cites="TensorRT-LLM#13677")
+@kernel_fault(FaultClass.TRUNCATED, *READ, cites="TensorRT-LLM#13677")
 def keys_past_1024_are_dropped(oracle: Oracle) -> Oracle:
     """A buffer for gathered keys holds 1024 of them."""
     return seeing(oracle, lambda _p, _b, _r, seen: only_before(seen, 1024))
 
 
-@breaks(FaultClass.TRUNCATED, *READ_EMPTY, cites="flashinfer#3238")
+@kernel_fault(FaultClass.TRUNCATED, *READ_EMPTY, cites="flashinfer#3238")
 def queries_past_the_first_rows_are_dropped(oracle: Oracle) -> Oracle:
     """No row gets more query tokens served than the first one has."""
 
@@ -251,7 +251,7 @@ def queries_past_the_first_rows_are_dropped(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.MIXED, "S-5", "S-7", "S-4", cites="aiter#2720")
+@kernel_fault(FaultClass.MIXED, "S-5", "S-7", "S-4", cites="aiter#2720")
 def odd_query_counts_answer_as_their_first(oracle: Oracle) -> Oracle:
     """Every token of a row of 3, 5, 6 or 7 gets the answer of its first."""
 
@@ -264,7 +264,7 @@ def odd_query_counts_answer_as_their_first(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.MIXED, "S-5", "S-7", cites="flashinfer#4382")
+@kernel_fault(FaultClass.MIXED, "S-5", "S-7", cites="flashinfer#4382")
 def later_rows_take_the_queries_of_the_first(oracle: Oracle) -> Oracle:
     """Rows of 5 tokens and more ask what the first row asks, if it is as long."""
 
@@ -280,7 +280,7 @@ def later_rows_take_the_queries_of_the_first(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.MIXED, "S-2", "S-6", "S-9", *READ, cites="vllm#52500")
+@kernel_fault(FaultClass.MIXED, "S-2", "S-6", "S-9", *READ, cites="vllm#52500")
 def rows_are_uniform_when_they_divide(oracle: Oracle) -> Oracle:
     """Rows of 1, 2 and 3 tokens are taken for three of 2."""
 
@@ -294,7 +294,7 @@ def rows_are_uniform_when_they_divide(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.CONTINUATION, *READ_EMPTY, cites="vllm#47239 vllm#37303")
+@kernel_fault(FaultClass.CONTINUATION, *READ_EMPTY, cites="vllm#47239 vllm#37303")
 def uniform_short_prompts_are_verified(oracle: Oracle) -> Oracle:
     """Prompts of 2 to 8 tokens, all equal, are taken for drafts behind a cached context."""
 
@@ -308,7 +308,7 @@ def uniform_short_prompts_are_verified(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.CONTINUATION, *READ, cites="FastDeploy@333823c")
+@kernel_fault(FaultClass.CONTINUATION, *READ, cites="FastDeploy@333823c")
 def a_chunk_of_one_token_is_decoded(oracle: Oracle) -> Oracle:
     """In mixed steps, rows of one token take the key range of the first such row."""
 
@@ -339,19 +339,21 @@ def _zeroed(oracle: Oracle, chosen: Callable[[Batch], NDArray[np.bool_]]) -> Ora
     return answering(oracle, change)
 
 
-@breaks(FaultClass.MIXED, "S-5", "S-19", cites="FastDeploy#7804")
+@kernel_fault(FaultClass.MIXED, "S-5", "S-19", cites="FastDeploy#7804")
 def extend_rows_of_mixed_steps_stay_zero(oracle: Oracle) -> Oracle:
     """With decode rows beside them, rows of several tokens are left out."""
     return _zeroed(oracle, lambda batch: batch.query_lens > 1)
 
 
-@breaks(FaultClass.MIXED, "S-5", "S-19", cites="FastDeploy#7804")
+@kernel_fault(FaultClass.MIXED, "S-5", "S-19", cites="FastDeploy#7804")
 def decode_rows_of_mixed_steps_stay_zero(oracle: Oracle) -> Oracle:
     """With extend rows beside them, rows of one token are left out."""
     return _zeroed(oracle, lambda batch: batch.query_lens == 1)
 
 
-@breaks(FaultClass.MIXED, "S-1", "S-9", "S-19", *READ_EMPTY, cites="unified-cache-management#882")
+@kernel_fault(
+    FaultClass.MIXED, "S-1", "S-9", "S-19", *READ_EMPTY, cites="unified-cache-management#882"
+)
 def decode_rows_take_tables_of_extend_rows(oracle: Oracle) -> Oracle:
     """Decode row i of a mixed step reads the i-th row of the whole table."""
 
@@ -366,7 +368,7 @@ def decode_rows_take_tables_of_extend_rows(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.MIXED, "S-6", "S-19", *READ, cites="sglang@KNOWN_FAILURES")
+@kernel_fault(FaultClass.MIXED, "S-6", "S-19", *READ, cites="sglang@KNOWN_FAILURES")
 def answers_stay_in_decode_first_order(oracle: Oracle) -> Oracle:
     """Rows are sorted, decode rows first, and their answers are not put back."""
 
@@ -378,7 +380,7 @@ def answers_stay_in_decode_first_order(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.MIXED, "S-1", "S-9", *READ_EMPTY, cites="vllm#51848")
+@kernel_fault(FaultClass.MIXED, "S-1", "S-9", *READ_EMPTY, cites="vllm#51848")
 def tables_are_indexed_by_query_token(oracle: Oracle) -> Oracle:
     """Query token t asks for row t of the table; those past the last row find none."""
 
@@ -390,7 +392,9 @@ def tables_are_indexed_by_query_token(oracle: Oracle) -> Oracle:
     return answering(oracle, change)
 
 
-@breaks(FaultClass.PAD_VALUE, "S-2", "S-6", *READ, cites="sglang#35588 sglang#26244 sglang#32791")
+@kernel_fault(
+    FaultClass.PAD_VALUE, "S-2", "S-6", *READ, cites="sglang#35588 sglang#26244 sglang#32791"
+)
 def padded_tokens_join_the_last_row(oracle: Oracle) -> Oracle:
     """Lengths of queries are counted over the padded tokens too."""
 
@@ -406,7 +410,7 @@ def padded_tokens_join_the_last_row(oracle: Oracle) -> Oracle:
     return with_batch(oracle, change)
 
 
-@breaks(FaultClass.PAD_VALUE, "S-6", "S-9", *READ, cites="sglang#7233")
+@kernel_fault(FaultClass.PAD_VALUE, "S-6", "S-9", *READ, cites="sglang#7233")
 def padded_rows_count_one_key(oracle: Oracle) -> Oracle:
     """Lengths of padded rows are filled with 1."""
 
@@ -416,7 +420,7 @@ def padded_rows_count_one_key(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.BATCH_MATE, "S-9", "S-19", *READ, akin="sglang@trtllm_mla_backend")
+@kernel_fault(FaultClass.BATCH_MATE, "S-9", "S-19", *READ, akin="sglang@trtllm_mla_backend")
 def rows_are_as_long_as_the_longest(oracle: Oracle) -> Oracle:
     """Every live row reads as many keys as the longest."""
 
@@ -426,7 +430,7 @@ def rows_are_as_long_as_the_longest(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(
+@kernel_fault(
     FaultClass.BATCH_MATE, "S-19", "S-20", *READ, cites="aiter#4364 tokenspeed#904 FlashMLA#212"
 )
 def many_rows_leave_one_split_each(oracle: Oracle) -> Oracle:
@@ -438,7 +442,7 @@ def many_rows_leave_one_split_each(oracle: Oracle) -> Oracle:
     return seeing(oracle, change)
 
 
-@breaks(FaultClass.BATCH_MATE, "S-19", "S-20", "S-5", "S-6", akin="flash-attention#2082")
+@kernel_fault(FaultClass.BATCH_MATE, "S-19", "S-20", "S-5", "S-6", akin="flash-attention#2082")
 def the_batch_shares_one_maximum(oracle: Oracle) -> Oracle:
     """Rows whose scores lie far below the batch's largest vanish."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import scoring
 from paged_mla_reference.oracle import Oracle
 from paged_mla_reference.rules.attention import QueryAnswer, attend_one
@@ -39,7 +39,7 @@ def _rounded_below(scores: Array, peak: Array, dtype: str) -> Array:
     return np.asarray(widen(round_to(weights, dtype)) / weights.sum(axis=1, keepdims=True))
 
 
-@breaks(FaultClass.PRECISION, *RULES)
+@kernel_fault(FaultClass.PRECISION, *RULES)
 def the_peak_is_raised_to_a_power_of_two(oracle: Oracle) -> Oracle:
     """Weights are relative to the next power of two above the largest, and rounded to 16 bits."""
 
@@ -50,7 +50,7 @@ def the_peak_is_raised_to_a_power_of_two(oracle: Oracle) -> Oracle:
     return _weighing(oracle, weigh)
 
 
-@breaks(FaultClass.PRECISION, *RULES)
+@kernel_fault(FaultClass.PRECISION, *RULES)
 def weights_are_rounded_before_the_peak_is_divided_out(oracle: Oracle) -> Oracle:
     """Weights are relative to the highest score of all heads, and rounded to 16 bits."""
 
@@ -63,7 +63,7 @@ def weights_are_rounded_before_the_peak_is_divided_out(oracle: Oracle) -> Oracle
     return _weighing(oracle, weigh)
 
 
-@breaks(FaultClass.PRECISION, *RULES)
+@kernel_fault(FaultClass.PRECISION, *RULES)
 def weights_are_rounded_once_divided_by_their_sum(oracle: Oracle) -> Oracle:
     """Weights are divided by their sum in float32, and rounded to 16 bits behind that."""
 
@@ -74,7 +74,7 @@ def weights_are_rounded_once_divided_by_their_sum(oracle: Oracle) -> Oracle:
     return _weighing(oracle, weigh)
 
 
-@breaks(FaultClass.PRECISION, *RULES)
+@kernel_fault(FaultClass.PRECISION, *RULES)
 def weights_are_cut_off(oracle: Oracle) -> Oracle:
     """Weights become numbers of 16 bits by rounding towards 0; the largest is 1."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_reference.faults.fault import FaultClass, breaks
+from paged_mla_reference.faults.fault import FaultClass, kernel_fault
 from paged_mla_reference.faults.kernel.change import (
     appending,
     context_of,
@@ -27,7 +27,7 @@ from paged_mla_shared.problem import Batch, Metadata, Problem
 Slots = NDArray[np.int64]
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="vllm#39444")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#39444")
 def padding_writes_slot_0(oracle: Oracle) -> Oracle:
     """The slots of padding are 0, not -1."""
 
@@ -40,7 +40,7 @@ def padding_writes_slot_0(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="vllm#43810 vllm#43869")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#43810 vllm#43869")
 def slot_minus_one_is_the_last(oracle: Oracle) -> Oracle:
     """Slot -1 wraps around to the end of the cache."""
 
@@ -53,7 +53,7 @@ def slot_minus_one_is_the_last(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-9", "S-10", cites="vllm#56734 vllm#49757 vllm-ascend#15417")
+@kernel_fault(FaultClass.WRITE, "S-9", "S-10", cites="vllm#56734 vllm#49757 vllm-ascend#15417")
 def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
     """A padded row with a token writes it to the first block of its table."""
 
@@ -67,7 +67,7 @@ def padded_rows_write_through_their_tables(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="MoE-Infinity#195 lucebox#555")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="MoE-Infinity#195 lucebox#555")
 def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
     """The step's last live token is dropped."""
 
@@ -78,7 +78,7 @@ def the_last_token_is_not_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", akin="1bit-MONSTER#686")
+@kernel_fault(FaultClass.WRITE, "S-10", akin="1bit-MONSTER#686")
 def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
     """Rows of several tokens leave out their first."""
 
@@ -90,7 +90,7 @@ def the_first_token_of_a_chunk_is_not_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="1bit-MONSTER#686")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="1bit-MONSTER#686")
 def only_the_first_token_is_written(oracle: Oracle) -> Oracle:
     """Rows of several tokens keep one latent."""
 
@@ -103,7 +103,7 @@ def only_the_first_token_is_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="tt-metal#55742")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="tt-metal#55742")
 def an_odd_batch_leaves_out_its_last_row(oracle: Oracle) -> Oracle:
     """Rows are written in pairs, and the last of an odd number from 3 on is not."""
 
@@ -115,7 +115,7 @@ def an_odd_batch_leaves_out_its_last_row(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.CONTINUATION, "S-1", "S-10", cites="tt-metal#55630 pypto-lib#160")
+@kernel_fault(FaultClass.CONTINUATION, "S-1", "S-10", cites="tt-metal#55630 pypto-lib#160")
 def chunks_are_written_to_the_first_blocks(oracle: Oracle) -> Oracle:
     """A continued chunk starts at column 0 of its table."""
 
@@ -141,7 +141,7 @@ def _planned(oracle: Oracle, change: Callable[[Problem, Batch, Metadata], None])
     return writing(planned, lambda _p, _b, slots: slots)
 
 
-@breaks(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
+@kernel_fault(FaultClass.TRUNCATED, "S-1", "S-3", "S-10")
 def rows_far_past_the_mean_length_are_not_planned(oracle: Oracle) -> Oracle:
     """A plan covers each row by the tiles of 16 tokens that one of mean query length needs."""
 
@@ -154,7 +154,7 @@ def rows_far_past_the_mean_length_are_not_planned(oracle: Oracle) -> Oracle:
     return _planned(oracle, change)
 
 
-@breaks(FaultClass.PAGE, "S-1", "S-10")
+@kernel_fault(FaultClass.PAGE, "S-1", "S-10")
 def slots_run_on_past_a_block(oracle: Oracle) -> Oracle:
     """The slots of a row of at most 47 tokens run on from its first one's, past the block's end."""
 
@@ -168,7 +168,7 @@ def slots_run_on_past_a_block(oracle: Oracle) -> Oracle:
     return _planned(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-1", "S-10")
+@kernel_fault(FaultClass.WRITE, "S-1", "S-10")
 def decode_tokens_stay_in_the_block_before(oracle: Oracle) -> Oracle:
     """A single new token is written to the block of the token before it."""
 
@@ -182,7 +182,7 @@ def decode_tokens_stay_in_the_block_before(oracle: Oracle) -> Oracle:
     return _planned(oracle, change)
 
 
-@breaks(FaultClass.CONTINUATION, "S-1", "S-10")
+@kernel_fault(FaultClass.CONTINUATION, "S-1", "S-10")
 def long_chunks_are_written_from_the_edge_of_their_block(oracle: Oracle) -> Oracle:
     """Rows of more than 121 new tokens are written from where their first block starts."""
 
@@ -196,7 +196,7 @@ def long_chunks_are_written_from_the_edge_of_their_block(oracle: Oracle) -> Orac
     return _planned(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10")
+@kernel_fault(FaultClass.WRITE, "S-10")
 def rows_without_a_first_slot_are_not_written(oracle: Oracle) -> Oracle:
     """A row whose first token has no slot is not written at all."""
 
@@ -209,7 +209,7 @@ def rows_without_a_first_slot_are_not_written(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-1", "S-10", cites="onnxruntime-genai#2354")
+@kernel_fault(FaultClass.WRITE, "S-1", "S-10", cites="onnxruntime-genai#2354")
 def slots_are_one_late(oracle: Oracle) -> Oracle:
     """Tokens of decode rows are written one slot further on."""
 
@@ -222,7 +222,7 @@ def slots_are_one_late(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", akin="LMCache#4921")
+@kernel_fault(FaultClass.WRITE, "S-10", akin="LMCache#4921")
 def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
     """Slots of -1 are squeezed out, and the tokens are not."""
 
@@ -235,7 +235,7 @@ def skipped_tokens_shift_the_others(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", akin="LMCache#4921")
+@kernel_fault(FaultClass.WRITE, "S-10", akin="LMCache#4921")
 def named_slots_are_ignored(oracle: Oracle) -> Oracle:
     """Slots are derived although the batch names them."""
 
@@ -249,7 +249,7 @@ def named_slots_are_ignored(oracle: Oracle) -> Oracle:
     return writing(oracle, change)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="1Cat-vLLM#162")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="1Cat-vLLM#162")
 def k_pe_is_not_written(oracle: Oracle) -> Oracle:
     """Only the latent half of a row is stored."""
 
@@ -278,7 +278,7 @@ def _clearing(oracle: Oracle, cleared: Callable[[Problem, Slots], Slots]) -> Ora
     return replace(oracle, append=append)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="vllm#52709")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709")
 def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
     """A write zeroes the slot of its block that follows."""
 
@@ -288,7 +288,7 @@ def the_rest_of_the_block_is_cleared(oracle: Oracle) -> Oracle:
     return _clearing(oracle, behind)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="vllm#52709")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#52709")
 def fresh_blocks_are_cleared_past_their_end(oracle: Oracle) -> Oracle:
     """Taking a block into use zeroes the first slot of the next one."""
 
@@ -299,7 +299,7 @@ def fresh_blocks_are_cleared_past_their_end(oracle: Oracle) -> Oracle:
     return _clearing(oracle, next_blocks)
 
 
-@breaks(FaultClass.WRITE, "S-10", cites="vllm#43152")
+@kernel_fault(FaultClass.WRITE, "S-10", cites="vllm#43152")
 def append_writes_its_inputs(oracle: Oracle) -> Oracle:
     """Keys are changed in place on their way to the cache."""
 
@@ -319,7 +319,7 @@ def _storing(oracle: Oracle, change: Callable[[Problem, NDArray[Any]], NDArray[A
     )
 
 
-@breaks(FaultClass.WRITE, "S-10")
+@kernel_fault(FaultClass.WRITE, "S-10")
 def negative_zero_loses_its_sign(oracle: Oracle) -> Oracle:
     """What is stored was added to 0."""
 
@@ -330,19 +330,19 @@ def negative_zero_loses_its_sign(oracle: Oracle) -> Oracle:
     return _storing(oracle, added)
 
 
-@breaks(FaultClass.WRITE, "S-10")
+@kernel_fault(FaultClass.WRITE, "S-10")
 def signalling_nan_becomes_quiet(oracle: Oracle) -> Oracle:
     """What is stored was converted to a wider type and back."""
     return _storing(oracle, lambda p, x: round_to(widen(x), p.dtype))
 
 
-@breaks(FaultClass.WRITE, "S-10")
+@kernel_fault(FaultClass.WRITE, "S-10")
 def nan_is_stored_as_0(oracle: Oracle) -> Oracle:
     """Latents that are no number become 0."""
     return _storing(oracle, lambda _, x: np.where(np.isnan(x), x.dtype.type(0), x))
 
 
-@breaks(FaultClass.PRECISION, "S-10", akin="flashinfer#5107")
+@kernel_fault(FaultClass.PRECISION, "S-10", akin="flashinfer#5107")
 def rows_are_stored_in_bfloat16(oracle: Oracle) -> Oracle:
     """Stored rows keep 8 bits of precision."""
 

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.meta.mutants.stale import SHOWS, blocks_of_rows, with_blocks
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
-from paged_mla_reference.faults import FaultClass
-from paged_mla_reference.faults.fault import breaks
+from paged_mla_reference.faults.fault import FaultClass, runner_fault
+from paged_mla_reference.faults.runner.stale import SHOWS, blocks_of_rows, with_blocks
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.layout import CacheImage
 from paged_mla_shared.problem import Batch, Mask, Metadata, Output, Problem
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, "S-14")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, "S-14")
 class TreesAreKnownByTheirLengths(ForwardingRunner):
     """A mask is read again only if the lengths of the rows are other ones."""
 
@@ -35,7 +34,7 @@ class TreesAreKnownByTheirLengths(ForwardingRunner):
         return self.inner.attend(replace(batch, mask=self.mask))
 
 
-@breaks(FaultClass.HOST_SCALAR, "S-17", "S-1", "S-3", "S-10")
+@runner_fault(FaultClass.HOST_SCALAR, "S-17", "S-1", "S-3", "S-10")
 class PlansAreKnownByTheirLengths(ForwardingRunner):
     """Positions and slots are those of the first step that had the same lengths."""
 
@@ -56,7 +55,7 @@ class PlansAreKnownByTheirLengths(ForwardingRunner):
         self.inner.append(batch)
 
 
-@breaks(FaultClass.STALE, *SHOWS)
+@runner_fault(FaultClass.STALE, *SHOWS)
 class TablesAreKnownByTheirBlockCounts(ForwardingRunner):
     """A step whose rows have as many blocks as those of the step before keeps its table."""
 
@@ -70,7 +69,7 @@ class TablesAreKnownByTheirBlockCounts(ForwardingRunner):
         return self.inner.attend(with_blocks(batch, self.blocks))
 
 
-@breaks(FaultClass.STALE, "S-17", "S-4", "S-5", "S-10")
+@runner_fault(FaultClass.STALE, "S-17", "S-4", "S-5", "S-10")
 class AnAppendToTheSameSlotsIsSkipped(ForwardingRunner):
     """A step that has the slots of the one before is not appended."""
 
@@ -86,7 +85,7 @@ class AnAppendToTheSameSlotsIsSkipped(ForwardingRunner):
         self.before = slots.copy()
 
 
-@breaks(FaultClass.STALE, "S-17", "S-10", "S-5")
+@runner_fault(FaultClass.STALE, "S-17", "S-10", "S-5")
 class AnImageOfTheSameBlocksIsNotTaken(ForwardingRunner):
     """A cache that lists the blocks of the one before is not loaded."""
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
-from paged_mla_reference.faults import FaultClass
-from paged_mla_reference.faults.fault import breaks
+from paged_mla_reference.faults.fault import FaultClass, Shows, runner_fault
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.bounded import legal_rows, taken_as
 from paged_mla_reference.rules.paging import NO_SLOT
 from paged_mla_shared.problem import Batch, Mask, MaskSpelling, Metadata, Output, Problem
@@ -45,7 +44,7 @@ class _TakesAnotherStep(ForwardingRunner):
         return self.inner.gather_context(self.taken(batch))
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class PositionsInFrontOfRowsAreWritten(ForwardingRunner):
     """The table is read in front of a short row, where the row before it names its last block."""
 
@@ -76,7 +75,7 @@ def _slots_in_front(problem: Problem, batch: Batch) -> NDArray[np.int64]:
     return slots
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class ShortRowsAreAsLongAsTheirQueries(_TakesAnotherStep):
     """A row with fewer keys than queries gets as many keys as it has queries."""
 
@@ -90,7 +89,7 @@ class ShortRowsAreAsLongAsTheirQueries(_TakesAnotherStep):
         return replace(batch, seq_lens=lengths.astype(np.int32))
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class LengthsLoseTheirSign(_TakesAnotherStep):
     """A negative length is taken for the positive one."""
 
@@ -100,7 +99,7 @@ class LengthsLoseTheirSign(_TakesAnotherStep):
         return replace(batch, seq_lens=lengths.astype(np.int32))
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class LengthsAreClampedToTheTable(_TakesAnotherStep):
     """A row longer than its table, or than the model, is cut to what there is."""
 
@@ -111,7 +110,7 @@ class LengthsAreClampedToTheTable(_TakesAnotherStep):
         return replace(batch, seq_lens=np.minimum(batch.seq_lens, most).astype(np.int32))
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class ColumnsPastTheTableAreBlockZero(_TakesAnotherStep):
     """Table entries past the last column are read as block 0."""
 
@@ -123,7 +122,7 @@ class ColumnsPastTheTableAreBlockZero(_TakesAnotherStep):
         return replace(batch, block_table=np.pad(batch.block_table, ((0, 0), (0, missing))))
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class StartsBelowZeroAreTokenZero(_TakesAnotherStep):
     """A row that begins in front of the step is served from its first token."""
 
@@ -132,7 +131,7 @@ class StartsBelowZeroAreTokenZero(_TakesAnotherStep):
         return replace(batch, cu_seqlens_q=np.maximum(batch.cu_seqlens_q, 0))
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS, "S-5", "S-7")
+@runner_fault(FaultClass.VALIDATION, *SHOWS, "S-5", "S-7", shows=Shows.ILLEGAL_STEPS)
 class RowsEndWhereLaterOnesBegin(_TakesAnotherStep):
     """Of rows that overlap the later one is served, and the earlier one is cut."""
 
@@ -158,7 +157,7 @@ class _ReadsOtherBlocks(_TakesAnotherStep):
         raise NotImplementedError
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class BlocksOutsideTheCacheAreBlockZero(_ReadsOtherBlocks):
     """A block id outside the cache is read, and written, as block 0."""
 
@@ -167,7 +166,7 @@ class BlocksOutsideTheCacheAreBlockZero(_ReadsOtherBlocks):
         return 0
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class BlocksPastTheCacheAreItsLast(_ReadsOtherBlocks):
     """A block id outside the cache is clamped to the nearest that it has."""
 
@@ -176,7 +175,7 @@ class BlocksPastTheCacheAreItsLast(_ReadsOtherBlocks):
         return table.clip(0, self.problem.num_blocks - 1)
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS)
+@runner_fault(FaultClass.VALIDATION, *SHOWS, shows=Shows.ILLEGAL_STEPS)
 class NegativeBlocksCountFromTheEnd(_ReadsOtherBlocks):
     """A block id of -1 is the last block of the cache; ids past it begin anew."""
 
@@ -198,7 +197,7 @@ class _WritesOtherSlots(_TakesAnotherStep):
         raise NotImplementedError
 
 
-@breaks(FaultClass.VALIDATION, "S-10", "S-1")
+@runner_fault(FaultClass.VALIDATION, "S-10", "S-1", shows=Shows.ILLEGAL_STEPS)
 class SlotsPastTheCacheAreItsLast(_WritesOtherSlots):
     """A named slot past the cache is clamped to its last one."""
 
@@ -207,7 +206,7 @@ class SlotsPastTheCacheAreItsLast(_WritesOtherSlots):
         return np.minimum(slots, self.problem.num_blocks * self.problem.block_size - 1)
 
 
-@breaks(FaultClass.OFFSET, "S-10", "S-1")
+@runner_fault(FaultClass.OFFSET, "S-10", "S-1", shows=Shows.ILLEGAL_STEPS)
 class NamedSlotsKeepHalfTheirBits(_WritesOtherSlots):
     """Of a named slot the lower 32 bits are kept, so that one far past the cache lies in it."""
 
@@ -216,7 +215,7 @@ class NamedSlotsKeepHalfTheirBits(_WritesOtherSlots):
         return slots.astype(np.int32).astype(np.int64)
 
 
-@breaks(FaultClass.VALIDATION, "S-10", "S-1")
+@runner_fault(FaultClass.VALIDATION, "S-10", "S-1", shows=Shows.ILLEGAL_STEPS)
 class SlotsBelowMinusOneAreWritten(_WritesOtherSlots):
     """Only -1 writes nothing: other negative slots count from the end of the cache."""
 
@@ -226,7 +225,7 @@ class SlotsBelowMinusOneAreWritten(_WritesOtherSlots):
         return np.where(slots < -1, slots % count, slots)
 
 
-@breaks(FaultClass.VALIDATION, "S-14", *SHOWS, "S-5", "S-7")
+@runner_fault(FaultClass.VALIDATION, "S-14", *SHOWS, "S-5", "S-7", shows=Shows.ILLEGAL_STEPS)
 class MasksAreReadPastTheirEnd(_TakesAnotherStep):
     """What lies behind a mask that is too short is read as a part of it."""
 
@@ -240,7 +239,7 @@ class MasksAreReadPastTheirEnd(_TakesAnotherStep):
         return replace(batch, mask=np.append(batch.mask, np.ones(more, bool)))
 
 
-@breaks(FaultClass.MASK, "S-14", "S-3", "S-4", "S-5", "S-7", "S-6")
+@runner_fault(FaultClass.MASK, "S-14", "S-3", "S-4", "S-5", "S-7", "S-6", shows=Shows.ILLEGAL_STEPS)
 class OnlyLegalRowsHaveMaskElements(_TakesAnotherStep):
     """The mask of a row begins where that of the legal row before it ends."""
 
@@ -262,7 +261,7 @@ class OnlyLegalRowsHaveMaskElements(_TakesAnotherStep):
         return replace(batch, mask=mask)
 
 
-@breaks(FaultClass.VALIDATION, *SHOWS, "S-5", "S-7")
+@runner_fault(FaultClass.VALIDATION, *SHOWS, "S-5", "S-7", shows=Shows.ILLEGAL_STEPS)
 class OneIllegalRowSilencesTheStep(_TakesAnotherStep):
     """A step with a row that is not legal is taken for an idle one."""
 
@@ -273,7 +272,7 @@ class OneIllegalRowSilencesTheStep(_TakesAnotherStep):
         return replace(batch, seq_lens=np.zeros_like(batch.seq_lens))
 
 
-@breaks(FaultClass.VALIDATION, "S-6")
+@runner_fault(FaultClass.VALIDATION, "S-6", shows=Shows.ILLEGAL_STEPS)
 class RowsThatAreNotLegalAreLeftUnwritten(ForwardingRunner):
     """What a row that is not legal should get is left as it lay in memory."""
 
@@ -288,7 +287,9 @@ class RowsThatAreNotLegalAreLeftUnwritten(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.STALE, "S-17", "S-2", "S-5", "S-6", "S-7", "S-9")
+@runner_fault(
+    FaultClass.STALE, "S-17", "S-2", "S-5", "S-6", "S-7", "S-9", shows=Shows.ILLEGAL_STEPS
+)
 class TheStepBehindAnIllegalOneIsIdle(ForwardingRunner):
     """The step behind an illegal one is answered as if all its rows were padding."""
 

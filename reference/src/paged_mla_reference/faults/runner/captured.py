@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.meta.mutants.stale import SHOWS
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
 from paged_mla_reference.backend import ReferenceRunner
-from paged_mla_reference.faults import ORACLE, Fault, FaultClass
-from paged_mla_reference.faults.fault import breaks
+from paged_mla_reference.faults.fault import Fault, FaultClass, runner_fault
+from paged_mla_reference.faults.kernel import visibility
 from paged_mla_reference.faults.kernel.change import of_rows
+from paged_mla_reference.faults.runner.stale import SHOWS
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.oracle import RIGHT
 from paged_mla_reference.rules.paging import blocks_of, query_spans
 from paged_mla_shared.backend import Runner
@@ -28,7 +28,7 @@ def _cut(batch: Batch, longest: int) -> Batch:
     return replace(batch, seq_lens=lengths.astype(np.int32))
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, cites="vllm@trtllm_mla transformers#45323")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="vllm@trtllm_mla transformers#45323")
 class TheLongestRowIsThatOfTheFirstStep(ForwardingRunner):
     """The maximum length recorded at capture bounds every later row."""
 
@@ -41,7 +41,7 @@ class TheLongestRowIsThatOfTheFirstStep(ForwardingRunner):
         return self.inner.attend(_cut(batch, max(self.longest, 1)))
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS)
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS)
 class SplitsAreCountedInTheFirstStep(ForwardingRunner):
     """Rows end with the splits of 1024 keys that the first step's longest row needed."""
 
@@ -54,7 +54,7 @@ class SplitsAreCountedInTheFirstStep(ForwardingRunner):
         return self.inner.attend(_cut(batch, max(self.splits, 1) * 1024))
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, cites="rtp-llm#1181 vllm#36492")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="rtp-llm#1181 vllm#36492")
 class LengthsAreThoseOfTheFirstStep(ForwardingRunner):
     """Lengths recorded at capture stay, where the batch is as large."""
 
@@ -70,7 +70,7 @@ class LengthsAreThoseOfTheFirstStep(ForwardingRunner):
         return self.inner.attend(batch)
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, cites="tokenspeed#840")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="tokenspeed#840")
 class AnIdleCaptureStaysEmpty(ForwardingRunner):
     """A schedule recorded over padded rows alone stays empty."""
 
@@ -86,7 +86,7 @@ class AnIdleCaptureStaysEmpty(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#28569")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#28569")
 class RowsPastTheFirstStepsAreNotServed(ForwardingRunner):
     """The number of rows recorded at capture bounds every later batch."""
 
@@ -110,7 +110,7 @@ def _unanswered_past(answer: Output, batch: Batch, count: int) -> Output:
     return answer
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#30805", akin="vllm#45227")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#30805", akin="vllm#45227")
 class QueriesPastTheFirstStepsAreNotServed(ForwardingRunner):
     """Counters are sized for the query tokens that a row of the first step has."""
 
@@ -123,7 +123,7 @@ class QueriesPastTheFirstStepsAreNotServed(ForwardingRunner):
         return _unanswered_past(self.inner.attend(batch), batch, self.longest)
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS)
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS)
 class QueryTilesAreCountedInTheFirstStep(ForwardingRunner):
     """Queries of a row end with the tiles of 32 that the first step's longest needed."""
 
@@ -136,7 +136,7 @@ class QueryTilesAreCountedInTheFirstStep(ForwardingRunner):
         return _unanswered_past(self.inner.attend(batch), batch, max(self.tiles, 1) * 32)
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545 ATOM#1391")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, cites="sglang#21987 sglang#27545 ATOM#1391")
 class QueryLengthsAreThoseOfTheFirstStep(ForwardingRunner):
     """A step with as many tokens and rows is cut into the queries of the first one."""
 
@@ -153,7 +153,7 @@ class QueryLengthsAreThoseOfTheFirstStep(ForwardingRunner):
         return self.inner.attend(batch)
 
 
-@breaks(FaultClass.STALE, *SHOWS, cites="sglang#26655 vllm#35175 rtp-llm#1259")
+@runner_fault(FaultClass.STALE, *SHOWS, cites="sglang#26655 vllm#35175 rtp-llm#1259")
 class TheTableIsThatOfTheFirstStep(ForwardingRunner):
     """A block table reallocated after capture is not seen, where it is large enough."""
 
@@ -176,7 +176,7 @@ class TheTableIsThatOfTheFirstStep(ForwardingRunner):
         return self.inner.attend(batch)
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS, "S-1")
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS, "S-1")
 class TheWidthOfTheTableIsThatOfTheFirstStep(ForwardingRunner):
     """Every step's table is read by the width of the first one's."""
 
@@ -192,7 +192,7 @@ class TheWidthOfTheTableIsThatOfTheFirstStep(ForwardingRunner):
         return self.inner.attend(replace(batch, block_table=read % self.problem.num_blocks))
 
 
-@breaks(FaultClass.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667 TensorRT-LLM#17110")
+@runner_fault(FaultClass.HOST_SCALAR, "S-17", "S-10", cites="tokenspeed#667 TensorRT-LLM#17110")
 class WriteSlotsAreThoseOfTheFirstStep(ForwardingRunner):
     """Slots baked in at capture are written again, where as many tokens come."""
 
@@ -207,7 +207,7 @@ class WriteSlotsAreThoseOfTheFirstStep(ForwardingRunner):
         self.inner.append(batch)
 
 
-@breaks(FaultClass.HOST_SCALAR, "S-17", "S-10", cites="TensorRT-LLM#17110")
+@runner_fault(FaultClass.HOST_SCALAR, "S-17", "S-10", cites="TensorRT-LLM#17110")
 class ReplayedAppendsServeOneToken(ForwardingRunner):
     """In a replay, rows of several tokens are written where those of the first step were."""
 
@@ -227,7 +227,7 @@ class ReplayedAppendsServeOneToken(ForwardingRunner):
         self.inner.append(batch)
 
 
-@breaks(FaultClass.HOST_SCALAR, "S-11", "S-17")
+@runner_fault(FaultClass.HOST_SCALAR, "S-11", "S-17")
 class QueryScalesAreThoseOfTheFirstStep(ForwardingRunner):
     """The scale given at capture divides the queries of every later step."""
 
@@ -243,7 +243,7 @@ class QueryScalesAreThoseOfTheFirstStep(ForwardingRunner):
         return self.inner.quantise_queries(batch, self.scale)
 
 
-@breaks(FaultClass.HOST_SCALAR, "S-11", "S-12", "S-17")
+@runner_fault(FaultClass.HOST_SCALAR, "S-11", "S-12", "S-17")
 class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
     """Queries of 8 bits are rotated by the lengths recorded at capture."""
 
@@ -263,7 +263,7 @@ class QueryPositionsAreThoseOfTheFirstStep(ForwardingRunner):
 
 
 class _WrongInReplay(ForwardingRunner):
-    """The first step is right; the steps after it have a fault of the oracle."""
+    """The first step is right; the steps after it have a fault of a kernel."""
 
     fault: Fault
     steps = 0
@@ -288,8 +288,8 @@ class _WrongInReplay(ForwardingRunner):
         return (self.inner if self.steps == 1 else self.wrong).attend(batch)
 
 
-@breaks(FaultClass.CAUSAL, *SHOWS, cites="tokenspeed#258 tokenspeed#260 tokenspeed#616")
+@runner_fault(FaultClass.CAUSAL, *SHOWS, cites="tokenspeed#258 tokenspeed#260 tokenspeed#616")
 class ReplaysAreNotCausal(_WrongInReplay):
     """A graph of several query tokens was captured without a causal mask."""
 
-    fault = ORACLE["the-future-is-seen"]
+    fault = visibility.the_future_is_seen

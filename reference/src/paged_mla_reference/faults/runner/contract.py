@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
-from paged_mla_conformance.suite.trials.trial import MAX_BLOCKS_READ
-from paged_mla_reference.faults import FaultClass
-from paged_mla_reference.faults.fault import breaks
+from paged_mla_reference.faults.fault import FaultClass, runner_fault
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.cache import slots_to_write
 from paged_mla_shared.backend import Runner
 from paged_mla_shared.formats import FORMATS, ScaleTensor
@@ -25,8 +23,10 @@ from paged_mla_shared.problem import Batch, MaskSpelling, Metadata, Output, Prob
 SCALED = ("S-11", "S-17", "S-10", "S-5", "S-7", "S-1", "S-21")  # how a wrong cache scale shows
 REFUSED = ("S-1", "S-2", "S-14")  # rules of the errors group
 
+_MOST_BLOCKS = 4096  # of a cache that is small enough to be read and written whole
 
-@breaks(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
+
+@runner_fault(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3176 vllm#32628")
 class BadInputIsSwallowed(ForwardingRunner):
     """Errors become silence."""
 
@@ -46,7 +46,7 @@ class BadInputIsSwallowed(ForwardingRunner):
             return Metadata(none, none)
 
 
-@breaks(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3238")
+@runner_fault(FaultClass.VALIDATION, *REFUSED, cites="flashinfer#3238")
 class CapacityIsNotChecked(ForwardingRunner):
     """Batches larger than what was prepared are cut, not refused."""
 
@@ -60,7 +60,7 @@ class CapacityIsNotChecked(ForwardingRunner):
             return Metadata(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-@breaks(FaultClass.VALIDATION, *REFUSED, "S-8", "S-11", "S-21")
+@runner_fault(FaultClass.VALIDATION, *REFUSED, "S-8", "S-11", "S-21")
 class OptionalCallsRefuseNothing(ForwardingRunner):
     """Layers, merges, gathered contexts and queries of 8 bits are not looked at."""
 
@@ -95,7 +95,7 @@ class OptionalCallsRefuseNothing(ForwardingRunner):
             return np.zeros((0, 0, 0), np.uint8), np.zeros((0, 0), np.float32)
 
 
-@breaks(FaultClass.VALIDATION, "S-21")
+@runner_fault(FaultClass.VALIDATION, "S-21")
 class CapacityOfPrefillsIsNotChecked(ForwardingRunner):
     """Prefills larger than what was prepared are answered with zeros."""
 
@@ -111,7 +111,7 @@ class CapacityOfPrefillsIsNotChecked(ForwardingRunner):
             return Output(out, np.zeros(lines, np.float32))
 
 
-@breaks(FaultClass.VALIDATION, *REFUSED)
+@runner_fault(FaultClass.VALIDATION, *REFUSED)
 class PackedTreesAreNotLookedAt(ForwardingRunner):
     """A packed mask is taken as it comes: blind nodes, and nodes that see later ones."""
 
@@ -126,7 +126,7 @@ class PackedTreesAreNotLookedAt(ForwardingRunner):
             return Output(np.zeros_like(batch.q_nope), np.zeros(batch.q_nope.shape[:2], np.float32))
 
 
-@breaks(FaultClass.VALIDATION, *REFUSED)
+@runner_fault(FaultClass.VALIDATION, *REFUSED)
 class BadBatchesAreWrittenBeforeTheyAreRefused(ForwardingRunner):
     """The cache is touched before a batch is looked at."""
 
@@ -140,7 +140,7 @@ class BadBatchesAreWrittenBeforeTheyAreRefused(ForwardingRunner):
             raise
 
 
-@breaks(FaultClass.RANKS, "S-10", "S-18", akin="sglang@trtllm_mla_backend")
+@runner_fault(FaultClass.RANKS, "S-10", "S-18", akin="sglang@trtllm_mla_backend")
 class EveryRankWritesEverything(ForwardingRunner):
     """The owner of a token is not asked for."""
 
@@ -155,7 +155,7 @@ class EveryRankWritesEverything(ForwardingRunner):
         self.inner.append(batch)
 
 
-@breaks(FaultClass.WRITE, "S-10")
+@runner_fault(FaultClass.WRITE, "S-10")
 class RotatedNeighboursLoseOneBit(ForwardingRunner):
     """With a rope an append stores whole blocks anew, and a key it was not given loses a bit."""
 
@@ -171,7 +171,7 @@ class RotatedNeighboursLoseOneBit(ForwardingRunner):
         _spoil_rotated(self.problem, self.inner, batch, spoil)
 
 
-@breaks(FaultClass.PRECISION, "S-10", "S-11", "S-12")
+@runner_fault(FaultClass.PRECISION, "S-10", "S-11", "S-12")
 class RotatedKeysAreOneStepDown(ForwardingRunner):
     """A kernel that rotates and rounds at once leaves each rotated key a step nearer to zero."""
 
@@ -187,7 +187,7 @@ class RotatedKeysAreOneStepDown(ForwardingRunner):
         _spoil_rotated(self.problem, self.inner, batch, spoil)
 
 
-@breaks(FaultClass.PRECISION, "S-11", "S-12")
+@runner_fault(FaultClass.PRECISION, "S-11", "S-12")
 class RotatedQueriesAreOneStepDown(ForwardingRunner):
     """A kernel that rotates and quantises at once leaves each code a step nearer to zero."""
 
@@ -202,7 +202,7 @@ class RotatedQueriesAreOneStepDown(ForwardingRunner):
         return codes, scales
 
 
-@breaks(FaultClass.STALE, "S-9", "S-10", cites="tt-metal#41195")
+@runner_fault(FaultClass.STALE, "S-9", "S-10", cites="tt-metal#41195")
 class AttentionWritesTheCache(ForwardingRunner):
     """Scratch lies inside the cache: attending changes its first free byte."""
 
@@ -213,7 +213,7 @@ class AttentionWritesTheCache(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.STALE, "S-10")
+@runner_fault(FaultClass.STALE, "S-10")
 class GatheringWritesTheCache(ForwardingRunner):
     """Scratch lies inside the cache: reading it back changes its first free byte."""
 
@@ -232,7 +232,7 @@ def _spoil_rotated(
 ) -> None:
     """Change keys [blocks, block_size, P], given where the step wrote, if there is a rope."""
     layout = problem.layout
-    if problem.rope is None or layout.num_blocks > MAX_BLOCKS_READ:
+    if problem.rope is None or layout.num_blocks > _MOST_BLOCKS:
         return
     slots = slots_to_write(problem, batch)
     is_written = np.zeros((layout.num_blocks, layout.block_size), bool)
@@ -242,7 +242,7 @@ def _spoil_rotated(
 
 
 def _mark_a_free_block(problem: Problem, inner: Runner, batch: Batch) -> None:
-    if problem.layout.num_blocks > MAX_BLOCKS_READ:
+    if problem.layout.num_blocks > _MOST_BLOCKS:
         return
     free = np.setdiff1d(np.arange(problem.layout.num_blocks), batch.block_table)
     with _every_block(problem, inner) as blocks:
@@ -258,7 +258,7 @@ def _every_block(problem: Problem, inner: Runner) -> Iterator[NDArray[np.uint8]]
     inner.load_cache(CacheImage(problem.layout, every, blocks, blocks[0][:4].copy()))
 
 
-@breaks(FaultClass.STALE, "S-10")
+@runner_fault(FaultClass.STALE, "S-10")
 class TheImageBecomesTheCache(ForwardingRunner):
     """What was loaded is kept as the cache itself, and appends write into the caller's array."""
 
@@ -275,7 +275,7 @@ class TheImageBecomesTheCache(ForwardingRunner):
         self.image.blocks[...] = self.inner.read_cache(self.image.block_ids)
 
 
-@breaks(FaultClass.SCALE, "S-5", "S-7", "S-17")
+@runner_fault(FaultClass.SCALE, "S-5", "S-7", "S-17")
 class TheScaleIsThatOfTheLastRunner(ForwardingRunner):
     """The softmax scale is one of the process: the one of the problem that was prepared last."""
 
@@ -336,7 +336,7 @@ def rounded_otherwise(answer: Output) -> Output:
     return Output(np.nextafter(answer.out, np.float32(0)), answer.lse)
 
 
-@breaks(FaultClass.SCALE, *SCALED)
+@runner_fault(FaultClass.SCALE, *SCALED)
 class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
     """The layer's scale is one of the process: the one of the problem that was prepared last."""
 
@@ -345,7 +345,7 @@ class TheCacheScaleIsThatOfTheLastRunner(_TheCacheScaleIsThatOfTheProcess):
         type(self).scale = problem.cache_scale
 
 
-@breaks(FaultClass.SCALE, *SCALED)
+@runner_fault(FaultClass.SCALE, *SCALED)
 class TheCacheScaleIsThatOfTheLastWrite(_TheCacheScaleIsThatOfTheProcess):
     """Whoever loads or appends leaves the scale of its layer where every runner reads it."""
 
@@ -360,7 +360,7 @@ class TheCacheScaleIsThatOfTheLastWrite(_TheCacheScaleIsThatOfTheProcess):
         self.inner.append(batch)
 
 
-@breaks(FaultClass.PRECISION, "S-5")
+@runner_fault(FaultClass.PRECISION, "S-5")
 class LayersAnswerInFloat64(ForwardingRunner):
     """What a layer hands on has the type of its sums, not of the problem."""
 
@@ -370,7 +370,9 @@ class LayersAnswerInFloat64(ForwardingRunner):
         return Output(answer.out.astype(np.float64), answer.lse)
 
 
-@breaks(FaultClass.BATCH_MATE, "S-4", "S-17", "S-19", "S-20", cites="FlashMLA#212 sglang#12000")
+@runner_fault(
+    FaultClass.BATCH_MATE, "S-4", "S-17", "S-19", "S-20", cites="FlashMLA#212 sglang#12000"
+)
 class BitsDependOnTheFirstRow(ForwardingRunner):
     """The last bit of every answer follows from what the batch's last token holds."""
 
@@ -383,7 +385,7 @@ class BitsDependOnTheFirstRow(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.BATCH_MATE, "S-20")
+@runner_fault(FaultClass.BATCH_MATE, "S-20")
 class SplitsFollowTheLongestRow(ForwardingRunner):
     """The order of summation, and so the last bit, is chosen by the longest row of the batch."""
 
@@ -395,7 +397,7 @@ class SplitsFollowTheLongestRow(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.BATCH_MATE, "S-20")
+@runner_fault(FaultClass.BATCH_MATE, "S-20")
 class SplitsFollowTheNumberOfRows(ForwardingRunner):
     """Rows, padded ones included, share the grid: the last bit of an lse depends on how many."""
 
@@ -407,7 +409,7 @@ class SplitsFollowTheNumberOfRows(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.BATCH_MATE, "S-20")
+@runner_fault(FaultClass.BATCH_MATE, "S-20")
 class PrefillTilesFollowTheBatch(ForwardingRunner):
     """Long rows of a prefill are cut over their keys where no other row fills the device."""
 
@@ -419,7 +421,7 @@ class PrefillTilesFollowTheBatch(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.BATCH_MATE, "S-20")
+@runner_fault(FaultClass.BATCH_MATE, "S-20")
 class LayerTilesFollowTheBatch(ForwardingRunner):
     """Long rows of a layer are cut over their keys where no other row fills the device."""
 
@@ -442,7 +444,7 @@ class _RoundsLaterSteps(ForwardingRunner):
         return rounded_otherwise(answer) if self.steps > 1 else answer
 
 
-@breaks(FaultClass.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
+@runner_fault(FaultClass.STALE, "S-17", cites="flashinfer#4647 sglang#7184 sparkinfer#715")
 class SplitsFollowTheFirstStep(_RoundsLaterSteps):
     """The order of summation stays as the first step chose it, so that bits differ."""
 
@@ -451,7 +453,7 @@ class SplitsFollowTheFirstStep(_RoundsLaterSteps):
         return self.later(self.inner.attend(batch))
 
 
-@breaks(FaultClass.STALE, "S-17")
+@runner_fault(FaultClass.STALE, "S-17")
 class LayerSplitsFollowTheFirstStep(_RoundsLaterSteps):
     """The order of summation in layers stays as the first step chose it, so that bits differ."""
 
@@ -460,7 +462,7 @@ class LayerSplitsFollowTheFirstStep(_RoundsLaterSteps):
         return self.later(self.inner.layer(batch))
 
 
-@breaks(FaultClass.STALE, "S-17")
+@runner_fault(FaultClass.STALE, "S-17")
 class PrefillTilesFollowTheFirstStep(_RoundsLaterSteps):
     """The order of summation in prefills stays as the first step chose it, so that bits differ."""
 
@@ -469,7 +471,7 @@ class PrefillTilesFollowTheFirstStep(_RoundsLaterSteps):
         return self.later(self.inner.prefill(batch))
 
 
-@breaks(FaultClass.PARTIAL, "S-8", cites="FastDeploy#5921")
+@runner_fault(FaultClass.PARTIAL, "S-8", cites="FastDeploy#5921")
 class MergeKeepsItsFirstPartial(ForwardingRunner):
     """Where the first partial saw something, the others are not merged in."""
 

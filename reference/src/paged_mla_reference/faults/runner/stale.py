@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paged_mla_conformance.runners.forwarding_runner import ForwardingRunner
-from paged_mla_reference.faults import FaultClass
-from paged_mla_reference.faults.fault import breaks
+from paged_mla_reference.faults.fault import FaultClass, runner_fault
 from paged_mla_reference.faults.kernel.change import wide_table
+from paged_mla_reference.forwarding_runner import ForwardingRunner
 from paged_mla_reference.rules.paging import used_blocks
 from paged_mla_shared.layer import LayerBatch
 from paged_mla_shared.layout import CacheImage
@@ -34,7 +33,9 @@ def with_blocks(batch: Batch, blocks: Sequence[NDArray[np.int64]]) -> Batch:
     return replace(batch, block_table=table)
 
 
-@breaks(FaultClass.PAD_VALUE, "S-9", "S-10", "S-17", cites="vllm-ascend#15417 vllm-ascend#15492")
+@runner_fault(
+    FaultClass.PAD_VALUE, "S-9", "S-10", "S-17", cites="vllm-ascend#15417 vllm-ascend#15492"
+)
 class PaddedTokensKeepTheirLastSlots(ForwardingRunner):
     """Slots of padding become -1 after they were copied: what lies there is written."""
 
@@ -55,7 +56,7 @@ class PaddedTokensKeepTheirLastSlots(ForwardingRunner):
         self.inner.append(batch)
 
 
-@breaks(FaultClass.STALE, "S-17", "S-9", "S-10")
+@runner_fault(FaultClass.STALE, "S-17", "S-9", "S-10")
 class LongerStepsLeaveTheirSlots(ForwardingRunner):
     """Slots of a longer step before that lie past this step's get this step's last token too."""
 
@@ -77,7 +78,7 @@ class LongerStepsLeaveTheirSlots(ForwardingRunner):
             self.inner.append(replace(batch, slot_mapping=named))
 
 
-@breaks(FaultClass.STALE, *SHOWS, "S-14", cites="sglang#37120 sglang#37553")
+@runner_fault(FaultClass.STALE, *SHOWS, "S-14", cites="sglang#37120 sglang#37553")
 class TrueCellsOfAnEarlierMaskStay(ForwardingRunner):
     """A mask buffer is grown and never cleared."""
 
@@ -98,7 +99,7 @@ class TrueCellsOfAnEarlierMaskStay(ForwardingRunner):
         return self.inner.attend(batch)
 
 
-@breaks(FaultClass.STALE, "S-17", "S-5", "S-6", "S-9", cites="flashinfer#3047 sglang#22291")
+@runner_fault(FaultClass.STALE, "S-17", "S-5", "S-6", "S-9", cites="flashinfer#3047 sglang#22291")
 class EmptyRowsKeepTheAnswerBefore(ForwardingRunner):
     """Queries that see nothing leave the output buffer as an earlier step left it."""
 
@@ -115,7 +116,7 @@ class EmptyRowsKeepTheAnswerBefore(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.STALE, "S-17", "S-5", "S-6", "S-9")
+@runner_fault(FaultClass.STALE, "S-17", "S-5", "S-6", "S-9")
 class PaddedTokensKeepOldAnswersFromTheThirdStep(ForwardingRunner):
     """From the third step on padded tokens at the end keep what the step before had there."""
 
@@ -136,7 +137,9 @@ class PaddedTokensKeepOldAnswersFromTheThirdStep(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.STALE, "S-17", "S-5", "S-6", "S-7", "S-9", cites="vllm@FLASHMLA flashinfer#4002")
+@runner_fault(
+    FaultClass.STALE, "S-17", "S-5", "S-6", "S-7", "S-9", cites="vllm@FLASHMLA flashinfer#4002"
+)
 class TheLastRowOfASmallerBatchIsStale(ForwardingRunner):
     """Metadata of a larger step serves a smaller one, whose last row gets its old answer."""
 
@@ -154,7 +157,7 @@ class TheLastRowOfASmallerBatchIsStale(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.STALE, "S-17", "S-5", "S-6", cites="flashinfer#3465 flashinfer#3582")
+@runner_fault(FaultClass.STALE, "S-17", "S-5", "S-6", cites="flashinfer#3465 flashinfer#3582")
 class SplitAccumulatorsAreNotZeroed(ForwardingRunner):
     """Partial sums of the step before are still in the workspace."""
 
@@ -171,7 +174,7 @@ class SplitAccumulatorsAreNotZeroed(ForwardingRunner):
         return answer
 
 
-@breaks(FaultClass.STALE, "S-17", cites="vllm#53488 vllm#53520")
+@runner_fault(FaultClass.STALE, "S-17", cites="vllm#53488 vllm#53520")
 class AnswersShareOneBuffer(ForwardingRunner):
     """The next answer is written over the last one."""
 
@@ -187,7 +190,7 @@ class AnswersShareOneBuffer(ForwardingRunner):
         return Output(self.buffer[: len(answer.out)], answer.lse)
 
 
-@breaks(FaultClass.STALE, "S-17", "S-10", "S-5", cites="vllm#47930 sglang#19177")
+@runner_fault(FaultClass.STALE, "S-17", "S-10", "S-5", cites="vllm#47930 sglang#19177")
 class TheSecondCacheIsNotTaken(ForwardingRunner):
     """A cache restored after the first one does not arrive."""
 
@@ -200,7 +203,7 @@ class TheSecondCacheIsNotTaken(ForwardingRunner):
             self.inner.load_cache(image)
 
 
-@breaks(FaultClass.STALE, *SHOWS, cites="vllm-tt-plugin#103 vllm-tt-plugin#104")
+@runner_fault(FaultClass.STALE, *SHOWS, cites="vllm-tt-plugin#103 vllm-tt-plugin#104")
 class TableTailsOfAnEarlierStepStay(ForwardingRunner):
     """Rows move with their number of blocks only; a longer row before leaves its tail in use."""
 
@@ -219,7 +222,7 @@ class TableTailsOfAnEarlierStepStay(ForwardingRunner):
         return self.inner.attend(replace(batch, seq_lens=lengths.astype(np.int32)))
 
 
-@breaks(FaultClass.STALE, *SHOWS)
+@runner_fault(FaultClass.STALE, *SHOWS)
 class ShorterRowsKeepTheirTableFromTheThirdStep(ForwardingRunner):
     """From the third step on a row of fewer blocks than in the step before keeps its table."""
 
@@ -237,7 +240,7 @@ class ShorterRowsKeepTheirTableFromTheThirdStep(ForwardingRunner):
         return self.inner.attend(with_blocks(batch, blocks))
 
 
-@breaks(FaultClass.HOST_SCALAR, *SHOWS)
+@runner_fault(FaultClass.HOST_SCALAR, *SHOWS)
 class RowsThatGrewByOneKeepTheirLength(ForwardingRunner):
     """A row of one query and one token more than in the step before does not see that token."""
 
@@ -254,7 +257,7 @@ class RowsThatGrewByOneKeepTheirLength(ForwardingRunner):
         return self.inner.attend(replace(batch, seq_lens=lengths))
 
 
-@breaks(FaultClass.STALE, *SHOWS, cites="vllm-ascend#7290", akin="vllm-ascend#8107")
+@runner_fault(FaultClass.STALE, *SHOWS, cites="vllm-ascend#7290", akin="vllm-ascend#8107")
 class ThePaddedLastRowIsThatBefore(ForwardingRunner):
     """Padding is copied one row short: a padded last row is what lay there a step before."""
 
@@ -273,7 +276,7 @@ class ThePaddedLastRowIsThatBefore(ForwardingRunner):
         return self.inner.attend(replace(batch, block_table=table, seq_lens=lengths))
 
 
-@breaks(FaultClass.STALE, *SHOWS, "S-10")
+@runner_fault(FaultClass.STALE, *SHOWS, "S-10")
 class TheLastPlanServesEveryStep(ForwardingRunner):
     """Lengths and tables of the last plan are used, where as many rows and tokens come."""
 
@@ -321,7 +324,7 @@ class _PlansLieInTheProcess(ForwardingRunner):
         return replace(self.problem, softmax_scale=1.0, cache_scale=1.0, rope=None)
 
 
-@breaks(FaultClass.STALE, "S-17", "S-1", "S-5")
+@runner_fault(FaultClass.STALE, "S-17", "S-1", "S-5")
 class GathersFollowTheLastPlan(_PlansLieInTheProcess):
     """Context is gathered by the plan that was made last, whichever runner made it."""
 
@@ -330,7 +333,7 @@ class GathersFollowTheLastPlan(_PlansLieInTheProcess):
         return self.inner.gather_context(self._as_planned(batch))
 
 
-@breaks(FaultClass.STALE, "S-17", "S-11", "S-12")
+@runner_fault(FaultClass.STALE, "S-17", "S-11", "S-12")
 class QueriesFollowTheLastPlan(_PlansLieInTheProcess):
     """Queries of 8 bits are rotated by the plan that was made last, whichever runner made it."""
 
@@ -341,7 +344,7 @@ class QueriesFollowTheLastPlan(_PlansLieInTheProcess):
         return self.inner.quantise_queries(self._as_planned(batch), scale)
 
 
-@breaks(FaultClass.STALE, *SHOWS, "S-10", "S-21")
+@runner_fault(FaultClass.STALE, *SHOWS, "S-10", "S-21")
 class LayersFollowTheLastPlan(_PlansLieInTheProcess):
     """Layers run by the plan that was made last, whichever runner made it."""
 
@@ -350,7 +353,7 @@ class LayersFollowTheLastPlan(_PlansLieInTheProcess):
         return self.inner.layer(replace(batch, step=self._as_planned(batch.step)))
 
 
-@breaks(FaultClass.STALE, "S-11", *SHOWS, "S-10", cites="sglang#26982", akin="vllm#38652")
+@runner_fault(FaultClass.STALE, "S-11", *SHOWS, "S-10", cites="sglang#26982", akin="vllm#38652")
 class ScalesStayWhenTokensMove(ForwardingRunner):
     """Tokens come to other blocks, and the scales of these stay."""
 
@@ -366,7 +369,7 @@ class ScalesStayWhenTokensMove(ForwardingRunner):
         self.inner.load_cache(replace(image, blocks=blocks))
 
 
-@breaks(FaultClass.STALE, "S-17", "S-21")
+@runner_fault(FaultClass.STALE, "S-17", "S-21")
 class WeightsOfTheFirstLayerServeAll(ForwardingRunner):
     """What a runner makes of kv_b_proj is made once, whatever layer comes next."""
 
