@@ -54,23 +54,22 @@ class Request:
         )
         return MlaLayer(LayerConfig(attention=attention, workspace_tokens=max(tokens, ROOM)))
 
-    def plan(self, layer, rows, **host):
+    def plan(self, layer, rows, *, absorbed_rows=None, **host):
         """Plan rows (first, last) of the request's positions."""
         lens = [last - first for first, last in rows]
-        layer.plan(
-            MlaStep(
-                int32([0, *itertools.accumulate(lens)]),
-                int32([last for _, last in rows]),
-                self.table.expand(len(rows), -1),
-                num_tokens=sum(lens),
-                **host,
-            )
+        step = MlaStep(
+            int32([0, *itertools.accumulate(lens)]),
+            int32([last for _, last in rows]),
+            self.table.expand(len(rows), -1),
+            num_tokens=sum(lens),
+            **host,
         )
+        layer.plan(step, absorbed_rows=absorbed_rows)
 
     def answer(self, layer, first, last, absorbed):
         """Append and attend to the tokens at these positions."""
         lens = {"query_lens": [last - first], "max_seq_lens": [last]}
-        self.plan(MlaStep(layer, [(first, last)], **lens), absorbed_rows=absorbed)
+        self.plan(layer, [(first, last)], **lens, absorbed_rows=absorbed)
         layer.append(self.ckv[first:last], self.k_pe[first:last], self.cache)
         return self.attend(layer, torch.arange(first, last))
 
@@ -130,7 +129,7 @@ def test_a_mixed_step(name):
         "query_lens": [last - first for first, last in rows],
         "max_seq_lens": [last for _, last in rows],
     }
-    request.plan(MlaStep(layer, rows, **lens), absorbed_rows=3)
+    request.plan(layer, rows, **lens, absorbed_rows=3)
     positions = torch.cat([torch.arange(first, last) for first, last in rows])
     request.assert_right(request.attend(layer, positions), positions)
 
@@ -178,7 +177,7 @@ def test_queries_of_any_strides():
     wide[..., : N + P] = q
     turned = q.transpose(0, 1).contiguous().transpose(0, 1)
     for absorbed, view in itertools.product((0, 1), (wide[..., : N + P], turned)):
-        request.plan(MlaStep(layer, [(first, last)], **lens), absorbed_rows=absorbed)
+        request.plan(layer, [(first, last)], **lens, absorbed_rows=absorbed)
         answer = layer.attend(view[..., :N], view[..., N:], request.cache, request.weights)
         request.assert_right(answer, torch.arange(first, last))
 
