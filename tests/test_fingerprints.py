@@ -38,6 +38,27 @@ def other_kernel(x_ptr, COUNT: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at) * 3)
 
 
+@triton.jit
+def scaled_kernel(x_ptr, y_ptr, scale, count, _spare, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    for step in range(count):
+        tl.store(y_ptr + at + step, tl.load(x_ptr + at) * scale)
+
+
+@triton.jit
+def reordered_kernel(count, y_ptr, _spare, x_ptr, COUNT: tl.constexpr, scale):
+    at = tl.arange(0, COUNT)
+    for step in range(count):
+        tl.store(y_ptr + at + step, tl.load(x_ptr + at) * scale)
+
+
+@triton.jit
+def swapped_kernel(x_ptr, y_ptr, scale, count, _spare, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    for step in range(scale):
+        tl.store(y_ptr + at + step, tl.load(x_ptr + at) * count)
+
+
 JOB = Job("one", kernel, "fp32", {"COUNT": 128})
 
 
@@ -78,6 +99,17 @@ def test_names_and_functions_change_no_fingerprint():
     meaning = fingerprints.meaning_of(JOB, ARCH)
     assert fingerprints.meaning_of(replace(JOB, kernel=same_kernel), ARCH) == meaning
     assert fingerprints.source_of(replace(JOB, kernel=same_kernel)) != fingerprints.source_of(JOB)
+
+
+def test_the_order_of_parameters_changes_no_fingerprint():
+    job = replace(JOB, kernel=scaled_kernel, types={"scale": "i64", "y_ptr": "*fp16"})
+    meaning = fingerprints.meaning_of(job, ARCH)
+    assert fingerprints.meaning_of(replace(job, kernel=reordered_kernel), ARCH) == meaning
+    others = replace(job, kernel=swapped_kernel, types={"count": "i64", "y_ptr": "*fp16"})
+    assert fingerprints.meaning_of(others, ARCH) == meaning  # the same arguments by other names
+    assert fingerprints.meaning_of(replace(job, kernel=swapped_kernel), ARCH) != meaning
+    swapped = {"scale": "i64", "x_ptr": "*fp16"}
+    assert fingerprints.meaning_of(replace(job, types=swapped), ARCH) != meaning
 
 
 @pytest.mark.parametrize(

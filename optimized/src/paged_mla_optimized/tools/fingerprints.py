@@ -7,7 +7,9 @@ exits 1 if there are any. ``--renew`` writes the fingerprints of today instead. 
 A fingerprint is a hash of what the first stage of Triton's compiler makes of a kernel: its
 intermediate representation, in which all functions are inlined, without names and source lines.
 The hash covers the options of the compiler too. The later stages see nothing else, so variants with
-equal fingerprints have equal PTX. Moving code between functions and renaming change no fingerprint.
+equal fingerprints have equal PTX, but for the order of a kernel's parameters: a fingerprint numbers
+arguments by their first use. Moving code between functions, renaming, and another order of
+parameters, in records or not, change no fingerprint.
 A variant whose fingerprint differs may have the same machine code all the same: ``--tree FOLDER``
 compiles it from these sources and from another checkout of this repository, and compares that.
 
@@ -89,7 +91,8 @@ def meaning_of(job: Job, arch: str) -> str:
     module = source.make_ir(target, options, *generated, context)
     first_stage = backend.gluon_to_ttgir if job.kernel.is_gluon() else backend.make_ttir
     text = first_stage(module, {}, options, target.arch).str_nodebug()
-    return _hash(without_names(text), repr(sorted(job.options.items())))
+    text = without_order(without_names(text))
+    return _hash(text, repr(sorted(job.options.items())))
 
 
 def without_names(text: str) -> str:
@@ -97,6 +100,27 @@ def without_names(text: str) -> str:
     names = dict.fromkeys(re.findall(r"(?<=@)[\w$.]+", text))
     numbers = {name: f"f{number}" for number, name in enumerate(names)}
     return re.sub(r"(?<=@)[\w$.]+", lambda found: numbers[found[0]], text)
+
+
+def without_order(text: str) -> str:
+    """Return the text of a module whose one function has its arguments in order of their first use.
+
+    Those that it does not use follow, in the order of their types. Blocks inside the function
+    have arguments with further numbers, which change likewise.
+    """
+    found = re.search(r"tt\.func [^(]*\((%arg.*)\) attributes", text)
+    if found is None:
+        return text
+    arguments = dict(one.split(": ", 1) for one in re.split(r", (?=%arg\d+: )", found[1]))
+    body = text[found.end() :]
+    used = dict.fromkeys(re.findall(r"%arg\d+", body))
+    unused = sorted((name for name in arguments if name not in used), key=arguments.__getitem__)
+    numbers = {name: f"%arg{number}" for number, name in enumerate((*used, *unused))}
+    in_order = ", ".join(
+        f"{number}: {arguments[name]}" for name, number in numbers.items() if name in arguments
+    )
+    body = re.sub(r"%arg\d+", lambda one: numbers[one[0]], body)
+    return text[: found.start(1)] + in_order + text[found.end(1) : found.end()] + body
 
 
 def _hash(*texts: str) -> str:
