@@ -59,6 +59,29 @@ def swapped_kernel(x_ptr, y_ptr, scale, count, _spare, COUNT: tl.constexpr):
         tl.store(y_ptr + at + step, tl.load(x_ptr + at) * count)
 
 
+@triton.jit
+def third(x_ptr):
+    return x_ptr + 3
+
+
+@triton.jit
+def constants_kernel(x_ptr, COUNT: tl.constexpr):
+    tl.store(x_ptr + 3, COUNT)
+    tl.store(x_ptr + 4, 5)
+
+
+@triton.jit
+def other_constants_kernel(x_ptr, COUNT: tl.constexpr):
+    tl.store(x_ptr + 4, COUNT)
+    tl.store(x_ptr + 3, 5)
+
+
+@triton.jit
+def called_constants_kernel(x_ptr, COUNT: tl.constexpr):
+    tl.store(third(x_ptr), COUNT)
+    tl.store(x_ptr + 4, 5)
+
+
 JOB = Job("one", kernel, "fp32", {"COUNT": 128})
 
 
@@ -110,6 +133,13 @@ def test_the_order_of_parameters_changes_no_fingerprint():
     assert fingerprints.meaning_of(replace(job, kernel=swapped_kernel), ARCH) != meaning
     swapped = {"scale": "i64", "x_ptr": "*fp16"}
     assert fingerprints.meaning_of(replace(job, types=swapped), ARCH) != meaning
+
+
+def test_the_order_of_constants_changes_no_fingerprint():
+    meaning = fingerprints.meaning_of(replace(JOB, kernel=constants_kernel), ARCH)
+    called = replace(JOB, kernel=called_constants_kernel)
+    assert fingerprints.meaning_of(called, ARCH) == meaning
+    assert fingerprints.meaning_of(replace(JOB, kernel=other_constants_kernel), ARCH) != meaning
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ intermediate representation, in which all functions are inlined, without names a
 The hash covers the options of the compiler too. The later stages see nothing else, so variants with
 equal fingerprints have equal PTX, but for the order of a kernel's parameters: a fingerprint numbers
 arguments by their first use. Moving code between functions, renaming, and another order of
-parameters, in records or not, change no fingerprint.
+parameters, in records or not, change no fingerprint. Nor does the order in which constants are
+first named, of which no instructions are made.
 A variant whose fingerprint differs may have the same machine code all the same: ``--tree FOLDER``
 compiles it from these sources and from another checkout of this repository, and compares that.
 
@@ -103,11 +104,13 @@ def without_names(text: str) -> str:
 
 
 def without_order(text: str) -> str:
-    """Return the text of a module whose one function has its arguments in order of their first use.
+    """Return the text of a module whose order of constants and of arguments says nothing.
 
-    Those that it does not use follow, in the order of their types. Blocks inside the function
-    have arguments with further numbers, which change likewise.
+    Constants stand where they are used. The arguments of its one function are numbered by their
+    first use; those that it does not use follow, in the order of their types. Blocks inside the
+    function have arguments with further numbers, which change likewise.
     """
+    text = "\n".join(_with_constants(text.splitlines()))
     found = re.search(r"tt\.func [^(]*\((%arg.*)\) attributes", text)
     if found is None:
         return text
@@ -121,6 +124,16 @@ def without_order(text: str) -> str:
     )
     body = re.sub(r"%arg\d+", lambda one: numbers[one[0]], body)
     return text[: found.start(1)] + in_order + text[found.end(1) : found.end()] + body
+
+
+def _with_constants(lines: list[str]) -> Iterator[str]:
+    """Yield lines in which constants stand in place of their names, which blocks may give anew."""
+    values: dict[str, str] = {}
+    for line in lines:
+        if defined := re.fullmatch(r" *(%\w+) = (arith\.constant .*)", line):
+            values[defined[1]] = f"({defined[2]})"
+        else:
+            yield re.sub(r"%\w+", lambda name: values.get(name[0], name[0]), line)
 
 
 def _hash(*texts: str) -> str:
