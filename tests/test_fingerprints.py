@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import triton
 import triton.language as tl
 
+from paged_mla_optimized.runtime.spec import KernelSpec
 from paged_mla_optimized.tools import fingerprints
 from paged_mla_optimized.tools.aot_job import Job
 
@@ -52,6 +54,22 @@ def reordered_kernel(count, y_ptr, _spare, x_ptr, COUNT: tl.constexpr, scale):
         tl.store(y_ptr + at + step, tl.load(x_ptr + at) * scale)
 
 
+class Pair(NamedTuple):
+    x_ptr: tl.tensor
+    y_ptr: tl.tensor
+
+
+class Size(NamedTuple):
+    COUNT: tl.constexpr
+
+
+@triton.jit
+def records_kernel(pair: Pair, scale, count, _spare, size: Size):
+    at = tl.arange(0, size.COUNT)
+    for step in range(count):
+        tl.store(pair.y_ptr + at + step, tl.load(pair.x_ptr + at) * scale)
+
+
 @triton.jit
 def swapped_kernel(x_ptr, y_ptr, scale, count, _spare, COUNT: tl.constexpr):
     at = tl.arange(0, COUNT)
@@ -82,7 +100,16 @@ def called_constants_kernel(x_ptr, COUNT: tl.constexpr):
     tl.store(x_ptr + 4, 5)
 
 
-JOB = Job("one", kernel, "fp32", {"COUNT": 128})
+TYPES = {"x_ptr": "*fp32", "y_ptr": "*fp16"}
+
+
+def job(kernel, constants=(("COUNT", 128),), **changes):
+    """Return a variant of a kernel."""
+    given = {"types": TYPES} | changes
+    return Job("one", KernelSpec(kernel, dict(constants), **given), "fp32")
+
+
+JOB = job(kernel)
 
 
 @pytest.fixture
@@ -120,41 +147,47 @@ def run(capsys, *options):
 
 def test_names_and_functions_change_no_fingerprint():
     meaning = fingerprints.meaning_of(JOB, ARCH)
-    assert fingerprints.meaning_of(replace(JOB, kernel=same_kernel), ARCH) == meaning
-    assert fingerprints.source_of(replace(JOB, kernel=same_kernel)) != fingerprints.source_of(JOB)
+    assert fingerprints.meaning_of(job(same_kernel), ARCH) == meaning
+    assert fingerprints.source_of(job(same_kernel)) != fingerprints.source_of(JOB)
 
 
 def test_the_order_of_parameters_changes_no_fingerprint():
-    job = replace(JOB, kernel=scaled_kernel, types={"scale": "i64", "y_ptr": "*fp16"})
-    meaning = fingerprints.meaning_of(job, ARCH)
-    assert fingerprints.meaning_of(replace(job, kernel=reordered_kernel), ARCH) == meaning
-    others = replace(job, kernel=swapped_kernel, types={"count": "i64", "y_ptr": "*fp16"})
-    assert fingerprints.meaning_of(others, ARCH) == meaning  # the same arguments by other names
-    assert fingerprints.meaning_of(replace(job, kernel=swapped_kernel), ARCH) != meaning
-    swapped = {"scale": "i64", "x_ptr": "*fp16"}
-    assert fingerprints.meaning_of(replace(job, types=swapped), ARCH) != meaning
+    meaning = fingerprints.meaning_of(job(scaled_kernel, types=TYPES | {"scale": "i64"}), ARCH)
+    reordered = job(reordered_kernel, types=TYPES | {"scale": "i64"})
+    assert fingerprints.meaning_of(reordered, ARCH) == meaning
+    others = job(swapped_kernel, types=TYPES | {"count": "i64"})  # the same by other names
+    assert fingerprints.meaning_of(others, ARCH) == meaning
+    for types in (TYPES | {"scale": "i64"}, {"x_ptr": "*fp16", "y_ptr": "*fp32", "count": "i64"}):
+        assert fingerprints.meaning_of(job(swapped_kernel, types=types), ARCH) != meaning
+
+
+def test_records_of_parameters_change_no_fingerprint():
+    meaning = fingerprints.meaning_of(job(scaled_kernel, types=TYPES | {"scale": "i64"}), ARCH)
+    types = {"pair": Pair("*fp32", "*fp16"), "scale": "i64"}
+    of_records = job(records_kernel, {"size": Size(128)}, types=types)
+    assert fingerprints.meaning_of(of_records, ARCH) == meaning
+    unaligned = job(records_kernel, {"size": Size(64)}, types=types)
+    assert fingerprints.meaning_of(unaligned, ARCH) != meaning
 
 
 def test_the_order_of_constants_changes_no_fingerprint():
-    meaning = fingerprints.meaning_of(replace(JOB, kernel=constants_kernel), ARCH)
-    called = replace(JOB, kernel=called_constants_kernel)
-    assert fingerprints.meaning_of(called, ARCH) == meaning
-    assert fingerprints.meaning_of(replace(JOB, kernel=other_constants_kernel), ARCH) != meaning
+    meaning = fingerprints.meaning_of(job(constants_kernel), ARCH)
+    assert fingerprints.meaning_of(job(called_constants_kernel), ARCH) == meaning
+    assert fingerprints.meaning_of(job(other_constants_kernel), ARCH) != meaning
 
 
 @pytest.mark.parametrize(
-    "change",
+    "changed",
     [
-        {"kernel": other_kernel},
-        {"constants": {"COUNT": 256}},
-        {"dtype": "fp16"},
-        {"num_warps": 8},
-        {"max_registers": 64},
+        job(other_kernel),
+        job(kernel, {"COUNT": 256}),
+        job(kernel, types={"x_ptr": "*fp16"}),
+        job(kernel, options={"num_warps": 8}),
+        job(kernel, options={"maxnreg": 64}),
     ],
-    ids=lambda change: next(iter(change)),
+    ids=["kernel", "constants", "types", "num_warps", "maxnreg"],
 )
-def test_whatever_the_compiler_sees_changes_the_fingerprint(change):
-    changed = replace(JOB, **change)
+def test_whatever_the_compiler_sees_changes_the_fingerprint(changed):
     assert fingerprints.meaning_of(changed, ARCH) != fingerprints.meaning_of(JOB, ARCH)
     assert fingerprints.source_of(changed) != fingerprints.source_of(JOB)
 
@@ -162,9 +195,9 @@ def test_whatever_the_compiler_sees_changes_the_fingerprint(change):
 def test_a_variant_that_differs_is_named(jobs, capsys):
     assert run(capsys, "--renew")[0] == 0
     assert run(capsys) == (0, "sm90: 1 variants, 1 before\n0 variants differ\n")
-    jobs[:] = [replace(JOB, name="renamed", kernel=same_kernel)]
+    jobs[:] = [replace(job(same_kernel), name="renamed")]
     assert run(capsys) == (0, "sm90: 1 variants, 1 before\n0 variants differ\n")
-    jobs.append(replace(JOB, name="new", kernel=other_kernel))
+    jobs.append(replace(job(other_kernel), name="new"))
     status, printed = run(capsys)
     assert status == 1
     assert "sm90: new differs\n1 variants differ\n" in printed

@@ -18,8 +18,8 @@ from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import portable_variant
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import SHORT
 from paged_mla_optimized.tools.aot_axes import shape
-from paged_mla_optimized.tools.aot_job import SHORT
 from paged_mla_optimized.tools.aot_jobs import jobs_of_arch
 from paged_mla_shared.formats import FORMATS, PLAIN_FORMAT_OF_DTYPE
 from paged_mla_shared.problem import Rope, RopePairing
@@ -86,13 +86,13 @@ def begin_prefill(config, *_):
     begun = prefill.Prefill(config, "cpu")
     Part(config.max_rows, 64, torch.device("cpu"))
     if not config.causal:
-        MergeTiles(begun.tiles.tile_m, config.v_head_dim)
+        MergeTiles(begun.tiles.tile_m, config)
 
 
-def code_of(kernel, constants, options):
+def code_of(spec):
     """Return what tells compiled code apart: what shapes it, and the compiler's options."""
-    of_compiler = DEFAULTS | {name: n for name, n in options.items() if name in COMPILED}
-    return shape(kernel, constants), frozenset(of_compiler.items())
+    of_compiler = DEFAULTS | {name: n for name, n in spec.options.items() if name in COMPILED}
+    return shape(spec.kernel, spec.flat_constants), frozenset(of_compiler.items())
 
 
 def missing(arch, count):
@@ -100,10 +100,10 @@ def missing(arch, count):
     compiled, lacking, kernels, launched = {}, [], set(), []
     pick = random.Random(arch)
     for job in jobs_of_arch(arch):
-        compiled.setdefault(code_of(job.kernel, job.constants, job.options), set()).add(job.dtype)
+        compiled.setdefault(code_of(job.spec), set()).add(job.dtype)
 
-    def record(_, kernel, constants, **options):
-        launched.append((kernel, constants, options))
+    def record(_, spec, **_options):
+        launched.append(spec)
 
     facts = mock.Mock(return_value=DeviceFacts(arch, 132))
     with (
@@ -115,11 +115,11 @@ def missing(arch, count):
             of_prefill = number % 4 == 0
             config = random_prefill(pick) if of_prefill else random_config(pick)
             (begin_prefill if of_prefill else begin_attention)(config, pick, arch)
-            for kernel, constants, options in launched:
-                kernels.add(kernel.fn.__name__)
-                found = compiled.get(code_of(kernel, constants, options), set())
+            for spec in launched:
+                kernels.add(spec.kernel.fn.__name__)
+                found = compiled.get(code_of(spec), set())
                 if not found & {SHORT[config.dtype], "i32"}:
-                    lacking.append(f"{kernel.fn.__name__} {constants} {options} of {config}")
+                    lacking.append(f"{spec} of {config}")
             launched.clear()
     return {"missing": lacking, "kernels": sorted(kernels)}
 

@@ -13,13 +13,14 @@ NAME_THEM = """
 import importlib, json, pkgutil, sys
 import paged_mla_optimized.kernels as package
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import KernelSpec
 found = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
 modules = [importlib.import_module(module.name) for module in found]
 functions = [value for module in modules for value in vars(module).values() if hasattr(value, "fn")]
 kernels = {one.fn.__name__: one for one in functions if one.fn.__name__.endswith("_kernel")}
 names = sorted(kernels, reverse=sys.argv[1] == "reversed")
 for name in names:
-    Launcher(kernels[name], {})
+    Launcher(KernelSpec(kernels[name], {}))
     kernels[name].cache_key  # as a launch asks for it
 print(json.dumps({
     name: {

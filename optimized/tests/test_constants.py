@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from paged_mla_optimized import MlaConfig
-from paged_mla_optimized.launchers.combine import combine_constants
-from paged_mla_optimized.launchers.hopper import hopper_constants
-from paged_mla_optimized.launchers.portable import attend_constants
+from paged_mla_optimized.launchers.combine import combine_spec
+from paged_mla_optimized.launchers.hopper import hopper_spec
+from paged_mla_optimized.launchers.portable import attend_spec
 from paged_mla_optimized.planning.choice import demand_of
 from paged_mla_optimized.planning.families import serving_variant
 
@@ -27,22 +27,24 @@ CAPACITIES = ({"max_rows": 300}, {"max_query_tokens": 4096}, {"max_model_len": 1
 def test_capacities_compile_nothing_anew(change, query_len):
     """S-20: instances of one model share their kernels, however large each is."""
 
-    def constants(config):
+    def specs(config):
         variant = serving_variant(demand_of(config, "sm90"), query_len)
         return (
-            attend_constants(config, variant, "sm90"),
-            combine_constants(config, variant),
-            hopper_constants(config, variant, 64, 576),
+            attend_spec(config, variant, "sm90"),
+            combine_spec(config, variant),
+            hopper_spec(config, variant, 64, 576),
         )
 
-    assert constants(replace(SMALL, **change)) == constants(SMALL)
+    assert specs(replace(SMALL, **change)) == specs(SMALL)
 
 
 def test_fixed_splits_come_in_few_kinds():
     """S-20: rows of fixed splits are cut for capacities, in powers of two."""
     variant = serving_variant(demand_of(SMALL, "sm90"), 1)
     kinds = {
-        tuple(combine_constants(replace(SMALL, deterministic=True, max_rows=n), variant).items())
+        attend_spec(replace(SMALL, deterministic=True, max_rows=n), variant, "sm90").constants[
+            "FIXED_SPLITS"
+        ]
         for n in range(1, 1025)
     }
     assert len(kinds) <= 12

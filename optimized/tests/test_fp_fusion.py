@@ -9,9 +9,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 
 import paged_mla_optimized
-from paged_mla_optimized.kernels.common.merge import merge_kernel
-from paged_mla_optimized.launchers.merge import merge_constants
-from paged_mla_optimized.runtime.launch import FP_FUSION
+from paged_mla_optimized.launchers.merge import merge_spec
+from paged_mla_optimized.runtime.spec import FP_FUSION
 from paged_mla_optimized.tools.aot_job import Job
 
 SOURCE = Path(paged_mla_optimized.__file__).parent
@@ -33,7 +32,7 @@ def test_every_launch_says_whether_products_and_sums_are_fused():
     found = {place: ast.unparse(call) for place, call in launches().items()}
     by_launcher = {place for place in found if place.startswith("runtime/launch.py")}
     assert len(by_launcher) == 1
-    silent = {p for p, call in found.items() if "**FP_FUSION" not in call}
+    silent = {p for p, call in found.items() if ".launched)" not in call}
     assert silent == by_launcher
     assert len(found) > len(by_launcher)
 
@@ -48,13 +47,13 @@ def options_of(job, arch):
 def test_the_default_of_triton_or_of_an_environment_changes_nothing(monkeypatch, arch, default):
     """The default is False in Triton 3.10, and where `TRITON_DEFAULT_FP_FUSION` is 0."""
     monkeypatch.setattr(triton.knobs.language, "default_fp_fusion", default)
-    job = Job("merge", merge_kernel, "fp32", merge_constants(64))
+    job = Job("merge", merge_spec(64), "fp32")
     assert options_of(job, arch).enable_fp_fusion is True
 
 
 def test_a_binary_on_disk_is_found_by_this_option_too(monkeypatch):
     """Triton names a binary after a hash of its options, in which this one is."""
-    job = Job("merge", merge_kernel, "fp32", merge_constants(64))
+    job = Job("merge", merge_spec(64), "fp32")
     hashes = set()
     for fused in (True, False):
         monkeypatch.setitem(FP_FUSION, "enable_fp_fusion", fused)

@@ -27,10 +27,11 @@ def launches(monkeypatch):
     """Take notes of each launch of the kernel: what is remembered, and the numbers."""
     found, launch = [], Launcher.__call__
 
-    def noting(self, grid, key, pointers, numbers):
+    def noting(self, grid, key, *arguments):
         if self._kernel is gather_kernel:
+            numbers = [one for one in arguments if isinstance(one, int)]
             found.append((key, dict(zip(number_names(), numbers, strict=True))))
-        launch(self, grid, key, pointers, numbers)
+        launch(self, grid, key, *arguments)
 
     monkeypatch.setattr(Launcher, "__call__", noting)
     return found

@@ -9,6 +9,7 @@ import torch
 
 from paged_mla_optimized import MlaConfig, PagedMla
 from paged_mla_optimized.cache import LatentCache
+from paged_mla_optimized.kernels.hopper.rope import RopeTables
 from paged_mla_optimized.launchers import hopper
 from paged_mla_optimized.launchers.attend import Attention, Workspace
 from paged_mla_optimized.launchers.hopper import (
@@ -16,7 +17,7 @@ from paged_mla_optimized.launchers.hopper import (
     cache_fits,
     hopper_box,
     hopper_boxes,
-    hopper_constants,
+    hopper_spec,
     queries_fit,
 )
 from paged_mla_optimized.launchers.portable import PortableAttention
@@ -149,9 +150,8 @@ class Launches:
         self.config, self.attention, self.rotated = config, attention, rotate.q_pe
         self.plan = Plan(config, [variant], 132, cpu)
 
-    @staticmethod
-    def into(launches):
-        return lambda _grid, _key, pointers, *_: launches.append(pointers)
+    def into(self, launches):
+        return lambda _grid, _key, *arguments: launches.append(arguments)
 
     def attend(self, q_nope, q_pe):
         dtype = torch.uint8 if self.config.is_fp8 else torch.bfloat16
@@ -167,10 +167,10 @@ def test_queries_are_rotated_where_they_are_read(monkeypatch, name, pairing, q_p
     """S-12: kernels get q_pe as it is, however it lies, with positions and tables."""
     launches = Launches(monkeypatch, replace(ROTATED[name], rope=Rope(pairing)))
     launches.attend(Q_NOPE, q_pe)
-    (pointers,) = launches.hopper
-    assert pointers[1] is q_pe
+    ((_work, _q_nope, lines, tables, *_),) = launches.hopper
+    assert lines.ptr is q_pe
     expected = (launches.plan.positions, *launches.tables)
-    assert all(mine is theirs for mine, theirs in zip(pointers[-3:], expected, strict=True))
+    assert all(mine is theirs for mine, theirs in zip(tables, expected, strict=True))
     assert not launches.rotate + launches.portable + launches.quantise
 
 
@@ -178,10 +178,10 @@ def test_queries_are_rotated_where_they_are_quantised(monkeypatch):
     """S-12: codes are of rotated queries, and their kernel gets no tables."""
     launches = Launches(monkeypatch, ROTATED["tile-fp8"])
     launches.attend(Q_NOPE, Q_PE)
-    ((_, q_pe, *_, positions, cos, sin),) = launches.quantise
+    ((_, q_pe, _, _, _, positions, cos, sin, *_),) = launches.quantise
     assert q_pe is Q_PE
     assert (positions is launches.plan.positions, (cos, sin)) == (True, launches.tables)
-    assert launches.hopper[0][-1] is launches.attention.partial_lse
+    assert not any(isinstance(argument, RopeTables) for argument in launches.hopper[0])
     assert not launches.rotate + launches.portable
 
 
@@ -191,16 +191,15 @@ def test_queries_are_rotated_before_the_portable_kernel(monkeypatch, name):
     launches = Launches(monkeypatch, ROTATED[name])
     launches.attend(queries(512, 16 * 512, 512, offset=1), Q_PE)
     assert launches.rotate[0][0] is Q_PE
-    assert launches.portable[0][1] is launches.rotated
+    assert launches.portable[0][2].ptr is launches.rotated
     assert not launches.hopper
 
 
 @pytest.mark.parametrize("config", [CONFIG, FP8, FAST], ids=["few", "few-fp8", "tile-fp8"])
 def test_kernels_are_compiled_without_what_they_need_not(config):
     """Without a rope there is nothing of it to pass, or to read."""
-    constants = hopper_constants(config, served(config), 64, 576)
-    absent = {name for name, value in constants.items() if value is None}
-    assert absent == (set() if config is FAST else {"positions_ptr", "cos_ptr", "sin_ptr"})
+    types = hopper_spec(config, served(config), 64, 576).types
+    assert types.get("rope_tables") == (None if config is FAST else RopeTables(None, None, None))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def test_boxes_of_rows_with_scales_leave_them_out():
 def test_the_ring_holds_as_many_key_tiles_as_fit(num_heads):
     """Queries, weights and key tiles share what a program may have."""
     config = replace(CONFIG, num_heads=num_heads)
-    stages = hopper_constants(config, served(config), 64, 576)["STAGES"]
+    stages = hopper_spec(config, served(config), 64, 576).constants["STAGES"]
     taken = (num_heads + 64 * stages) * 576 * 2 + 64 * num_heads * 2
     assert taken < SHARED_MEMORY["sm90"] <= taken + 64 * 576 * 2 + 1024
 
@@ -262,7 +261,7 @@ def test_the_ring_holds_as_many_fp8_tiles_as_fit(cache_format, key, ratios, pair
     dtype = torch.bfloat16 if pieces == 1 else torch.float16
     config = replace(CONFIG, num_heads=pairs, cache_format=cache_format, dtype=dtype)
     variant = served(config)
-    stages = hopper_constants(config, variant, 64, key // 2)["STAGES"]
+    stages = hopper_spec(config, variant, 64, key // 2).constants["STAGES"]
     tile = variant.tile_n * key
     taken = tile * stages + variant.tile_m * (512 + 64 * pieces + variant.tile_n) * 2
     taken += variant.tile_n * ratios * 2
@@ -323,7 +322,7 @@ def test_a_scale_tensor_of_other_strides_is_another_kernel(monkeypatch):
     monkeypatch.setattr(
         hopper,
         "Launcher",
-        lambda _kernel, constants, **_: strides.append(constants["stride_scales_block"]),
+        lambda spec, **_: strides.append(spec.constants["scale_format"].stride_block),
     )
     config = replace(FAST, cache_format="fp8_block_token")
     attention = HopperAttention(config, served(config), programs=132)
@@ -351,11 +350,11 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     """S-5: by a launch that reads any strides; the kernel gets codes, scales and both caches."""
     launched = []
     monkeypatch.setattr(
-        hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
+        hopper, "Launcher", lambda *_, **__: lambda _grid, _key, *taken: launched.append(taken)
     )
     quantise = QuantiseQueries(FAST, "sm90", (torch.empty(0), torch.empty(0)))
     asked = []
-    from_data = [lambda _grid, _key, taken, _: asked.append(taken)]
+    from_data = [lambda _grid, _key, *taken: asked.append(taken)]
     monkeypatch.setattr(quantise._quantise, "_kernels", from_data)
     memory = Workspace(FAST, [served(FAST)], 132, torch.device("cpu"), None)
     attention = Attention(FAST, served(FAST), DeviceFacts("sm90", 132), memory, quantise=quantise)
@@ -364,9 +363,9 @@ def test_queries_are_quantised_first(monkeypatch, offset):
     plan = Plan(FAST, [served(FAST)], 132, torch.device("cpu"))
     latents, scale = cache(576, 64 * 576, dtype=torch.uint8), torch.ones(())
     attention.attend(plan, q_nope, q_pe, LatentCache("fp8_e4m3", latents, scale), out=out, lse=lse)
-    ((*queries, codes, scales, _scale, _positions, _cos, _sin),) = asked
+    ((*queries, codes, scales),) = (taken[:4] for taken in asked)
     assert [q.data_ptr() for q in queries] == [q_nope.data_ptr(), q_pe.data_ptr()]
-    ((first, second, *_, cached, cache_scale, _out, _lse, _partial_out, _partial_lse),) = launched
+    ((_work, first, second, cached, cache_scale, *_),) = launched
     assert (first is codes, second is scales) == (True, True)
     assert (cached is latents, cache_scale is scale) == (True, True)
 
@@ -396,7 +395,7 @@ def test_steps_over_e4m3_reach_their_kernel(monkeypatch):
     config = replace(FP8, dtype=torch.float16)
     mla = PagedMla(config, "cpu", variant=served(config))
     monkeypatch.setattr(
-        hopper, "Launcher", lambda *_, **__: lambda _grid, _key, taken, *_: launched.append(taken)
+        hopper, "Launcher", lambda *_, **__: lambda _grid, _key, *taken: launched.append(taken)
     )
     mla.plan(
         MlaStep(
@@ -409,7 +408,7 @@ def test_steps_over_e4m3_reach_their_kernel(monkeypatch):
     queries = (torch.zeros(1, 16, n, dtype=torch.float16) for n in (512, 64))
     given = LatentCache("fp8_e4m3", latents.view(torch.float8_e4m3fn), scales[3])
     mla.attend(*queries, given)
-    ((*_, cached, scale, _out, _lse, _partial_out, _partial_lse),) = launched
+    ((_work, _q_nope, _q_pe, _tables, cached, scale, *_),) = launched
     assert (cached.data_ptr(), cached.dtype) == (latents.data_ptr(), torch.uint8)
     assert scale.data_ptr() == scales[3].data_ptr()
 

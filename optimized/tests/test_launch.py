@@ -3,12 +3,13 @@
 Triton's own launcher is built here, with a C launcher that takes notes.
 """
 
-import re
 from functools import partial
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
+import triton.language as tl
 from triton.backends.nvidia import driver as nvidia
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -16,7 +17,8 @@ from triton.runtime.driver import driver
 
 from paged_mla_optimized import DraftSteps, merge_partials
 from paged_mla_optimized.runtime import launch
-from paged_mla_optimized.runtime.launch import Descriptors, Launcher
+from paged_mla_optimized.runtime.launch import Descriptors, Fixed, Launcher
+from paged_mla_optimized.runtime.spec import KernelSpec
 
 STREAM, FUNCTION, METADATA = 11, 22, (4, 1, 1024)
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -90,12 +92,12 @@ def notes(monkeypatch):
 class Kernel:
     """Launches as ``JITFunction`` does, with Triton's own launcher; counts how often."""
 
-    def __init__(self, *, with_descriptors=False, scratch=0, of_any_alignment=(), without=()):
-        types = {"q_ptr": "*bf16", "out_ptr": "*bf16"} | dict.fromkeys(without, "constexpr")
+    def __init__(self, *, with_descriptors=False, scratch=0, of_any_alignment=(), records=()):
+        types = {"q_ptr": "*bf16", "out_ptr": "*bf16"} | dict(records)
+        types |= {"stride": "i32", "scale": "fp32"}
         types |= DESCRIPTOR_TYPES if with_descriptors else {}
-        types |= {"stride": "i32", "scale": "fp32", "TILE": "constexpr"}
+        types |= {"TILE": "constexpr"}
         self.arg_names = list(types)
-        self.constants = {"TILE": 64} | dict.fromkeys(without)
         self.params = [
             SimpleNamespace(do_not_specialize_on_alignment=name in of_any_alignment)
             for name in types
@@ -142,12 +144,17 @@ class OnSecond(torch.Tensor):
         return 1
 
 
-def launch_twice(kernel, *described, grid=(5, 2, 1), cluster=1, kind=torch.Tensor):
+def spec_of(kernel):
+    """Return what the kernel is launched with."""
+    return KernelSpec(kernel, {"TILE": 64}, options={"num_warps": 4})
+
+
+def launch_twice(kernel, *described, records=(), grid=(5, 2, 1), cluster=1, kind=torch.Tensor):
     """Launch with Triton's eyes, then with what was remembered."""
-    launcher = Launcher(kernel, kernel.constants, cluster=cluster, num_warps=4)
+    launcher = Launcher(spec_of(kernel), cluster=cluster)
     q, out = torch.zeros(2, 8, 64, dtype=torch.bfloat16).as_subclass(kind)
     for _ in range(2):
-        launcher(grid, ("strides", 64), (q, out), (64, 0.5), *described)
+        launcher(grid, ("strides", 64), q, out, *records, 64, 0.5, *described)
 
 
 @pytest.mark.parametrize("with_descriptors", [False, True], ids=["plain", "descriptors"])
@@ -161,13 +168,73 @@ def test_the_c_launcher_gets_what_triton_gives_it(notes, with_descriptors):
     assert by_us[:5] == (5, 2, 1, STREAM, FUNCTION)
 
 
-def test_pointers_that_a_kernel_is_compiled_without(notes):
-    """Triton and its C launcher get None in their place, behind the addresses."""
-    kernel = Kernel(with_descriptors=True, without=["cos_ptr", "sin_ptr"])
-    launch_twice(kernel, descriptors())
+class Lines(NamedTuple):
+    """A record of arguments."""
+
+    ptr: object
+    stride: object
+
+
+class Tables(NamedTuple):
+    """A record of what a kernel may be compiled without."""
+
+    cos_ptr: object
+    sin_ptr: object
+
+
+RECORDS = {
+    "lines": Lines("*bf16", "i32"),
+    "fixed": Lines("*bf16", "*fp32"),
+    "tables": Tables("constexpr", "constexpr"),
+}
+
+
+def test_records_are_handed_on_as_tuples(notes):
+    """Triton and its C launcher get tuples, and None for what a kernel is compiled without."""
+    kernel = Kernel(with_descriptors=True, records=RECORDS)
+    x = torch.zeros(64, dtype=torch.bfloat16)
+    fixed = Fixed(Lines(x, torch.zeros(8)))
+    launch_twice(kernel, descriptors(), records=(Lines(x, 3), fixed, Tables(None, None)))
     by_triton, by_us = notes.launches
+    assert kernel.searches == 1
     assert by_us == by_triton
-    assert re.search(r"\d+, \d+, None, None, \('map'", str(by_us))
+    assert f"({x.data_ptr()}, 3), ({x.data_ptr()}, " in str(by_us)
+    assert "(None, None), 64, 0.5, ('map'" in str(by_us)
+
+
+@pytest.mark.usefixtures("notes")
+@pytest.mark.parametrize("wrap", [tuple, Fixed], ids=["record", "fixed"])
+def test_alignment_counts_in_records(wrap):
+    """Triton specialises on every field of a record, unless its parameter says otherwise."""
+    x = torch.zeros(128, dtype=torch.bfloat16)
+    for of_any, searches in ((), 2), (["lines"], 1):
+        kernel = Kernel(records={"lines": Lines("*bf16", "i32")}, of_any_alignment=of_any)
+        launcher = Launcher(spec_of(kernel))
+        for start in (0, 1):
+            record = Lines(x[start:], 3)
+            record = wrap(record) if wrap is Fixed else record
+            launcher((1, 1, 1), (64,), x, x, record, 64, 0.5)
+        assert kernel.searches == searches
+
+
+class Tile(NamedTuple):
+    """A record of constants."""
+
+    rows: object
+    kind: object
+
+
+def test_records_of_constants_are_wrapped_for_triton(notes):
+    """Triton's launch knows a constant in a record by its wrapper; the C launcher does not care."""
+    kernel = Kernel()
+    spec = KernelSpec(kernel, {"TILE": Tile(64, "even")}, options={"num_warps": 4})
+    x = torch.zeros(128, dtype=torch.bfloat16)
+    launcher = Launcher(spec)
+    for _ in range(2):
+        launcher((1, 1, 1), (64,), x, x, 64, 0.5)
+    assert [type(one) for one in spec.launched["TILE"]] == [tl.constexpr] * 2
+    assert spec.flat_constants == {"rows": 64, "kind": "even"}
+    assert "(64, 'even')" in str(notes.launches[1])
 
 
 def test_clusters_are_all_that_differs(notes):
@@ -229,10 +296,10 @@ def test_scratch_memory_is_left_to_triton(notes, monkeypatch):
 def test_what_triton_specialises_on_is_looked_at(notes, key, offset, searches):
     """Other strides or an odd address never start a binary that was compiled for these."""
     kernel = Kernel()
-    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    launcher = Launcher(spec_of(kernel))
     q, out = torch.zeros(128, dtype=torch.bfloat16), torch.zeros(128, dtype=torch.bfloat16)
-    launcher((1, 1, 1), (64,), (q, out), (64, 0.5))
-    launcher((1, 1, 1), key, (q[offset:], out), (64, 0.5))
+    launcher((1, 1, 1), (64,), q, out, 64, 0.5)
+    launcher((1, 1, 1), key, q[offset:], out, 64, 0.5)
     assert kernel.searches == searches
     assert str(q[offset:].data_ptr()) in str(notes.launches[1])
 
@@ -241,22 +308,22 @@ def test_what_triton_specialises_on_is_looked_at(notes, key, offset, searches):
 def test_alignment_counts_where_triton_specialises_on_it():
     """A pointer that the kernel takes at any address, such as a scale's, is none to look at."""
     kernel = Kernel(of_any_alignment=["out_ptr"])
-    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    launcher = Launcher(spec_of(kernel))
     q, out = torch.zeros(128, dtype=torch.bfloat16), torch.zeros(128, dtype=torch.bfloat16)
     for start in (0, 2, 3):
-        launcher((1, 1, 1), (64,), (q, out[start:]), (64, 0.5))
+        launcher((1, 1, 1), (64,), q, out[start:], 64, 0.5)
     assert kernel.searches == 1
-    launcher((1, 1, 1), (64,), (q[2:], out), (64, 0.5))
+    launcher((1, 1, 1), (64,), q[2:], out, 64, 0.5)
     assert kernel.searches == 2
 
 
 def test_a_misaligned_binary_is_forgotten(notes):
     """What Triton found for an odd address does not serve an even one."""
     kernel = Kernel()
-    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    launcher = Launcher(spec_of(kernel))
     q = torch.zeros(128, dtype=torch.bfloat16)
     for start in (1, 0, 0):
-        launcher((1, 1, 1), (64,), (q[start:], q), (64, 0.5))
+        launcher((1, 1, 1), (64,), q[start:], q, 64, 0.5)
     assert kernel.searches == 2
     assert len(notes.launches) == 3
 
@@ -296,10 +363,10 @@ def test_remembered_binaries_are_bounded(notes, monkeypatch):
     """An engine may slice its buffers in ever new ways."""
     monkeypatch.setattr(launch, "MAX_BINARIES", 2)
     kernel = Kernel()
-    launcher = Launcher(kernel, {"TILE": 64}, num_warps=4)
+    launcher = Launcher(spec_of(kernel))
     q = torch.zeros(128, dtype=torch.bfloat16)
     for stride in (1, 2, 3, 3, 1):
-        launcher((1, 1, 1), stride, (q, q), (stride, 0.5))
+        launcher((1, 1, 1), stride, q, q, stride, 0.5)
     assert kernel.searches == 4
     assert len(notes.launches) == 5
 

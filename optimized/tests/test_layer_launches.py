@@ -8,9 +8,16 @@ from triton.runtime.jit import JITFunction
 
 from paged_mla_optimized import MlaLayer
 from paged_mla_optimized.launchers.parts import Part
-from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.launch import Fixed, Launcher
 
 HEADS = 4  # so many lse of a token are 16 bytes
+
+
+def tensors_of(argument):
+    """Return the tensors of an argument of a launch."""
+    argument = argument.record if isinstance(argument, Fixed) else argument
+    parts = argument if isinstance(argument, tuple) else (argument,)
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 @pytest.fixture
@@ -18,14 +25,15 @@ def looked_for(monkeypatch):
     """Note launches that Triton has to look for a binary for, because of an address."""
     found, launch = [], Launcher.__call__
 
-    def noting(self, grid, key, pointers, *rest):
+    def noting(self, grid, key, *arguments):
         params = JITFunction(self._kernel.fn, **self._kernel.kwargs).params
         found.extend(
             f"{self._kernel.__name__}: {param.name}"
-            for param, tensor in zip(params, pointers, strict=False)
-            if tensor.data_ptr() % 16 and not param.do_not_specialize_on_alignment
+            for param, argument in zip(params, arguments, strict=False)
+            if not param.do_not_specialize_on_alignment
+            if any(tensor.data_ptr() % 16 for tensor in tensors_of(argument))
         )
-        launch(self, grid, key, pointers, *rest)
+        launch(self, grid, key, *arguments)
 
     monkeypatch.setattr(Launcher, "__call__", noting)
     return found

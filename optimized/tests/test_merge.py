@@ -6,7 +6,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from paged_mla_optimized import merge_partials
 from paged_mla_optimized.kernels.common.merge import merge_kernel
-from paged_mla_optimized.launchers.merge import merge_constants
+from paged_mla_optimized.launchers.merge import merge_spec
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -88,7 +88,7 @@ def test_nothing_behind_the_last_pair_is_written():
     """S-8: widths below a power of two end where they end."""
     outs, lses = partials(2, tokens=1, heads=2, width=100)
     out, lse = torch.full((201,), 7.0), torch.full((3,), 7.0)
-    merge_kernel[(1,)](outs, lses, out, lse, 2, 2, 100, **merge_constants(100))
+    merge_kernel[(1,)](outs, lses, out, lse, 2, 2, 100, **merge_spec(100).launched)
     assert_close((out[:200].view(1, 2, 100), lse[:2].view(1, 2)), merged(outs, lses))
     assert out[200] == lse[2] == 7
 

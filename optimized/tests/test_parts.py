@@ -84,7 +84,7 @@ def test_many_chunks_round_once():
     prefill = Prefill(config(dtype=dtype, causal=False, writes_empty=False), "cpu")
     prefill.plan(prefix_sums([tokens]), prefix_sums([1]), num_tokens=tokens)
     out, lse = outs[0].clone(), lses[0].clone()
-    rest, merge = torch.zeros_like(out), MergeTiles(prefill.tiles.tile_m, V)
+    rest, merge = torch.zeros_like(out), MergeTiles(prefill.tiles.tile_m, prefill.config)
     for chunk in zip(outs[1:], lses[1:], strict=True):
         merge.launch(prefill.tiles, (out, lse), rest, chunk)
     weights = lses.double().softmax(0).nan_to_num(0.0)[..., None]
@@ -101,7 +101,7 @@ def test_merged_where_there_are_tiles():
     out, lse = torch.full((20, 2, V), 3.0), torch.zeros(20, 2)
     rest = torch.zeros_like(out)
     chunk = torch.full((20, 2, V), 5.0), torch.zeros(20, 2)
-    merge = MergeTiles(prefill.tiles.tile_m, V)
+    merge = MergeTiles(prefill.tiles.tile_m, prefill.config)
     merge.launch(prefill.tiles, (out, lse), rest, chunk)
     merged = torch.zeros(20, dtype=torch.bool)
     merged[4:10] = True

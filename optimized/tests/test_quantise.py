@@ -6,8 +6,8 @@ from fp8_step import codes, scale_of, values
 from mla_step import P, R, build, config
 
 from paged_mla_optimized import PagedMla
-from paged_mla_optimized.launchers.append import append_choices, append_kernel_of
-from paged_mla_optimized.launchers.quantise import QuantiseQueries, quantise_constants
+from paged_mla_optimized.launchers.append import append_choices, append_spec
+from paged_mla_optimized.launchers.quantise import QuantiseQueries, quantise_spec
 from paged_mla_optimized.step import MlaStep
 from paged_mla_shared.errors import InvalidArgument
 from paged_mla_shared.problem import Rope, RopePairing
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_named(argument, change):
 def test_codes_are_rounded_once(arch, converts, cache_format):
     """S-11: where Triton rounds twice, as on sm89, integers make the codes."""
     given = config(cache_format=cache_format)
-    kernels = [append_kernel_of(given, arch, few=f, run_tokens=r) for f, r in append_choices(given)]
-    found = [constants["NATIVE"] for _, constants, _ in kernels]
-    found.append(quantise_constants(given, arch, is_given=False)["NATIVE"])
+    specs = [append_spec(given, arch, few=f, run_tokens=r) for f, r in append_choices(given)]
+    specs.append(quantise_spec(given, arch, is_given=False))
+    found = [spec.constants["NATIVE"] for spec in specs]
     assert found == [converts] * len(found)

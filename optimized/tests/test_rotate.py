@@ -6,7 +6,7 @@ from mla_step import P, R, assert_close, build, config, dense
 
 from paged_mla_optimized import PagedMla
 from paged_mla_optimized.launchers.rotary import rope_tables
-from paged_mla_optimized.launchers.rotate import RotateQueries, rotate_constants
+from paged_mla_optimized.launchers.rotate import RotateQueries, rotate_spec
 from paged_mla_shared.problem import Rope, RopePairing
 
 PAIRINGS = pytest.mark.parametrize("pairing", list(RopePairing))
@@ -130,5 +130,6 @@ def test_the_buffer_is_there_with_a_rope_alone():
 )
 def test_overlaps_where_the_device_can(arch, overlaps):
     """Launches overlap from compute capability 9.0 on, and never in the interpreter."""
-    constants = rotate_constants(config(rope=Rope(RopePairing.NEOX)), arch)
-    assert constants["OVERLAP"] is overlaps
+    spec = rotate_spec(config(rope=Rope(RopePairing.NEOX)), arch)
+    assert spec.constants["OVERLAP"] is overlaps
+    assert ("launch_pdl" in spec.options) is overlaps

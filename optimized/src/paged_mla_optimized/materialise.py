@@ -90,7 +90,7 @@ class Materialised:
         later = replace(config.prefill, causal=False, writes_empty=False)
         self._attention = [Prefill(config.prefill, device), Prefill(later, device)]
         self._later = self._new_part(1)
-        self._merge = MergeTiles(self._attention[1].tiles.tile_m, config.v_head_dim)
+        self._merge = MergeTiles(self._attention[1].tiles.tile_m, later)
 
         def lines(width: int) -> torch.Tensor:
             return torch.empty((room, width), dtype=dtype, device=device)

@@ -15,8 +15,10 @@ from paged_mla_optimized.kernels.common.append_fp8 import append_fp8_kernel
 from paged_mla_optimized.kernels.common.append_groups import append_groups_kernel
 from paged_mla_optimized.kernels.common.append_runs import append_runs_kernel
 from paged_mla_optimized.kernels.common.append_tokens import append_tokens_kernel
+from paged_mla_optimized.launchers.argument_types import cache_pointer, rope_pointer
 from paged_mla_optimized.planning.families import INTERPRETER, ROUNDING_E4M3_ONCE
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import DENSE, KernelSpec, number, pointer
 from paged_mla_shared.formats import GROUPS_PER_BLOCK
 
 _TOKENS = 4  # of a program
@@ -62,10 +64,8 @@ class Append:
 
     def _kernel(self, arch: str, *, few: bool, run_tokens: int) -> tuple[Launcher, int]:
         """Return the kernel and the tokens of a program."""
-        kernel, constants, warps = append_kernel_of(
-            self.config, arch, few=few, run_tokens=run_tokens
-        )
-        return Launcher(kernel, constants, num_warps=warps), constants["TOKENS"]
+        spec = append_spec(self.config, arch, few=few, run_tokens=run_tokens)
+        return Launcher(spec), spec.constants["TOKENS"]
 
     def steps(self) -> list[tuple[int, int]]:
         """Return a step for each kernel that the capacities let steps get.
@@ -119,18 +119,16 @@ class Append:
         kernel(
             (-(-num_tokens // tokens), 1, 1),
             (*strides, of_scales),
-            (ckv, k_pe, latents, *scales, slot_mapping, positions, *self.tables),
-            (
-                ckv.stride(0),
-                k_pe.stride(0),
-                slot_mapping.stride(0),
-                *latents.stride()[:2],
-                *of_scales,
-                num_tokens,
-                *of_blocks,
-                latents.shape[0],
-                -1 if config.reserved_slot is None else config.reserved_slot,
-            ),
+            *(ckv, k_pe, latents, *scales, slot_mapping, positions, *self.tables),
+            ckv.stride(0),
+            k_pe.stride(0),
+            slot_mapping.stride(0),
+            *latents.stride()[:2],
+            *of_scales,
+            num_tokens,
+            *of_blocks,
+            latents.shape[0],
+            -1 if config.reserved_slot is None else config.reserved_slot,
         )
 
 
@@ -144,20 +142,43 @@ def run_tokens_of(num_tokens: int, planned_rows: int, *, few: bool) -> int:
 
 
 def append_choices(config: MlaConfig) -> list[tuple[bool, int]]:
-    """Return what ``append_kernel_of`` may be asked for steps of a config: few, and run tokens."""
+    """Return what ``append_spec`` may be asked for steps of a config: few, and run tokens."""
     if config.scales != "per_group":
         return [(False, 0)]
     return list(itertools.product((False, True), (0, *RUN_TOKENS)))
 
 
-def append_kernel_of(
+def append_spec(
     config: MlaConfig, arch: str, *, few: bool = False, run_tokens: int = 0
-) -> tuple[Any, dict[str, Any], int]:
-    """Return the kernel that writes the config's format, what it is specialised for, and its warps.
+) -> KernelSpec:
+    """Return the kernel that writes the config's format.
 
     Where tokens share scales, that depends on whether a step has few tokens, and on
     ``run_tokens_of``.
     """
+    kernel, constants, warps = _kernel_of(config, arch, few=few, run_tokens=run_tokens)
+    latent, table = pointer(config.dtype), rope_pointer(config)
+    types = {
+        "ckv_ptr": latent,
+        "k_pe_ptr": latent,
+        "cache_ptr": cache_pointer(config),
+        "scales_ptr": "*fp32",
+        "slot_mapping_ptr": "*i64",
+        "positions_ptr": "*i64",
+        "cos_ptr": table,
+        "sin_ptr": table,
+        "stride_slots": DENSE,
+        "stride_scales_block": number(config.stored.scales_per_block(config.block_size)),
+        "block_size": number(config.block_size),
+    }
+    taken = {name: types[name] for name in kernel.arg_names if name in types}
+    return KernelSpec(kernel, constants, taken, {"num_warps": warps})
+
+
+def _kernel_of(
+    config: MlaConfig, arch: str, *, few: bool, run_tokens: int
+) -> tuple[Any, dict[str, Any], int]:
+    """Return the kernel that writes the config's format, its constants, and its warps."""
     constants: dict[str, Any] = {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,

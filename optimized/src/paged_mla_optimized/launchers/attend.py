@@ -11,14 +11,17 @@ import torch
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.common.lines import Partials
+from paged_mla_optimized.launchers.argument_types import partial_dtype
 from paged_mla_optimized.launchers.combine import Combine
 from paged_mla_optimized.launchers.hopper import HopperAttention
 from paged_mla_optimized.launchers.portable import PortableAttention
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.launchers.rotate import RotateQueries
-from paged_mla_optimized.planning.families import PORTABLE, TILE_FP8, AttendVariant, fixed_splits
+from paged_mla_optimized.planning.families import PORTABLE, AttendVariant, fixed_splits
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.device import DeviceFacts
+from paged_mla_optimized.runtime.launch import Fixed
 from paged_mla_shared.errors import InvalidArgument
 
 
@@ -92,6 +95,7 @@ class Attention:
     ) -> None:
         programs = variant.programs(facts.num_sms)
         self.partial_out, self.partial_lse = workspace.partials(variant)
+        self._partials = Fixed(Partials(self.partial_out, self.partial_lse))
         self._portable = PortableAttention(
             config, variant, arch=facts.arch, programs=programs, rotate=rotate
         )
@@ -112,7 +116,7 @@ class Attention:
     ) -> None:
         """Write every element of `out` and `lse`; T > 0."""
         self.attend(plan, q_nope, q_pe, cache, out=out, lse=lse)
-        self._combine.launch(plan, self.partial_out, self.partial_lse, out=out, lse=lse)
+        self._combine.launch(plan, self._partials, out=out, lse=lse)
 
     def attend(
         self,
@@ -137,19 +141,8 @@ class Attention:
             cache,
             out=out,
             lse=lse,
-            partial_out=self.partial_out,
-            partial_lse=self.partial_lse,
+            partials=self._partials,
         )
-
-
-def partial_dtype(config: MlaConfig, variant: AttendVariant) -> torch.dtype:
-    """Return the type of partial answers: float32, or where products are of FP8 that of answers.
-
-    Such products round far more than that, and all programs leave their partials at once, as fast
-    as memory takes them. With fixed splits the same buffer holds sums that others go on with.
-    """
-    is_rounded = variant.family == TILE_FP8 and not config.deterministic
-    return config.dtype if is_rounded else torch.float32
 
 
 def partial_shape(config: MlaConfig, variant: AttendVariant, num_sms: int) -> tuple[int, int]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.combine import combine_kernel
+from paged_mla_optimized.kernels.common.lines import Lines, Partials
+from paged_mla_optimized.launchers.argument_types import partial_dtype
 from paged_mla_optimized.planning.families import PORTABLE, AttendVariant
 from paged_mla_optimized.planning.plan import Plan, most_joins
 from paged_mla_optimized.runtime.device import is_interpreting
-from paged_mla_optimized.runtime.launch import Launcher, overlap_options
+from paged_mla_optimized.runtime.launch import Fixed, Launcher
+from paged_mla_optimized.runtime.spec import STRIDE, KernelSpec, overlap_options, pointer
 
-NUM_WARPS = 1
-"""Small programs, since many begin at once where the attend kernel's have just ended."""
-MAX_REGISTERS = 128
-"""Of a thread, so that 16 programs run on a multiprocessor at once."""
+_NUM_WARPS = 1  # small programs: many begin at once where the attend kernel's have just ended
+_MAX_REGISTERS = 128  # of a thread, so that 16 programs run on a multiprocessor at once
 _PIECE = 32  # columns of a pair that ``_join_share`` takes at a time of 64 partials
 
 
@@ -40,15 +39,12 @@ class Combine:
         workers = 16 if variant.tile_m <= 32 else 16 * max(lanes, 2)
         self.workers = self.parts * (2 if is_interpreting() else workers)
         self.pieces = variant.tile_m * -(-config.kv_lora_rank // _PIECE)  # of a query tile
-        constants = combine_constants(config, variant)
-        options = {"num_warps": NUM_WARPS, "maxnreg": MAX_REGISTERS, **overlap_options(constants)}
-        self._kernel = Launcher(combine_kernel, constants, **options)
+        self._kernel = Launcher(combine_spec(config, variant))
 
     def launch(
         self,
         plan: Plan,
-        partial_out: torch.Tensor,
-        partial_lse: torch.Tensor,
+        partials: Fixed,
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
@@ -61,31 +57,35 @@ class Combine:
         self._kernel(
             (joins + -(-tokens // workers), workers, 1),
             strides,
-            (
-                plan.joins,
-                plan.is_padding,
-                partial_out,
-                partial_lse,
-                out,
-                lse,
-            ),
-            (
-                *strides[:2],
-                *lse.stride(),
-                joins,
-                tokens,
-                self.config.num_heads,
-            ),
+            plan.joins,
+            plan.is_padding,
+            partials,
+            Lines(out, *strides[:2]),
+            lse,
+            *lse.stride(),
+            joins,
+            tokens,
+            self.config.num_heads,
         )
 
 
-def combine_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return what ``combine_kernel`` is specialised for."""
-    return {
+def combine_spec(config: MlaConfig, variant: AttendVariant) -> KernelSpec:
+    """Return the kernel that joins what an attend kernel leaves."""
+    overlaps = variant.family != PORTABLE
+    types = {
+        "joins_ptr": "*i32",
+        "is_padding_ptr": "*i8",
+        "partials": Partials(pointer(partial_dtype(config, variant)), "*fp32"),
+        "out": Lines(pointer(config.dtype), STRIDE, STRIDE),
+        "lse_ptr": "*fp32",
+    }
+    constants = {
         "R": config.kv_lora_rank,
         "PLACES": 1 if config.deterministic else 2,
-        "OVERLAP": variant.family != PORTABLE,
+        "OVERLAP": overlaps,
     }
+    options = {"num_warps": _NUM_WARPS, "maxnreg": _MAX_REGISTERS} | overlap_options(overlaps)
+    return KernelSpec(combine_kernel, constants, types, options)
 
 
 def _least_lanes(config: MlaConfig, variant: AttendVariant) -> int:

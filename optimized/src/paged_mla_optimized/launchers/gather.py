@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.gather import gather_kernel
+from paged_mla_optimized.launchers.argument_types import cache_pointer
 from paged_mla_optimized.planning.families import INTERPRETER, WITH_E4M3
 from paged_mla_optimized.planning.plan import Plan
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import DENSE, KernelSpec, number, pointer
 
 _TOKENS_PER_PROGRAM = 16
 _TOKENS_INTERPRETED = 256  # what a program costs there does not depend on its tokens
@@ -51,9 +53,9 @@ class Gather:
 
     def __init__(self, config: MlaConfig, arch: str) -> None:
         self._block_size = config.block_size
-        constants = gather_constants(config, arch)
-        self._tokens = constants["TOKENS"]
-        self._kernel = Launcher(gather_kernel, constants)
+        spec = gather_spec(config, arch)
+        self._tokens = spec.constants["TOKENS"]
+        self._kernel = Launcher(spec)
 
     def launch(
         self, spans: Spans, cache: LatentCache, *, ckv: torch.Tensor, k_pe: torch.Tensor
@@ -66,25 +68,36 @@ class Gather:
         self._kernel(
             (-(-capacity // self._tokens), 1, 1),
             (of_cache, scales_stride, of_table_column, of_ckv, of_k_pe),
-            (latents, scales, *spans, ckv, k_pe),
-            (
-                *of_cache[:2],
-                scales_stride,
-                of_table_row,
-                of_table_column,
-                of_ckv[0],
-                of_k_pe[0],
-                table.shape[0],
-                capacity,
-                latents.shape[0],
-                self._block_size,
-            ),
+            *(latents, scales, *spans, ckv, k_pe),
+            *of_cache[:2],
+            scales_stride,
+            of_table_row,
+            of_table_column,
+            of_ckv[0],
+            of_k_pe[0],
+            table.shape[0],
+            capacity,
+            latents.shape[0],
+            self._block_size,
         )
 
 
-def gather_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
-    """Return what ``gather_kernel`` is specialised for."""
-    return {
+def gather_spec(config: MlaConfig, arch: str) -> KernelSpec:
+    """Return the kernel that reads rows."""
+    latent = pointer(config.dtype)
+    types = {
+        "cache_ptr": cache_pointer(config),
+        "scales_ptr": "*fp32",
+        "block_table_ptr": "*i32",
+        "key_starts_ptr": "*i32",
+        "firsts_ptr": "*i32",
+        "ckv_ptr": latent,
+        "k_pe_ptr": latent,
+        "stride_scales_block": number(config.stored.scales_per_block(config.block_size)),
+        "stride_table_col": DENSE,
+        "block_size": number(config.block_size),
+    }
+    constants = {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
@@ -93,3 +106,4 @@ def gather_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
         "TOKENS": _TOKENS_INTERPRETED if arch == INTERPRETER else _TOKENS_PER_PROGRAM,
         "NATIVE": arch in WITH_E4M3,
     }
+    return KernelSpec(gather_kernel, constants, types)

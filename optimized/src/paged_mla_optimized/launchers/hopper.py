@@ -16,11 +16,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.common.lines import Lines, Partials
 from paged_mla_optimized.kernels.hopper.decode_few import decode_few_kernel
 from paged_mla_optimized.kernels.hopper.decode_few_fp8 import decode_few_fp8_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile import decode_tile_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile_exact import decode_tile_exact_kernel
 from paged_mla_optimized.kernels.hopper.decode_tile_fp8 import decode_tile_fp8_kernel
+from paged_mla_optimized.kernels.hopper.keys import Geometry, ScaleFormat
+from paged_mla_optimized.kernels.hopper.rope import RopeTables
+from paged_mla_optimized.launchers.argument_types import (
+    cache_pointer,
+    partial_dtype,
+    rope_pointer,
+)
 from paged_mla_optimized.launchers.quantise import QuantiseQueries
 from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.families import (
@@ -32,9 +40,17 @@ from paged_mla_optimized.planning.families import (
     TILE_FP8,
     AttendVariant,
 )
-from paged_mla_optimized.planning.plan import Plan, cut_constants
+from paged_mla_optimized.planning.plan import WORK_TYPES, Plan, tiles_of
 from paged_mla_optimized.runtime.bounded import Bounded
-from paged_mla_optimized.runtime.launch import Descriptors, Launcher
+from paged_mla_optimized.runtime.launch import Descriptors, Fixed, Launcher
+from paged_mla_optimized.runtime.spec import (
+    DENSE,
+    SHORT,
+    STRIDE,
+    KernelSpec,
+    overlap_options,
+    pointer,
+)
 
 _BOX = 64  # most keys of one copy
 _BARRIERS = 1024  # bytes of shared memory, with what alignment takes
@@ -52,6 +68,7 @@ _KERNELS = {
     TILE_FP8: decode_tile_fp8_kernel,
     TILE_EXACT: decode_tile_exact_kernel,
 }
+_NO_ROPE = RopeTables(None, None, None)
 
 
 def cache_fits(cache: torch.Tensor) -> bool:
@@ -158,48 +175,39 @@ class HopperAttention:
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
-        partial_out: torch.Tensor,
-        partial_lse: torch.Tensor,
+        partials: Fixed,
     ) -> None:
-        """Write `out` and `lse` of every whole group, and partials of the others.
+        """Write `out` and `lse` of every whole group, and `partials` of the others.
 
         `rows` are those of the cache's latents.
         """
         table = plan.block_table
-        rotation: tuple[torch.Tensor, ...] = ()
-        if self._rotate is not None:
-            rotation = (plan.positions, *self._rotate.tables)
-        of_queries = (*q_nope.stride()[:2], *q_pe.stride()[:2])
-        queries = (q_nope, q_pe)
+        of_table, of_out = table.stride(), out.stride()
         if self._quantise is not None:
             queries = self._quantise.launch(q_nope, q_pe, plan.positions)
-            of_queries = ()
-        scales = scales_and_stride(cache)[:1] if self.config.is_fp8 else ()
-        of_table, of_out = table.stride(), out.stride()
+            of_queries: tuple[int, ...] = ()
+        else:
+            of_nope, of_pe = q_nope.stride(), q_pe.stride()
+            of_queries = (*of_nope[:2], *of_pe[:2])
+            tables = _NO_ROPE
+            if self._rotate is not None:
+                tables = RopeTables(plan.positions, *self._rotate.tables)
+            queries = (Lines(q_nope, *of_nope[:2]), Lines(q_pe, *of_pe[:2]), tables)
         rows.kernel(
             (self.programs, 1, 1),
             (of_queries, of_table[1], of_out),
-            (
-                *queries,
-                table,
-                *plan.work,
-                plan.tree_words,
-                cache.latents,
-                *scales,
-                out,
-                lse,
-                partial_out,
-                partial_lse,
-                *rotation,
-            ),
-            (
-                *of_queries,
-                *of_table,
-                *of_out[:2],
-                *lse.stride(),
-                self.config.softmax_scale,
-                cache.latents.shape[0],
-            ),
+            plan.work,
+            *queries,
+            cache.latents,
+            *(scales_and_stride(cache)[:1] if self.config.is_fp8 else ()),
+            table,
+            *of_table,
+            cache.latents.shape[0],
+            Lines(out, *of_out[:2]),
+            lse,
+            *lse.stride(),
+            partials,
+            self.config.softmax_scale,
             rows.descriptors,
         )
 
@@ -213,12 +221,10 @@ class HopperAttention:
         kernel = self._kernels.get(geometry)
         if kernel is None:
             kernel = self._kernels[geometry] = Launcher(
-                hopper_kernel(self.variant),
-                hopper_constants(self.config, self.variant, *geometry),
+                hopper_spec(self.config, self.variant, *geometry),
                 cluster=_cluster(self.variant, self.programs),
-                **hopper_options(self.variant),
             )
-        origin = Origin(cache.data_ptr(), hopper_dtype(self.config))
+        origin = Origin(cache.data_ptr(), _word(self.config))
         shape = [(num_blocks - 1) * block_rows + block_size, width]
         descriptors = (
             TensorDescriptor(origin, shape, [stride_row, 1], box, hopper_layout(box))
@@ -227,21 +233,9 @@ class HopperAttention:
         return Rows(kernel, Descriptors(*descriptors))
 
 
-def hopper_kernel(variant: AttendVariant) -> Any:
-    """Return the kernel of a family."""
-    return _KERNELS[variant.family]
-
-
-def hopper_options(variant: AttendVariant) -> dict[str, int]:
-    """Return the launch options of a family."""
-    options = {"num_warps": 4, "launch_pdl": True}  # it waits itself for the kernel before it
-    if variant.family == FEW:
-        options["maxnreg"] = _FEW_REGISTERS
-    if variant.family == FEW_FP8:
-        options |= {"num_warps": 8, "maxnreg": _FEW_FP8_REGISTERS}
-    if variant.family == TILE_EXACT:
-        options["num_warps"] = 8
-    return options
+def has_rope(variant: AttendVariant) -> bool:
+    """Return whether the kernel of a family rotates queries itself."""
+    return "ROPE" in _KERNELS[variant.family].arg_names
 
 
 def _cluster(variant: AttendVariant, programs: int) -> int:
@@ -278,7 +272,7 @@ def hopper_layout(box: list[int]) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(min(box[1] * 2, 128), element_bitwidth=16, rank=2)
 
 
-def hopper_dtype(config: MlaConfig) -> torch.dtype:
+def _word(config: MlaConfig) -> torch.dtype:
     """Return what kernels take the 16-bit words of a cache for."""
     return torch.int16 if config.is_fp8 else config.dtype
 
@@ -300,35 +294,70 @@ def _shares(config: MlaConfig) -> int:
     return config.stored.inline_scales or 1
 
 
-def hopper_constants(
+def hopper_spec(
     config: MlaConfig,
     variant: AttendVariant,
     block_rows: int,
     stride_row: int,
     stride_scales: int = 0,
-) -> dict[str, Any]:
-    """Return what a kernel is specialised for.
+) -> KernelSpec:
+    """Return the kernel of a family.
 
     `block_rows` is the stride of a block in rows of the cache, `stride_row` that of a row in words
     of 16 bits, `stride_scales` that of a block in the scale tensor.
     """
+    kernel = _KERNELS[variant.family]
     constants = {
-        "num_heads": config.num_heads,
-        "block_size": config.block_size,
-        "block_rows": block_rows,
-        "stride_cache_row": stride_row,
-        "stride_scales_block": stride_scales,
-        "MASK": "tree" if config.is_tree else config.mask,
-        "TREE_WORDS": config.tree_words,
-        "BOX": hopper_box(config.block_size),
-        "STAGES": _stages(config, variant),
+        "tiles": tiles_of(config, variant),
+        "geometry": Geometry(
+            config.block_size, block_rows, stride_row, hopper_box(config.block_size)
+        ),
+        "scale_format": ScaleFormat(stride_scales, config.scales, _shares(config)),
+        "ROPE": config.rope_pairing,
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
-        "SCALES": config.scales,
-        "SHARES": _shares(config),
-        "ROPE": config.rope_pairing,
-    } | cut_constants(config, variant)
-    if constants["ROPE"] == "none":
-        constants |= dict.fromkeys(("positions_ptr", "cos_ptr", "sin_ptr"))
-    names = hopper_kernel(variant).arg_names
-    return {name: constants[name] for name in names if name in constants}
+        "STAGES": _stages(config, variant),
+    }
+    taken = {name: constants[name] for name in kernel.arg_names if name in constants}
+    return KernelSpec(kernel, taken, _types(config, variant), _options(variant))
+
+
+def _types(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
+    """Return the types of a kernel's arguments."""
+    query, table = pointer(config.dtype), rope_pointer(config)
+    lines = Lines(query, STRIDE, STRIDE)
+    has_tables = config.rope_pairing != "none"
+    boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
+    types = {
+        "work": WORK_TYPES,
+        "q_nope": lines,
+        "q_pe": lines,
+        "q_ptr": "*u8",
+        "q_scale_ptr": "*fp32",
+        "rope_tables": RopeTables("*i64", table, table) if has_tables else _NO_ROPE,
+        "cache_ptr": cache_pointer(config),
+        "scales_ptr": "*fp32",
+        "block_table_ptr": "*i32",
+        "stride_table_col": DENSE,
+        "out": lines,
+        "lse_ptr": "*fp32",
+        "partials": Partials(pointer(partial_dtype(config, variant)), "*fp32"),
+        "softmax_scale": "fp32",
+    } | {
+        name: f"tensordesc<{SHORT[_word(config)]}{box},{hopper_layout(box)!r}>"
+        for name, box in boxes
+    }
+    taken = _KERNELS[variant.family].arg_names
+    return {name: type_ for name, type_ in types.items() if name in taken}
+
+
+def _options(variant: AttendVariant) -> dict[str, int]:
+    """Return the launch options of a family."""
+    options = {"num_warps": 4} | overlap_options(overlaps=True)
+    if variant.family == FEW:
+        options["maxnreg"] = _FEW_REGISTERS
+    if variant.family == FEW_FP8:
+        options |= {"num_warps": 8, "maxnreg": _FEW_FP8_REGISTERS}
+    if variant.family == TILE_EXACT:
+        options["num_warps"] = 8
+    return options

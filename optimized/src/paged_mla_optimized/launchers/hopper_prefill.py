@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -14,13 +14,14 @@ from paged_mla_optimized.launchers.hopper import Origin, hopper_layout
 from paged_mla_optimized.launchers.prefill import Heads, PrefillPlan
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.launch import Descriptors, Launcher
+from paged_mla_optimized.runtime.spec import SHORT, KernelSpec, number, overlap_options, pointer
 
 if TYPE_CHECKING:
     from paged_mla_optimized.prefill_config import PrefillConfig
 
-NUM_WARPS = 4  # of the role that copies; the others bring their own
-BOXES = ([64, 128], [64, 64], [128, 128], [128, 64], [128, 128])
-"""What one copy takes of each tensor: lines and columns."""
+_NUM_WARPS = 4  # of the role that copies; the others bring their own
+# What one copy takes of each tensor: lines and columns.
+_BOXES = ([64, 128], [64, 64], [128, 128], [128, 64], [128, 128])
 MAX_LAYERS = 4096
 """Layers' tensors whose tensor maps are kept before all of them are forgotten."""
 
@@ -56,12 +57,7 @@ class HopperPrefill:
     def __init__(self, config: PrefillConfig, programs: int) -> None:
         self.config = config
         self.programs = programs
-        self._kernel = Launcher(
-            hopper_prefill_kernel,
-            hopper_prefill_constants(config),
-            num_warps=NUM_WARPS,
-            launch_pdl=True,  # it waits itself for the kernel before it
-        )
+        self._kernel = Launcher(hopper_prefill_spec(config))
         self._layers: Bounded[Hashable, Descriptors] = Bounded(MAX_LAYERS)
 
     def describe(self, heads: Heads) -> Descriptors | None:
@@ -69,7 +65,7 @@ class HopperPrefill:
         key = tuple((t.data_ptr(), t.shape, t.stride()) for t in heads)
         layer = self._layers.get(key)
         if layer is None and heads_fit(heads):
-            layer = self._layers[key] = Descriptors(*map(_described, heads, BOXES))
+            layer = self._layers[key] = Descriptors(*map(_described, heads, _BOXES))
         return layer
 
     def launch(
@@ -90,8 +86,8 @@ class HopperPrefill:
         self._kernel(
             (self.programs, 1, 1),
             strides,
-            (plan.tiles, plan.work, out, lse),
-            (*strides, *lse.stride(), self.config.num_heads, heads.k_nope.shape[0]),
+            *(plan.tiles, plan.work, out, lse),
+            *(*strides, *lse.stride(), self.config.num_heads, heads.k_nope.shape[0]),
             descriptors,
         )
 
@@ -107,6 +103,19 @@ def _described(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
     )
 
 
-def hopper_prefill_constants(config: PrefillConfig) -> dict[str, Any]:
-    """Return what ``hopper_prefill_kernel`` is specialised for."""
-    return {"scale": config.softmax_scale / math.log(2), "CAUSAL": config.causal}
+def hopper_prefill_spec(config: PrefillConfig) -> KernelSpec:
+    """Return the kernel; it waits itself for the kernel before it."""
+    types = {
+        "tiles_ptr": "*i32",
+        "work_ptr": "*i32",
+        "out_ptr": pointer(config.dtype),
+        "lse_ptr": "*fp32",
+        "num_heads": number(config.num_heads),
+        **{
+            f"{name}_desc": f"tensordesc<{SHORT[config.dtype]}{box},{hopper_layout(box)!r}>"
+            for name, box in zip(Heads._fields, _BOXES, strict=True)
+        },
+    }
+    constants = {"scale": config.softmax_scale / math.log(2), "CAUSAL": config.causal}
+    options = {"num_warps": _NUM_WARPS} | overlap_options(overlaps=True)
+    return KernelSpec(hopper_prefill_kernel, constants, types, options)

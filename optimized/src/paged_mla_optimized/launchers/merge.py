@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 
 from paged_mla_optimized.checks import check_tensor
 from paged_mla_optimized.kernels.common.merge import merge_kernel
-from paged_mla_optimized.runtime.launch import FP_FUSION
+from paged_mla_optimized.runtime.spec import KernelSpec
 from paged_mla_shared.errors import InvalidArgument
 
 _ROWS_PER_PROGRAM = 4
@@ -63,12 +61,13 @@ def merge_partials(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor
                 num_partials,
                 pairs,
                 width,
-                **merge_constants(width),
-                **FP_FUSION,
+                **merge_spec(width).launched,
             )
     return out, lse
 
 
-def merge_constants(width: int) -> dict[str, Any]:
-    """Return what ``merge_kernel`` is specialised for."""
-    return {"ROWS": _ROWS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}
+def merge_spec(width: int) -> KernelSpec:
+    """Return the kernel that merges answers of R = `width`."""
+    constants = {"ROWS": _ROWS_PER_PROGRAM, "COLUMNS": triton.next_power_of_2(width)}
+    pointers = ("outs_ptr", "lses_ptr", "out_ptr", "lse_ptr")
+    return KernelSpec(merge_kernel, constants, dict.fromkeys(pointers, "*fp32"))

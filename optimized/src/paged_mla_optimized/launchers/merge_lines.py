@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.merge_lines import merge_lines_kernel
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import KernelSpec, pointer
 
 _BEHIND = 16  # elements for the lse; so many keep lines and stores of a warp aligned
 _ROWS = 4
@@ -36,7 +35,7 @@ class MergeLines:
 
     def __init__(self, config: MlaConfig) -> None:
         self._lse_unit = config.lse_unit
-        self._kernel = Launcher(merge_lines_kernel, merge_lines_constants(config))
+        self._kernel = Launcher(merge_lines_spec(config))
 
     def launch(self, lines: torch.Tensor, *, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Merge `lines` [n, heads, T, line], dense, into `out` [T, H, R] and `lse` [T, H].
@@ -49,23 +48,30 @@ class MergeLines:
         self._kernel(
             (-(-pairs // _ROWS), 1, 1),
             strides,
-            (lines, lines.view(torch.float32), out, lse),
-            (
-                *strides,
-                len(lines),
-                lines.shape[1] * num_tokens,
-                num_tokens,
-                pairs,
-                self._lse_unit,
-            ),
+            *(lines, lines.view(torch.float32), out, lse),
+            *strides,
+            len(lines),
+            lines.shape[1] * num_tokens,
+            num_tokens,
+            pairs,
+            self._lse_unit,
         )
 
 
-def merge_lines_constants(config: MlaConfig) -> dict[str, Any]:
-    """Return what ``merge_lines_kernel`` is specialised for."""
-    return {
+def merge_lines_spec(config: MlaConfig) -> KernelSpec:
+    """Return the kernel that merges lines."""
+    answer = pointer(config.dtype)
+    types = {
+        "lines_ptr": answer,
+        "line_lses_ptr": "*fp32",
+        "out_ptr": answer,
+        "lse_ptr": "*fp32",
+        "lse_unit": "fp32",
+    }
+    constants = {
         "R": config.kv_lora_rank,
         "LINE": line_width(config),
         "WORD": torch.float32.itemsize // config.dtype.itemsize,
         "ROWS": _ROWS,
     }
+    return KernelSpec(merge_lines_kernel, constants, types)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from paged_mla_optimized.kernels.common.merge_tiles import merge_tiles_kernel
 from paged_mla_optimized.launchers.prefill import PrefillPlan
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import KernelSpec, number, pointer
+
+if TYPE_CHECKING:
+    from paged_mla_optimized.prefill_config import PrefillConfig
 
 _LINES = 16  # of one program
 
@@ -20,13 +24,13 @@ class MergeTiles:
     ----------
     tile_m : int
         Tokens of a query tile of the chunk's plan.
-    v_head_dim : int
+    config : PrefillConfig
     """
 
-    def __init__(self, tile_m: int, v_head_dim: int) -> None:
-        constants = merge_tiles_constants(tile_m, v_head_dim)
-        self._shares = tile_m // constants["LINES"]
-        self._kernel = Launcher(merge_tiles_kernel, constants)
+    def __init__(self, tile_m: int, config: PrefillConfig) -> None:
+        spec = merge_tiles_spec(tile_m, config)
+        self._shares = tile_m // spec.constants["LINES"]
+        self._kernel = Launcher(spec)
 
     def launch(
         self,
@@ -45,11 +49,23 @@ class MergeTiles:
         self._kernel(
             (plan.most_tiles * self._shares * num_heads, 1, 1),
             (strides[:2], num_heads),
-            (plan.tiles, plan.work, out, lse, rest, *chunk),
-            (*strides, num_heads),
+            *(plan.tiles, plan.work, out, lse, rest, *chunk),
+            *(*strides, num_heads),
         )
 
 
-def merge_tiles_constants(tile_m: int, v_head_dim: int) -> dict[str, Any]:
-    """Return what ``merge_tiles_kernel`` is specialised for."""
-    return {"V": v_head_dim, "TILE_M": tile_m, "LINES": min(tile_m, _LINES)}
+def merge_tiles_spec(tile_m: int, config: PrefillConfig) -> KernelSpec:
+    """Return the kernel that merges chunks."""
+    answer = pointer(config.dtype)
+    types = {
+        "tiles_ptr": "*i32",
+        "work_ptr": "*i32",
+        "out_ptr": answer,
+        "lse_ptr": "*fp32",
+        "rest_ptr": answer,
+        "chunk_out_ptr": answer,
+        "chunk_lse_ptr": "*fp32",
+        "num_heads": number(config.num_heads),
+    }
+    constants = {"V": config.v_head_dim, "TILE_M": tile_m, "LINES": min(tile_m, _LINES)}
+    return KernelSpec(merge_tiles_kernel, constants, types)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 
 from paged_mla_optimized.kernels.common.parts import part_kernel
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import DENSE, KernelSpec
 
 _ALIGNED = 4  # entries: 16 bytes, where kernels that read a line expect it to begin
 
@@ -30,7 +29,7 @@ class Part:
         self.buffer = torch.zeros((3, width), dtype=torch.int32, device=device)
         self._buffers = self.buffer.unbind()
         self.num_rows = 0
-        self._kernel = Launcher(part_kernel, part_constants(max_rows))
+        self._kernel = Launcher(part_spec(max_rows))
 
     @property
     def query_starts(self) -> torch.Tensor:
@@ -56,11 +55,20 @@ class Part:
         self._kernel(
             (1, 1, 1),
             strides,
-            (cu_seqlens_q, seq_lens, *self._buffers),
-            (*strides, self.num_rows, part, self._room, lines),
+            *(cu_seqlens_q, seq_lens, *self._buffers),
+            *(*strides, self.num_rows, part, self._room, lines),
         )
 
 
-def part_constants(max_rows: int) -> dict[str, Any]:
-    """Return what ``part_kernel`` is specialised for."""
-    return {"ROWS": triton.next_power_of_2(max_rows + 1)}
+def part_spec(max_rows: int) -> KernelSpec:
+    """Return the kernel that chooses a part."""
+    types = {
+        "cu_seqlens_q_ptr": "*i32",
+        "seq_lens_ptr": "*i32",
+        "query_starts_ptr": "*i32",
+        "key_starts_ptr": "*i32",
+        "firsts_ptr": "*i32",
+        "stride_cu_q": DENSE,
+        "stride_lens": DENSE,
+    }
+    return KernelSpec(part_kernel, {"ROWS": triton.next_power_of_2(max_rows + 1)}, types)

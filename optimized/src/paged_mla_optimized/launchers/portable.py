@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from paged_mla_optimized.cache import LatentCache, scales_and_stride
 from paged_mla_optimized.config import MlaConfig
+from paged_mla_optimized.kernels.common.lines import Lines, Partials
 from paged_mla_optimized.kernels.portable.attend import attend_kernel
+from paged_mla_optimized.launchers.argument_types import cache_pointer, partial_dtype
 from paged_mla_optimized.launchers.rotate import RotateQueries
 from paged_mla_optimized.planning.families import WITH_E4M3, AttendVariant
-from paged_mla_optimized.planning.plan import Plan, cut_constants
-from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.planning.plan import WORK_TYPES, Plan, tiles_of
+from paged_mla_optimized.runtime.launch import Fixed, Launcher
+from paged_mla_optimized.runtime.spec import DENSE, STRIDE, KernelSpec, number, pointer
 
 _SHARE = 128  # columns
 
@@ -44,12 +45,7 @@ class PortableAttention:
         self.config = config
         self.programs = programs
         self._rotate = rotate
-        self._kernel = Launcher(
-            attend_kernel,
-            attend_constants(config, variant, arch),
-            num_warps=variant.num_warps,
-            num_stages=variant.num_stages,
-        )
+        self._kernel = Launcher(attend_spec(config, variant, arch))
 
     def launch(
         self,
@@ -60,10 +56,9 @@ class PortableAttention:
         *,
         out: torch.Tensor,
         lse: torch.Tensor,
-        partial_out: torch.Tensor,
-        partial_lse: torch.Tensor,
+        partials: Fixed,
     ) -> None:
-        """Write `out` and `lse` of every whole group, and partials of the others."""
+        """Write `out` and `lse` of every whole group, and `partials` of the others."""
         if self._rotate is not None:
             q_pe = self._rotate.launch(q_pe, plan.positions)
         config, latents, table = self.config, cache.latents, plan.block_table
@@ -73,47 +68,61 @@ class PortableAttention:
         self._kernel(
             (self.programs, 1, 1),
             (of_q_nope, of_q_pe, of_cache, of_scales, of_table[1], of_out),
-            (
-                q_nope,
-                q_pe,
-                latents,
-                scales,
-                table,
-                *plan.work,
-                plan.tree_words,
-                out,
-                lse,
-                partial_out,
-                partial_lse,
-            ),
-            (
-                *of_q_nope[:2],
-                *of_q_pe[:2],
-                *of_cache[:2],
-                of_scales,
-                *of_table,
-                *of_out[:2],
-                *lse.stride(),
-                config.softmax_scale,
-                config.num_heads,
-                config.block_size,
-                latents.shape[0],
-            ),
+            plan.work,
+            Lines(q_nope, *of_q_nope[:2]),
+            Lines(q_pe, *of_q_pe[:2]),
+            latents,
+            *of_cache[:2],
+            scales,
+            of_scales,
+            table,
+            *of_table,
+            latents.shape[0],
+            config.block_size,
+            config.num_heads,
+            Lines(out, *of_out[:2]),
+            lse,
+            *lse.stride(),
+            partials,
+            config.softmax_scale,
         )
 
 
-def attend_constants(config: MlaConfig, variant: AttendVariant, arch: str) -> dict[str, Any]:
-    """Return what ``attend_kernel`` is specialised for."""
-    return cut_constants(config, variant) | {
+def attend_spec(config: MlaConfig, variant: AttendVariant, arch: str) -> KernelSpec:
+    """Return the portable kernel."""
+    lines = Lines(pointer(config.dtype), STRIDE, STRIDE)
+    types = {
+        "work": WORK_TYPES,
+        "q_nope": lines,
+        "q_pe": lines,
+        "cache_ptr": cache_pointer(config),
+        "scales_ptr": "*fp32",
+        "stride_scales_block": number(config.stored.scales_per_block(config.block_size)),
+        "block_table_ptr": "*i32",
+        "stride_table_col": DENSE,
+        "block_size": number(config.block_size),
+        "num_heads": number(config.num_heads),
+        "out": lines,
+        "lse_ptr": "*fp32",
+        "partials": Partials(pointer(partial_dtype(config, variant)), "*fp32"),
+        "softmax_scale": "fp32",
+    }
+    tiles = tiles_of(config, variant)
+    constants = {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "SCALES": config.scales,
         "SHARES": _shares(config),
         "NATIVE": arch in WITH_E4M3,
-        "MASK": "tree" if config.is_tree else config.mask,
-        "TREE_WORDS": config.tree_words,
+        "MASK": tiles.MASK,
+        "TREE_WORDS": tiles.TREE_WORDS,
         "TILE_IN_BLOCK": config.block_size % variant.tile_n == 0,
+        "TILE_M": tiles.TILE_M,
+        "TILE_N": tiles.TILE_N,
+        "FIXED_SPLITS": tiles.FIXED_SPLITS,
     }
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    return KernelSpec(attend_kernel, constants, types, options)
 
 
 def _shares(config: MlaConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -13,13 +13,14 @@ from paged_mla_optimized.planning.families import OVERLAPPING, largest_power_of_
 from paged_mla_optimized.planning.prefill import PrefillVariant
 from paged_mla_optimized.runtime.device import DeviceFacts
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import DENSE, KernelSpec, number, pointer
 
 if TYPE_CHECKING:
     from paged_mla_optimized.prefill_config import PrefillConfig
 
 _L2_BYTES = 30_000_000  # for keys and values, of the 50 MB of an H200
 _COMPARISONS = 1024  # of a tile with a row, by one program of the plan
-PLAN_WARPS = 4
+_PLAN_WARPS = 4
 
 
 class Heads(NamedTuple):
@@ -65,9 +66,9 @@ class PrefillPlan:
         self.work = torch.zeros(4, dtype=torch.int32, device=device)
         self.num_rows = 0
         self.num_tokens = 0
-        constants = plan_constants(config, tile_m, facts.arch)
-        self._tiles_of_program = constants["TILES"]
-        self._kernel = Launcher(prefill_plan_kernel, constants, num_warps=PLAN_WARPS)
+        spec = plan_spec(config, tile_m, facts.arch)
+        self._tiles_of_program = spec.constants["TILES"]
+        self._kernel = Launcher(spec)
 
     @property
     def most_tiles(self) -> int:
@@ -81,8 +82,8 @@ class PrefillPlan:
         self._kernel(
             (-(-self.most_tiles // self._tiles_of_program), 1, 1),
             strides,
-            (cu_seqlens_q, cu_seqlens_k, self.tiles, self.work),
-            (*strides, self.num_rows, num_tokens, self.config.num_heads, self._programs),
+            *(cu_seqlens_q, cu_seqlens_k, self.tiles, self.work),
+            *(*strides, self.num_rows, num_tokens, self.config.num_heads, self._programs),
         )
 
 
@@ -97,12 +98,7 @@ class PortablePrefill:
 
     def __init__(self, config: PrefillConfig, variant: PrefillVariant) -> None:
         self.config = config
-        self._kernel = Launcher(
-            prefill_kernel,
-            portable_constants(config, variant),
-            num_warps=variant.num_warps,
-            num_stages=variant.num_stages,
-        )
+        self._kernel = Launcher(portable_spec(config, variant))
 
     def launch(
         self, plan: PrefillPlan, heads: Heads, *, out: torch.Tensor, lse: torch.Tensor
@@ -112,22 +108,29 @@ class PortablePrefill:
         self._kernel(
             (plan.most_tiles * self.config.num_heads, 1, 1),
             strides,
-            (*heads, plan.tiles, plan.work, out, lse),
-            (
-                *strides,
-                *lse.stride(),
-                self.config.softmax_scale,
-                self.config.num_heads,
-                heads.k_nope.shape[0],
-            ),
+            *(*heads, plan.tiles, plan.work, out, lse),
+            *strides,
+            *lse.stride(),
+            self.config.softmax_scale,
+            self.config.num_heads,
+            heads.k_nope.shape[0],
         )
 
 
-def plan_constants(config: PrefillConfig, tile_m: int, arch: str) -> dict[str, Any]:
-    """Return what ``prefill_plan_kernel`` is specialised for."""
+def plan_spec(config: PrefillConfig, tile_m: int, arch: str) -> KernelSpec:
+    """Return the kernel that describes a step."""
+    types = {
+        "cu_seqlens_q_ptr": "*i32",
+        "cu_seqlens_k_ptr": "*i32",
+        "tiles_ptr": "*i32",
+        "work_ptr": "*i32",
+        "stride_cu_q": DENSE,
+        "stride_cu_k": DENSE,
+        "num_heads": number(config.num_heads),
+    }
     rows = triton.next_power_of_2(config.max_rows + 1)
     key_bytes = (config.qk_nope_head_dim + config.v_head_dim) * config.dtype.itemsize
-    return {
+    constants = {
         "CAUSAL": config.causal,
         "WRITES_EMPTY": config.writes_empty,
         "TILE_M": tile_m,
@@ -137,11 +140,22 @@ def plan_constants(config: PrefillConfig, tile_m: int, arch: str) -> dict[str, A
         "TILES": min(max(_COMPARISONS // rows, 1), 64),
         "OVERLAP": arch in OVERLAPPING,
     }
+    return KernelSpec(prefill_plan_kernel, constants, types, {"num_warps": _PLAN_WARPS})
 
 
-def portable_constants(config: PrefillConfig, variant: PrefillVariant) -> dict[str, Any]:
-    """Return what ``prefill_kernel`` is specialised for."""
-    return {
+def portable_spec(config: PrefillConfig, variant: PrefillVariant) -> KernelSpec:
+    """Return the portable kernel."""
+    head = pointer(config.dtype)
+    types = {
+        **{f"{name}_ptr": head for name in Heads._fields},
+        "tiles_ptr": "*i32",
+        "work_ptr": "*i32",
+        "out_ptr": head,
+        "lse_ptr": "*fp32",
+        "softmax_scale": "fp32",
+        "num_heads": number(config.num_heads),
+    }
+    constants = {
         "NOPE": config.qk_nope_head_dim,
         "WIDE": largest_power_of_two(config.qk_nope_head_dim),
         "ROPE": config.qk_rope_head_dim,
@@ -150,6 +164,8 @@ def portable_constants(config: PrefillConfig, variant: PrefillVariant) -> dict[s
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
     }
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    return KernelSpec(prefill_kernel, constants, types, options)
 
 
 def _most_tiles(num_rows: int, num_tokens: int, tile_m: int) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.quantise import quantise_kernel
+from paged_mla_optimized.launchers.argument_types import rope_pointer
 from paged_mla_optimized.planning.families import OVERLAPPING, ROUNDING_E4M3_ONCE
-from paged_mla_optimized.runtime.launch import Launcher, overlap_options
+from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import KernelSpec, number, overlap_options, pointer
 
 _PAIRS_PER_PROGRAM = 4
 
@@ -31,7 +31,9 @@ class Quantise:
     ) -> None:
         self.config = config
         self.tables = tables
-        self._kernels = [_launcher(config, arch, is_given=given) for given in (False, True)]
+        self._kernels = [
+            Launcher(quantise_spec(config, arch, is_given=given)) for given in (False, True)
+        ]
 
     def launch(
         self,
@@ -55,8 +57,8 @@ class Quantise:
         self._kernels[scale is not None](
             (-(-num_pairs // _PAIRS_PER_PROGRAM), 1, 1),
             (of_q_nope, of_q_pe),
-            (q_nope, q_pe, codes, scales, given, positions, *self.tables),
-            (*of_q_nope[:2], *of_q_pe[:2], num_pairs, self.config.num_heads),
+            *(q_nope, q_pe, codes, scales, given, positions, *self.tables),
+            *(*of_q_nope[:2], *of_q_pe[:2], num_pairs, self.config.num_heads),
         )
 
 
@@ -101,14 +103,21 @@ class QuantiseQueries:
         return self.codes, self.scales
 
 
-def _launcher(config: MlaConfig, arch: str, *, is_given: bool) -> Launcher:
-    constants = quantise_constants(config, arch, is_given=is_given)
-    return Launcher(quantise_kernel, constants, **overlap_options(constants))
-
-
-def quantise_constants(config: MlaConfig, arch: str, *, is_given: bool) -> dict[str, Any]:
-    """Return what ``quantise_kernel`` is specialised for."""
-    return {
+def quantise_spec(config: MlaConfig, arch: str, *, is_given: bool) -> KernelSpec:
+    """Return the kernel that quantises queries, by a scale of their own or one that `is_given`."""
+    query, table = pointer(config.dtype), rope_pointer(config)
+    types = {
+        "q_nope_ptr": query,
+        "q_pe_ptr": query,
+        "codes_ptr": "*u8",
+        "q_scale_ptr": "*fp32",
+        "given_scale_ptr": "*fp32",
+        "positions_ptr": "*i64",
+        "cos_ptr": table,
+        "sin_ptr": table,
+        "num_heads": number(config.num_heads),
+    }
+    constants = {
         "R": config.kv_lora_rank,
         "P": config.qk_rope_head_dim,
         "ROPE": config.rope_pairing,
@@ -117,3 +126,4 @@ def quantise_constants(config: MlaConfig, arch: str, *, is_given: bool) -> dict[
         "NATIVE": arch in ROUNDING_E4M3_ONCE,
         "OVERLAP": arch in OVERLAPPING,
     }
+    return KernelSpec(quantise_kernel, constants, types, overlap_options(arch in OVERLAPPING))

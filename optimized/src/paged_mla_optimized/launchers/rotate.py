@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.rope import rotate_kernel
+from paged_mla_optimized.launchers.argument_types import rope_pointer
 from paged_mla_optimized.planning.families import OVERLAPPING
-from paged_mla_optimized.runtime.launch import Launcher, overlap_options
+from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import KernelSpec, number, overlap_options, pointer
 
 _PAIRS_PER_PROGRAM = 16
 
@@ -39,8 +39,7 @@ class RotateQueries:
         self.tables = tables
         shape = (config.max_query_tokens, config.num_heads, config.qk_rope_head_dim)
         self.q_pe = torch.empty(shape, dtype=config.dtype, device=tables[0].device)
-        constants = rotate_constants(config, arch)
-        self._kernel = Launcher(rotate_kernel, constants, **overlap_options(constants))
+        self._kernel = Launcher(rotate_spec(config, arch))
 
     def launch(self, q_pe: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate `q_pe` [T, H, P] into the first T lines of :attr:`q_pe`; return that; T > 0.
@@ -52,17 +51,27 @@ class RotateQueries:
         self._kernel(
             (-(-num_pairs // _PAIRS_PER_PROGRAM), 1, 1),
             strides,
-            (q_pe, self.q_pe, positions, *self.tables),
-            (*strides[:2], num_pairs, self.config.num_heads),
+            *(q_pe, self.q_pe, positions, *self.tables),
+            *(*strides[:2], num_pairs, self.config.num_heads),
         )
         return self.q_pe
 
 
-def rotate_constants(config: MlaConfig, arch: str) -> dict[str, Any]:
-    """Return what ``rotate_kernel`` is specialised for."""
-    return {
+def rotate_spec(config: MlaConfig, arch: str) -> KernelSpec:
+    """Return the kernel that rotates queries."""
+    query, table = pointer(config.dtype), rope_pointer(config)
+    types = {
+        "q_pe_ptr": query,
+        "rotated_ptr": query,
+        "positions_ptr": "*i64",
+        "cos_ptr": table,
+        "sin_ptr": table,
+        "num_heads": number(config.num_heads),
+    }
+    constants = {
         "P": config.qk_rope_head_dim,
         "ROPE": config.rope_pairing,
         "PAIRS": _PAIRS_PER_PROGRAM,
         "OVERLAP": arch in OVERLAPPING,
     }
+    return KernelSpec(rotate_kernel, constants, types, overlap_options(arch in OVERLAPPING))

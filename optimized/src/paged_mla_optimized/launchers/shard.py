@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 
 from paged_mla_optimized.config import MlaConfig
 from paged_mla_optimized.kernels.common.shard import shard_kernel
 from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.spec import DENSE, KernelSpec, number
 
 _ENTRIES = 512
 
@@ -54,7 +53,7 @@ class Shard:
         self._numbers = (rank, config.block_size, table_width)
         self._block_tokens = config.block_size * world  # of a block on all ranks together
         self._max_model_len = config.max_model_len
-        self._kernel = Launcher(shard_kernel, shard_constants(config, world, interleave))
+        self._kernel = Launcher(shard_spec(config, world, interleave))
         self.cu_seqlens_q = torch.arange(tokens + 1, dtype=torch.int32, device=device)
         self.local_lens = torch.zeros(tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(tokens, dtype=torch.int64, device=device)
@@ -74,24 +73,36 @@ class Shard:
         self._kernel(
             (num_tokens, 1, 1),
             strides,
-            (
-                cu_seqlens_q,
-                seq_lens,
-                block_table,
-                self.local_lens,
-                self.positions,
-                self.slot_mapping,
-                self.block_table,
-            ),
-            (*strides, len(seq_lens), *self._numbers, longest),
+            cu_seqlens_q,
+            seq_lens,
+            block_table,
+            self.local_lens,
+            self.positions,
+            self.slot_mapping,
+            self.block_table,
+            *(*strides, len(seq_lens), *self._numbers, longest),
         )
 
 
-def shard_constants(config: MlaConfig, world: int, interleave: int) -> dict[str, Any]:
-    """Return what ``shard_kernel`` is specialised for."""
-    return {
+def shard_spec(config: MlaConfig, world: int, interleave: int) -> KernelSpec:
+    """Return the kernel that describes a rank's step."""
+    types = {
+        "cu_seqlens_q_ptr": "*i32",
+        "seq_lens_ptr": "*i32",
+        "block_table_ptr": "*i32",
+        "local_lens_ptr": "*i32",
+        "positions_ptr": "*i64",
+        "slot_mapping_ptr": "*i64",
+        "table_ptr": "*i32",
+        "stride_cu": DENSE,
+        "stride_lens": DENSE,
+        "stride_table_col": DENSE,
+        "block_size": number(config.block_size),
+    }
+    constants = {
         "WORLD": world,
         "INTERLEAVE": interleave,
         "ROWS": triton.next_power_of_2(config.max_rows),
         "ENTRIES": _ENTRIES,
     }
+    return KernelSpec(shard_kernel, constants, types)

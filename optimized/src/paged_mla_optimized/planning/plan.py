@@ -10,9 +10,20 @@ import torch
 import triton
 
 from paged_mla_optimized.config import MlaConfig
-from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
+from paged_mla_optimized.kernels.common.plan import (
+    Lengths,
+    MaskLines,
+    Requests,
+    Rows,
+    Tokens,
+    schedule_kernel,
+    token_kernel,
+)
+from paged_mla_optimized.kernels.common.schedule import Work
+from paged_mla_optimized.kernels.common.segments import Tiles
 from paged_mla_optimized.planning.families import AttendVariant, fixed_splits, row_share
-from paged_mla_optimized.runtime.launch import Launcher
+from paged_mla_optimized.runtime.launch import Fixed, Launcher
+from paged_mla_optimized.runtime.spec import DENSE, STRIDE, KernelSpec, number
 from paged_mla_optimized.step import MlaStep, RequestMap
 
 _TOKENS_PER_PROGRAM = 64
@@ -34,9 +45,8 @@ class PlanKernels:
     def __init__(self, config: MlaConfig, variant: AttendVariant, num_sms: int) -> None:
         self.variant = variant
         self.programs = variant.programs(num_sms)
-        constants = schedule_constants(config, variant, num_sms)
-        self.schedule = Launcher(schedule_kernel, constants)
-        self.tokens = Launcher(token_kernel, token_constants(config, variant))
+        self.schedule = Launcher(schedule_spec(config, variant, num_sms))
+        self.tokens = Launcher(token_spec(config, variant))
 
 
 class HostPlan(NamedTuple):
@@ -116,8 +126,8 @@ class Plan:
         The draft tree, 32 nodes a word, whatever its spelling was.
     table : int32 [max_rows, table_width]
         Built from a request map; empty if the config asks for none.
-    work : tuple of tensors
-        Where an attend kernel finds its share, in the order of its parameters.
+    work : Fixed
+        ``Work``: where an attend kernel finds its share.
     host : HostPlan
         Of the planned step.
     """
@@ -198,13 +208,29 @@ class Plan:
         for name in self._buffers:
             setattr(self, name, self._buffer_in(state, name))
         self._slots = self.slot_mapping[:0]
-        self.work = (
-            self.unit_starts,
-            self.cut,
-            self.shares,
-            self.token_starts,
-            self.row_lens,
+        self.work = Fixed(
+            Work(
+                self.unit_starts,
+                self.cut,
+                self.shares,
+                self.token_starts,
+                self.row_lens,
+                self.tree_words,
+            )
         )
+        self._rows = Fixed(
+            Rows(
+                self.token_starts,
+                self.row_lens,
+                self.key_starts,
+                self.firsts,
+                self.unit_starts,
+                self.cut,
+                self.join_starts,
+                self.mask_starts,
+            )
+        )
+        self._tokens = Fixed(Tokens(self.positions, self.slot_mapping, self.is_padding))
 
     def _buffer_in(self, state: torch.Tensor, name: str) -> torch.Tensor:
         (shape, dtype), offset = self._buffers[name], self._offsets[name]
@@ -244,37 +270,20 @@ class Plan:
         kernels.schedule(
             (1 + builders, 1, 1),
             (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype),
-            (
-                cu_seqlens_q,
-                seq_lens,
-                slots,
-                ids,
-                self.token_starts,
-                self.row_lens,
-                self.key_starts,
-                self.firsts,
-                self.unit_starts,
-                self.cut,
-                self.join_starts,
-                self.mask_starts,
-                self.table,
-            ),
-            (
-                cu_seqlens_q.stride(0),
-                seq_lens.stride(0),
-                *slots.stride(),
-                ids.stride(0),
-                self.num_rows,
-                self.num_tokens,
-                config.num_heads,
-                config.block_size,
-                config.table_width,
-                config.table_fill,
-                min(config.max_model_len, most_tokens),
-                min(num_requests, _LARGEST),
-                config.max_draft_tokens,
-                0 if mask is None else mask.numel(),
-            ),
+            Lengths(cu_seqlens_q, seq_lens, cu_seqlens_q.stride(0), seq_lens.stride(0)),
+            Requests(slots, ids, *slots.stride(), ids.stride(0)),
+            self._rows,
+            self.table,
+            self.num_rows,
+            self.num_tokens,
+            config.num_heads,
+            config.block_size,
+            config.table_width,
+            config.table_fill,
+            min(config.max_model_len, most_tokens),
+            min(num_requests, _LARGEST),
+            config.max_draft_tokens,
+            0 if mask is None else mask.numel(),
         )
 
     def _describe_tokens(self, kernels: PlanKernels, mask: torch.Tensor | None) -> None:
@@ -288,33 +297,20 @@ class Plan:
         kernels.tokens(
             (-(-described // _TOKENS_PER_PROGRAM), 1, 1),
             (block_table.stride(1), words.stride()),
-            (
-                self.unit_starts,
-                self.cut,
-                self.token_starts,
-                self.row_lens,
-                self.mask_starts,
-                block_table,
-                words,
-                self.positions,
-                self.slot_mapping,
-                self.is_padding,
-                self.tree_words,
-                self.shares,
-                self.joins,
-                self.join_starts,
-            ),
-            (
-                *block_table.stride(),
-                words.stride(0),
-                words.stride(-1),
-                self.num_rows,
-                self.num_tokens,
-                kernels.programs,
-                joins,
-                self.config.num_heads,
-                self.config.block_size,
-            ),
+            self.work,
+            self.mask_starts,
+            self.join_starts,
+            block_table,
+            *block_table.stride(),
+            MaskLines(words, words.stride(0), words.stride(-1)),
+            self._tokens,
+            self.joins,
+            self.num_rows,
+            self.num_tokens,
+            kernels.programs,
+            joins,
+            self.config.num_heads,
+            self.config.block_size,
         )
 
 
@@ -362,9 +358,32 @@ def _words(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-math.prod(shape) * dtype.itemsize // 16) * 2
 
 
-def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) -> dict[str, Any]:
-    """Return what ``schedule_kernel`` is specialised for."""
-    return {
+WORK_TYPES = Work("*i64", "*i64", "*i64", "*i32", "*i32", "*i32")
+"""Types of a plan's ``Work``."""
+
+
+def schedule_spec(
+    config: MlaConfig,
+    variant: AttendVariant,
+    num_sms: int,
+    *,
+    ids: str = "*i32",
+    stride: str = DENSE,
+) -> KernelSpec:
+    """Return the kernel that turns lengths into a schedule.
+
+    `ids` is the type of request ids, and `stride` that of the strides which most engines have 1.
+    """
+    types = {
+        "lengths": Lengths("*i32", "*i32", stride, stride),
+        "requests": Requests("*i32", ids, STRIDE, stride, stride),
+        "rows": Rows("*i32", "*i32", "*i32", "*i32", "*i64", "*i64", "*i32", "*i64"),
+        "table_ptr": "*i32",
+        "num_heads": number(config.num_heads),
+        "block_size": number(config.block_size),
+        "mask_elements": "i64",
+    }
+    constants = {
         "MASK": config.mask,
         "TILE_M": variant.tile_m,
         "TILE_N": variant.tile_n,
@@ -379,26 +398,46 @@ def schedule_constants(config: MlaConfig, variant: AttendVariant, num_sms: int) 
         "ROW_SHARE": row_share(config.max_rows) if config.deterministic else 0,
         "FIXED_SPLITS": _fixed_splits(config, variant),
     }
+    return KernelSpec(schedule_kernel, constants, types)
 
 
-def token_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return what ``token_kernel`` is specialised for."""
-    return cut_constants(config, variant) | {
+def token_spec(config: MlaConfig, variant: AttendVariant, *, stride: str = DENSE) -> KernelSpec:
+    """Return the kernel that describes tokens; `stride` as in :func:`schedule_spec`."""
+    types = {
+        "work": WORK_TYPES,
+        "mask_starts_ptr": "*i64",
+        "join_starts_ptr": "*i32",
+        "block_table_ptr": "*i32",
+        "stride_table_col": stride,
+        "mask": MaskLines("*u8", STRIDE, stride),
+        "tokens": Tokens("*i64", "*i64", "*i8"),
+        "joins_ptr": "*i32",
+        "num_heads": number(config.num_heads),
+        "block_size": number(config.block_size),
+    }
+    constants = {
         "MASK": config.mask,
+        "TILE_M": variant.tile_m,
+        "TILE_N": variant.tile_n,
+        "FIXED_SPLITS": _fixed_splits(config, variant),
         "TREE_WORDS": config.tree_words,
         "LANE_STEPS": variant.lane_steps,
         "SEARCH_STEPS": config.search_steps,
         "TOKENS": _TOKENS_PER_PROGRAM,
     }
+    return KernelSpec(token_kernel, constants, types)
 
 
-def cut_constants(config: MlaConfig, variant: AttendVariant) -> dict[str, Any]:
-    """Return tile sizes, and how many splits a row may have where they are of fixed length."""
-    return {
-        "TILE_M": variant.tile_m,
-        "TILE_N": variant.tile_n,
-        "FIXED_SPLITS": _fixed_splits(config, variant),
-    }
+def tiles_of(config: MlaConfig, variant: AttendVariant) -> Tiles:
+    """Return the tiles that attend kernels work in; those see no tree's spelling."""
+    return Tiles(
+        config.num_heads,
+        "tree" if config.is_tree else config.mask,
+        config.tree_words,
+        variant.tile_m,
+        variant.tile_n,
+        _fixed_splits(config, variant),
+    )
 
 
 def _fixed_splits(config: MlaConfig, variant: AttendVariant) -> int:

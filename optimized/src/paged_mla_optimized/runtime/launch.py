@@ -8,10 +8,8 @@ Profilers that hook into Triton's launches still see each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from inspect import getclosurevars, isfunction
-from itertools import compress
-from math import gcd
 from typing import Any
 
 import torch
@@ -21,18 +19,13 @@ from triton.runtime.driver import driver
 
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.cache_keys import settle_key
+from paged_mla_optimized.runtime.spec import KernelSpec
 
 _HOOKS = triton.knobs.runtime
 _TRITON = ".".join(triton.__version__.split(".")[:2])
 _KNOWN = {"3.6", "3.7", "3.8", "3.9"}
 _NOT_READ = () if _TRITON in {"3.6", "3.7"} else (None,)
 """What Triton's encoder of tensor maps takes besides, for other backends than NVIDIA's."""
-FP_FUSION = {"enable_fp_fusion": True}
-"""Option of every launch and compilation: ``a * b + c`` may become an instruction that rounds once.
-
-The bits of answers depend on it. By default Triton 3.6 to 3.9 fuse, unless the environment sets
-``TRITON_DEFAULT_FP_FUSION=0``; Triton 3.9 warns that 3.10 will not.
-"""
 MAX_BINARIES = 1024
 """Keys of one kernel whose binaries are kept before all of them are forgotten."""
 
@@ -72,7 +65,24 @@ class Descriptors:
         )
 
 
-_NO_DESCRIPTORS = Descriptors()
+class Fixed:
+    """An argument that is a record of tensors which never move: lowered once, not at each launch.
+
+    Parameters
+    ----------
+    record : NamedTuple
+        Of tensors, and of None for those that a kernel is compiled without.
+    """
+
+    def __init__(self, record: Any) -> None:
+        self.record = record
+        self.lowered: tuple[Any, ...] = ()
+        self.bits = 0  # of all addresses
+
+    def lower(self) -> tuple[Any, ...]:
+        """Return what a binary takes in place of the record."""
+        self.lowered, self.bits = _lower_record(self.record)
+        return self.lowered
 
 
 class Launcher:
@@ -80,77 +90,117 @@ class Launcher:
 
     Parameters
     ----------
-    kernel : triton.JITFunction
-        Takes pointers first, then descriptors, then numbers, then constants.
-    constants : dict
-        ``None`` for pointers that it is compiled without, which are the last of them.
+    spec : KernelSpec
     cluster : int
         So many programs that follow each other along axis 0 run on neighbouring multiprocessors;
         divides the grid. A matter of speed alone: launches by Triton itself go without.
-    options : int
-        Triton's, such as ``num_warps``; :data:`FP_FUSION` is always among them.
     """
 
-    def __init__(
-        self, kernel: Any, constants: dict[str, Any], *, cluster: int = 1, **options: int
-    ) -> None:
-        settle_key(kernel)
-        self._kernel = kernel
+    def __init__(self, spec: KernelSpec, *, cluster: int = 1) -> None:
+        settle_key(spec.kernel)
+        self._kernel = spec.kernel
         self._cluster = cluster
-        given = {name: value for name, value in constants.items() if value is not None}
-        self._named = given | options | FP_FUSION
-        self._constants = tuple(given[n] for n in kernel.arg_names if n in given)
-        self._absent = (None,) * (len(constants) - len(given))
-        params = getattr(kernel, "params", ())  # the interpreter keeps no binaries, and has none
-        self._specialised = [not p.do_not_specialize_on_alignment for p in params]
+        self._named = spec.launched
+        self._constants = spec.lowered_constants
+        params = getattr(spec.kernel, "params", ())  # the interpreter keeps no binaries: has none
+        # Of each parameter's address, the bits that have to be 0.
+        self._masks = [0 if p.do_not_specialize_on_alignment else 15 for p in params]
         self._binaries: Bounded[Hashable, tuple[Start, Forms, Device, Stream, int]]
         self._binaries = Bounded(MAX_BINARIES)
 
-    def __call__(
-        self,
-        grid: Grid,
-        key: Hashable,
-        pointers: tuple[torch.Tensor, ...],
-        numbers: tuple[int | float, ...],
-        descriptors: Descriptors = _NO_DESCRIPTORS,
-    ) -> None:
-        """Launch `grid` programs on the device of the first pointer.
+    def __call__(self, grid: Grid, key: Hashable, *arguments: Any) -> None:
+        """Launch `grid` programs on the device of the first tensor.
+
+        `arguments` are those of the kernel's parameters but its constants, in order: tensors,
+        numbers, records of them, :class:`Fixed` records, and for the TMA descriptors, which are the
+        last, one :class:`Descriptors`.
 
         `key` holds every number that Triton specialises on: strides of tensors that come from
         outside. Triton looks for itself if a pointer whose alignment it specialises on is no
         multiple of 16 bytes, as all of a known binary's are; and always in versions whose C
         launcher is not known.
         """
-        addresses = [*map(torch.Tensor.data_ptr, pointers)]
-        aligned = gcd(16, *compress(addresses, self._specialised)) == 16
-        known = self._binaries.get(key) if aligned else None
+        known = self._binaries.get(key)
         if known is None or _HOOKS.launch_enter_hook.calls or _HOOKS.launch_exit_hook.calls:
-            device = pointers[0].get_device()
-            taken = (*pointers, *self._absent, *descriptors.descriptors, *numbers)
-            with torch.cuda.device(device):
-                binary = self._kernel[grid](*taken, **self._named)
-            is_new = known is None and binary is not None  # the interpreter has none
-            if aligned and is_new and _TRITON in _KNOWN:
-                active = driver.active
-                of_device = (active.get_current_device, active.get_current_stream, device)
-                self._binaries[key] = (*start_of(binary, self._cluster), *of_device)
+            self._launch_by_triton(grid, key, arguments)
             return
         start, forms, current_device, stream_of, device = known
-        maps = descriptors.arguments(forms)
-        taken = (*addresses, *self._absent, *maps, *numbers, *self._constants)
-        if current_device() == device:
-            start(grid, stream_of(device), taken)
+        lowered, bits = self._lower(arguments, forms)
+        if bits:
+            self._launch_by_triton(grid, key, arguments)
+        elif current_device() == device:
+            start(grid, stream_of(device), lowered)
         else:
             with torch.cuda.device(device):
-                start(grid, stream_of(device), taken)
+                start(grid, stream_of(device), lowered)
+
+    def _lower(self, arguments: tuple[Any, ...], forms: Forms) -> tuple[tuple[Any, ...], int]:
+        """Return what a binary takes, constants included, and which of 16 bytes' bits are not 0."""
+        lowered: list[Any] = []
+        bits = 0
+        for argument, mask in zip(arguments, self._masks, strict=False):
+            kind = type(argument)
+            if kind is int or kind is float:
+                lowered.append(argument)
+            elif kind is Fixed:
+                lowered.append(argument.lowered or argument.lower())
+                bits |= argument.bits & mask
+            elif kind is Descriptors:
+                lowered.extend(argument.arguments(forms))
+            elif isinstance(argument, tuple):
+                fields, of_fields = _lower_record(argument)
+                lowered.append(fields)
+                bits |= of_fields & mask
+            elif isinstance(argument, torch.Tensor):
+                address = argument.data_ptr()
+                lowered.append(address)
+                bits |= address & mask
+            else:
+                lowered.append(argument)
+        return (*lowered, *self._constants), bits
+
+    def _launch_by_triton(self, grid: Grid, key: Hashable, arguments: tuple[Any, ...]) -> None:
+        """Launch as Triton does, and keep the binary that it finds for aligned arguments."""
+        device = next(_tensors(arguments)).get_device()
+        with torch.cuda.device(device):
+            binary = self._kernel[grid](*_as_they_are(arguments), **self._named)
+        if binary is None or _TRITON not in _KNOWN or self._binaries.get(key) is not None:
+            return  # the interpreter has none
+        addressed = tuple(one for one in arguments if not isinstance(one, Descriptors))
+        if not self._lower(addressed, ())[1]:
+            active = driver.active
+            of_device = (active.get_current_device, active.get_current_stream, device)
+            self._binaries[key] = (*start_of(binary, self._cluster), *of_device)
 
 
-def overlap_options(constants: dict[str, Any]) -> dict[str, int]:
-    """Return the options of a kernel that is launched while the one before runs, if it has OVERLAP.
+def _lower_record(record: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
+    """Return what a binary takes in place of a record, and the bits of its addresses."""
+    fields: list[Any] = []
+    bits = 0
+    for argument in record:
+        if isinstance(argument, torch.Tensor):
+            address = argument.data_ptr()
+            fields.append(address)
+            bits |= address
+        else:
+            fields.append(argument)
+    return tuple(fields), bits
 
-    Such a kernel waits by itself for what it reads.
-    """
-    return {"launch_pdl": True} if constants["OVERLAP"] else {}
+
+def _as_they_are(arguments: tuple[Any, ...]) -> Iterator[Any]:
+    """Yield the arguments that Triton's launch takes."""
+    for argument in arguments:
+        if isinstance(argument, Descriptors):
+            yield from argument.descriptors
+        else:
+            yield argument.record if isinstance(argument, Fixed) else argument
+
+
+def _tensors(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+    for argument in _as_they_are(arguments):
+        for part in argument if isinstance(argument, tuple) else (argument,):
+            if isinstance(part, torch.Tensor):
+                yield part
 
 
 def start_of(binary: Any, cluster: int) -> tuple[Start, Forms]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 import triton
@@ -17,7 +15,7 @@ from paged_mla_optimized.inspect.blocks import Paging, Table
 from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
 from paged_mla_optimized.limits import MAX_BLOCK_SIZE, MAX_DRAFT_TABLE, MAX_ROWS, MAX_TOKENS
 from paged_mla_optimized.runtime.check_switch import CheckSwitch
-from paged_mla_optimized.runtime.launch import FP_FUSION
+from paged_mla_optimized.runtime.spec import DENSE, KernelSpec, number, pointer
 from paged_mla_shared.errors import InvalidArgument
 
 _ENTRIES_PER_PROGRAM = 512
@@ -266,8 +264,7 @@ class DraftSteps:
                 steps,
                 rows,
                 self.block_size,
-                **draft_rows_constants(),
-                **FP_FUSION,
+                **draft_rows_spec().launched,
             )
 
     def copy_tails(
@@ -330,8 +327,7 @@ class DraftSteps:
                 self.block_size,
                 width,
                 latents.shape[0],
-                **copy_tails_constants(width, per_block),
-                **FP_FUSION,
+                **copy_tails_spec(latents.dtype, width, self.block_size, per_block).launched,
             )
 
     def _check(
@@ -354,15 +350,35 @@ class DraftSteps:
         }
 
 
-def draft_rows_constants() -> dict[str, Any]:
-    """Return what ``draft_rows_kernel`` is specialised for."""
-    return {"ENTRIES": _ENTRIES_PER_PROGRAM}
+def draft_rows_spec() -> KernelSpec:
+    """Return the kernel that lists the drafts' rows."""
+    types = {
+        "prefix_lens_ptr": "*i32",
+        "prefix_table_ptr": "*i32",
+        "branch_blocks_ptr": "*i32",
+        "table_ptr": "*i32",
+        "seq_lens_ptr": "*i32",
+    }
+    return KernelSpec(draft_rows_kernel, {"ENTRIES": _ENTRIES_PER_PROGRAM}, types)
 
 
-def copy_tails_constants(width: int, scales_per_block: int) -> dict[str, Any]:
-    """Return what ``copy_tails_kernel`` is specialised for."""
-    return {
+def copy_tails_spec(
+    dtype: torch.dtype, width: int, block_size: int, scales_per_block: int
+) -> KernelSpec:
+    """Return the kernel that copies blocks of lines of so many elements."""
+    types = {
+        "cache_ptr": pointer(dtype),
+        "scales_ptr": "*fp32",
+        "prefix_lens_ptr": "*i32",
+        "prefix_table_ptr": "*i32",
+        "branch_blocks_ptr": "*i32",
+        "stride_scales_block": number(scales_per_block),
+        "stride_table_col": DENSE,
+        "block_size": number(block_size),
+    }
+    constants = {
         "TOKENS": _TOKENS_PER_PROGRAM,
         "COLUMNS": triton.next_power_of_2(width),
         "SCALES": scales_per_block,
     }
+    return KernelSpec(copy_tails_kernel, constants, types)

@@ -3,102 +3,63 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paged_mla_optimized.runtime.launch import FP_FUSION
+from paged_mla_optimized.runtime.spec import FP_FUSION, STRIDE, KernelSpec
 
-_TYPES = {
-    "cu_seqlens_q_ptr": "*i32",
-    "cu_seqlens_k_ptr": "*i32",
-    "tiles_ptr": "*i32",
-    "work_ptr": "*i32",
-    "seq_lens_ptr": "*i32",
-    "token_starts_ptr": "*i32",
-    "row_lens_ptr": "*i32",
-    "local_lens_ptr": "*i32",
-    "key_starts_ptr": "*i32",
-    "query_starts_ptr": "*i32",
-    "firsts_ptr": "*i32",
-    "req_to_token_ptr": "*i32",
-    "request_ids_ptr": "*i64",
-    "table_ptr": "*i32",
-    "branch_blocks_ptr": "*i32",
-    "prefix_table_ptr": "*i32",
-    "prefix_lens_ptr": "*i32",
-    "unit_starts_ptr": "*i64",
-    "cut_ptr": "*i64",
-    "shares_ptr": "*i64",
-    "joins_ptr": "*i32",
-    "join_starts_ptr": "*i32",
-    "mask_starts_ptr": "*i64",
-    "mask_ptr": "*u8",
-    "block_table_ptr": "*i32",
-    "positions_ptr": "*i64",
-    "slot_mapping_ptr": "*i64",
-    "is_padding_ptr": "*i8",
-    "tree_words_ptr": "*i32",
-    "lse_ptr": "*fp32",
-    "lses_ptr": "*fp32",
-    "line_lses_ptr": "*fp32",
-    "chunk_lse_ptr": "*fp32",
-    "partial_out_ptr": "*fp32",  # of portable kernels
-    "partial_lse_ptr": "*fp32",
-    "codes_ptr": "*u8",
-    "q_scale_ptr": "*fp32",
-    "given_scale_ptr": "*fp32",
-    "cache_scale_ptr": "*fp32",
-    "scales_ptr": "*fp32",
-    "softmax_scale": "fp32",
-    "lse_unit": "fp32",
-    "mask_elements": "i64",
-}
-_DENSE = {  # strides that are 1 in every engine's tensors; Triton compiles them in
-    "stride_cu": 1,
-    "stride_cu_q": 1,
-    "stride_cu_k": 1,
-    "stride_lens": 1,
-    "stride_slots": 1,
-    "stride_slot": 1,
-    "stride_ids": 1,
-    "stride_table_col": 1,
-    "stride_mask_element": 1,
-}
-SHORT = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int16: "i16",
-}
+Path = tuple[int, ...]  # index of a parameter, and of a record's field
+
+_ALIGNED = [["tt.divisibility", 16]]
+_COMPILED = {"num_warps": 4, "num_stages": 3}  # options that shape code, unless a spec has others
+_REGISTERS = "maxnreg"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel to compile: a Triton function, its constants, and the type of every argument."""
+    """One kernel to compile.
+
+    Parameters
+    ----------
+    name : str
+    spec : KernelSpec
+    dtype : str
+        Of queries and new latents, as ``runtime/spec.py`` spells it; "i32" for a plan's kernels.
+    """
 
     name: str
-    kernel: Any
-    dtype: str  # of every pointer that `_TYPES` leaves open
-    constants: dict[str, Any]
-    num_warps: int = 4
-    num_stages: int = 3
-    max_registers: int | None = None
-    types: dict[str, str] = field(default_factory=dict)  # of arguments, TMA descriptors among them
-    numbers: dict[str, int] = field(default_factory=dict)  # of arguments that Triton looks at
+    spec: KernelSpec
+    dtype: str
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels to another process: of the kernel, where it is found."""
-        function = self.kernel.fn
-        return self.__dict__ | {"kernel": (function.__module__, function.__name__)}
+        spec = self.spec
+        function = spec.kernel.fn
+        found = (function.__module__, function.__name__)
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "spec": (found, spec.constants, spec.types, spec.options),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        module, name = state["kernel"]
-        self.__dict__.update(state, kernel=getattr(importlib.import_module(module), name))
+        (module, name), *rest = state["spec"]
+        spec = KernelSpec(getattr(importlib.import_module(module), name), *rest)
+        self.__dict__.update(state, spec=spec)
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel."""
+        return self.spec.kernel
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Value of each constant by its name, of those in records too."""
+        return self.spec.flat_constants
 
     @property
     def source(self) -> Any:
@@ -109,41 +70,35 @@ class Job:
     @property
     def options(self) -> dict[str, int]:
         """The compiler's options."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages} | FP_FUSION
-        if self.max_registers is not None:
-            options["maxnreg"] = self.max_registers
-        return options
+        given = {n: v for n, v in self.spec.options.items() if n in {*_COMPILED, _REGISTERS}}
+        return _COMPILED | given | FP_FUSION
 
     @property
-    def compiled_in(self) -> dict[str, Any]:
+    def signature(self) -> dict[str, Any]:
+        """Type of each argument, in order; of a record, a record of types."""
+        return {name: _signed(value) for name, value in self._types().items()}
+
+    @property
+    def compiled_in(self) -> dict[Path, Any]:
         """The constants, and the arguments that Triton makes constants because they are 1."""
-        ones = {name: 1 for name, value in self._specialised.items() if value == 1}
-        return self.constants | ones
+        constants: dict[Path, Any] = {}
+        for number, (name, value) in enumerate(self._types().items()):
+            if name in self.spec.constants:
+                constants |= _by_path(number, self.spec.constants[name])
+            else:
+                found = _by_path(number, value)
+                constants |= {path: _VALUES[one] for path, one in found.items() if one in _VALUES}
+        return constants
 
     @property
-    def signature(self) -> dict[str, str]:
-        """Type of each argument, in order."""
-        table = "*fp64" if self.dtype == "fp32" else "*fp32"
-        types = _TYPES | {"cos_ptr": table, "sin_ptr": table} | self.types
-        compiled_in = self.compiled_in
-        return {
-            name: "constexpr"
-            if name in compiled_in
-            else types.get(name, f"*{self.dtype}" if name.endswith("_ptr") else "i32")
-            for name in self.kernel.arg_names
-        }
-
-    @property
-    def attributes(self) -> dict[tuple[int], list[list[Any]]]:
-        """Tensors and their strides are aligned to 16, and so are numbers that 16 divides."""
-        compiled_in, numbers = self.compiled_in, self._specialised
-        return {
-            (parameter.num,): [["tt.divisibility", 16]]
-            for parameter in self.kernel.params
-            if parameter.name not in compiled_in and not parameter.do_not_specialize
-            if not parameter.do_not_specialize_on_alignment
-            if _is_aligned(parameter.name, numbers.get(parameter.name))
-        }
+    def attributes(self) -> dict[Path, list[list[Any]]]:
+        """Which arguments are aligned to 16."""
+        found: dict[Path, list[list[Any]]] = {}
+        for number, value in enumerate(self._types().values()):
+            for path, one in _by_path(number, value).items():
+                if isinstance(one, str) and one.endswith(":16"):
+                    found[path] = _ALIGNED
+        return found
 
     @property
     def identity(self) -> Hashable:
@@ -151,23 +106,61 @@ class Job:
         parts = (self.compiled_in, self.signature, self.attributes, self.options)
         return self.kernel.fn.__name__, *(tuple((k, str(v)) for k, v in p.items()) for p in parts)
 
-    @property
-    def _specialised(self) -> dict[str, int]:
-        looked_at = {p.name for p in self.kernel.params if not p.do_not_specialize}
-        return {
-            name: value
-            for name, value in self.numbers.items()
-            if name in looked_at and name not in self.constants
-        }
+    def features(self) -> Iterator[tuple[str, str]]:
+        """Yield what else than its name describes a job: constants, types and options."""
+        yield from ((name.lower(), str(value)) for name, value in self.constants.items())
+        for name, value in self._types().items():
+            if name not in self.spec.constants:
+                yield name, "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        yield from ((name, str(value)) for name, value in self.options.items())
+
+    def _types(self) -> dict[str, Any]:
+        """Return the type of each parameter with what Triton looks at, and "constexpr"."""
+        found: dict[str, Any] = {}
+        for parameter in self.kernel.params:
+            name = parameter.name
+            if name in self.spec.constants:
+                found[name] = _each(self.spec.constants[name], lambda _: "constexpr")
+                continue
+            default = STRIDE if name.startswith("stride") else "i32"
+            found[name] = _each(
+                self.spec.types.get(name, default),
+                _seen if not parameter.do_not_specialize else _unseen,
+            )
+            if parameter.do_not_specialize_on_alignment:
+                found[name] = found[name].removesuffix(":16")
+        return found
 
 
-def dense(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
-    """Return constants, and among them the strides that Triton compiles in because they are 1."""
-    special = {p.name for p in kernel.params if not p.do_not_specialize}
-    return constants | {name: one for name, one in _DENSE.items() if name in special}
+_VALUES = {"i32:1": 1, None: None}  # of types that are constants
 
 
-def _is_aligned(name: str, value: int | None) -> bool:
-    if value is not None:
-        return value % 16 == 0
-    return name.startswith("stride") or name.endswith("_ptr")
+def _each(value: Any, change: Any) -> Any:
+    """Return a record with every field changed, or what else it is."""
+    return type(value)(*map(change, value)) if isinstance(value, tuple) else change(value)
+
+
+def _seen(type_: str | None) -> str | None:
+    """Return a type that Triton specialises on: tensors are aligned to 16."""
+    return f"{type_}:16" if type_ is not None and type_.startswith("*") else type_
+
+
+def _unseen(type_: str) -> str:
+    """Return a type that Triton does not specialise on."""
+    return type_.partition(":")[0]
+
+
+def _signed(value: Any) -> Any:
+    """Return a type as a signature has it."""
+    if isinstance(value, tuple):
+        return type(value)(*map(_signed, value))
+    if value in _VALUES:
+        return "constexpr"
+    return value.removesuffix(":16")
+
+
+def _by_path(number: int, value: Any) -> dict[Path, Any]:
+    """Return the leaves of a parameter's value by path."""
+    if isinstance(value, tuple):
+        return {(number, field): one for field, one in enumerate(value)}
+    return {(number,): value}

@@ -24,62 +24,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 from paged_mla_optimized.config import DTYPE_NAMES, MASKS, TORCH_DTYPES, MlaConfig
-from paged_mla_optimized.kernels.common.combine import combine_kernel
-from paged_mla_optimized.kernels.common.drafts import copy_tails_kernel, draft_rows_kernel
-from paged_mla_optimized.kernels.common.gather import gather_kernel
-from paged_mla_optimized.kernels.common.merge import merge_kernel
-from paged_mla_optimized.kernels.common.merge_lines import merge_lines_kernel
-from paged_mla_optimized.kernels.common.merge_tiles import merge_tiles_kernel
-from paged_mla_optimized.kernels.common.parts import part_kernel
-from paged_mla_optimized.kernels.common.plan import schedule_kernel, token_kernel
-from paged_mla_optimized.kernels.common.prefill_plan import prefill_plan_kernel
-from paged_mla_optimized.kernels.common.quantise import quantise_kernel
-from paged_mla_optimized.kernels.common.rope import rotate_kernel
-from paged_mla_optimized.kernels.common.shard import shard_kernel
-from paged_mla_optimized.kernels.hopper.prefill import hopper_prefill_kernel
-from paged_mla_optimized.kernels.portable.attend import attend_kernel
-from paged_mla_optimized.kernels.portable.prefill import prefill_kernel
-from paged_mla_optimized.launchers.append import append_choices, append_kernel_of
-from paged_mla_optimized.launchers.attend import partial_dtype
-from paged_mla_optimized.launchers.combine import MAX_REGISTERS as COMBINE_REGISTERS
-from paged_mla_optimized.launchers.combine import NUM_WARPS as COMBINE_WARPS
-from paged_mla_optimized.launchers.combine import combine_constants
-from paged_mla_optimized.launchers.gather import gather_constants
-from paged_mla_optimized.launchers.hopper import (
-    hopper_boxes,
-    hopper_constants,
-    hopper_dtype,
-    hopper_kernel,
-    hopper_layout,
-    hopper_options,
-)
-from paged_mla_optimized.launchers.hopper_prefill import (
-    BOXES,
-    hopper_prefill_constants,
-)
-from paged_mla_optimized.launchers.hopper_prefill import (
-    NUM_WARPS as PREFILL_WARPS,
-)
-from paged_mla_optimized.launchers.merge import merge_constants
-from paged_mla_optimized.launchers.merge_lines import merge_lines_constants
-from paged_mla_optimized.launchers.merge_tiles import merge_tiles_constants
-from paged_mla_optimized.launchers.parts import part_constants
-from paged_mla_optimized.launchers.portable import attend_constants
-from paged_mla_optimized.launchers.prefill import (
-    PLAN_WARPS,
-    Heads,
-    plan_constants,
-    portable_constants,
-)
-from paged_mla_optimized.launchers.quantise import quantise_constants
-from paged_mla_optimized.launchers.rotate import rotate_constants
-from paged_mla_optimized.launchers.shard import shard_constants
+from paged_mla_optimized.launchers.append import append_choices, append_spec
+from paged_mla_optimized.launchers.argument_types import partial_dtype
+from paged_mla_optimized.launchers.combine import combine_spec
+from paged_mla_optimized.launchers.gather import gather_spec
+from paged_mla_optimized.launchers.hopper import has_rope, hopper_spec
+from paged_mla_optimized.launchers.hopper_prefill import hopper_prefill_spec
+from paged_mla_optimized.launchers.merge import merge_spec
+from paged_mla_optimized.launchers.merge_lines import merge_lines_spec
+from paged_mla_optimized.launchers.merge_tiles import merge_tiles_spec
+from paged_mla_optimized.launchers.parts import part_spec
+from paged_mla_optimized.launchers.portable import attend_spec
+from paged_mla_optimized.launchers.prefill import plan_spec, portable_spec
+from paged_mla_optimized.launchers.quantise import quantise_spec
+from paged_mla_optimized.launchers.rotate import rotate_spec
+from paged_mla_optimized.launchers.shard import shard_spec
 from paged_mla_optimized.planning.families import FAMILIES, FEW, PORTABLE, AttendVariant
-from paged_mla_optimized.planning.plan import schedule_constants, token_constants
+from paged_mla_optimized.planning.plan import schedule_spec, token_spec
 from paged_mla_optimized.planning.prefill import is_for_hopper, prefill_variant
 from paged_mla_optimized.prefill_config import PrefillConfig
-from paged_mla_optimized.stepping.drafts import copy_tails_constants, draft_rows_constants
+from paged_mla_optimized.runtime.spec import SHORT, STRIDE
+from paged_mla_optimized.stepping.drafts import copy_tails_spec, draft_rows_spec
 from paged_mla_optimized.tools.aot_axes import (
     BLOCKS,
     DIMS,
@@ -96,7 +64,7 @@ from paged_mla_optimized.tools.aot_axes import (
     served,
     types,
 )
-from paged_mla_optimized.tools.aot_job import SHORT, Job, dense
+from paged_mla_optimized.tools.aot_job import Job
 from paged_mla_shared.formats import FORMATS
 from paged_mla_shared.problem import Rope, RopePairing
 
@@ -151,11 +119,10 @@ def sample_of(jobs: list[Job]) -> list[Job]:
 
 def _differences(first: Job, job: Job) -> Iterator[str]:
     """Yield what a variant has, and another one of its name has not."""
-    for name in ("constants", "numbers", "options"):
-        one, other = getattr(first, name), getattr(job, name)
-        for key, value in other.items():
-            if one.get(key) != value:
-                yield f"{key.lower()}{value}"
+    one = dict(first.features())
+    for name, value in job.features():
+        if one.get(name) != value:
+            yield f"{name}{value}"
 
 
 def _jobs(arch: str) -> Iterator[Job]:
@@ -220,8 +187,7 @@ def _hopper_jobs(arch: str) -> Iterator[Job]:
     """Yield Hopper's kernels with every combination of options."""
     names = set()  # what serves exact products serves some fast ones too
     for tile in _hopper_tiles(arch):
-        has_rope = "ROPE" in hopper_kernel(tile.variant).arg_names
-        ropes = _ROPES if has_rope else _ROPES[:1]
+        ropes = _ROPES if has_rope(tile.variant) else _ROPES[:1]
         boxes = blocks_by_box(tile.types.cache_format)
         for mask, is_fixed, rope, box in itertools.product(_MASKS, _CUTS, ropes, boxes):
             options = _Options(mask, is_fixed, rope, box)
@@ -273,24 +239,15 @@ def _hopper_job(tile: _Tile, options: _Options, num_heads: int) -> Job:
         rope=options.rope,
         **numbers_of(name, options.mask),
     )
-    word = SHORT[hopper_dtype(config)]
-    boxes = zip(("ckv_desc", "k_pe_desc"), hopper_boxes(config, variant), strict=True)
-    of = {field: f"tensordesc<{word}{box},{hopper_layout(box)!r}>" for field, box in boxes}
-    of["partial_out_ptr"] = f"*{SHORT[partial_dtype(config, variant)]}"
-    if config.is_fp8:
-        of |= {"q_ptr": "*u8", "cache_ptr": "*u8"}
-    stride_row = config.stored.token_bytes(config) // 2
-    stride_scales = config.stored.scales_per_block(config.block_size)
-    geometry = config.block_size, stride_row, stride_scales
-    kernel, given = hopper_kernel(variant), hopper_options(variant)
+    geometry = (
+        config.block_size,
+        config.stored.token_bytes(config) // 2,
+        config.stored.scales_per_block(config.block_size),
+    )
     return Job(
         f"{name}-h{num_heads}-b{config.block_size}",
-        kernel,
+        hopper_spec(config, variant, *geometry),
         SHORT[config.dtype],
-        dense(kernel, hopper_constants(config, variant, *geometry)),
-        given["num_warps"],
-        max_registers=given.get("maxnreg"),
-        types=of,
     )
 
 
@@ -336,13 +293,8 @@ def _attend_job(name: str, config: MlaConfig, variant: AttendVariant, arch: str)
     rounded = f"-of-{partial}" if partial != "fp32" else ""
     return Job(
         f"{name}{rounded}-h{config.num_heads}-b{config.block_size}",
-        attend_kernel,
+        attend_spec(config, variant, arch),
         SHORT[config.dtype],
-        dense(attend_kernel, attend_constants(config, variant, arch)),
-        variant.num_warps,
-        variant.num_stages,
-        types=_of_cache(config) | {"partial_out_ptr": f"*{partial}"},
-        numbers=_numbers(config),
     )
 
 
@@ -352,12 +304,8 @@ def _combine_job(config: MlaConfig, variant: AttendVariant) -> Job:
     rounded = f"-of-{partial}" if partial != "fp32" else ""
     return Job(
         f"combine-{overlap}-r{config.kv_lora_rank}-{dtype}-{_cut(config.deterministic)}{rounded}",
-        combine_kernel,
+        combine_spec(config, variant),
         dtype,
-        combine_constants(config, variant),
-        COMBINE_WARPS,
-        max_registers=COMBINE_REGISTERS,
-        types={"partial_out_ptr": f"*{partial}"},
     )
 
 
@@ -388,19 +336,12 @@ def _plan_jobs(arch: str) -> Iterator[Job]:
 def _plan_jobs_of(config: MlaConfig, variant: AttendVariant) -> Iterator[Job]:
     tile = f"m{variant.tile_m}n{variant.tile_n}"
     of_step = f"{config.mask}-{_cut(config.deterministic)}-rows{config.max_rows}"
-    for name, kernel, constants in (
-        (
-            f"schedule-{tile}x{variant.lanes}-{of_step}",
-            schedule_kernel,
-            schedule_constants(config, variant, _NUM_SMS),
-        ),
-        (f"token-{tile}-{of_step}", token_kernel, token_constants(config, variant)),
-    ):
-        numbers = _numbers(config)
-        # Ids of requests are of either width; where there are none, others stand in.
-        ids = {"request_ids_ptr": "*i32"}
-        yield Job(name, kernel, "i32", dense(kernel, constants), numbers=numbers, types=ids)
-        yield Job(f"{name}-strided", kernel, "i32", constants, numbers=numbers)
+    schedule, token = f"schedule-{tile}x{variant.lanes}-{of_step}", f"token-{tile}-{of_step}"
+    strided = {"stride": STRIDE, "ids": "*i64"}  # ids of requests are of either width
+    yield Job(schedule, schedule_spec(config, variant, _NUM_SMS), "i32")
+    yield Job(f"{schedule}-strided", schedule_spec(config, variant, _NUM_SMS, **strided), "i32")
+    yield Job(token, token_spec(config, variant), "i32")
+    yield Job(f"{token}-strided", token_spec(config, variant, stride=STRIDE), "i32")
 
 
 def _cache_jobs(arch: str) -> Iterator[Job]:
@@ -421,34 +362,20 @@ def _cache_jobs(arch: str) -> Iterator[Job]:
 
 def _append_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
     for few, run_tokens in append_choices(config):
-        kernel, constants, warps = append_kernel_of(config, arch, few=few, run_tokens=run_tokens)
         runs = f"-runs{run_tokens}" if run_tokens > 0 else ""
         yield Job(
             f"append-{_latents(config)}-{config.rope_pairing}{runs}",
-            kernel,
+            append_spec(config, arch, few=few, run_tokens=run_tokens),
             SHORT[config.dtype],
-            dense(kernel, constants),
-            warps,
-            types=_of_cache(config),
-            numbers=_numbers(config),
         )
 
 
 def _read_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
-    width = config.stored.row(config)[1]
-    tails = copy_tails_constants(width, config.stored.scales_per_block(config.block_size))
-    for name, kernel, constants in (
-        ("gather", gather_kernel, gather_constants(config, arch)),
-        ("copy-tails", copy_tails_kernel, tails),
-    ):
-        yield Job(
-            f"{name}-{_latents(config)}",
-            kernel,
-            SHORT[config.dtype],
-            dense(kernel, constants),
-            types=_of_cache(config),
-            numbers=_numbers(config),
-        )
+    width, size = config.stored.row(config)[1], config.block_size
+    word = torch.uint8 if config.is_fp8 else config.dtype
+    tails = copy_tails_spec(word, width, size, config.stored.scales_per_block(size))
+    for name, spec in (("gather", gather_spec(config, arch)), ("copy-tails", tails)):
+        yield Job(f"{name}-{_latents(config)}", spec, SHORT[config.dtype])
 
 
 def _latents(config: MlaConfig) -> str:
@@ -475,49 +402,32 @@ def _query_jobs(arch: str) -> Iterator[Job]:
             yield _rotate_job(config, arch)
         if rope is None and dims[1] == SERVED[1]:
             short = SHORT[config.dtype]
-            lines, rank = merge_lines_constants(config), f"r{dims[0]}"
-            yield Job(f"merge-lines-{rank}-{short}", merge_lines_kernel, short, lines)
-            yield Job(f"merge-{rank}", merge_kernel, "fp32", merge_constants(dims[0]))
-    yield Job("draft-rows", draft_rows_kernel, "i32", draft_rows_constants())
+            yield Job(f"merge-lines-r{dims[0]}-{short}", merge_lines_spec(config), short)
+            yield Job(f"merge-r{dims[0]}", merge_spec(dims[0]), "fp32")
+    yield Job("draft-rows", draft_rows_spec(), "i32")
     for world, interleave in itertools.product((2, 3, 8), (1, 64)):
         rows = drawn(f"rows {world} {interleave}", ROWS)
         config = config_of(next(types()), SERVED, max_rows=rows)
-        constants = dense(shard_kernel, shard_constants(config, world, interleave))
-        yield Job("shard", shard_kernel, "i32", constants, numbers=_numbers(config))
+        yield Job("shard", shard_spec(config, world, interleave), "i32")
 
 
 def _rotate_job(config: MlaConfig, arch: str) -> Job:
-    constants = rotate_constants(config, arch)
-    overlap = "overlapped" if constants["OVERLAP"] else "alone"
+    spec = rotate_spec(config, arch)
+    overlap = "overlapped" if spec.constants["OVERLAP"] else "alone"
     return Job(
         f"rotate-{overlap}-p{config.qk_rope_head_dim}-{SHORT[config.dtype]}-{config.rope_pairing}",
-        rotate_kernel,
+        spec,
         SHORT[config.dtype],
-        constants,
-        numbers=_numbers(config),
     )
 
 
 def _quantise_jobs(config: MlaConfig, arch: str) -> Iterator[Job]:
     dtype, rope = SHORT[config.dtype], config.rope_pairing
     for scale in ("data", "given"):
-        constants = quantise_constants(config, arch, is_given=scale == "given")
-        overlap = "overlapped" if constants["OVERLAP"] else "alone"
+        spec = quantise_spec(config, arch, is_given=scale == "given")
+        overlap = "overlapped" if spec.constants["OVERLAP"] else "alone"
         name = f"quantise-{overlap}-r{config.kv_lora_rank}-{dtype}-{rope}-{scale}"
-        yield Job(name, quantise_kernel, dtype, constants, numbers=_numbers(config))
-
-
-def _of_cache(config: MlaConfig) -> dict[str, str]:
-    return {"cache_ptr": "*u8"} if config.is_fp8 else {}
-
-
-def _numbers(config: MlaConfig) -> dict[str, int]:
-    """Return the arguments of a config that Triton compiles for 1, or for multiples of 16."""
-    return {
-        "num_heads": config.num_heads,
-        "block_size": config.block_size,
-        "stride_scales_block": config.stored.scales_per_block(config.block_size),
-    }
+        yield Job(name, spec, dtype)
 
 
 def _prefill_jobs(arch: str) -> Iterator[Job]:
@@ -544,49 +454,25 @@ def _prefill_jobs(arch: str) -> Iterator[Job]:
             yield from _chunk_jobs(config, variant.tile_m)
         yield Job(
             f"prefill-m{variant.tile_m}n{variant.tile_n}-{name}",
-            prefill_kernel,
-            SHORT[dtype],
-            portable_constants(config, variant),
-            variant.num_warps,
-            variant.num_stages,
-            numbers={"num_heads": config.num_heads},
+            portable_spec(config, variant),
+            SHORT[config.dtype],
         )
         if is_for_hopper(*demand):
-            boxes = zip(Heads._fields, BOXES, strict=True)
-            yield Job(
-                f"hopper-prefill-{name}",
-                hopper_prefill_kernel,
-                SHORT[dtype],
-                hopper_prefill_constants(config),
-                PREFILL_WARPS,
-                types={
-                    f"{field}_desc": f"tensordesc<{SHORT[dtype]}{box},{hopper_layout(box)!r}>"
-                    for field, box in boxes
-                },
-                numbers={"num_heads": config.num_heads},
-            )
+            yield Job(f"hopper-prefill-{name}", hopper_prefill_spec(config), SHORT[config.dtype])
 
 
 def _prefill_plan_job(config: PrefillConfig, tile_m: int, arch: str) -> Job:
     mask = "causal" if config.causal else "non_causal"
     return Job(
         f"prefill-plan-m{tile_m}-{mask}{'' if config.writes_empty else '-chunk'}",
-        prefill_plan_kernel,
+        plan_spec(config, tile_m, arch),
         "i32",
-        dense(prefill_plan_kernel, plan_constants(config, tile_m, arch)),
-        PLAN_WARPS,
-        numbers={"num_heads": config.num_heads},
     )
 
 
 def _chunk_jobs(config: PrefillConfig, tile_m: int) -> Iterator[Job]:
     """Yield what chunks of context need beyond a prefill that is not causal."""
-    yield Job("part", part_kernel, "i32", dense(part_kernel, part_constants(config.max_rows)))
-    dtype, width = SHORT[config.dtype], config.v_head_dim
-    yield Job(
-        f"merge-tiles-m{tile_m}-v{width}-{dtype}",
-        merge_tiles_kernel,
-        dtype,
-        merge_tiles_constants(tile_m, width),
-        numbers={"num_heads": config.num_heads},
-    )
+    yield Job("part", part_spec(config.max_rows), "i32")
+    dtype = SHORT[config.dtype]
+    name = f"merge-tiles-m{tile_m}-v{config.v_head_dim}-{dtype}"
+    yield Job(name, merge_tiles_spec(tile_m, config), dtype)

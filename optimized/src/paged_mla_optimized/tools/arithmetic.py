@@ -64,7 +64,7 @@ class Allowed:
     kernels : str
         Those that may hold them, a key of ``_KERNELS``.
     dtypes : frozenset of str
-        Of queries and new latents, as ``aot_job.SHORT`` spells them; empty for all.
+        Of queries and new latents, as ``runtime/spec.py`` spells them; empty for all.
     constants : dict
         What kernels are compiled for.
     """

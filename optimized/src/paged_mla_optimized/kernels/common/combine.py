@@ -16,7 +16,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at, line_ptr
 from paged_mla_optimized.kernels.common.merge import close_sum
 
 
@@ -119,12 +119,9 @@ def _join_group(group, answers, num_heads, R: tl.constexpr, PLACES: tl.constexpr
 def combine_kernel(
     joins_ptr,  # int32 [joins, 8]
     is_padding_ptr,  # int8 [T]
-    partial_out_ptr,  # float32 or the type of answers [tiles, TILE_M, R]
-    partial_lse_ptr,  # float32 [tiles, TILE_M]
-    out_ptr,  # [T, H, R]
+    partials: Partials,  # float32 or the type of answers
+    out: Lines,  # [T, H, R]
     lse_ptr,  # float32 [T, H]
-    stride_out_token,
-    stride_out_head,
     stride_lse_token,
     stride_lse_head,
     joins,  # programs along axis 0 that join
@@ -134,10 +131,7 @@ def combine_kernel(
     PLACES: tl.constexpr,  # partials that a part may leave; 1: fixed splits, numbered one by one
     OVERLAP: tl.constexpr,  # launched while the attend kernel still runs
 ):
-    answers = Answers(
-        Lines(out_ptr, stride_out_token, stride_out_head),
-        Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
-    )  # fmt: skip
+    answers = Answers(out, Lines(lse_ptr, stride_lse_token, stride_lse_head), *partials)
     program = tl.program_id(0)
     worker = tl.program_id(1)
     workers = tl.num_programs(1)

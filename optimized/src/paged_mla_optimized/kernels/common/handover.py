@@ -11,10 +11,7 @@ stored until it is taken, and 0 between launches.
 import triton
 import triton.language as tl
 
-from paged_mla_optimized.kernels.common.schedule import record_of_program
-
-# Of words that tell of a state, in a program's share.
-_FIRST_WORD = tl.constexpr(4)
+from paged_mla_optimized.kernels.common.schedule import share_of, source_ptr, state_ptr
 
 
 @triton.constexpr_function
@@ -32,7 +29,7 @@ def state_of_program(program):
 @triton.jit
 def leave_state(work, role, FIXED_SPLITS: tl.constexpr):
     """Say that a role of this program has stored its state; all threads of it have."""
-    word_ptr = record_of_program(work, tl.program_id(0), FIXED_SPLITS) + _FIRST_WORD + role
+    word_ptr = state_ptr(share_of(work, tl.program_id(0), FIXED_SPLITS), role)
     if is_compiled():
         word_ptr = tl.inline_asm_elementwise(
             "fence.acq_rel.gpu; mov.b64 $0, $1;", "=l,l", [word_ptr.to(tl.int64)], dtype=tl.int64,
@@ -47,9 +44,8 @@ def await_state(work, role, FIXED_SPLITS: tl.constexpr):
 
     Programs that leave states begin with that, and come earlier in the grid: they never wait.
     """
-    share_ptr = record_of_program(work, tl.program_id(0), FIXED_SPLITS)
-    source = tl.load(share_ptr + 3).to(tl.int32)
-    word_ptr = record_of_program(work, source, FIXED_SPLITS) + _FIRST_WORD + role
+    source = tl.load(source_ptr(share_of(work, tl.program_id(0), FIXED_SPLITS))).to(tl.int32)
+    word_ptr = state_ptr(share_of(work, source, FIXED_SPLITS), role)
     if is_compiled():
         # One branch of a whole warp: after one that threads could take apart, the compiler would
         # keep nothing in uniform registers, such as what describes operands of products.

@@ -14,6 +14,13 @@ class Lines(NamedTuple):
     stride_head: tl.tensor
 
 
+class Partials(NamedTuple):
+    """Where answers go that are joined later."""
+
+    out_ptr: tl.tensor  # [tiles, TILE_M, R]
+    lse_ptr: tl.tensor  # float32 [tiles, TILE_M]
+
+
 class Answers(NamedTuple):
     """Where answers go."""
 

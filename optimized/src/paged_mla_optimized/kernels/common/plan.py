@@ -10,30 +10,91 @@ kernels of a step address memory by what is written here, so a row that rule S-2
 made a padded row here: `row_lens` is 0 for it.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.schedule import (
     Work,
     count_at_most,
+    end_unit_ptr,
+    first_partial_ptr,
+    first_row_ptr,
+    first_unit_ptr,
     fixed_partial,
     fixed_splits,
     group_of_unit,
     lanes_of_group,
+    lanes_ptr,
+    overhead_ptr,
+    padding_ptr,
+    part_units_ptr,
     place_of_part,
-    record_of_program,
     running_maximum,
+    share_of,
+    source_ptr,
     split_of_unit,
+    split_tiles_ptr,
+    state_ptr,
+    total_units_ptr,
 )
 
 _MOST_ELEMENTS = tl.constexpr(2**40)  # of a row's matrix: no sum of such passes an int64
 
 
+class Lengths(NamedTuple):
+    """The rows of a step, as the engine gives them."""
+
+    cu_seqlens_q_ptr: tl.tensor  # int32 [B + 1]
+    seq_lens_ptr: tl.tensor  # int32 [B]
+    stride_cu: tl.tensor
+    stride_lens: tl.tensor
+
+
+class Requests(NamedTuple):
+    """A request map, read by all programs of the schedule but the first."""
+
+    req_to_token_ptr: tl.tensor  # int32 [requests, tokens]
+    request_ids_ptr: tl.tensor  # [B]
+    stride_request: tl.tensor
+    stride_slot: tl.tensor
+    stride_ids: tl.tensor
+
+
+class Rows(NamedTuple):
+    """What the schedule writes of each row, and how the step is cut."""
+
+    token_starts_ptr: tl.tensor  # int32 [B + 2]
+    row_lens_ptr: tl.tensor  # int32 [B + 1]
+    key_starts_ptr: tl.tensor  # int32 [B + 2], at most 2 ** 31 - 1
+    firsts_ptr: tl.tensor  # int32 [B], zeros
+    unit_starts_ptr: tl.tensor  # int64 [B + 2]
+    cut_ptr: tl.tensor  # int64 [4], with FIXED_SPLITS [5 + B + 1]: see ``schedule.py``
+    join_starts_ptr: tl.tensor  # int32 [B + 2], with FIXED_SPLITS: query tiles to join
+    mask_starts_ptr: tl.tensor  # int64 [B + 1]: first of a row's tree matrix that speaks of drafts
+
+
+class Tokens(NamedTuple):
+    """What is written of each token."""
+
+    positions_ptr: tl.tensor  # int64 [T]
+    slot_mapping_ptr: tl.tensor  # int64 [T]
+    is_padding_ptr: tl.tensor  # int8 [T]
+
+
+class MaskLines(NamedTuple):
+    """A draft tree in the problem's spelling."""
+
+    ptr: tl.tensor  # uint8
+    stride_line: tl.tensor
+    stride_element: tl.tensor
+
+
 @triton.jit
 def _build_table(
-    program, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr, stride_request,
-    stride_slot, stride_ids, stride_lens, block_size, width, fill, longest, num_requests,
-    ENTRIES: tl.constexpr,
+    program, requests, seq_lens_ptr, stride_lens, table_ptr, block_size, width, fill, longest,
+    num_requests, ENTRIES: tl.constexpr,
 ):  # fmt: skip
     """Write ENTRIES entries of one row's block table; past the row they are `fill`.
 
@@ -45,12 +106,13 @@ def _build_table(
     entry = program % programs_of_row * ENTRIES + tl.arange(0, ENTRIES)
     seq_len = tl.load(seq_lens_ptr + row * stride_lens)
     has_keys = (seq_len > 0) & (seq_len <= longest)
-    request = tl.load(request_ids_ptr + row * stride_ids, mask=has_keys, other=-1).to(tl.int64)
+    request_at = requests.request_ids_ptr + row * requests.stride_ids
+    request = tl.load(request_at, mask=has_keys, other=-1).to(tl.int64)
     is_known = (request >= 0) & (request < num_requests)
     key = entry.to(tl.int64) * block_size
     exists = is_known & (key < seq_len)
-    at = request * stride_request + key * stride_slot
-    slot = tl.load(req_to_token_ptr + at, mask=exists, other=-1)
+    at = request * requests.stride_request + key * requests.stride_slot
+    slot = tl.load(requests.req_to_token_ptr + at, mask=exists, other=-1)
     block = tl.where(slot >= 0, slot // block_size, -1)
     block = tl.where(exists, block, fill)
     tl.store(table_ptr + row.to(tl.int64) * width + entry, block, mask=entry < width)
@@ -123,9 +185,8 @@ def _cut_rows(
 
 @triton.jit
 def _load_rows(
-    cu_seqlens_q_ptr, seq_lens_ptr, request_ids_ptr, stride_cu, stride_lens, stride_ids, num_rows,
-    num_tokens, longest, num_requests, max_draft_tokens, mask_elements, MASK: tl.constexpr,
-    ROWS: tl.constexpr,
+    lengths, requests, num_rows, num_tokens, longest, num_requests, max_draft_tokens,
+    mask_elements, MASK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Load the rows of a step; those that S-2 does not allow have no keys.
 
@@ -139,10 +200,11 @@ def _load_rows(
     """
     row = tl.arange(0, ROWS)
     is_real = row < num_rows
-    start_at = cu_seqlens_q_ptr + row * stride_cu
+    start_at = lengths.cu_seqlens_q_ptr + row * lengths.stride_cu
     given_starts = tl.load(start_at, mask=row <= num_rows, other=num_tokens)
-    given_ends = tl.load(start_at + stride_cu, mask=is_real, other=num_tokens)
-    given_lens = tl.load(seq_lens_ptr + row * stride_lens, mask=is_real, other=0)
+    given_ends = tl.load(start_at + lengths.stride_cu, mask=is_real, other=num_tokens)
+    len_at = lengths.seq_lens_ptr + row * lengths.stride_lens
+    given_lens = tl.load(len_at, mask=is_real, other=0)
     within = tl.minimum(tl.maximum(given_starts, 0), num_tokens)
     starts = running_maximum(within)
     ends = tl.maximum(starts, tl.minimum(given_ends, num_tokens))
@@ -166,7 +228,8 @@ def _load_rows(
     if MASK != "causal" and MASK != "non_causal":
         is_legal &= given_query_lens <= max_draft_tokens
     if num_requests >= 0:
-        request = tl.load(request_ids_ptr + row * stride_ids, mask=is_legal, other=0)
+        request_at = requests.request_ids_ptr + row * requests.stride_ids
+        request = tl.load(request_at, mask=is_legal, other=0)
         is_legal &= (request >= 0) & (request < num_requests)
     return starts, query_lens, tl.where(is_legal, seq_lens, 0), first_elements
 
@@ -176,26 +239,10 @@ def _load_rows(
     "mask_elements",
 ])  # fmt: skip
 def schedule_kernel(
-    cu_seqlens_q_ptr,  # int32 [B + 1]
-    seq_lens_ptr,  # int32 [B]
-    req_to_token_ptr,  # int32 [requests, tokens], read by all programs but the first
-    request_ids_ptr,  # [B], likewise
-    token_starts_ptr,  # out int32 [B + 2]
-    row_lens_ptr,  # out int32 [B + 1]
-    key_starts_ptr,  # out int32 [B + 2], at most 2 ** 31 - 1
-    firsts_ptr,  # out int32 [B], zeros
-    unit_starts_ptr,  # out int64 [B + 2]
-    cut_ptr,  # out int64 [4]: units of a part, lanes, units, overhead of a group; with FIXED_SPLITS
-    # [5 + B + 1]: units of a part, lanes, units, padding of a group, overhead of a split, and the
-    # key tiles of each row's splits
-    join_starts_ptr,  # out int32 [B + 2], with FIXED_SPLITS: query tiles to join
-    mask_starts_ptr,  # out int64 [B + 1]: first of a row's tree matrix that speaks of drafts
+    lengths: Lengths,
+    requests: Requests,
+    rows: Rows,  # out
     table_ptr,  # out int32 [B, width]
-    stride_cu,
-    stride_lens,
-    stride_request,
-    stride_slot,
-    stride_ids,
     num_rows,
     num_tokens,
     num_heads,
@@ -222,17 +269,16 @@ def schedule_kernel(
 ):
     if tl.program_id(0) > 0:
         _build_table(
-            tl.program_id(0) - 1, req_to_token_ptr, request_ids_ptr, seq_lens_ptr, table_ptr,
-            stride_request, stride_slot, stride_ids, stride_lens, block_size, width, fill, longest,
-            num_requests, ENTRIES,
+            tl.program_id(0) - 1, requests, lengths.seq_lens_ptr, lengths.stride_lens, table_ptr,
+            block_size, width, fill, longest, num_requests, ENTRIES,
         )  # fmt: skip
         return
     row = tl.arange(0, ROWS)
     is_row = row <= num_rows
     is_real = row < num_rows
     starts, query_lens, seq_lens, first_elements = _load_rows(
-        cu_seqlens_q_ptr, seq_lens_ptr, request_ids_ptr, stride_cu, stride_lens, stride_ids,
-        num_rows, num_tokens, longest, num_requests, max_draft_tokens, mask_elements, MASK, ROWS,
+        lengths, requests, num_rows, num_tokens, longest, num_requests, max_draft_tokens,
+        mask_elements, MASK, ROWS,
     )  # fmt: skip
     pairs = query_lens * num_heads
     key_tiles = tl.cdiv(seq_lens, TILE_N)
@@ -253,54 +299,52 @@ def schedule_kernel(
         overhead = tl.where(is_even, 0, overhead)
         length = tl.maximum(length, longest)
         units_of_group = splits * overhead + key_tiles + padding
-        tl.store(cut_ptr + 3, padding)
-        tl.store(cut_ptr + 4, overhead)
-        tl.store(cut_ptr + 5 + row, split_tiles.to(tl.int64), mask=is_row)
+        tl.store(padding_ptr(rows.cut_ptr), padding)
+        tl.store(overhead_ptr(rows.cut_ptr, FIXED_SPLITS), overhead)
+        split_at = split_tiles_ptr(rows.cut_ptr, row)
+        tl.store(split_at, split_tiles.to(tl.int64), mask=is_row)
         to_join = tl.where(splits > 1, tl.cdiv(pairs, TILE_M), 0)
-        tl.store(join_starts_ptr, 0)
-        tl.store(join_starts_ptr + row + 1, tl.cumsum(to_join), mask=is_row)
+        tl.store(rows.join_starts_ptr, 0)
+        tl.store(rows.join_starts_ptr + row + 1, tl.cumsum(to_join), mask=is_row)
     else:
         length, overhead, _ = _choose_length(
             groups, key_tiles, groups, lanes, PROGRAMS, MIN_UNITS, OVERHEAD, SLACK
         )
         units_of_group = key_tiles + overhead
-        tl.store(cut_ptr + 3, overhead)
+        tl.store(overhead_ptr(rows.cut_ptr, FIXED_SPLITS), overhead)
     units = tl.where(key_tiles > 0, groups * units_of_group, 0)
     unit_ends = tl.cumsum(units)
-    tl.store(cut_ptr, length)
-    tl.store(cut_ptr + 1, lanes)
-    tl.store(cut_ptr + 2, tl.sum(units))
+    tl.store(part_units_ptr(rows.cut_ptr), length)
+    tl.store(lanes_ptr(rows.cut_ptr), lanes)
+    tl.store(total_units_ptr(rows.cut_ptr), tl.sum(units))
 
-    tl.store(token_starts_ptr + row, starts, mask=row <= num_rows + 1)
-    tl.store(row_lens_ptr + row, seq_lens, mask=is_row)
+    tl.store(rows.token_starts_ptr + row, starts, mask=row <= num_rows + 1)
+    tl.store(rows.row_lens_ptr + row, seq_lens, mask=is_row)
     key_ends = tl.minimum(tl.cumsum(seq_lens.to(tl.int64)), 2**31 - 1).to(tl.int32)
-    tl.store(key_starts_ptr, 0)
-    tl.store(key_starts_ptr + row + 1, key_ends, mask=is_row)
-    tl.store(firsts_ptr + row, tl.zeros_like(seq_lens), mask=is_real)
-    tl.store(unit_starts_ptr, 0)
-    tl.store(unit_starts_ptr + row + 1, unit_ends, mask=is_row)
+    tl.store(rows.key_starts_ptr, 0)
+    tl.store(rows.key_starts_ptr + row + 1, key_ends, mask=is_row)
+    tl.store(rows.firsts_ptr + row, tl.zeros_like(seq_lens), mask=is_real)
+    tl.store(rows.unit_starts_ptr, 0)
+    tl.store(rows.unit_starts_ptr + row + 1, unit_ends, mask=is_row)
 
     if MASK == "tree:qlen" or MASK == "tree:full":
-        tl.store(mask_starts_ptr + row, first_elements, mask=is_row)
+        tl.store(rows.mask_starts_ptr + row, first_elements, mask=is_row)
 
 
 @triton.jit
 def _tree_bits(
-    mask_ptr, stride_line, stride_element, token, index, column, inside, start, columns,
-    MASK: tl.constexpr,
+    lines, token, index, column, inside, start, columns, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return 0 or 1 for (token, draft node) pairs in any spelling, int32 [TOKENS, 32]."""
     if MASK == "tree:packed":
-        at = token.to(tl.int64) * stride_line
-        byte = tl.load(
-            mask_ptr + at[:, None] + (column // 8)[None, :] * stride_element, mask=inside, other=0
-        )
+        at = lines.ptr + (token.to(tl.int64) * lines.stride_line)[:, None]
+        at += (column // 8)[None, :] * lines.stride_element
+        byte = tl.load(at, mask=inside, other=0)
         bits = (byte.to(tl.int32) >> (column % 8)[None, :]) & 1
     else:
         line = start + index.to(tl.int64) * columns
-        byte = tl.load(
-            mask_ptr + (line[:, None] + column[None, :]) * stride_element, mask=inside, other=0
-        )
+        at = lines.ptr + (line[:, None] + column[None, :]) * lines.stride_element
+        byte = tl.load(at, mask=inside, other=0)
         bits = (byte != 0).to(tl.int32)
     return bits
 
@@ -311,8 +355,8 @@ def _describe_parts(
     TILE_N: tl.constexpr, LANE_STEPS: tl.constexpr, SEARCH_STEPS: tl.constexpr,
 ):  # fmt: skip
     """Find where parts begin, which programs work on them, and what their beginnings cut."""
-    length = tl.load(work.cut_ptr)
-    total = tl.load(work.cut_ptr + 2)
+    length = tl.load(part_units_ptr(work.cut_ptr))
+    total = tl.load(total_units_ptr(work.cut_ptr))
     unit = part * length
     row = count_at_most(work.unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
     group, begin, end = group_of_unit(work, row, unit, TILE_N)
@@ -322,12 +366,14 @@ def _describe_parts(
     place = place_of_part(part, programs // lanes, used)
     for lane in tl.static_range(1 << LANE_STEPS):
         program = place * lanes + lane
-        share_ptr = record_of_program(work, program, 0)
+        share_ptr = share_of(work, program, 0)
         inside = (lane < lanes) & (program < programs)
-        tl.store(share_ptr, tl.where(exists, tl.maximum(unit, begin), total), mask=inside)
-        tl.store(share_ptr + 1, tl.minimum(unit + length, total), mask=inside)
-        tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
-        tl.store(share_ptr + 3, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
+        first_unit = tl.where(exists, tl.maximum(unit, begin), total)
+        tl.store(first_unit_ptr(share_ptr), first_unit, mask=inside)
+        tl.store(end_unit_ptr(share_ptr), tl.minimum(unit + length, total), mask=inside)
+        tl.store(first_row_ptr(share_ptr), row.to(tl.int64), mask=inside)
+        partial_ptr = first_partial_ptr(share_ptr)
+        tl.store(partial_ptr, (part * 2 * lanes + lane).to(tl.int64), mask=inside)
     first = begin // length
     count = tl.where(exists & (begin < unit), (end - 1) // length - first + 1, 0).to(tl.int32)
     group_m = lanes * TILE_M
@@ -343,7 +389,7 @@ def _split_at(unit, work, num_rows, TILE_N: tl.constexpr, SEARCH_STEPS: tl.const
 
     Those differ where the cut falls on what counts beside key tiles.
     """
-    total = tl.load(work.cut_ptr + 2)
+    total = tl.load(total_units_ptr(work.cut_ptr))
     row = count_at_most(work.unit_starts_ptr + 1, num_rows, tl.minimum(unit, total), SEARCH_STEPS)
     _, _, _, _, before, begin, end, after = split_of_unit(work, row, unit, TILE_N)
     stop = tl.where(unit <= begin, before, tl.minimum(unit, end))
@@ -362,8 +408,8 @@ def _describe_parts_of_splits(
     Parts lie in the grid in reverse: a program waits for the one that begins its last split, and
     programs that come earlier are the first to be started.
     """
-    length = tl.load(work.cut_ptr)
-    total = tl.load(work.cut_ptr + 2)
+    length = tl.load(part_units_ptr(work.cut_ptr))
+    total = tl.load(total_units_ptr(work.cut_ptr))
     unit = part * length
     _, begin, row = _split_at(unit, work, num_rows, TILE_N, SEARCH_STEPS)
     end, _, _ = _split_at(unit + length, work, num_rows, TILE_N, SEARCH_STEPS)
@@ -375,14 +421,14 @@ def _describe_parts_of_splits(
     source = parts - 1 - place_of_part(part + 1, parts, used)
     for lane in tl.static_range(1 << LANE_STEPS):
         program = place * lanes + lane
-        share_ptr = record_of_program(work, program, FIXED_SPLITS)
+        share_ptr = share_of(work, program, FIXED_SPLITS)
         inside = (lane < lanes) & (program < programs)
-        tl.store(share_ptr, begin, mask=inside)
-        tl.store(share_ptr + 1, end, mask=inside)
-        tl.store(share_ptr + 2, row.to(tl.int64), mask=inside)
-        tl.store(share_ptr + 3, (source * lanes + lane).to(tl.int64), mask=inside)
+        tl.store(first_unit_ptr(share_ptr), begin, mask=inside)
+        tl.store(end_unit_ptr(share_ptr), end, mask=inside)
+        tl.store(first_row_ptr(share_ptr), row.to(tl.int64), mask=inside)
+        tl.store(source_ptr(share_ptr), (source * lanes + lane).to(tl.int64), mask=inside)
         for role in tl.static_range(4):
-            tl.store(share_ptr + 4 + role, tl.zeros_like(begin), mask=inside)
+            tl.store(state_ptr(share_ptr, role), tl.zeros_like(begin), mask=inside)
 
 
 @triton.jit
@@ -430,25 +476,15 @@ def _store_join(
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "programs", "joins",
                                "stride_table_row"])  # fmt: skip
 def token_kernel(
-    unit_starts_ptr,
-    cut_ptr,
-    token_starts_ptr,
-    row_lens_ptr,
-    mask_starts_ptr,
+    work: Work,  # out: its shares and tree words
+    mask_starts_ptr,  # as in ``Rows``
+    join_starts_ptr,  # as in ``Rows``, read with FIXED_SPLITS
     block_table_ptr,  # int32 [B, M]
-    mask_ptr,  # uint8, in the problem's spelling
-    positions_ptr,  # out int64 [T]
-    slot_mapping_ptr,  # out int64 [T]
-    is_padding_ptr,  # out int8 [T]
-    tree_words_ptr,  # out int32 [T, TREE_WORDS]
-    shares_ptr,  # out int64 [programs, 4]: units [unit, end), row, first partial; with FIXED_SPLITS
-    # [programs, 8]: units, row, the program that begins its last split, what is said of its state
-    joins_ptr,  # out int32 [joins, 8], see ``combine.py``
-    join_starts_ptr,  # int32 [B + 2], read with FIXED_SPLITS
     stride_table_row,
     stride_table_col,
-    stride_mask_line,
-    stride_mask_element,
+    mask: MaskLines,
+    tokens: Tokens,  # out
+    joins_ptr,  # out int32 [joins, 8], see ``combine.py``
     num_rows,
     num_tokens,
     programs,  # of the attend kernel: it has at most so many parts
@@ -464,7 +500,6 @@ def token_kernel(
     FIXED_SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    work = Work(unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     if tl.program_id(0) * TOKENS <= programs:
         if FIXED_SPLITS > 0:
@@ -481,10 +516,10 @@ def token_kernel(
             token, programs, work, join_starts_ptr, joins_ptr, num_rows, joins, num_heads, TILE_M,
             TILE_N, SEARCH_STEPS, FIXED_SPLITS,
         )  # fmt: skip
-    row = count_at_most(token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
-    start = tl.load(token_starts_ptr + row)
-    query_len = tl.load(token_starts_ptr + row + 1) - start
-    seq_len = tl.load(row_lens_ptr + row)
+    row = count_at_most(work.token_starts_ptr + 1, num_rows, token, SEARCH_STEPS)
+    start = tl.load(work.token_starts_ptr + row)
+    query_len = tl.load(work.token_starts_ptr + row + 1) - start
+    seq_len = tl.load(work.row_lens_ptr + row)
     index = token - start
     present = (token < num_tokens) & (seq_len > 0) & (index >= 0)  # none in front of the first row
     key = seq_len - query_len + index  # where the token lies in its row: S-3, "index"
@@ -499,13 +534,12 @@ def token_kernel(
             column = word * 32 + bit
             inside = present[:, None] & (column[None, :] < query_len[:, None])
             sees = _tree_bits(
-                mask_ptr, stride_mask_line, stride_mask_element, token, index, column, inside,
-                mask_start, columns, MASK,
+                mask, token, index, column, inside, mask_start, columns, MASK,
             )  # fmt: skip
             ancestors += tl.sum(sees, axis=1)
             packed = tl.sum(sees << bit[None, :], axis=1)
             at = token.to(tl.int64) * TREE_WORDS + word
-            tl.store(tree_words_ptr + at, packed, mask=token < num_tokens)
+            tl.store(work.tree_words_ptr + at, packed, mask=token < num_tokens)
         depth = ancestors - 1
 
     # In front of the first position are queries of a row with fewer keys than queries, which is
@@ -516,6 +550,6 @@ def token_kernel(
     block = tl.load(block_table_ptr + entry, mask=present & (key >= 0), other=-1).to(tl.int64)
     slot = tl.where(block >= 0, block * block_size + key % block_size, -1)
     inside = token < num_tokens
-    tl.store(positions_ptr + token, position.to(tl.int64), mask=inside)
-    tl.store(slot_mapping_ptr + token, slot, mask=inside)
-    tl.store(is_padding_ptr + token, tl.where(present, 0, 1).to(tl.int8), mask=inside)
+    tl.store(tokens.positions_ptr + token, position.to(tl.int64), mask=inside)
+    tl.store(tokens.slot_mapping_ptr + token, slot, mask=inside)
+    tl.store(tokens.is_padding_ptr + token, tl.where(present, 0, 1).to(tl.int8), mask=inside)

@@ -23,8 +23,19 @@ from paged_mla_optimized.kernels.common.schedule import (
 )
 
 
+class Tiles(NamedTuple):
+    """The tiles that the ``Work`` of a step is counted in, and what its queries see of them."""
+
+    num_heads: tl.constexpr
+    MASK: tl.constexpr
+    TREE_WORDS: tl.constexpr
+    TILE_M: tl.constexpr
+    TILE_N: tl.constexpr
+    FIXED_SPLITS: tl.constexpr  # most splits of a row; 0: the grid's ranges cut
+
+
 class Step(NamedTuple):
-    """The ``Work`` of a step, and the tiles it is counted in.
+    """``Work`` and ``Tiles`` of a step.
 
     Records with constants are handed on as they are made: what a kernel gives a name to is no
     constant any more.
@@ -35,7 +46,7 @@ class Step(NamedTuple):
     shares_ptr: tl.tensor
     token_starts_ptr: tl.tensor
     row_lens_ptr: tl.tensor
-    tree_words_ptr: tl.tensor  # int32 [T, TREE_WORDS]
+    tree_words_ptr: tl.tensor
     num_heads: tl.constexpr
     MASK: tl.constexpr
     TREE_WORDS: tl.constexpr
@@ -48,7 +59,8 @@ class Segment(NamedTuple):
     """A piece of work; with FIXED_SPLITS it is one split, or what a cut leaves of one."""
 
     following: tl.tensor  # unit of the tile after it
-    place: tl.tensor  # whether it begins its group, or of which partial it is the split
+    is_head: tl.tensor  # whether it begins its group; without FIXED_SPLITS
+    partial: tl.tensor  # the partial query tile that its split is kept in; with FIXED_SPLITS
     is_whole: tl.tensor  # whether it is all of its group
     is_left: tl.tensor  # whether another program goes on with its sums
     is_taken: tl.tensor  # whether it goes on with those of another
@@ -77,8 +89,9 @@ def find_segment(step, unit, end, row):
             step, row, unit, step.TILE_N
         )
         tile_m = group * lanes + tl.program_id(0) % lanes
-        place = fixed_partial(row, tile_m, splits, split, tl.num_programs(0), step.FIXED_SPLITS)
-        place = place.to(tl.int32)
+        partial = fixed_partial(row, tile_m, splits, split, tl.num_programs(0), step.FIXED_SPLITS)
+        partial = partial.to(tl.int32)
+        is_head = False
         is_whole = splits == 1
         unit = tl.maximum(unit, split_begin)
         stop = tl.minimum(end, split_end)
@@ -89,9 +102,10 @@ def find_segment(step, unit, end, row):
     else:
         group, origin, group_end = group_of_unit(step, row, unit, step.TILE_N)
         tile_m = group * lanes + tl.program_id(0) % lanes
-        place = unit == origin
+        is_head = unit == origin
+        partial = 0
         stop = tl.minimum(end, group_end)
-        is_whole = place & (stop == group_end)
+        is_whole = is_head & (stop == group_end)
         is_left = False
         is_taken = False
         following = unit_after(step, stop, group_end)
@@ -100,8 +114,8 @@ def find_segment(step, unit, end, row):
         step.TILE_N,
     )  # fmt: skip
     return Segment(
-        following, place, is_whole, is_left, is_taken, row, tile_m, seq_len, context_len,
-        tile_begin, tile_end, tile_edge,
+        following, is_head, partial, is_whole, is_left, is_taken, row, tile_m, seq_len,
+        context_len, tile_begin, tile_end, tile_edge,
     )  # fmt: skip
 
 
@@ -114,7 +128,7 @@ def tile_of_visit(step, segment, visit):
 @triton.jit
 def partial_of_segment(work, segment, FIXED_SPLITS: tl.constexpr):
     """Return which partial query tile a segment that is not whole is kept in."""
-    tile = segment.place
+    tile = segment.partial
     if FIXED_SPLITS == 0:
-        tile = partial_of_program(work, segment.place)
+        tile = partial_of_program(work, segment.is_head)
     return tile

@@ -18,10 +18,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at, line_ptr
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at, line_ptr
 from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
-from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
+from paged_mla_optimized.kernels.common.schedule import VARYING, Work
+from paged_mla_optimized.kernels.common.segments import (
+    Step,
+    Tiles,
+    find_segment,
+    own_share,
+    tile_of_visit,
+)
 from paged_mla_optimized.kernels.hopper.keys import (
+    Geometry,
     Keys,
     Ring,
     Scales,
@@ -39,7 +47,7 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     state_stored,
     taken_pairs,
 )
-from paged_mla_optimized.kernels.hopper.rope import Rope, stage_q_pe
+from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables, stage_q_pe
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, raised
 
 
@@ -239,71 +247,38 @@ def _decode(
     )  # fmt: skip
 
 
-# Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"]
-)
+@gluon.jit(do_not_specialize=VARYING)
 def decode_few_kernel(
-    q_nope_ptr,  # [T, H, R]
-    q_pe_ptr,  # [T, H, 64]
-    block_table_ptr,  # int32 [B, M]
-    unit_starts_ptr,
-    cut_ptr,
-    shares_ptr,
-    token_starts_ptr,
-    row_lens_ptr,
-    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    work: Work,
+    q_nope: Lines,  # [T, H, R]
+    q_pe: Lines,  # [T, H, 64]
+    rope_tables: RopeTables,
     cache_ptr,  # read where no box fits: rows of R + 64
-    out_ptr,  # [T, H, R]
-    lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [tiles, TILE_M, R]
-    partial_lse_ptr,  # float32 [tiles, TILE_M]
-    positions_ptr,  # int64 [T]; with a rope alone, as the tables
-    cos_ptr,  # [max_model_len, 32]
-    sin_ptr,
-    ckv_desc,  # [cache rows, R + 64], boxes [BOX, R]
-    k_pe_desc,  # the same, boxes [BOX, 64]
-    stride_q_nope_token,
-    stride_q_nope_head,
-    stride_q_pe_token,
-    stride_q_pe_head,
+    block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
-    stride_out_token,
-    stride_out_head,
+    num_blocks,
+    out: Lines,  # [T, H, R]
+    lse_ptr,  # float32 [T, H]
     stride_lse_token,
     stride_lse_head,
+    partials: Partials,
     softmax_scale,
-    num_blocks,
-    num_heads: gl.constexpr,
-    block_size: gl.constexpr,
-    block_rows: gl.constexpr,  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr,
-    R: gl.constexpr,
-    MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr,
-    BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
-    STAGES: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
+    ckv_desc,  # [cache rows, R + 64], boxes [BOX, R]
+    k_pe_desc,  # the same, boxes [BOX, 64]
+    tiles: Tiles,
+    geometry: Geometry,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
+    R: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     _decode(
-        Step(
-            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-            num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS,
-        ),
+        Step(*work, *tiles),
         Keys(
             cache_ptr, ckv_desc, k_pe_desc, block_table_ptr, stride_table_row, stride_table_col,
-            num_blocks, block_size, block_rows, stride_cache_row, BOX,
+            num_blocks, *geometry,
         ),
-        Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
-        Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
-        Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),
-        Answers(
-            Lines(out_ptr, stride_out_token, stride_out_head),
-            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
-        ),
+        q_nope, q_pe, Rope(*rope_tables, ROPE),
+        Answers(out, Lines(lse_ptr, stride_lse_token, stride_lse_head), *partials),
         softmax_scale, R, STAGES,
     )  # fmt: skip

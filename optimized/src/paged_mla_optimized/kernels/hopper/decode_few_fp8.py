@@ -24,14 +24,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials
 from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
-from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
+from paged_mla_optimized.kernels.common.schedule import VARYING, Work
+from paged_mla_optimized.kernels.common.segments import (
+    Step,
+    Tiles,
+    find_segment,
+    own_share,
+    tile_of_visit,
+)
 from paged_mla_optimized.kernels.hopper.answers import store_partial, store_whole
 from paged_mla_optimized.kernels.hopper.e4m3 import contracted, value_words, values_of
 from paged_mla_optimized.kernels.hopper.keys import (
+    Geometry,
     Keys,
     Ring,
+    ScaleFormat,
     Scales,
     clear_tail,
     copy_tiles,
@@ -53,7 +62,7 @@ from paged_mla_optimized.kernels.hopper.queries import (
     store_halves,
     store_pieces,
 )
-from paged_mla_optimized.kernels.hopper.rope import Rope
+from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables
 from paged_mla_optimized.kernels.hopper.shares import key_scale_of, load_scales, store_ratios
 from paged_mla_optimized.kernels.hopper.softmax import FLOOR, LAZY, lift_of, raised
 
@@ -563,79 +572,42 @@ def _decode(
     )  # fmt: skip
 
 
-# Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"],
-    do_not_specialize_on_alignment=["scales_ptr"],
-)
+@gluon.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["scales_ptr"])
 def decode_few_fp8_kernel(
-    q_nope_ptr,  # [T, H, R]
-    q_pe_ptr,  # [T, H, P]
-    block_table_ptr,  # int32 [B, M]
-    unit_starts_ptr,
-    cut_ptr,
-    shares_ptr,
-    token_starts_ptr,
-    row_lens_ptr,
-    tree_words_ptr,  # int32 [T, TREE_WORDS]
-    cache_ptr,  # rows of bytes, read where no box fits
+    work: Work,
+    q_nope: Lines,  # [T, H, R]
+    q_pe: Lines,  # [T, H, P]
+    rope_tables: RopeTables,
+    cache_ptr,  # read where no box fits: rows of bytes
     scales_ptr,  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
-    out_ptr,  # [T, H, R]
-    lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [tiles, TILE_M, R]
-    partial_lse_ptr,  # float32 [tiles, TILE_M]
-    positions_ptr,  # int64 [T]; with a rope alone, as the tables
-    cos_ptr,  # [max_model_len, P / 2]
-    sin_ptr,
-    ckv_desc,  # int16 [cache rows, words of a row], boxes [BOX, R / 2]
-    k_pe_desc,  # the same, boxes [BOX, words of k_pe]
-    stride_q_nope_token,
-    stride_q_nope_head,
-    stride_q_pe_token,
-    stride_q_pe_head,
+    block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
-    stride_out_token,
-    stride_out_head,
+    num_blocks,
+    out: Lines,  # [T, H, R]
+    lse_ptr,  # float32 [T, H]
     stride_lse_token,
     stride_lse_head,
+    partials: Partials,
     softmax_scale,
-    num_blocks,
-    num_heads: gl.constexpr,
-    block_size: gl.constexpr,
-    block_rows: gl.constexpr,  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr,  # in words
-    stride_scales_block: gl.constexpr,
+    ckv_desc,  # int16 [cache rows, words of a row], boxes [BOX, R / 2]
+    k_pe_desc,  # the same, boxes [BOX, words of k_pe]
+    tiles: Tiles,
+    geometry: Geometry,
+    scale_format: ScaleFormat,
+    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
     R: gl.constexpr,
     P: gl.constexpr,
-    SCALES: gl.constexpr,
-    SHARES: gl.constexpr,
-    MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr,
-    TILE_M: gl.constexpr,
-    TILE_N: gl.constexpr,
-    BOX: gl.constexpr,  # keys of one copy; 0: four warps copy each by itself
     STAGES: gl.constexpr,
-    FIXED_SPLITS: gl.constexpr,
-    ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     words: gl.constexpr = gl.pointer_type(gl.int16)
     _decode(
-        Step(
-            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-            num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS,
-        ),
+        Step(*work, *tiles),
         Keys(
             cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
-            stride_table_col, num_blocks, block_size, block_rows, stride_cache_row, BOX,
+            stride_table_col, num_blocks, *geometry,
         ),
-        Scales(scales_ptr, stride_scales_block, SCALES, SHARES),
-        Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
-        Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
-        Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),
-        Answers(
-            Lines(out_ptr, stride_out_token, stride_out_head),
-            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
-        ),
+        Scales(scales_ptr, *scale_format), q_nope, q_pe, Rope(*rope_tables, ROPE),
+        Answers(out, Lines(lse_ptr, stride_lse_token, stride_lse_head), *partials),
         softmax_scale, R, P, STAGES,
     )  # fmt: skip

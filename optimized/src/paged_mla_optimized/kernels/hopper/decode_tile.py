@@ -29,10 +29,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at
 from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
-from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
+from paged_mla_optimized.kernels.common.schedule import VARYING, Work
+from paged_mla_optimized.kernels.common.segments import (
+    Step,
+    Tiles,
+    find_segment,
+    own_share,
+    tile_of_visit,
+)
 from paged_mla_optimized.kernels.hopper.keys import (
+    Geometry,
     Keys,
     arrivals,
     clear_tail,
@@ -52,7 +60,7 @@ from paged_mla_optimized.kernels.hopper.pairs import (
     state_stored,
     taken_pairs,
 )
-from paged_mla_optimized.kernels.hopper.rope import Rope, load_q_pe, rotated
+from paged_mla_optimized.kernels.hopper.rope import Rope, RopeTables, load_q_pe, rotated
 from paged_mla_optimized.kernels.hopper.softmax import (
     begin_weighing,
     leave_weighing,
@@ -397,67 +405,36 @@ def _decode(step, keys, q_nope, q_pe, rope, answers, softmax_scale):
     )  # fmt: skip
 
 
-# Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"]
-)
+@gluon.jit(do_not_specialize=VARYING)
 def decode_tile_kernel(
-    q_nope_ptr,  # [T, H, 512]
-    q_pe_ptr,  # [T, H, 64]
-    block_table_ptr,  # int32 [B, M]
-    unit_starts_ptr,
-    cut_ptr,
-    shares_ptr,
-    token_starts_ptr,
-    row_lens_ptr,
-    tree_words_ptr,  # int32 [T, TREE_WORDS]
+    work: Work,
+    q_nope: Lines,  # [T, H, 512]
+    q_pe: Lines,  # [T, H, 64]
+    rope_tables: RopeTables,
     cache_ptr,  # read where no box fits: rows of 512 + 64
-    out_ptr,  # [T, H, 512]
-    lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [tiles, 64, 512]
-    partial_lse_ptr,  # float32 [tiles, 64]
-    positions_ptr,  # int64 [T]; with a rope alone, as the tables
-    cos_ptr,  # [max_model_len, 32]
-    sin_ptr,
-    ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
-    k_pe_desc,  # the same, boxes [BOX, 64]
-    stride_q_nope_token,
-    stride_q_nope_head,
-    stride_q_pe_token,
-    stride_q_pe_head,
+    block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
-    stride_out_token,
-    stride_out_head,
+    num_blocks,
+    out: Lines,  # [T, H, 512]
+    lse_ptr,  # float32 [T, H]
     stride_lse_token,
     stride_lse_head,
+    partials: Partials,
     softmax_scale,
-    num_blocks,
-    num_heads: gl.constexpr,
-    block_size: gl.constexpr,
-    block_rows: gl.constexpr,  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr,
-    MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
-    FIXED_SPLITS: gl.constexpr,
+    ckv_desc,  # [cache rows, 512 + 64], boxes [BOX, 256]
+    k_pe_desc,  # the same, boxes [BOX, 64]
+    tiles: Tiles,
+    geometry: Geometry,
     ROPE: gl.constexpr,  # "none", "interleaved" or "neox"
 ):
     _decode(
-        Step(
-            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-            num_heads, MASK, TREE_WORDS, 64, 64, FIXED_SPLITS,
-        ),
+        Step(*work, *tiles),
         Keys(
             cache_ptr, ckv_desc, k_pe_desc, block_table_ptr, stride_table_row, stride_table_col,
-            num_blocks, block_size, block_rows, stride_cache_row, BOX,
+            num_blocks, *geometry,
         ),
-        Lines(q_nope_ptr, stride_q_nope_token, stride_q_nope_head),
-        Lines(q_pe_ptr, stride_q_pe_token, stride_q_pe_head),
-        Rope(positions_ptr, cos_ptr, sin_ptr, ROPE),
-        Answers(
-            Lines(out_ptr, stride_out_token, stride_out_head),
-            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
-        ),
+        q_nope, q_pe, Rope(*rope_tables, ROPE),
+        Answers(out, Lines(lse_ptr, stride_lse_token, stride_lse_head), *partials),
         softmax_scale,
     )  # fmt: skip

@@ -34,12 +34,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from paged_mla_optimized.kernels.common.lines import Answers, Lines, line_at
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at
 from paged_mla_optimized.kernels.common.logarithms import LOG2_E, lse_of
 from paged_mla_optimized.kernels.common.scales import load_scales
-from paged_mla_optimized.kernels.common.segments import Step, find_segment, own_share, tile_of_visit
+from paged_mla_optimized.kernels.common.schedule import VARYING, Work
+from paged_mla_optimized.kernels.common.segments import (
+    Step,
+    Tiles,
+    find_segment,
+    own_share,
+    tile_of_visit,
+)
 from paged_mla_optimized.kernels.hopper.keys import (
+    Geometry,
     Keys,
+    ScaleFormat,
     Scales,
     arrivals,
     block_of_key,
@@ -532,64 +541,38 @@ def _decode(step, keys, lines, q_scale_ptr, scales, answers, softmax_scale):
     )  # fmt: skip
 
 
-# Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@gluon.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"],
-    do_not_specialize_on_alignment=["scales_ptr"],
-)
+@gluon.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["scales_ptr"])
 def decode_tile_fp8_kernel(
+    work: Work,
     q_ptr,  # e4m3 [T, H, 512 + 64], as bytes
     q_scale_ptr,  # float32 [T, H]
-    block_table_ptr,  # int32 [B, M]
-    unit_starts_ptr,
-    cut_ptr,
-    shares_ptr,
-    token_starts_ptr,
-    row_lens_ptr,
-    tree_words_ptr,  # int32 [T, TREE_WORDS]
     cache_ptr,  # read where no box fits: e4m3 rows of 512 + 64, as bytes
     scales_ptr,  # float32 [], or [num_blocks, 1, G]
-    out_ptr,  # [T, H, 512]
-    lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # [tiles, 64, 512]: float32 with FIXED_SPLITS, else of the type of answers
-    partial_lse_ptr,  # float32 [tiles, 64]
-    ckv_desc,  # [cache rows, 256 + 32], boxes [BOX, 128]
-    k_pe_desc,  # the same, boxes [BOX, 32]
+    block_table_ptr,  # int32 [B, M]
     stride_table_row,
     stride_table_col,
-    stride_out_token,
-    stride_out_head,
+    num_blocks,
+    out: Lines,  # [T, H, 512]
+    lse_ptr,  # float32 [T, H]
     stride_lse_token,
     stride_lse_head,
+    partials: Partials,  # float32 with FIXED_SPLITS, else of the type of answers
     softmax_scale,
-    num_blocks,
-    num_heads: gl.constexpr,
-    block_size: gl.constexpr,
-    block_rows: gl.constexpr,  # rows of the cache from one block to the next
-    stride_cache_row: gl.constexpr,  # in words of two bytes
-    stride_scales_block: gl.constexpr,
-    SCALES: gl.constexpr,  # where they lie, as MlaConfig.scales says
-    MASK: gl.constexpr,
-    TREE_WORDS: gl.constexpr,
-    BOX: gl.constexpr,  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
-    FIXED_SPLITS: gl.constexpr,
+    ckv_desc,  # int16 [cache rows, 256 + 32], boxes [BOX, 128]
+    k_pe_desc,  # the same, boxes [BOX, 32]
+    tiles: Tiles,
+    geometry: Geometry,
+    scale_format: ScaleFormat,
 ):
     words: gl.constexpr = gl.pointer_type(gl.int16)
     _decode(
-        Step(
-            unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr, tree_words_ptr,
-            num_heads, MASK, TREE_WORDS, 64, 64, FIXED_SPLITS,
-        ),
+        Step(*work, *tiles),
         Keys(
             cache_ptr.to(words), ckv_desc, k_pe_desc, block_table_ptr, stride_table_row,
-            stride_table_col, num_blocks, block_size, block_rows, stride_cache_row, BOX,
+            stride_table_col, num_blocks, *geometry,
         ),
-        Lines(q_ptr.to(words), num_heads * 288, 288),
-        q_scale_ptr,
-        Scales(scales_ptr, stride_scales_block, SCALES, 1),
-        Answers(
-            Lines(out_ptr, stride_out_token, stride_out_head),
-            Lines(lse_ptr, stride_lse_token, stride_lse_head), partial_out_ptr, partial_lse_ptr,
-        ),
+        Lines(q_ptr.to(words), tiles.num_heads * 288, 288), q_scale_ptr,
+        Scales(scales_ptr, *scale_format),
+        Answers(out, Lines(lse_ptr, stride_lse_token, stride_lse_head), *partials),
         softmax_scale,
     )  # fmt: skip

@@ -19,8 +19,17 @@ GROUPS_PER_BLOCK = gl.constexpr(formats.GROUPS_PER_BLOCK)
 _KEY_LINES = gl.constexpr(lines_layout(8))
 
 
+class Geometry(NamedTuple):
+    """How blocks lie in a cache of words of 16 bits, and how their keys are copied."""
+
+    block_size: gl.constexpr
+    block_rows: gl.constexpr  # rows of the cache from one block to the next
+    stride_cache_row: gl.constexpr
+    BOX: gl.constexpr  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
+
+
 class Keys(NamedTuple):
-    """A paged cache, as rows of words of 16 bits."""
+    """A paged cache, as rows of words of 16 bits, and its ``Geometry``."""
 
     cache_ptr: gl.tensor  # read where no box fits
     ckv_desc: gl.tensor  # [cache rows, words of a row], boxes of latent columns
@@ -30,18 +39,26 @@ class Keys(NamedTuple):
     stride_table_col: gl.tensor
     num_blocks: gl.tensor
     block_size: gl.constexpr
-    block_rows: gl.constexpr  # rows of the cache from one block to the next
+    block_rows: gl.constexpr
     stride_cache_row: gl.constexpr
-    BOX: gl.constexpr  # keys of one copy; 0: every thread copies 16 bytes of a key at a time
+    BOX: gl.constexpr
+
+
+class ScaleFormat(NamedTuple):
+    """Where the scales of keys lie."""
+
+    stride_block: gl.constexpr
+    SCALES: gl.constexpr  # as MlaConfig.scales says
+    SHARES: gl.constexpr  # scales of a key
 
 
 class Scales(NamedTuple):
-    """Scales of the keys of a cache."""
+    """Scales of the keys of a cache, and their ``ScaleFormat``."""
 
     ptr: gl.tensor  # float32, one for all or [num_blocks, 1, G]; or the cache, whose rows have some
     stride_block: gl.constexpr
-    SCALES: gl.constexpr  # where they lie, as MlaConfig.scales says
-    SHARES: gl.constexpr  # scales of a key
+    SCALES: gl.constexpr
+    SHARES: gl.constexpr
 
 
 class Ring(NamedTuple):

@@ -519,11 +519,6 @@ def hopper_prefill_kernel(
     work_ptr,
     out_ptr,  # [T, H, 128]
     lse_ptr,  # float32 [T, H]
-    q_nope_desc,  # [T, H * stride], in boxes of [64, 128]
-    q_pe_desc,  # [T, H * stride], [64, 64]
-    k_nope_desc,  # [K, H * stride], [128, 128]
-    k_pe_desc,  # [K, 64], [128, 64]
-    v_desc,  # [K, H * stride], [128, 128]
     stride_q_nope_head,
     stride_q_pe_head,
     stride_k_nope_head,
@@ -534,6 +529,11 @@ def hopper_prefill_kernel(
     stride_lse_head,
     num_heads,
     num_keys,  # K
+    q_nope_desc,  # [T, H * stride], in boxes of [64, 128]
+    q_pe_desc,  # [T, H * stride], [64, 64]
+    k_nope_desc,  # [K, H * stride], [128, 128]
+    k_pe_desc,  # [K, 64], [128, 64]
+    v_desc,  # [K, H * stride], [128, 128]
     scale: gl.constexpr,  # of scores, to base 2
     CAUSAL: gl.constexpr,
 ):

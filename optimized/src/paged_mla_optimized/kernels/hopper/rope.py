@@ -10,11 +10,19 @@ from paged_mla_optimized.kernels.hopper.lines import copy_queries
 from paged_mla_optimized.kernels.hopper.pairs import query_pairs
 
 
-class Rope(NamedTuple):
-    """How queries are rotated, and by what tables."""
+class RopeTables(NamedTuple):
+    """What rotates queries; None for each without a rope."""
 
-    positions_ptr: gl.tensor  # int64 [T]; with a rope alone, as the tables
+    positions_ptr: gl.tensor  # int64 [T]
     cos_ptr: gl.tensor  # [max_model_len, P / 2]
+    sin_ptr: gl.tensor
+
+
+class Rope(NamedTuple):
+    """How queries are rotated, and by what ``RopeTables``."""
+
+    positions_ptr: gl.tensor
+    cos_ptr: gl.tensor
     sin_ptr: gl.tensor
     ROPE: gl.constexpr  # "none", "interleaved" or "neox"
 

@@ -19,16 +19,23 @@ from paged_mla_optimized.kernels.common.handover import (
     leave_state,
     state_of_program,
 )
+from paged_mla_optimized.kernels.common.lines import Answers, Lines, Partials, line_at, line_ptr
 from paged_mla_optimized.kernels.common.logarithms import LN_2, LOG2_E
 from paged_mla_optimized.kernels.common.scales import has_key_scales
 from paged_mla_optimized.kernels.common.schedule import (
+    VARYING,
     Work,
     query_rows,
-    share_of_program,
-    visited_tile,
 )
-from paged_mla_optimized.kernels.common.segments import Step, find_segment, partial_of_segment
+from paged_mla_optimized.kernels.common.segments import (
+    Step,
+    find_segment,
+    own_share,
+    partial_of_segment,
+    tile_of_visit,
+)
 from paged_mla_optimized.kernels.portable.keys import (
+    Keys,
     load_blocks,
     load_keys,
     load_shares,
@@ -40,53 +47,48 @@ from paged_mla_optimized.kernels.portable.keys import (
 
 
 @triton.jit
-def _visible(
-    tile, seq_len, context_len, index, token, live, tree_words_ptr,
-    TILE_N: tl.constexpr, MASK: tl.constexpr, TREE_WORDS: tl.constexpr,
-):  # fmt: skip
+def _visible(step, segment, tile, index, token, live):
     """Return which keys of a tile the queries see (S-4), bool broadcastable to [TILE_M, TILE_N]."""
-    key = (tile * TILE_N + tl.arange(0, TILE_N))[None, :]
-    if MASK == "causal":
-        visible = key <= context_len + index[:, None]
-    elif MASK == "non_causal":
-        visible = key < seq_len
+    key = (tile * step.TILE_N + tl.arange(0, step.TILE_N))[None, :]
+    if step.MASK == "causal":
+        visible = key <= segment.context_len + index[:, None]
+    elif step.MASK == "non_causal":
+        visible = key < segment.seq_len
     else:
         # A word of each line at a time: a gather of words would take a tile of shared memory.
-        visible = key < context_len
-        node = tl.maximum(key - context_len, 0)
-        for word in tl.static_range(TREE_WORDS):
-            line = tl.load(tree_words_ptr + token * TREE_WORDS + word, mask=live, other=0)
+        visible = key < segment.context_len
+        node = tl.maximum(key - segment.context_len, 0)
+        for word in tl.static_range(step.TREE_WORDS):
+            at = step.tree_words_ptr + token * step.TREE_WORDS + word
+            line = tl.load(at, mask=live, other=0)
             bit = (line[:, None] >> (node % 32)) & 1
-            visible |= (node // 32 == word) & (bit != 0) & (key < seq_len)
+            visible |= (node // 32 == word) & (bit != 0) & (key < segment.seq_len)
     return visible
 
 
 @triton.jit
 def _store_state(
-    acc, peak, value_peak, total, partial_out_ptr, partial_lse_ptr, R: tl.constexpr,
-    SHARES: tl.constexpr, TILE_M: tl.constexpr,
+    acc, peak, value_peak, total, answers, R: tl.constexpr, SHARES: tl.constexpr,
+    TILE_M: tl.constexpr,
 ):  # fmt: skip
     """Store what a split has come to so far, for another program to go on with."""
     at = state_of_program(tl.program_id(0)).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
     every = tl.full([TILE_M], True, tl.int1)
-    store_shares(partial_out_ptr + at * R, acc, every, R, SHARES)
-    tl.store(partial_lse_ptr + at, peak)
-    tl.store(partial_lse_ptr + at + TILE_M, total)
-    tl.store(partial_out_ptr + (at + TILE_M) * R, value_peak)
+    store_shares(answers.partial_out_ptr + at * R, acc, every, R, SHARES)
+    tl.store(answers.partial_lse_ptr + at, peak)
+    tl.store(answers.partial_lse_ptr + at + TILE_M, total)
+    tl.store(answers.partial_out_ptr + (at + TILE_M) * R, value_peak)
 
 
 @triton.jit
-def _load_state(
-    source, partial_out_ptr, partial_lse_ptr, R: tl.constexpr, SHARES: tl.constexpr,
-    TILE_M: tl.constexpr,
-):  # fmt: skip
+def _load_state(source, answers, R: tl.constexpr, SHARES: tl.constexpr, TILE_M: tl.constexpr):
     """Load what the program `source` stored."""
     at = state_of_program(source).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
     every = tl.full([TILE_M], True, tl.int1)
-    acc = load_shares(partial_out_ptr + at * R, every, R, SHARES)
-    peak = tl.load(partial_lse_ptr + at)
-    total = tl.load(partial_lse_ptr + at + TILE_M)
-    return acc, peak, tl.load(partial_out_ptr + (at + TILE_M) * R), total
+    acc = load_shares(answers.partial_out_ptr + at * R, every, R, SHARES)
+    peak = tl.load(answers.partial_lse_ptr + at)
+    total = tl.load(answers.partial_lse_ptr + at + TILE_M)
+    return acc, peak, tl.load(answers.partial_out_ptr + (at + TILE_M) * R), total
 
 
 # A debugger in Triton's interpreter stands in for these two (``inspect/taps.py``); nothing of them
@@ -101,80 +103,28 @@ def tap_part(token, head, live, peak, total, lse, out):
     """Show what a part of a row's keys came to: [TILE_M] each, and shares of out [TILE_M, ..]."""
 
 
-# Not specialised: what varies from step to step, or with how an engine slices its buffers.
-@triton.jit(
-    do_not_specialize=["stride_table_row", "stride_lse_token", "stride_lse_head", "num_blocks"],
-    do_not_specialize_on_alignment=["scales_ptr"],
-)
-def attend_kernel(
-    q_nope_ptr,  # [T, H, R]
-    q_pe_ptr,  # [T, H, P]
-    cache_ptr,  # [num_blocks, block_size, R + P], or bytes
-    scales_ptr,  # float32 [] or [num_blocks, 1, G]
-    block_table_ptr,  # int32 [B, M]
-    unit_starts_ptr,
-    cut_ptr,
-    shares_ptr,
-    token_starts_ptr,
-    row_lens_ptr,
-    tree_words_ptr,  # int32 [T, TREE_WORDS]
-    out_ptr,  # [T, H, R]
-    lse_ptr,  # float32 [T, H]
-    partial_out_ptr,  # float32 [tiles, TILE_M, R]
-    partial_lse_ptr,  # float32 [tiles, TILE_M]
-    stride_q_nope_token,
-    stride_q_nope_head,
-    stride_q_pe_token,
-    stride_q_pe_head,
-    stride_cache_block,
-    stride_cache_token,
-    stride_scales_block,
-    stride_table_row,
-    stride_table_col,
-    stride_out_token,
-    stride_out_head,
-    stride_lse_token,
-    stride_lse_head,
-    softmax_scale,
-    num_heads,
-    block_size,
-    num_blocks,
-    R: tl.constexpr,
-    P: tl.constexpr,
-    SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
-    SHARES: tl.constexpr,  # that a latent comes in
-    NATIVE: tl.constexpr,
-    MASK: tl.constexpr,
-    TREE_WORDS: tl.constexpr,
-    TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
-    TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr,
-    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
-):
-    work = Work(unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr)
-    unit, end, row = share_of_program(work, FIXED_SPLITS)
+@triton.jit
+def _attend(step, keys, q_nope, q_pe, answers, softmax_scale):
+    """Attend the queries of every segment of this program."""
+    R: tl.constexpr = keys.R
+    SCALES: tl.constexpr = keys.SCALES
+    SHARES: tl.constexpr = keys.SHARES
+    TILE_M: tl.constexpr = step.TILE_M
+    unit, end, row = own_share(step)
     scale_log2 = softmax_scale * LOG2_E
     if SCALES == "scalar":
-        layer_scale = tl.load(scales_ptr)
+        layer_scale = tl.load(keys.scales_ptr)
         scale_log2 *= layer_scale
     while unit < end:
-        segment = find_segment(
-            Step(
-                unit_starts_ptr, cut_ptr, shares_ptr, token_starts_ptr, row_lens_ptr,
-                tree_words_ptr, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS,
-            ),
-            unit, end, row,
-        )  # fmt: skip
+        segment = find_segment(step, unit, end, row)
         row = segment.row
         seq_len = segment.seq_len
         tile_begin = segment.tile_begin
         tile_end = segment.tile_end
-        token, head, index, live = query_rows(work, row, segment.tile_m, num_heads, TILE_M)
-        at = token * stride_q_nope_token + head * stride_q_nope_head
-        q_nope = load_shares(q_nope_ptr + at, live, R, SHARES)
-        q_pe_at = q_pe_ptr + token * stride_q_pe_token + head * stride_q_pe_head
-        q_pe_at = q_pe_at[:, None] + tl.arange(0, P)[None, :]
-        q_pe = tl.load(q_pe_at, mask=live[:, None], other=0.0)
+        token, head, index, live = query_rows(step, row, segment.tile_m, step.num_heads, TILE_M)
+        nope = load_shares(q_nope.ptr + line_at(q_nope, token, head), live, R, SHARES)
+        pe_at = line_ptr(q_pe, token, head)[:, None] + tl.arange(0, keys.P)[None, :]
+        pe = tl.load(pe_at, mask=live[:, None], other=0.0)
 
         acc = ()
         for _ in tl.static_range(SHARES):
@@ -182,38 +132,23 @@ def attend_kernel(
         peak = tl.full([TILE_M], float("-inf"), tl.float32)
         value_peak = peak
         total = tl.zeros([TILE_M], tl.float32)
-        if FIXED_SPLITS > 0:
+        if step.FIXED_SPLITS > 0:
             if segment.is_taken:
-                source, word_ptr = await_state(work, 0, FIXED_SPLITS)
+                source, word_ptr = await_state(step, 0, step.FIXED_SPLITS)
                 tl.debug_barrier()
                 forget_state(word_ptr)
-                acc, peak, value_peak, total = _load_state(
-                    source, partial_out_ptr, partial_lse_ptr, R, SHARES, TILE_M
-                )
-        table_row_ptr = block_table_ptr + row.to(tl.int64) * stride_table_row
-        block = load_blocks(
-            table_row_ptr, stride_table_col,
-            visited_tile(tile_begin, tile_begin, tile_end, FIXED_SPLITS),
-            seq_len, block_size, num_blocks, TILE_N, TILE_IN_BLOCK,
-        )  # fmt: skip
+                acc, peak, value_peak, total = _load_state(source, answers, R, SHARES, TILE_M)
+        table_row_ptr = keys.block_table_ptr + row.to(tl.int64) * keys.stride_table_row
+        first = tile_of_visit(step, segment, tile_begin)
+        block = load_blocks(keys, table_row_ptr, first, seq_len)
         for visit in range(tile_begin, tile_end):
-            tile = visited_tile(visit, tile_begin, tile_end, FIXED_SPLITS)
-            ckv, k_pe, scales = load_keys(
-                cache_ptr, scales_ptr, block, stride_cache_block, stride_cache_token,
-                stride_scales_block, tile, seq_len, block_size, R, P, q_pe.dtype, SCALES, SHARES,
-                NATIVE, TILE_N, TILE_IN_BLOCK,
-            )  # fmt: skip
-            block = load_blocks(
-                table_row_ptr, stride_table_col,
-                visited_tile(visit + 1, tile_begin, tile_end, FIXED_SPLITS),
-                seq_len, block_size, num_blocks, TILE_N, TILE_IN_BLOCK,
-            )  # fmt: skip
-            scores = scores_of(q_nope, q_pe, ckv, k_pe, scales, scale_log2, SCALES, SHARES)
+            tile = tile_of_visit(step, segment, visit)
+            ckv, k_pe, scales = load_keys(keys, block, tile, seq_len, pe.dtype)
+            ahead = tile_of_visit(step, segment, visit + 1)
+            block = load_blocks(keys, table_row_ptr, ahead, seq_len)
+            scores = scores_of(nope, pe, ckv, k_pe, scales, scale_log2, SCALES, SHARES)
             if tile >= segment.tile_edge:
-                visible = _visible(
-                    tile, seq_len, segment.context_len, index, token, live, tree_words_ptr,
-                    TILE_N, MASK, TREE_WORDS,
-                )  # fmt: skip
+                visible = _visible(step, segment, tile, index, token, live)
                 scores = tl.where(visible, scores, float("-inf"))
             tap_tile(token, head, live, tile, scores)
             # Online softmax in base 2; the keys are read once and serve again as values.
@@ -250,24 +185,68 @@ def attend_kernel(
             out += (mean,)
         lse = tl.where(is_empty, peak, (peak + tl.log2(divisor)) * LN_2)
         if segment.is_left:
-            _store_state(
-                acc, peak, value_peak, total, partial_out_ptr, partial_lse_ptr, R, SHARES, TILE_M
-            )
+            _store_state(acc, peak, value_peak, total, answers, R, SHARES, TILE_M)
             tl.debug_barrier()
-            leave_state(work, 0, FIXED_SPLITS)
+            leave_state(step, 0, step.FIXED_SPLITS)
         else:
             tap_part(token, head, live, peak, total, lse, out)
             if segment.is_whole:
-                at = token * stride_out_token + head * stride_out_head
-                store_shares(out_ptr + at, out, live, R, SHARES)
-                lse_at = lse_ptr + token * stride_lse_token + head * stride_lse_head
-                tl.store(lse_at, lse, mask=live)
+                at = line_at(answers.out, token, head)
+                store_shares(answers.out.ptr + at, out, live, R, SHARES)
+                tl.store(line_ptr(answers.lse, token, head), lse, mask=live)
             else:
-                partial = partial_of_segment(work, segment, FIXED_SPLITS).to(tl.int64)
+                partial = partial_of_segment(step, segment, step.FIXED_SPLITS).to(tl.int64)
                 at = partial * TILE_M + tl.arange(0, TILE_M)
                 kept = tl.full([TILE_M], True, tl.int1)
-                if FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
+                if step.FIXED_SPLITS > 0:  # a lane without queries has no partials of its own
                     kept = live
-                store_shares(partial_out_ptr + at * R, out, kept, R, SHARES)
-                tl.store(partial_lse_ptr + at, lse, mask=kept)
+                store_shares(answers.partial_out_ptr + at * R, out, kept, R, SHARES)
+                tl.store(answers.partial_lse_ptr + at, lse, mask=kept)
         unit = segment.following
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["scales_ptr"])
+def attend_kernel(
+    work: Work,
+    q_nope: Lines,  # [T, H, R]
+    q_pe: Lines,  # [T, H, P]
+    cache_ptr,  # [num_blocks, block_size, R + P], or bytes
+    stride_cache_block,
+    stride_cache_token,
+    scales_ptr,  # float32 [] or [num_blocks, 1, G]
+    stride_scales_block,
+    block_table_ptr,  # int32 [B, M]
+    stride_table_row,
+    stride_table_col,
+    num_blocks,
+    block_size,
+    num_heads,
+    out: Lines,  # [T, H, R]
+    lse_ptr,  # float32 [T, H]
+    stride_lse_token,
+    stride_lse_head,
+    partials: Partials,
+    softmax_scale,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    SCALES: tl.constexpr,  # where they lie, as MlaConfig.scales says
+    SHARES: tl.constexpr,  # that a latent comes in
+    NATIVE: tl.constexpr,
+    MASK: tl.constexpr,
+    TREE_WORDS: tl.constexpr,
+    TILE_IN_BLOCK: tl.constexpr,  # block_size % TILE_N == 0
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    FIXED_SPLITS: tl.constexpr,  # most splits of a row; 0: the grid's ranges cut
+):
+    _attend(
+        Step(*work, num_heads, MASK, TREE_WORDS, TILE_M, TILE_N, FIXED_SPLITS),
+        Keys(
+            cache_ptr, stride_cache_block, stride_cache_token, scales_ptr, stride_scales_block,
+            block_table_ptr, stride_table_row, stride_table_col, num_blocks, block_size, R, P,
+            SCALES, SHARES, NATIVE, TILE_N, TILE_IN_BLOCK,
+        ),
+        q_nope, q_pe,
+        Answers(out, Lines(lse_ptr, stride_lse_token, stride_lse_head), *partials),
+        softmax_scale,
+    )  # fmt: skip

@@ -7,12 +7,36 @@ so that nothing but weights is ever rounded.
 SCALES says where scales lie, in the words of ``MlaConfig.scales``; "none" in plain formats.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from paged_mla_optimized.kernels.common.e4m3 import decode, from_bfloat16_bits
 from paged_mla_optimized.kernels.common.handover import is_compiled
 from paged_mla_optimized.kernels.common.scales import has_key_scales, load_row_scale, load_scales
+
+
+class Keys(NamedTuple):
+    """A paged cache, and how its keys are read."""
+
+    cache_ptr: tl.tensor  # [num_blocks, block_size, R + P], or bytes
+    stride_block: tl.tensor
+    stride_token: tl.tensor
+    scales_ptr: tl.tensor  # float32 [] or [num_blocks, 1, G]
+    stride_scales: tl.tensor  # of a block
+    block_table_ptr: tl.tensor  # int32 [B, M]
+    stride_table_row: tl.tensor
+    stride_table_col: tl.tensor
+    num_blocks: tl.tensor
+    block_size: tl.tensor
+    R: tl.constexpr
+    P: tl.constexpr
+    SCALES: tl.constexpr
+    SHARES: tl.constexpr
+    NATIVE: tl.constexpr
+    TILE_N: tl.constexpr
+    TILE_IN_BLOCK: tl.constexpr  # block_size % TILE_N == 0
 
 
 @triton.constexpr_function
@@ -29,20 +53,17 @@ def share_columns(share, R: tl.constexpr, SHARES: tl.constexpr):
 
 
 @triton.jit
-def load_blocks(
-    table_row_ptr, stride_table_col, tile, seq_len, block_size, num_blocks,
-    TILE_N: tl.constexpr, TILE_IN_BLOCK: tl.constexpr,
-):  # fmt: skip
+def load_blocks(keys, table_row_ptr, tile, seq_len):
     """Load the block id of a key tile, or of each of its keys.
 
     It is negative past the row, where the table is not read, and where there is no such block.
     """
-    key = tile * TILE_N
-    if not TILE_IN_BLOCK:
-        key += tl.arange(0, TILE_N)
-    entry = (key // block_size).to(tl.int64) * stride_table_col
+    key = tile * keys.TILE_N
+    if not keys.TILE_IN_BLOCK:
+        key += tl.arange(0, keys.TILE_N)
+    entry = (key // keys.block_size).to(tl.int64) * keys.stride_table_col
     block = tl.load(table_row_ptr + entry, mask=key < seq_len, other=-1)
-    return tl.where(block < num_blocks, block, -1)
+    return tl.where(block < keys.num_blocks, block, -1)
 
 
 @triton.jit
@@ -60,51 +81,49 @@ def _decoded(codes, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def load_keys(
-    cache_ptr, scales_ptr, block, stride_block, stride_token, stride_scales, tile, seq_len,
-    block_size, R: tl.constexpr, P: tl.constexpr, DTYPE: tl.constexpr, SCALES: tl.constexpr,
-    SHARES: tl.constexpr, NATIVE: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_IN_BLOCK: tl.constexpr,
-):  # fmt: skip
+def load_keys(keys, block, tile, seq_len, DTYPE: tl.constexpr):
     """Load one key tile: shares of ckv, k_pe [TILE_N, P], and the shares' scales [TILE_N], if any.
 
     Keys past the row, and those of no block, are zeros with scales of 1.
     """
-    within = tl.arange(0, TILE_N)
-    key = tile * TILE_N + within
+    within = tl.arange(0, keys.TILE_N)
+    key = tile * keys.TILE_N + within
     exists = (key < seq_len) & (block >= 0)
-    if TILE_IN_BLOCK:
-        first = (tile * TILE_N % block_size).to(tl.int64)
-        base = cache_ptr + block.to(tl.int64) * stride_block + first * stride_token
-        offset = within * stride_token  # inside one block: 32 bits suffice
+    if keys.TILE_IN_BLOCK:
+        first = (tile * keys.TILE_N % keys.block_size).to(tl.int64)
+        base = keys.cache_ptr + block.to(tl.int64) * keys.stride_block + first * keys.stride_token
+        offset = within * keys.stride_token  # inside one block: 32 bits suffice
     else:
-        base = cache_ptr
-        offset = block.to(tl.int64) * stride_block + (key % block_size).to(tl.int64) * stride_token
+        base = keys.cache_ptr
+        place = (key % keys.block_size).to(tl.int64)
+        offset = block.to(tl.int64) * keys.stride_block + place * keys.stride_token
     ckv, scales = (), ()
-    for share in tl.static_range(SHARES):
-        column, is_own = share_columns(share, R, SHARES)
+    for share in tl.static_range(keys.SHARES):
+        column, is_own = share_columns(share, keys.R, keys.SHARES)
         wanted = exists[:, None]
-        if share_width(R, SHARES) != R // SHARES:
+        if share_width(keys.R, keys.SHARES) != keys.R // keys.SHARES:
             wanted &= is_own
         part = tl.load(base + (offset[:, None] + column), mask=wanted, other=0)
-        ckv += (part if SCALES == "none" else _decoded(part, DTYPE, NATIVE),)
-        if SCALES == "inline":
-            scales += (load_row_scale(base + offset, share, exists, R),)
-    column = tl.arange(0, P)[None, :]
-    if SCALES == "inline":
-        k_pe_at = (base + (offset + R + 4 * SHARES)).to(tl.pointer_type(tl.int16), bitcast=True)
+        ckv += (part if keys.SCALES == "none" else _decoded(part, DTYPE, keys.NATIVE),)
+        if keys.SCALES == "inline":
+            scales += (load_row_scale(base + offset, share, exists, keys.R),)
+    column = tl.arange(0, keys.P)[None, :]
+    if keys.SCALES == "inline":
+        k_pe_at = base + (offset + keys.R + 4 * keys.SHARES)
+        k_pe_at = k_pe_at.to(tl.pointer_type(tl.int16), bitcast=True)
         bits = tl.load(k_pe_at[:, None] + column, mask=exists[:, None], other=0)
         # float32 holds them beside queries of float16 as well.
         k_pe = from_bfloat16_bits(bits, DTYPE if DTYPE.is_bf16() else tl.float32)
     else:
-        k_pe = tl.load(base + R + (offset[:, None] + column), mask=exists[:, None], other=0)
-        if SCALES != "none":
-            k_pe = _decoded(k_pe, DTYPE, NATIVE)
-        if has_key_scales(SCALES):
-            place = (key % block_size).to(tl.int64)
+        k_pe = tl.load(base + keys.R + (offset[:, None] + column), mask=exists[:, None], other=0)
+        if keys.SCALES != "none":
+            k_pe = _decoded(k_pe, DTYPE, keys.NATIVE)
+        if has_key_scales(keys.SCALES):
+            place = (key % keys.block_size).to(tl.int64)
             scale = load_scales(
-                scales_ptr, block.to(tl.int64), place, stride_scales, block_size, exists, SCALES
-            )
+                keys.scales_ptr, block.to(tl.int64), place, keys.stride_scales, keys.block_size,
+                exists, keys.SCALES,
+            )  # fmt: skip
             scales += (scale,)
     return ckv, k_pe, scales
 

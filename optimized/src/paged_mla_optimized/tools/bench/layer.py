@@ -259,7 +259,7 @@ def _as_vllm(problem: Problem, fa3: peers.Prefill) -> Launch:
     own, context = problem.starts(step.query_len), problem.starts(step.context_len)
     chunk = Prefill(replace(problem.config.prefill, causal=False, writes_empty=False))
     chunk.plan(own, context, num_tokens=step.query_len)
-    merge = MergeTiles(chunk.tiles.tile_m, V)
+    merge = MergeTiles(chunk.tiles.tile_m, chunk.config)
     rest = problem.q.new_zeros((*problem.q.shape[:2], V))
 
     def attend() -> tuple[torch.Tensor, torch.Tensor]:
