@@ -98,6 +98,7 @@ class Kernel:
         types |= DESCRIPTOR_TYPES if with_descriptors else {}
         types |= {"TILE": "constexpr"}
         self.arg_names = list(types)
+        self.types = dict(records)
         self.params = [
             SimpleNamespace(do_not_specialize_on_alignment=name in of_any_alignment)
             for name in types
@@ -146,7 +147,7 @@ class OnSecond(torch.Tensor):
 
 def spec_of(kernel):
     """Return what the kernel is launched with."""
-    return KernelSpec(kernel, {"TILE": 64}, options={"num_warps": 4})
+    return KernelSpec(kernel, {"TILE": 64}, kernel.types, {"num_warps": 4})
 
 
 def launch_twice(kernel, *described, records=(), grid=(5, 2, 1), cluster=1, kind=torch.Tensor):
@@ -185,7 +186,8 @@ class Tables(NamedTuple):
 RECORDS = {
     "lines": Lines("*bf16", "i32"),
     "fixed": Lines("*bf16", "*fp32"),
-    "tables": Tables("constexpr", "constexpr"),
+    "tables": Tables("*fp32", "*fp32"),
+    "absent": Tables("constexpr", "constexpr"),
 }
 
 
@@ -193,8 +195,9 @@ def test_records_are_handed_on_as_tuples(notes):
     """Triton and its C launcher get tuples, and None for what a kernel is compiled without."""
     kernel = Kernel(with_descriptors=True, records=RECORDS)
     x = torch.zeros(64, dtype=torch.bfloat16)
-    fixed = Fixed(Lines(x, torch.zeros(8)))
-    launch_twice(kernel, descriptors(), records=(Lines(x, 3), fixed, Tables(None, None)))
+    tables = (x, torch.zeros(8))
+    records = ((x, 3), Fixed(Lines(*tables)), tables, Tables(None, None))
+    launch_twice(kernel, descriptors(), records=records)
     by_triton, by_us = notes.launches
     assert kernel.searches == 1
     assert by_us == by_triton
@@ -203,17 +206,16 @@ def test_records_are_handed_on_as_tuples(notes):
 
 
 @pytest.mark.usefixtures("notes")
-@pytest.mark.parametrize("wrap", [tuple, Fixed], ids=["record", "fixed"])
-def test_alignment_counts_in_records(wrap):
-    """Triton specialises on every field of a record, unless its parameter says otherwise."""
+@pytest.mark.parametrize("name", ["lines", "fixed", "tables"])
+def test_alignment_counts_in_records(name):
+    """Triton specialises on every field of a record."""
     x = torch.zeros(128, dtype=torch.bfloat16)
-    for of_any, searches in ((), 2), (["lines"], 1):
-        kernel = Kernel(records={"lines": Lines("*bf16", "i32")}, of_any_alignment=of_any)
-        launcher = Launcher(spec_of(kernel))
-        for start in (0, 1):
-            record = Lines(x[start:], 3)
-            record = wrap(record) if wrap is Fixed else record
-            launcher((1, 1, 1), (64,), x, x, record, 64, 0.5)
+    kernel = Kernel(records={name: RECORDS[name]})
+    launcher = Launcher(spec_of(kernel))
+    for start, searches in ((0, 1), (8, 1), (1, 2), (0, 2)):
+        lines = {"lines": (x[start:], 3), "tables": (x, x[start:])}
+        record = lines[name] if name in lines else Fixed(Lines(x, x[start:]))
+        launcher((1, 1, 1), (64,), x, x, record, 64, 0.5)
         assert kernel.searches == searches
 
 

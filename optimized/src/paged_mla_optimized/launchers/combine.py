@@ -60,7 +60,7 @@ class Combine:
             plan.joins,
             plan.is_padding,
             partials,
-            Lines(out, *strides[:2]),
+            (out, *strides[:2]),
             lse,
             *lse.stride(),
             joins,

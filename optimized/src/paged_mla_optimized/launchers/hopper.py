@@ -184,15 +184,14 @@ class HopperAttention:
         table = plan.block_table
         of_table, of_out = table.stride(), out.stride()
         if self._quantise is not None:
-            queries = self._quantise.launch(q_nope, q_pe, plan.positions)
+            queries: tuple[Any, ...] = self._quantise.launch(q_nope, q_pe, plan.positions)
             of_queries: tuple[int, ...] = ()
         else:
             of_nope, of_pe = q_nope.stride(), q_pe.stride()
             of_queries = (*of_nope[:2], *of_pe[:2])
-            tables = _NO_ROPE
-            if self._rotate is not None:
-                tables = RopeTables(plan.positions, *self._rotate.tables)
-            queries = (Lines(q_nope, *of_nope[:2]), Lines(q_pe, *of_pe[:2]), tables)
+            rotate = self._rotate
+            tables = _NO_ROPE if rotate is None else (plan.positions, *rotate.tables)
+            queries = ((q_nope, *of_nope[:2]), (q_pe, *of_pe[:2]), tables)
         rows.kernel(
             (self.programs, 1, 1),
             (of_queries, of_table[1], of_out),
@@ -203,7 +202,7 @@ class HopperAttention:
             table,
             *of_table,
             cache.latents.shape[0],
-            Lines(out, *of_out[:2]),
+            (out, *of_out[:2]),
             lse,
             *lse.stride(),
             partials,

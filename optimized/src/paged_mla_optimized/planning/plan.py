@@ -267,11 +267,13 @@ class Plan:
             slots, ids = self.table, self.row_lens  # stand-ins, never read
             builders = 0
             num_requests, most_tokens = -1, block_table.shape[1] * config.block_size
+        of_lengths = (*cu_seqlens_q.stride(), *seq_lens.stride())
+        of_requests = (*slots.stride(), *ids.stride())
         kernels.schedule(
             (1 + builders, 1, 1),
-            (cu_seqlens_q.stride(), seq_lens.stride(), slots.stride(), ids.stride(), ids.dtype),
-            Lengths(cu_seqlens_q, seq_lens, cu_seqlens_q.stride(0), seq_lens.stride(0)),
-            Requests(slots, ids, *slots.stride(), ids.stride(0)),
+            (of_lengths, of_requests, ids.dtype),
+            (cu_seqlens_q, seq_lens, *of_lengths),
+            (slots, ids, *of_requests),
             self._rows,
             self.table,
             self.num_rows,
@@ -302,7 +304,7 @@ class Plan:
             self.join_starts,
             block_table,
             *block_table.stride(),
-            MaskLines(words, words.stride(0), words.stride(-1)),
+            (words, words.stride(0), words.stride(-1)),
             self._tokens,
             self.joins,
             self.num_rows,

@@ -8,6 +8,8 @@ Profilers that hook into Triton's launches still see each of them.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Hashable, Iterator
 from inspect import getclosurevars, isfunction
 from typing import Any
@@ -19,7 +21,7 @@ from triton.runtime.driver import driver
 
 from paged_mla_optimized.runtime.bounded import Bounded
 from paged_mla_optimized.runtime.cache_keys import settle_key
-from paged_mla_optimized.runtime.spec import KernelSpec
+from paged_mla_optimized.runtime.spec import KernelSpec, leading_pointers
 
 _HOOKS = triton.knobs.runtime
 _TRITON = ".".join(triton.__version__.split(".")[:2])
@@ -28,6 +30,8 @@ _NOT_READ = () if _TRITON in {"3.6", "3.7"} else (None,)
 """What Triton's encoder of tensor maps takes besides, for other backends than NVIDIA's."""
 MAX_BINARIES = 1024
 """Keys of one kernel whose binaries are kept before all of them are forgotten."""
+
+_address = torch.Tensor.data_ptr
 
 Grid = tuple[int, int, int]
 Start = Callable[[Grid, int, tuple[Any, ...]], None]  # grid, stream, arguments
@@ -47,13 +51,13 @@ class Descriptors:
 
     def __init__(self, *descriptors: Any) -> None:
         self.descriptors = descriptors
-        self._forms: Forms = None
+        self.forms: Forms = None
         self._arguments = descriptors
 
     def arguments(self, forms: Forms) -> tuple[Any, ...]:
         """Return tensor maps, shapes and strides in `forms`, made anew only if those change."""
-        if forms != self._forms:
-            self._forms = forms
+        if forms != self.forms:
+            self.forms = forms
             self._arguments = self.descriptors if forms is None else self._encode(forms)
         return self._arguments
 
@@ -71,7 +75,7 @@ class Fixed:
     Parameters
     ----------
     record : NamedTuple
-        Of tensors, and of None for those that a kernel is compiled without.
+        Of tensors alone.
     """
 
     def __init__(self, record: Any) -> None:
@@ -81,7 +85,8 @@ class Fixed:
 
     def lower(self) -> tuple[Any, ...]:
         """Return what a binary takes in place of the record."""
-        self.lowered, self.bits = _lower_record(self.record)
+        addresses = [*map(_address, self.record)]
+        self.lowered, self.bits = tuple(addresses), functools.reduce(operator.or_, addresses)
         return self.lowered
 
 
@@ -103,17 +108,20 @@ class Launcher:
         self._named = spec.launched
         self._constants = spec.lowered_constants
         params = getattr(spec.kernel, "params", ())  # the interpreter keeps no binaries: has none
-        # Of each parameter's address, the bits that have to be 0.
+        # Of each parameter's addresses, the bits that have to be 0.
         self._masks = [0 if p.do_not_specialize_on_alignment else 15 for p in params]
-        self._binaries: Bounded[Hashable, tuple[Start, Forms, Device, Stream, int]]
+        types = [spec.types.get(name) for name in spec.kernel.arg_names]
+        self._records = [type(one) if isinstance(one, tuple) else None for one in types]
+        self._pointers = [leading_pointers(one) for one in types]
+        self._binaries: Bounded[Hashable, tuple[Start, Forms, _Layout, Device, Stream, int]]
         self._binaries = Bounded(MAX_BINARIES)
 
     def __call__(self, grid: Grid, key: Hashable, *arguments: Any) -> None:
         """Launch `grid` programs on the device of the first tensor.
 
         `arguments` are those of the kernel's parameters but its constants, in order: tensors,
-        numbers, records of them, :class:`Fixed` records, and for the TMA descriptors, which are the
-        last, one :class:`Descriptors`.
+        numbers, tuples of the fields of records, :class:`Fixed` records, and for the TMA
+        descriptors, which are the last, one :class:`Descriptors`.
 
         `key` holds every number that Triton specialises on: strides of tensors that come from
         outside. Triton looks for itself if a pointer whose alignment it specialises on is no
@@ -124,8 +132,9 @@ class Launcher:
         if known is None or _HOOKS.launch_enter_hook.calls or _HOOKS.launch_exit_hook.calls:
             self._launch_by_triton(grid, key, arguments)
             return
-        start, forms, current_device, stream_of, device = known
-        lowered, bits = self._lower(arguments, forms)
+        start, forms, layout, current_device, stream_of, device = known
+        lowered, bits = layout.lower(arguments, forms)
+        lowered += self._constants
         if bits:
             self._launch_by_triton(grid, key, arguments)
         elif current_device() == device:
@@ -134,71 +143,96 @@ class Launcher:
             with torch.cuda.device(device):
                 start(grid, stream_of(device), lowered)
 
-    def _lower(self, arguments: tuple[Any, ...], forms: Forms) -> tuple[tuple[Any, ...], int]:
-        """Return what a binary takes, constants included, and which of 16 bytes' bits are not 0."""
-        lowered: list[Any] = []
-        bits = 0
-        for argument, mask in zip(arguments, self._masks, strict=False):
-            kind = type(argument)
-            if kind is int or kind is float:
-                lowered.append(argument)
-            elif kind is Fixed:
-                lowered.append(argument.lowered or argument.lower())
-                bits |= argument.bits & mask
-            elif kind is Descriptors:
-                lowered.extend(argument.arguments(forms))
-            elif isinstance(argument, tuple):
-                fields, of_fields = _lower_record(argument)
-                lowered.append(fields)
-                bits |= of_fields & mask
-            elif isinstance(argument, torch.Tensor):
-                address = argument.data_ptr()
-                lowered.append(address)
-                bits |= address & mask
-            else:
-                lowered.append(argument)
-        return (*lowered, *self._constants), bits
-
     def _launch_by_triton(self, grid: Grid, key: Hashable, arguments: tuple[Any, ...]) -> None:
         """Launch as Triton does, and keep the binary that it finds for aligned arguments."""
         device = next(_tensors(arguments)).get_device()
         with torch.cuda.device(device):
-            binary = self._kernel[grid](*_as_they_are(arguments), **self._named)
+            binary = self._kernel[grid](*self._as_records(arguments), **self._named)
         if binary is None or _TRITON not in _KNOWN or self._binaries.get(key) is not None:
             return  # the interpreter has none
-        addressed = tuple(one for one in arguments if not isinstance(one, Descriptors))
-        if not self._lower(addressed, ())[1]:
+        layout = _Layout(arguments, self._masks, self._pointers)
+        if not layout.bits(arguments):
             active = driver.active
             of_device = (active.get_current_device, active.get_current_stream, device)
-            self._binaries[key] = (*start_of(binary, self._cluster), *of_device)
+            self._binaries[key] = (*start_of(binary, self._cluster), layout, *of_device)
+
+    def _as_records(self, arguments: tuple[Any, ...]) -> Iterator[Any]:
+        """Yield the arguments that Triton's launch takes."""
+        for argument, record in zip(arguments, self._records, strict=False):
+            if isinstance(argument, Descriptors):
+                yield from argument.descriptors
+            elif isinstance(argument, Fixed):
+                yield argument.record
+            else:
+                yield record(*argument) if record is not None else argument
 
 
-def _lower_record(record: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
-    """Return what a binary takes in place of a record, and the bits of its addresses."""
-    fields: list[Any] = []
-    bits = 0
-    for argument in record:
-        if isinstance(argument, torch.Tensor):
-            address = argument.data_ptr()
-            fields.append(address)
-            bits |= address
-        else:
-            fields.append(argument)
-    return tuple(fields), bits
+class _Layout:
+    """Where the tensors are among the arguments of a launch.
 
+    Parameters
+    ----------
+    arguments : tuple
+        Of a launch; later ones have the same kinds.
+    masks : list of int
+        Of each parameter's addresses, the bits that have to be 0.
+    pointers : list of int
+        How many addresses each parameter begins with that is a record.
+    """
 
-def _as_they_are(arguments: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the arguments that Triton's launch takes."""
-    for argument in arguments:
-        if isinstance(argument, Descriptors):
-            yield from argument.descriptors
-        else:
-            yield argument.record if isinstance(argument, Fixed) else argument
+    def __init__(self, arguments: tuple[Any, ...], masks: list[int], pointers: list[int]) -> None:
+        self._tensors: list[tuple[int, int]] = []
+        self._fixed: list[tuple[int, int]] = []
+        self._lines: list[tuple[int, int]] = []  # records with one address
+        self._records: list[tuple[int, int, int]] = []
+        self._has_descriptors = isinstance(arguments[-1], Descriptors)
+        for at, (argument, mask) in enumerate(zip(arguments, masks, strict=False)):
+            if isinstance(argument, torch.Tensor):
+                self._tensors.append((at, mask))
+            elif isinstance(argument, Fixed):
+                self._fixed.append((at, mask))
+            elif isinstance(argument, tuple) and pointers[at] == 1:
+                self._lines.append((at, mask))
+            elif isinstance(argument, tuple) and pointers[at] > 1:
+                self._records.append((at, mask, pointers[at]))
+
+    def lower(self, arguments: tuple[Any, ...], forms: Forms) -> tuple[tuple[Any, ...], int]:
+        """Return what a binary takes, and those bits of addresses that have to be 0."""
+        lowered = list(arguments)
+        bits = 0
+        for at, mask in self._tensors:
+            address = lowered[at] = lowered[at].data_ptr()
+            bits |= address & mask
+        for at, mask in self._fixed:
+            fixed = lowered[at]
+            lowered[at] = fixed.lowered or fixed.lower()
+            bits |= fixed.bits & mask
+        for at, mask in self._lines:
+            tensor, *rest = lowered[at]
+            address = tensor.data_ptr()
+            lowered[at] = (address, *rest)
+            bits |= address & mask
+        for at, mask, pointers in self._records:
+            record = lowered[at]
+            addresses = [*map(_address, record[:pointers])]
+            lowered[at] = (*addresses, *record[pointers:])
+            for address in addresses:
+                bits |= address & mask
+        if self._has_descriptors:
+            lowered[-1:] = lowered[-1].arguments(forms)
+        return tuple(lowered), bits
+
+    def bits(self, arguments: tuple[Any, ...]) -> int:
+        """Return the bits of addresses that have to be 0."""
+        forms = arguments[-1].forms if self._has_descriptors else None
+        return self.lower(arguments, forms)[1]
 
 
 def _tensors(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    for argument in _as_they_are(arguments):
-        for part in argument if isinstance(argument, tuple) else (argument,):
+    """Yield the tensors of a launch."""
+    for argument in arguments:
+        parts = argument.record if isinstance(argument, Fixed) else argument
+        for part in parts if isinstance(parts, tuple) else (parts,):
             if isinstance(part, torch.Tensor):
                 yield part
 

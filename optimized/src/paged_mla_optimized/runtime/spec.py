@@ -4,8 +4,9 @@ Launches take the kernel, its constants and its options from a :class:`KernelSpe
 compilation takes the types of its arguments besides. Types are spelled as ``triton.tools.compile``
 does: ``*fp32`` is a pointer, ``i32:16`` a number that 16 divides, ``i32:1`` one that is 1.
 
-Parameters come in this order: what each launch brings, then the constants. Either may be records,
-``NamedTuple`` classes whose fields are parameters too. A record holds arguments or constants alone.
+Parameters come in this order: what each launch brings, with TMA descriptors as the last, then the
+constants. Either may be records, ``NamedTuple`` classes whose fields are parameters too. A record
+holds constants alone, or arguments alone, the pointers first.
 Triton 3.6 to 3.9 specialise on every field of a record, whatever ``do_not_specialize`` names
 (``specialize_arg`` for tuples in ``python/src/specialize.cc``), and take TMA descriptors as
 parameters of their own alone: both stay outside records.
@@ -94,6 +95,15 @@ def overlap_options(overlaps: bool) -> dict[str, int]:  # noqa: FBT001
     Such a kernel waits by itself for what it reads.
     """
     return {"launch_pdl": True} if overlaps else {}
+
+
+def leading_pointers(type_: Any) -> int:
+    """Return how many fields of a record are addresses, which are the first; 0 for other types."""
+    fields = type_ if isinstance(type_, tuple) else ()
+    count = sum(one is not None and one.startswith("*") for one in fields)
+    if any(one is None or not one.startswith("*") for one in fields[:count]):
+        raise TypeError(f"the pointers of a record are not its first fields: {type_}")
+    return count
 
 
 def wrapped(constant: Any) -> Any:
