@@ -1,0 +1,67 @@
+"""No function has a longer list of parameters than a reader keeps in mind."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_OF_A_KERNEL = 32
+MOST_OF_A_FUNCTION = 8
+FOREIGN = {  # whose signatures others set: engines, torch.library, and packages stood in for
+    "paged_mla_optimized/drop_in/flash_mla.py:flash_mla_with_kvcache",
+    "paged_mla_optimized/engines/sglang/backend.py:forward_decode",
+    "paged_mla_optimized/engines/vllm/backend.py:supports_combination",
+    "paged_mla_optimized/engines/vllm/impl.py:__init__",
+    "paged_mla_optimized/ops.py:attend",
+    "paged_mla_optimized/ops.py:plan",
+}
+TO_BE_SHORTENED = {
+    "paged_mla_conformance/conduct.py:_collected",
+    "paged_mla_optimized/api.py:check",
+    "paged_mla_optimized/inspect/check.py:check_step_values",
+    "paged_mla_optimized/inspect/values.py:check_values",
+    "paged_mla_optimized/layer.py:_check_values",
+    "paged_mla_optimized/layer.py:check",
+    "paged_mla_optimized/layer.py:plan",
+    "paged_mla_shared/cases/rope.py:_rope",
+}
+
+
+def count(node):
+    """Return how many parameters a function has; the object of a method is none of them."""
+    of = node.args
+    names = [one.arg for one in (*of.posonlyargs, *of.args, *of.kwonlyargs)]
+    collected = [one for one in (of.vararg, of.kwarg) if one is not None]
+    return len([name for name in names if name not in {"self", "cls"}]) + len(collected)
+
+
+def is_compiled(node):
+    """Return whether Triton compiles a function."""
+    return any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """Return parameters by place, of compiled functions and of others."""
+    found = {True: {}, False: {}}
+    for source in (ROOT / "src", *ROOT.glob("*/src"), *ROOT.glob("*/*/src")):
+        for path in source.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    place = f"{path.relative_to(source).as_posix()}:{node.name}"
+                    of_kind = found[is_compiled(node)]
+                    of_kind[place] = max(count(node), of_kind.get(place, 0))
+    return found
+
+
+def test_kernels_take_records(counts):
+    kernels = counts[True]
+    assert len([place for place in kernels if place.endswith("_kernel")]) > 20
+    longer = {place: n for place, n in kernels.items() if n > MOST_OF_A_KERNEL}
+    assert longer == {}
+
+
+def test_functions_of_the_host_are_short(counts):
+    longer = {place for place, n in counts[False].items() if n > MOST_OF_A_FUNCTION}
+    assert longer == FOREIGN | TO_BE_SHORTENED
