@@ -100,7 +100,7 @@ def overlap_options(overlaps: bool) -> dict[str, int]:  # noqa: FBT001
 def leading_pointers(type_: Any) -> int:
     """Return how many fields of a record are addresses, which are the first; 0 for other types."""
     fields = type_ if isinstance(type_, tuple) else ()
-    count = sum(one is not None and one.startswith("*") for one in fields)
+    count: int = sum(one is not None and one.startswith("*") for one in fields)
     if any(one is None or not one.startswith("*") for one in fields[:count]):
         raise TypeError(f"the pointers of a record are not its first fields: {type_}")
     return count
